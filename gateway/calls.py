@@ -1,0 +1,109 @@
+"""What a call is: who asks for which tool with what arguments, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import orjson
+
+from .errors import GatewayError, Invalid, NotFound
+from .names import new_id
+from .tools import Permission, Tool
+
+DEFAULT_CHAT = "default"
+LOCAL = "local"
+"""The principal of whoever started this process: the only one there is without authentication."""
+
+Progress = Callable[[float, float | None, str | None], Awaitable[None]]
+"""Tells the caller how far a call has come: done, total, message."""
+
+Proceed = Callable[["Call"], Awaitable["Outcome"]]
+
+
+async def no_progress(done: float, total: float | None = None, message: str | None = None) -> None:
+    """For callers who did not ask to be told."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """On whose behalf a call is made, through which surface, and the most it may do."""
+
+    principal: str = LOCAL
+    surface: str = "library"
+    client: str | None = None
+    permission: Permission = Permission.EXECUTE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One request to run a tool. Frozen: an extension that changes it passes on a copy.
+
+    `tool` is None when the catalog has no tool of that name; `refusal` then says why. `confirmed`
+    is set by a person's answer or by the process owner, never from the wire.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    tool: Tool | None = None
+    refusal: GatewayError | None = None
+    chat: str = DEFAULT_CHAT
+    message: str | None = None
+    parent_message: str | None = None
+    caller: Caller = field(default_factory=Caller)
+    confirmed: bool = False
+    progress: Progress = no_progress
+    id: str = field(default_factory=new_id)
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def target(self) -> Tool:
+        """The tool called; an unknown or disabled one is refused here, with the reason."""
+        if self.tool is None:
+            raise self.refusal or NotFound(f"no tool is named {self.name!r}", code="UNKNOWN_TOOL")
+        return self.tool
+
+    @cached_property
+    def arguments_json(self) -> bytes:
+        """The arguments as they are measured and recorded; refused when they are no JSON."""
+        return to_json(self.arguments)
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Call:
+        return replace(self, arguments=arguments)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a call: a value, or an error. `content` is what the model reads, as MCP blocks;
+    without it the model reads the value as JSON."""
+
+    value: Any = None
+    error: GatewayError | None = None
+    content: Sequence[Mapping[str, Any]] | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    def to_dict(self) -> dict[str, Any]:
+        if self.error is None:
+            return {"ok": True, "value": self.value}
+        return {"ok": False, "error": self.error.to_dict()}
+
+
+def text_content(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}]
+
+
+def to_json(value: Any) -> bytes:
+    """Compact JSON; `Invalid` for what is not JSON: lone surrogates, or nesting without end."""
+    try:
+        return orjson.dumps(value)
+    except TypeError as error:
+        if "64-bit" in str(error):  # JSON knows no such limit; orjson does
+            return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+        raise Invalid(f"the arguments are no JSON we can carry: {error}", code="INVALID_JSON") from error

@@ -1,0 +1,87 @@
+"""Every way the gateway says no.
+
+GatewayError         a bug of ours; the caller sees INTERNAL and the call's id
+├── NotFound         the caller named something that is not there
+├── Invalid          the caller's input is wrong, and the caller can fix it
+├── Forbidden        the caller may not do this
+├── Conflict         someone else changed it first
+├── RateLimited      the caller may, but not yet
+├── InputRequired    nobody is wrong: a person must answer first
+├── ToolFailed       the tool ran and refused; the model should read why
+├── Cancelled        the caller, or a stopping gateway, called it off
+└── Unavailable      something we depend on did not answer
+    └── Timeout      it did not answer in time
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class GatewayError(Exception):
+    """A refusal with a stable code, a message that names the fix, and details for programs."""
+
+    default_code: ClassVar[str] = "INTERNAL"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, code: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.default_code
+        self.details = details
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"code": self.code, "message": self.message, "details": self.details}
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class NotFound(GatewayError):
+    default_code = "NOT_FOUND"
+    status = 404
+
+
+class Invalid(GatewayError):
+    default_code = "INVALID_ARGUMENTS"
+    status = 400
+
+
+class Forbidden(GatewayError):
+    default_code = "PERMISSION_DENIED"
+    status = 403
+
+
+class Conflict(GatewayError):
+    default_code = "CONFLICT"
+    status = 409
+
+
+class RateLimited(GatewayError):
+    default_code = "RATE_LIMITED"
+    status = 429
+
+
+class InputRequired(GatewayError):
+    default_code = "CONFIRMATION_REQUIRED"
+    status = 428
+
+
+class ToolFailed(GatewayError):
+    default_code = "EXECUTION_ERROR"
+    status = 422
+
+
+class Cancelled(GatewayError):
+    default_code = "CANCELLED"
+    status = 499
+
+
+class Unavailable(GatewayError):
+    default_code = "UNAVAILABLE"
+    status = 503
+
+
+class Timeout(Unavailable):
+    default_code = "TIMEOUT"
+    status = 504

@@ -1,0 +1,95 @@
+"""What stands between a caller and a tool: extensions, outermost first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from ..calls import Call, Outcome, Proceed
+from ..errors import GatewayError
+
+log = logging.getLogger(__name__)
+
+
+class Extension:
+    """Override `call_tool` to stand around a call, or the two halves for the simple cases.
+
+    It may refuse (raise a `GatewayError`), change the call (`proceed(call.with_arguments(...))`),
+    answer in the tool's place (return without proceeding), or only watch.
+
+    A *gate* that fails in any way denies the call. An *observer* that fails is logged and passed
+    by: it can neither stop a call nor lose its outcome. `proceed` never raises what is inside it:
+    a refusal comes back as an outcome, so that every extension sees every outcome.
+    """
+
+    mode: ClassVar[Literal["gate", "observer"]] = "gate"
+
+    async def before_execute(self, call: Call) -> None:
+        """Called before the tool runs; raise to refuse."""
+
+    async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
+        """Called with what came of it, refusals included; returns what the caller shall see."""
+        return outcome
+
+    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+        await self.before_execute(call)
+        return await self.after_execute(call, await proceed(call))
+
+
+def stack(extensions: Sequence[Extension], run: Proceed) -> Proceed:
+    """`run`, with each extension around it; the first stands outermost."""
+    road = settled(run)
+    for extension in reversed(extensions):
+        road = _observing(extension, road) if extension.mode == "observer" else _guarding(extension, road)
+    return road
+
+
+def settled(run: Proceed) -> Proceed:
+    """`run`, with a refusal or a bug it raises turned into an outcome."""
+
+    async def call_tool(call: Call) -> Outcome:
+        try:
+            return await run(call)
+        except GatewayError as refusal:
+            return Outcome(error=refusal)
+        except Exception:
+            return bug(call, call.name)
+
+    return call_tool
+
+
+def bug(call: Call, where: str) -> Outcome:
+    """The one place an unexpected exception is told: to the log whole, to the caller by the call's id."""
+    log.exception("call %s: %s failed unexpectedly", call.id, where)
+    return Outcome(error=GatewayError(f"the gateway failed; its log has the reason under call {call.id}"))
+
+
+def _guarding(extension: Extension, road: Proceed) -> Proceed:
+    async def call_tool(call: Call) -> Outcome:
+        try:
+            return await extension.call_tool(call, road)
+        except GatewayError as refusal:
+            return Outcome(error=refusal)
+        except Exception:
+            return bug(call, type(extension).__name__)
+
+    return call_tool
+
+
+def _observing(extension: Extension, road: Proceed) -> Proceed:
+    async def call_tool(call: Call) -> Outcome:
+        seen: Outcome | None = None
+
+        async def proceed(call: Call) -> Outcome:
+            nonlocal seen
+            seen = await road(call)
+            return seen
+
+        try:
+            return await extension.call_tool(call, proceed)
+        except Exception:
+            log.exception("call %s: observer %s failed; the call goes on", call.id, type(extension).__name__)
+            return seen if seen is not None else await road(call)
+
+    return call_tool

@@ -1,0 +1,94 @@
+"""Names: the wire name of a tool, identifiers, and the nearest word to a misspelt one.
+
+A public name is a key in the catalog, never a string to take apart.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+
+SEPARATOR = "__"
+WIRE_NAME_LIMIT = 64  # the strictest of the hosts and model APIs in use
+_DIGEST_LENGTH = 8
+_FOREIGN = re.compile(r"[^A-Za-z0-9_-]+")
+_PLAIN_CHAT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+CHAT_LIMIT = 200
+
+
+def wire_name(tool_id: str, prefix: str | None = None) -> str:
+    """The name clients see: `toolset__tool` for `toolset:tool`, at most 64 of `[A-Za-z0-9_-]`.
+
+    `prefix` replaces the part before the colon; the empty one leaves the tool's own name. A name
+    that must be shortened or has foreign characters ends in a digest of its id, so that two ids
+    never meet by being cleaned.
+    """
+    owner, colon, own = tool_id.rpartition(":")
+    if prefix is not None:
+        owner, colon = prefix, prefix
+    spelled = f"{owner}{SEPARATOR}{own}" if colon else own
+    cleaned = _FOREIGN.sub("_", spelled)
+    if cleaned == spelled and 0 < len(spelled) <= WIRE_NAME_LIMIT:
+        return spelled
+    return with_digest(cleaned, tool_id)
+
+
+def with_digest(name: str, tool_id: str) -> str:
+    """`name`, cut to leave room for a digest of the id it stands for."""
+    digest = hashlib.sha256(tool_id.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_LENGTH]
+    return f"{name[: WIRE_NAME_LIMIT - _DIGEST_LENGTH - 1]}_{digest}"
+
+
+def assign(wanted: Mapping[str, str], taken: Mapping[str, str]) -> dict[str, str]:
+    """A public name for each tool id: `{id: name}` from `{id: wished name}`.
+
+    A name in `taken` (`{name: id}`, what was handed out before) stays with its id for good. Among
+    newcomers the smallest id gets the plain name, the others the name with their digest, so the
+    answer does not depend on the order of arrival.
+    """
+    assigned = {tool_id: name for name, tool_id in taken.items() if tool_id in wanted}
+    used = set(taken)
+    for tool_id in sorted(set(wanted) - set(assigned)):
+        name = wanted[tool_id]
+        if name in used:
+            name = with_digest(name, tool_id)
+        used.add(name)
+        assigned[tool_id] = name
+    return assigned
+
+
+def chat_directory(chat: str) -> str:
+    """The folder name of a chat: the id itself when it is plain, else a digest of it.
+
+    Upper case counts as foreign: two chats must not meet on a file system that folds case.
+    """
+    if _PLAIN_CHAT.fullmatch(chat):
+        return chat
+    return "x-" + hashlib.sha256(chat.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def new_id() -> str:
+    """A UUIDv7: unique across processes, and sorting by it is sorting by time."""
+    milliseconds = time.time_ns() // 1_000_000
+    random = int.from_bytes(os.urandom(10), "big")
+    value = (milliseconds & (1 << 48) - 1) << 80 | random
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    return str(uuid.UUID(int=value))
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The known word the caller most likely meant, if any is near."""
+    matches = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"`, or nothing when no word is near."""
+    match = nearest(word, words)
+    return f"; did you mean {match!r}?" if match else ""

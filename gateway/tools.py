@@ -1,0 +1,130 @@
+"""What a tool is: data a client can list, the level it needs, and the arguments it takes."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jsonschema_rs
+
+from .errors import Invalid, ToolFailed
+from .names import did_you_mean
+
+if TYPE_CHECKING:
+    from .calls import Call
+
+ConfirmationRule = Callable[["Call"], Awaitable[str | None]]
+"""Decides per call whether a person must agree first: the reason, or None to go on."""
+
+
+class Permission(str, enum.Enum):
+    """How much a tool may do, and how much a category, profile or caller is allowed."""
+
+    READ_ONLY = "read-only"
+    READ_WRITE = "read-write"
+    EXECUTE = "execute"
+
+    def allows(self, needed: Permission) -> bool:
+        return _LEVELS[needed] <= _LEVELS[self]
+
+
+_LEVELS = {level: rank for rank, level in enumerate(Permission)}
+
+
+class Access(str, enum.Enum):
+    """What a tool does to the chat's workspace; a tool that does nothing pays nothing for it."""
+
+    NONE = "none"
+    READ = "read"
+    WRITE = "write"
+
+
+@dataclass(frozen=True)
+class Category:
+    """A label with a permission level and a switch."""
+
+    name: str
+    permission: Permission
+    enabled: bool = True
+    calls_per_minute: int | None = None
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One callable, as data. The source that listed it is handed back this very object.
+
+    `id` is the stable name: `tool` for builtins, `owner:tool` otherwise. `kind` names the backend
+    that runs it. The hints are what MCP calls annotations: shown to clients, never trusted by us.
+    """
+
+    id: str
+    description: str
+    input_schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    output_schema: Mapping[str, Any] | None = None
+    kind: str = "builtin"
+    title: str | None = None
+    category: str = "toolsets"
+    permission: Permission = Permission.EXECUTE
+    access: Access = Access.NONE
+    requires_confirmation: bool | ConfirmationRule = False
+    destructive: bool = False
+    idempotent: bool = False
+    open_world: bool = False
+    tags: tuple[str, ...] = ()
+    prefix: str | None = None
+    timeout: float | None = None
+    calls_per_minute: int | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse arguments the schema does not take, naming the first thing to mend."""
+        if not self._arguments.is_valid(arguments):
+            raise Invalid(f"{self.id}: {_complaint(self._arguments, arguments, self.input_schema)}")
+
+    def check_output(self, value: Any) -> None:
+        """Refuse an output the tool itself promised not to give."""
+        if self._output is not None and not self._output.is_valid(value):
+            complaint = _complaint(self._output, value, self.output_schema or {})
+            raise ToolFailed(f"{self.id} answered against its output schema: {complaint}", code="INVALID_OUTPUT")
+
+    def compile(self) -> None:
+        """Compile the schemas now; refuses a schema that is none."""
+        self._arguments  # noqa: B018 - a cached property is compiled by reading it
+        self._output  # noqa: B018
+
+    @cached_property
+    def _arguments(self) -> jsonschema_rs.Validator:
+        return _validator(self.id, "input", self.input_schema)
+
+    @cached_property
+    def _output(self) -> jsonschema_rs.Validator | None:
+        return None if self.output_schema is None else _validator(self.id, "output", self.output_schema)
+
+
+def _validator(tool_id: str, which: str, schema: Mapping[str, Any]) -> jsonschema_rs.Validator:
+    try:
+        return jsonschema_rs.validator_for(dict(schema), retriever=_refuse_reference)
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        raise Invalid(f"{tool_id}: its {which} schema is no JSON Schema: {error}", code="INVALID_SCHEMA") from error
+
+
+def _refuse_reference(uri: str) -> Any:
+    """A schema is data from strangers: it must not make us fetch anything."""
+    raise ValueError(f"reference to {uri} is outside the schema")
+
+
+def _complaint(validator: jsonschema_rs.Validator, value: Any, schema: Mapping[str, Any]) -> str:
+    error = next(iter(validator.iter_errors(value)))
+    where = ".".join(str(part) for part in error.instance_path)
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Required):
+        missing = f"{where}.{error.kind.property}" if where else error.kind.property
+        return f"'{missing}' is required"
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.AdditionalProperties):
+        unknown = error.kind.unexpected[0]
+        known = schema.get("properties", {}) if not where else {}
+        return f"'{unknown}' is not an argument{did_you_mean(unknown, known)}"
+    message = error.message if len(error.message) <= 300 else f"{error.message[:300]}…"
+    return f"'{where}': {message}" if where else message
