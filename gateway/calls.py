@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from .errors import GatewayError, Invalid, NotFound
-from .names import new_id
+from .names import CHAT_LIMIT, new_id
 from .tools import Permission, Tool
 
 DEFAULT_CHAT = "default"
@@ -89,10 +89,22 @@ class Outcome:
     def ok(self) -> bool:
         return self.error is None
 
+    @cached_property
+    def value_json(self) -> bytes:
+        """The value as it is measured, recorded and read; `Invalid` when it is no JSON."""
+        return to_json(self.value)
+
     def to_dict(self) -> dict[str, Any]:
         if self.error is None:
             return {"ok": True, "value": self.value}
         return {"ok": False, "error": self.error.to_dict()}
+
+
+def check_chat(chat: str) -> str:
+    """`chat`, refused when it cannot name one."""
+    if not 0 < len(chat) <= CHAT_LIMIT or not chat.isprintable():
+        raise Invalid(f"a chat id is 1 to {CHAT_LIMIT} printable characters, not {chat[:40]!r}", code="INVALID_CHAT")
+    return chat
 
 
 def text_content(text: str) -> list[dict[str, Any]]:
@@ -106,4 +118,4 @@ def to_json(value: Any) -> bytes:
     except TypeError as error:
         if "64-bit" in str(error):  # JSON knows no such limit; orjson does
             return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-        raise Invalid(f"the arguments are no JSON we can carry: {error}", code="INVALID_JSON") from error
+        raise Invalid(f"not JSON we can carry: {error}", code="INVALID_JSON") from error

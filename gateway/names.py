@@ -48,12 +48,12 @@ def assign(wanted: Mapping[str, str], taken: Mapping[str, str]) -> dict[str, str
     """A public name for each tool id: `{id: name}` from `{id: wished name}`.
 
     A name in `taken` (`{name: id}`, what was handed out before) stays with its id for good. Among
-    newcomers the smallest id gets the plain name, the others the name with their digest, so the
-    answer does not depend on the order of arrival.
+    newcomers a builtin, then the smallest id, gets the plain name, the others the name with their
+    digest, so the answer does not depend on the order of arrival.
     """
     assigned = {tool_id: name for name, tool_id in taken.items() if tool_id in wanted}
     used = set(taken)
-    for tool_id in sorted(set(wanted) - set(assigned)):
+    for tool_id in sorted(set(wanted) - set(assigned), key=lambda tool_id: (":" in tool_id, tool_id)):
         name = wanted[tool_id]
         if name in used:
             name = with_digest(name, tool_id)

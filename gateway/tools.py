@@ -56,8 +56,9 @@ class Category:
 class Tool:
     """One callable, as data. The source that listed it is handed back this very object.
 
-    `id` is the stable name: `tool` for builtins, `owner:tool` otherwise. `kind` names the backend
-    that runs it. The hints are what MCP calls annotations: shown to clients, never trusted by us.
+    `id` is the stable name: `tool` for builtins, `owner:tool` otherwise, where the owner is a
+    toolset or an upstream. `kind` names the backend that runs it. `destructive`, `idempotent` and
+    `open_world` are hints for clients; what a tool may do is its `permission`.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Tool:
     input_schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
     output_schema: Mapping[str, Any] | None = None
     kind: str = "builtin"
+    owner: str | None = None
     title: str | None = None
     category: str = "toolsets"
     permission: Permission = Permission.EXECUTE

@@ -4,6 +4,8 @@ thread and a network engine, and compare-and-swap replaces reading inside a tran
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 Row = tuple[Any, ...]
@@ -20,10 +22,18 @@ class Statement(NamedTuple):
 
 class Database(Protocol):
     """One engine. What is acknowledged is committed; a failed transaction leaves no trace and
-    does not disturb its neighbours."""
+    does not disturb its neighbours.
+
+    It refuses with `Conflict` what another row or a missing `expect` forbids, with `Invalid` a
+    value no database can hold (a lone surrogate, an integer beyond 64 bits), and with
+    `Unavailable` everything else, a full disk and a closed database among it.
+    """
 
     async def run(self, *statements: Statement) -> list[list[Row]]:
-        """Run the statements as one transaction; the rows each of them returned."""
+        """Run the statements as one transaction; the rows each of them returned.
+
+        It is committed even when whoever waits for it is cancelled meanwhile.
+        """
         ...
 
     async def fetch(self, sql: str, *parameters: Any) -> list[Row]:
@@ -33,3 +43,14 @@ class Database(Protocol):
     async def close(self) -> None:
         """Finish what is queued, then let go of the files."""
         ...
+
+
+def timestamp(seconds: float) -> str:
+    """How a moment is stored: ISO 8601 in UTC to the millisecond, so that text order is time order."""
+    second, millisecond = divmod(int(seconds * 1000), 1000)
+    return f"{_second(second)}.{millisecond:03d}+00:00"
+
+
+@lru_cache(maxsize=64)  # every call is stamped twice, mostly within the same second
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,0 +1,5 @@
+"""`python -m gateway` is `toolgate`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,165 @@
+"""Every enabled tool under one public name: immutable, and swapped whole when anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import exports, names
+from .errors import Forbidden, GatewayError, Invalid, NotFound
+from .sources import Source
+from .tools import Category, Permission, Tool
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tool as it is offered: its public name, and the source that runs it."""
+
+    name: str
+    tool: Tool
+    source: Source
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may be offered: the categories, the most this process may do, and how many tools."""
+
+    categories: Mapping[str, Category]
+    permission: Permission = Permission.EXECUTE
+    limit: int = 5000
+
+
+class Catalog:
+    """The merged view. Tools are found by public name or by id; iteration is by name.
+
+    `withheld` says of each tool that exists but is not offered why; `problems` is what an operator
+    should mend: bad schemas, tools above their category's level, names that had to be changed.
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[Entry] = (),
+        withheld: Mapping[str, GatewayError] | None = None,
+        problems: Sequence[GatewayError] = (),
+    ) -> None:
+        self._entries = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
+        self._by_id = {entry.tool.id: entry for entry in self._entries.values()}
+        self._withheld = dict(withheld or {})
+        self.problems = tuple(problems)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Catalog) and self._entries == other._entries
+
+    __hash__ = None  # type: ignore[assignment]  # compared by content, so it is no key
+
+    def get(self, name: str) -> Entry | None:
+        return self._entries.get(name) or self._by_id.get(name)
+
+    def find(self, name: str) -> Entry:
+        """The entry of that name or id; refused with the reason it is not offered, or the nearest name."""
+        entry = self.get(name)
+        if entry is None:
+            raise self.refusal(name)
+        return entry
+
+    def refusal(self, name: str) -> GatewayError:
+        """Why there is no such entry."""
+        if name in self._withheld:
+            return self._withheld[name]
+        shown = name if len(name) <= 100 else f"{name[:100]}…"
+        hint = names.did_you_mean(name, self._entries) if len(name) <= 2 * names.WIRE_NAME_LIMIT else ""
+        return NotFound(f"no tool is named {shown!r}{hint}", code="UNKNOWN_TOOL")
+
+    def filter(self, *, kind: str | None = None, category: str | None = None, tag: str | None = None) -> Catalog:
+        """The part of the catalog that fits all that is given."""
+        return Catalog(
+            entry
+            for entry in self
+            if (kind is None or entry.tool.kind == kind)
+            and (category is None or entry.tool.category == category)
+            and (tag is None or tag in entry.tool.tags)
+        )
+
+    def to_mcp_tools(self) -> list[dict[str, Any]]:
+        return [exports.mcp_tool(entry.name, entry.tool) for entry in self]
+
+    def to_openai_tools(self) -> list[dict[str, Any]]:
+        return [exports.openai_tool(entry.name, entry.tool) for entry in self]
+
+    def to_anthropic_tools(self) -> list[dict[str, Any]]:
+        return [exports.anthropic_tool(entry.name, entry.tool) for entry in self]
+
+
+@dataclass
+class Draft:
+    """A catalog in the making: consider tools, have their names assigned, finish."""
+
+    policy: Policy
+    offered: dict[str, tuple[Source, Tool]] = field(default_factory=dict)
+    withheld: dict[str, GatewayError] = field(default_factory=dict)
+    problems: list[GatewayError] = field(default_factory=list)
+
+    def consider(self, source: Source, tool: Tool) -> None:
+        """Take the tool in, or leave it out with the reason: one bad tool spoils no other."""
+        try:
+            self._admit(tool)
+            tool.compile()
+        except Forbidden as refusal:
+            self._withhold(tool, refusal)
+        except Invalid as problem:
+            self._withhold(tool, problem)
+            self.problems.append(problem)
+        else:
+            self.offered[tool.id] = (source, tool)
+
+    def _withhold(self, tool: Tool, reason: GatewayError) -> None:
+        self.withheld[tool.id] = self.withheld[names.wire_name(tool.id, tool.prefix)] = reason
+
+    def _admit(self, tool: Tool) -> None:
+        if tool.id in self.offered:
+            raise Invalid(f"two tools have the id {tool.id!r}; the second is left out", code="DUPLICATE_TOOL")
+        if len(self.offered) >= self.policy.limit:
+            raise Invalid(f"{tool.id}: more than {self.policy.limit} tools (limits.tools)", code="TOO_MANY_TOOLS")
+        category = self.policy.categories.get(tool.category)
+        if category is None:
+            hint = names.did_you_mean(tool.category, self.policy.categories)
+            raise Invalid(f"{tool.id}: there is no category {tool.category!r}{hint}", code="UNKNOWN_CATEGORY")
+        if not category.permission.allows(tool.permission):
+            raise Invalid(
+                f"{tool.id} needs {tool.permission.value}, but its category {category.name!r} allows only "
+                f"{category.permission.value}; raise categories.{category.name}.permission or move the tool",
+                code="CATEGORY_TOO_LOW",
+            )
+        if not category.enabled:
+            raise Forbidden(
+                f"{tool.id} is in category {category.name!r}, which is off; turn it on with "
+                f"--enable-tool-categories {category.name}, or categories.{category.name}.enabled in the settings",
+                code="TOOL_DISABLED",
+            )
+        if not self.policy.permission.allows(tool.permission):
+            raise Forbidden(
+                f"{tool.id} needs {tool.permission.value}; this profile allows {self.policy.permission.value}"
+            )
+
+    @property
+    def wishes(self) -> dict[str, str]:
+        """The name each tool would have if it were alone: `{id: name}`."""
+        return {tool_id: names.wire_name(tool_id, tool.prefix) for tool_id, (_, tool) in self.offered.items()}
+
+    def finish(self, given: Mapping[str, str]) -> Catalog:
+        """The catalog, with the names given (`{id: name}`)."""
+        wishes = self.wishes
+        for tool_id, name in sorted(given.items()):
+            if name != wishes[tool_id]:
+                self.problems.append(
+                    Invalid(f"{tool_id} is offered as {name!r}: {wishes[tool_id]!r} is taken", code="NAME_TAKEN")
+                )
+        entries = (Entry(given[tool_id], tool, source) for tool_id, (source, tool) in self.offered.items())
+        return Catalog(entries, self.withheld, self.problems)

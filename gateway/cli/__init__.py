@@ -1,0 +1,77 @@
+"""The `toolgate` command: each subcommand is a module of this room, imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from .. import __version__
+from ..errors import GatewayError
+
+COMMANDS = {
+    "serve": ("serve", "Run the gateway, over stdio or HTTP."),
+    "tool": ("tool", "List, show and call tools."),
+    "call": ("call", "Look at the record of tool calls."),
+    "client": ("clients", "Put the gateway into an MCP client's settings."),
+    "doctor": ("doctor", "Say what works on this machine, and how to mend the rest."),
+}
+"""Each command, the module of this room it lives in, and what `--help` says of it."""
+
+
+class _Commands(click.Group):
+    """Subcommands by name, imported on use: Claude Desktop starts us on every launch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __package__)
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)  # noqa: S101 - the table above is ours
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="toolgate")
+def toolgate() -> None:
+    """One MCP server in front of every tool you have."""
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command. Exit 0 on success, 1 on a refusal, 2 on wrong usage; errors are one line on stderr."""
+    logging.basicConfig(level=logging.WARNING, format="toolgate: %(levelname)s: %(message)s", stream=sys.stderr)
+    try:
+        status: Any = toolgate.main(args=arguments, prog_name="toolgate", standalone_mode=False)
+    except click.UsageError as error:
+        hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
+        _fail("USAGE", f"{error.format_message()}{hint}", 2)
+    except click.ClickException as error:
+        _fail("USAGE", error.format_message(), error.exit_code)
+    except GatewayError as error:
+        _fail(error.code, error.message, 1)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(0)
+    except Exception as error:
+        if os.environ.get("TOOLGATE_DEBUG"):
+            raise
+        _fail("INTERNAL", f"{type(error).__name__}: {error} (set TOOLGATE_DEBUG=1 for the traceback)", 1)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(code: str, message: str, status: int) -> NoReturn:
+    click.echo(f"toolgate: {code}: {' '.join(message.split())}", err=True)
+    sys.exit(status)

@@ -1,0 +1,81 @@
+"""`toolgate call`: the record of tool calls."""
+
+from __future__ import annotations
+
+import click
+
+from ..app import Gateway
+from ..config import Settings
+from .options import as_json, print_json, print_table, run, settings_options
+
+
+@click.group()
+def call() -> None:
+    """Look at the record of tool calls."""
+
+
+@call.command("list")
+@click.option("--of-chat", help="Only calls of this chat.")
+@click.option("--tool", help="Only calls of this tool.")
+@click.option(
+    "--status", type=click.Choice(["pending", "running", "success", "error"]), help="Only calls that ended so."
+)
+@click.option("--before", metavar="ID", help="Only calls before this one, to page on.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@as_json
+@settings_options
+def list_calls(
+    settings: Settings,
+    of_chat: str | None,
+    tool: str | None,
+    status: str | None,
+    before: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """The latest calls, newest first."""
+
+    async def task() -> None:
+        async with Gateway.open(settings) as gateway:
+            tool_id = gateway.catalog.find(tool).tool.id if tool and gateway.catalog.get(tool) else tool
+            records = await gateway.records.list_calls(
+                chat=of_chat, tool=tool_id, status=status, before=before, limit=limit
+            )
+            if as_json:
+                print_json([record.to_dict() for record in records])
+                return
+            rows = [
+                (
+                    record.id,
+                    record.started_at,
+                    record.tool_name[:64],
+                    record.status,
+                    record.error_code or "",
+                    "" if record.duration_ms is None else f"{record.duration_ms:.1f} ms",
+                    record.chat_id[:40],
+                )
+                for record in records
+            ]
+            print_table(("ID", "STARTED", "TOOL", "STATUS", "ERROR", "TOOK", "CHAT"), rows)
+
+    run(task)
+
+
+@call.command()
+@click.argument("call_id", metavar="ID")
+@as_json
+@settings_options
+def show(settings: Settings, call_id: str, as_json: bool) -> None:
+    """One call: its arguments, its result, who made it. A unique beginning of the ID is enough."""
+
+    async def task() -> None:
+        async with Gateway.open(settings) as gateway:
+            record = (await gateway.records.get(call_id)).to_dict()
+            if as_json:
+                print_json(record)
+                return
+            for key, value in record.items():
+                if value is not None:
+                    click.echo(f"{key:20} {value}")
+
+    run(task)

@@ -1,0 +1,108 @@
+"""`toolgate doctor`: what works on this machine, and how to mend the rest."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import click
+
+from .. import __version__, config
+from ..app import Gateway
+from ..config import Settings
+from ..errors import GatewayError
+from ..workspace import Openat2, best_way
+from . import clients
+from .options import as_json, print_json, run, settings_options
+
+WAL_RESET_FIXED = (3, 51, 3)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: how it is, and what to do about it."""
+
+    subject: str
+    state: Literal["ok", "note", "fail"]
+    message: str
+
+
+@click.command()
+@as_json
+@settings_options
+def doctor(settings: Settings, as_json: bool) -> int:
+    """Look at everything the gateway needs. Exit 1 when something must be mended."""
+    findings = [*_machine(), *_files(settings), *run(lambda: _gateway(settings)), *_clients()]
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            click.echo(f"{finding.state:5} {finding.subject:10} {finding.message}")
+    return int(any(finding.state == "fail" for finding in findings))
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding("toolgate", "ok", f"{__version__} on Python {sys.version.split()[0]}, {sys.platform}")
+    fixed = sqlite3.sqlite_version_info >= WAL_RESET_FIXED
+    yield Finding(
+        "sqlite",
+        "ok",
+        f"{sqlite3.sqlite_version}"
+        + ("" if fixed else ", kept safe from its WAL-reset fault by one lock around writes"),
+    )
+    way = "openat2" if isinstance(best_way(), Openat2) else "a walk that follows no link"
+    yield Finding("paths", "ok", f"workspaces are guarded by {way}")
+    if shutil.which("rg"):
+        yield Finding("search", "ok", "search_code uses ripgrep")
+    else:
+        yield Finding(
+            "search", "note", "search_code works, and is several times faster with ripgrep (package 'ripgrep')"
+        )
+
+
+def _files(settings: Settings) -> Iterator[Finding]:
+    found = config.find()
+    yield Finding("settings", "ok", str(found.resolve()) if found else "no toolgate.yaml; the defaults hold")
+    directory = settings.data_dir
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-"):
+            pass
+    except OSError as error:
+        yield Finding("data", "fail", f"{directory}: {error.strerror}; choose another with --data-dir or data_dir")
+        return
+    free = shutil.disk_usage(directory).free // 2**20
+    low = free < 512
+    yield Finding("data", "fail" if low else "ok", f"{directory}, {free} MiB free" + ("; make room" if low else ""))
+    if directory.stat().st_mode & 0o077:
+        yield Finding("data", "note", f"others can look into {directory}; chmod 700 shuts them out")
+
+
+async def _gateway(settings: Settings) -> list[Finding]:
+    try:
+        async with Gateway.open(settings) as gateway:
+            await gateway.ready()
+            problems = [Finding("tools", "note", str(problem)) for problem in gateway.catalog.problems]
+            on = [category.name for category in settings.effective_categories().values() if category.enabled]
+            return [
+                Finding("database", "ok", str(settings.data_dir / "toolgate.db")),
+                Finding("tools", "ok", f"{len(gateway.catalog)} on; categories: {', '.join(on)}"),
+                *problems,
+            ]
+    except GatewayError as error:
+        return [Finding("gateway", "fail", str(error))]
+
+
+def _clients() -> Iterator[Finding]:
+    for snippet in clients.snippets(clients.serve_command(sys.executable), None):
+        title = clients.CLIENTS[snippet.client].title
+        if not snippet.folder.is_dir():
+            continue
+        there = snippet.file.is_file() and '"toolgate"' in snippet.file.read_text(encoding="utf-8", errors="replace")
+        advice = "has toolgate" if there else f"is here; add toolgate with: toolgate client install {snippet.client}"
+        yield Finding("client", "ok" if there else "note", f"{title} {advice}")

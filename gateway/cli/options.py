@@ -1,0 +1,81 @@
+"""Options and output that several commands share."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import click
+
+from .. import config
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Result = TypeVar("Result")
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def settings_options(command: Command) -> Command:
+    """`--config` and `--data-dir`, and those that choose a chat and what it may do; the command
+    receives all of them as `settings`."""
+    options = (
+        click.option("--config", "config_file", type=click.Path(path_type=Path), help="Settings file (toolgate.yaml)."),
+        click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where everything is kept."),
+        click.option(
+            "--workspace",
+            type=click.Path(path_type=Path, file_okay=False, exists=True),
+            help="An existing folder to work in, instead of the chat's own.",
+        ),
+        click.option("--chat", help="The chat of calls that name none."),
+        click.option("--profile", help="A profile of the settings file."),
+        click.option("--enable-tools/--no-enable-tools", default=None, help="All categories on, or all off."),
+        click.option("--enable-tool-categories", metavar="A,B", help="Categories to turn on besides the default ones."),
+    )
+
+    @functools.wraps(command)
+    def with_settings(
+        *arguments: Any,
+        config_file: Path | None,
+        data_dir: Path | None,
+        workspace: Path | None,
+        chat: str | None,
+        profile: str | None,
+        enable_tools: bool | None,
+        enable_tool_categories: str | None,
+        **others: Any,
+    ) -> Any:
+        given: dict[str, Any] = {"data_dir": data_dir, "workspace": workspace, "chat": chat, "profile": profile}
+        overrides = {key: value for key, value in given.items() if value is not None}
+        tools: dict[str, Any] = {}
+        if enable_tools is not None:
+            tools["enable"] = enable_tools
+        if enable_tool_categories is not None:
+            tools["enabled_categories"] = [name.strip() for name in enable_tool_categories.split(",") if name.strip()]
+        settings = config.load(config.find(config_file), {**overrides, **({"tools": tools} if tools else {})})
+        return command(*arguments, settings=settings, **others)
+
+    wrapped: Any = with_settings
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]
+
+
+def run(task: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Run an asynchronous command to its end."""
+    return anyio.run(task)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def print_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Columns as wide as they need to be; the last one runs free."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header) - 1)]
+    for row in [header, *rows]:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        click.echo("  ".join([*cells, row[-1]]).rstrip())

@@ -1,0 +1,143 @@
+"""`toolgate serve`: the gateway over stdio, over HTTP, or over both from one process."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import signal
+import sys
+from functools import partial
+
+import anyio
+import click
+
+from ..app import Gateway
+from ..config import Settings
+from ..errors import Forbidden
+from ..serve.mcp import McpFace
+from ..serve.stdio import serve_stdio
+from . import clients
+from .options import settings_options
+
+MESSAGE_FACTOR = 4
+"""A message may be this many times the limit on arguments, so that escaped text reaches the check
+that can name the tool and the limit; a larger one is turned away unread."""
+
+
+@click.command()
+@click.option(
+    "--transport",
+    "transports",
+    type=click.Choice(["stdio", "http"]),
+    multiple=True,
+    default=("stdio",),
+    show_default=True,
+    help="May be given twice, to serve both.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="HTTP: the address to listen on.")
+@click.option(
+    "--port", default=8420, show_default=True, type=click.IntRange(0, 65535), help="HTTP: 0 takes a free one."
+)
+@click.option(
+    "--allow-remote", is_flag=True, help="HTTP: listen beyond loopback although nobody is asked who they are."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="How much is said on stderr.",
+)
+@settings_options
+def serve(
+    settings: Settings, transports: tuple[str, ...], host: str, port: int, allow_remote: bool, log_level: str
+) -> None:
+    """Run the gateway.
+
+    Over stdio it serves the client that started it; stdout carries the protocol only. Over HTTP it
+    serves MCP's streamable HTTP at /mcp, on loopback unless told otherwise.
+    """
+    logging.getLogger().setLevel(log_level.upper())
+    if "http" in transports and not _is_loopback(host) and not allow_remote:
+        raise Forbidden(
+            f"{host} is reachable by others and nobody would be asked who they are; listen on 127.0.0.1, "
+            "or say --allow-remote if something in front of the gateway asks",
+            code="REMOTE_REFUSED",
+        )
+    anyio.run(partial(_serve, settings, transports, host, port), backend_options={"use_uvloop": "http" in transports})
+
+
+async def _serve(settings: Settings, transports: tuple[str, ...], host: str, port: int) -> None:
+    async with Gateway.open(settings) as gateway, anyio.create_task_group() as tasks:
+        stop = anyio.Event()
+        tasks.start_soon(_stop_on_signal, stop)
+        face = McpFace(gateway.executor, gateway.chat)
+        async with anyio.create_task_group() as serving:
+            if "http" in transports:
+                serving.start_soon(_over_http, gateway, face, host, port, stop)
+            if "stdio" in transports:
+                serving.start_soon(_over_stdio, gateway, face, stop)
+        tasks.cancel_scope.cancel()
+
+
+async def _over_stdio(gateway: Gateway, face: McpFace, stop: anyio.Event) -> None:
+    if sys.stdin.isatty():
+        _say(WAITING)
+    limit = gateway.settings.limits.request_bytes * MESSAGE_FACTOR
+    await serve_stdio(face, limit, gateway.settings.server.shutdown_grace, stop)
+    stop.set()  # the client that started us has left
+
+
+async def _over_http(gateway: Gateway, face: McpFace, host: str, port: int, stop: anyio.Event) -> None:
+    # Imported here: a stdio start, which a person waits for, needs none of it.
+    from ..serve.asgi import Door, http_app
+    from ..serve.http import bind, serve_http
+
+    server = gateway.settings.server
+    listening = bind(host, port)
+    address = f"[{host}]" if ":" in host else host
+    port = listening.getsockname()[1]
+    limit = gateway.settings.limits.request_bytes * MESSAGE_FACTOR
+    door = Door(limit, [*server.allowed_hosts, address.lower()], server.allowed_origins)
+
+    async def drain() -> None:
+        await gateway.drain()
+        face.close()
+
+    listening.listen(1024)
+    _announce(f"http://{address}:{port}/mcp", gateway)
+    await serve_http(http_app(face, gateway.ready, door), listening, stop, drain)
+
+
+async def _stop_on_signal(stop: anyio.Event) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            if stop.is_set():  # asked twice: somebody is in a hurry
+                raise KeyboardInterrupt
+            stop.set()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+WAITING = """toolgate is waiting for an MCP client on stdin; a client normally starts it.
+  put it into one   toolgate client install claude-desktop   (or claude-code, cursor, vscode)
+  see its tools     toolgate tool list
+  call one          toolgate tool call write_file path=hello.txt content=hi
+  serve over HTTP   toolgate serve --transport http
+Ctrl-C ends it."""
+
+
+def _announce(url: str, gateway: Gateway) -> None:
+    _say(f"toolgate serves {len(gateway.catalog)} tools at {url}  (data in {gateway.settings.data_dir})")
+    for snippet in clients.snippets(clients.serve_command(sys.executable), url):
+        _say(f"\n{clients.CLIENTS[snippet.client].title}: in {snippet.file}\n{snippet.text}")
+    _say("\nCtrl-C ends it.")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,140 @@
+"""`toolgate tool`: the catalog, and calls through the same road as everyone's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from ..app import Gateway
+from ..calls import Caller, Outcome
+from ..config import Settings
+from ..errors import InputRequired, Invalid
+from ..exports import mcp_tool
+from ..tools import Tool
+from .options import as_json, print_json, print_table, run, settings_options
+
+
+@click.group()
+def tool() -> None:
+    """List, show and call tools."""
+
+
+@tool.command("list")
+@click.option("--category", help="Only tools of this category.")
+@as_json
+@settings_options
+def list_tools(settings: Settings, category: str | None, as_json: bool) -> None:
+    """Every tool that is on."""
+
+    async def task() -> None:
+        async with Gateway.open(settings) as gateway:
+            catalog = gateway.catalog.filter(category=category)
+            if as_json:
+                print_json(catalog.to_mcp_tools())
+                return
+            rows = [
+                (entry.name, entry.tool.category, entry.tool.permission.value, entry.tool.description.split("\n")[0])
+                for entry in catalog
+            ]
+            print_table(("NAME", "CATEGORY", "LEVEL", "DESCRIPTION"), rows)
+
+    run(task)
+
+
+@tool.command()
+@click.argument("name")
+@as_json
+@settings_options
+def show(settings: Settings, name: str, as_json: bool) -> None:
+    """One tool: what it does, takes and returns."""
+
+    async def task() -> None:
+        async with Gateway.open(settings) as gateway:
+            entry = gateway.catalog.find(name)
+            if as_json:
+                print_json(mcp_tool(entry.name, entry.tool))
+                return
+            click.echo(f"{entry.name}  ({entry.tool.category}, {entry.tool.permission.value})\n")
+            click.echo(f"{entry.tool.description}\n\nArguments:")
+            print_table(("  NAME", "TYPE", "DESCRIPTION"), list(_arguments(entry.tool)))
+
+    run(task)
+
+
+@tool.command()
+@click.argument("name")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--json-args", help="The arguments as one JSON object; KEY=VALUE adds to it.")
+@click.option("--yes", is_flag=True, help="Agree to whatever the call would ask first.")
+@as_json
+@settings_options
+def call(
+    settings: Settings, name: str, arguments: tuple[str, ...], json_args: str | None, yes: bool, as_json: bool
+) -> None:
+    """Call a tool. Where it needs consent, you are asked here, unless --yes."""
+
+    async def task() -> Outcome:
+        async with Gateway.open(settings) as gateway:
+            given = _given(gateway.catalog.find(name).tool, arguments, json_args)
+            caller = Caller(surface="cli")
+            outcome = await gateway.call(name, given, caller=caller, confirmed=yes)
+            if isinstance(outcome.error, InputRequired) and sys.stdin.isatty():
+                click.confirm(f"{name}: {outcome.error.details['reason']}. Go on?", abort=True, err=True)
+                outcome = await gateway.call(name, given, caller=caller, confirmed=True)
+            return outcome
+
+    outcome = run(task)
+    if as_json:
+        print_json(outcome.to_dict())
+    elif outcome.error is None:
+        click.echo(_readable(outcome))
+    if outcome.error is not None:
+        raise outcome.error
+
+
+def _readable(outcome: Outcome) -> str:
+    if outcome.content is None:
+        return json.dumps(outcome.value, indent=2, ensure_ascii=False)
+    return "\n".join(block.get("text", f"[{block['type']}]") for block in outcome.content)
+
+
+def _arguments(tool: Tool) -> list[tuple[str, str, str]]:
+    required = tool.input_schema.get("required", ())
+    return [
+        (f"  {name}{'' if name in required else '?'}", _type(schema), schema.get("description", ""))
+        for name, schema in tool.input_schema.get("properties", {}).items()
+    ]
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return "|".join(map(str, schema["enum"]))
+    kind = schema.get("type", "any")
+    return "|".join(kind) if isinstance(kind, list) else str(kind)
+
+
+def _given(tool: Tool, pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
+    """The arguments as typed: a value is JSON unless the tool wants text there."""
+    try:
+        given = json.loads(json_args or "{}")
+    except ValueError as error:
+        raise Invalid(f"--json-args is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise Invalid('--json-args must be one JSON object, such as \'{"path": "a.txt"}\'')
+    properties = tool.input_schema.get("properties", {})
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise Invalid(f"{pair!r} is no KEY=VALUE")
+        given[key] = text if properties.get(key, {}).get("type") == "string" else _value(text)
+    return given
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

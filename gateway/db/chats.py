@@ -1,0 +1,34 @@
+"""Chats: the row behind each, and the principal it belongs to."""
+
+from __future__ import annotations
+
+import time
+
+from . import Database, Statement, timestamp
+
+_OWNER = "SELECT principal FROM chats WHERE id = ?"
+_ENSURE = "INSERT INTO chats (id, principal, created_at) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
+
+
+def ensure(chat: str, principal: str, at: float) -> Statement:
+    """Goes before any statement that refers to the chat; the first to say it owns the chat for good."""
+    return Statement(_ENSURE, (chat, principal, timestamp(at)))
+
+
+class Chats:
+    """What is known of chats beyond their files."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def owner(self, chat: str) -> str | None:
+        """The principal that first used the chat; None while nobody has. Once given it never changes."""
+        rows = await self._db.fetch(_OWNER, chat)
+        return rows[0][0] if rows else None
+
+    async def claim(self, chat: str, principal: str) -> str:
+        """Make `principal` the owner of a chat nobody has used yet; the principal it belongs to now."""
+        owner = await self.owner(chat)
+        if owner is None:
+            _, [(owner,)] = await self._db.run(ensure(chat, principal, time.time()), Statement(_OWNER, (chat,)))
+        return str(owner)

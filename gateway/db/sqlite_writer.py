@@ -1,0 +1,165 @@
+"""The thread that writes to SQLite: everything queued goes into one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import GatewayError
+from . import Row, Statement
+from .gate import Gate, create_private, require_local
+from .sqlite_connection import BUSY_TIMEOUT, connect, execute, refusal, storage_failed, transaction
+
+log = logging.getLogger(__name__)
+
+Rows = list[list[Row]]
+Job = tuple["asyncio.Future[Rows]", Sequence[Statement]]
+
+BATCH_LIMIT = 256
+CHECKPOINT_AFTER = 2000  # transactions; up to 50 MB of log
+IDLE_AFTER = 1.0  # seconds without work until the log is brought home
+LOG_LIMIT = 64 * 1024 * 1024
+
+
+class Writer:
+    """The writing connection and the thread that owns it.
+
+    Nothing is acknowledged before its COMMIT. A killed process loses nothing it acknowledged; a
+    power failure at most what was committed since the log was last brought home, never the file.
+    `opened` and `ended` are futures of the event loop that made the writer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._in_log = 0
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        threading.Thread(target=self._live, name="sqlite-writer", daemon=True).start()
+
+    async def submit(self, statements: Sequence[Statement]) -> Rows:
+        """The rows of a transaction, once it is committed."""
+        future: asyncio.Future[Rows] = self._loop.create_future()
+        self._jobs.put((future, statements))
+        return await future
+
+    def stop(self) -> None:
+        """Let the thread end once everything queued before is written; nothing may follow."""
+        self._jobs.put(None)
+
+    def _live(self) -> None:
+        try:
+            self._open()
+        except Exception as error:
+            self._tell(_settle, self.opened, refusal(error, f"be opened at {self._path}"))
+        else:
+            self._tell(_settle, self.opened, None)
+            self._work()
+            self._close()
+        self._tell(_settle, self.ended, None)
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        require_local(self._path.parent)
+        self._gate = Gate(self._path.with_name(f"{self._path.name}.gate"))
+        try:
+            with self._gate:
+                create_private(self._path)
+                self._connection = connect(self._path)
+        except BaseException:
+            self._gate.close()
+            raise
+
+    def _close(self) -> None:
+        with self._gate, contextlib.suppress(sqlite3.Error):
+            self._connection.close()  # the last connection of all processes brings the log home
+        self._gate.close()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=IDLE_AFTER if self._in_log else None)
+            except queue.Empty:
+                with self._gate:
+                    self._checkpoint()
+                continue
+            if job is None:
+                return
+            self._commit(self._with_waiting(job))
+
+    def _with_waiting(self, job: Job) -> list[Job]:
+        jobs = [job]
+        while len(jobs) < BATCH_LIMIT and not self._jobs.empty():
+            waiting = self._jobs.get()
+            if waiting is None:
+                self.stop()  # said again, for whoever takes from the queue next
+                break
+            jobs.append(waiting)
+        return jobs
+
+    def _commit(self, jobs: list[Job]) -> None:
+        with self._gate:
+            self._tell(_settle_all, jobs, self._results(jobs))
+            self._in_log += len(jobs)
+            if self._in_log >= CHECKPOINT_AFTER:
+                self._checkpoint()
+
+    def _results(self, jobs: list[Job]) -> Sequence[Rows | GatewayError]:
+        """All jobs in one transaction; if one fails, each in its own, so that none suffers for it.
+
+        A full or broken disk is nobody's own failure: then all are refused.
+        """
+        try:
+            return self._together(jobs)
+        except Exception as error:
+            if len(jobs) == 1 or storage_failed(error):
+                return [refusal(error, "be written") for _ in jobs]
+            return [self._results([job])[0] for job in jobs]
+
+    def _together(self, jobs: list[Job]) -> list[Rows]:
+        connection = self._connection
+        with transaction(connection):
+            return [[execute(connection, statement) for statement in statements] for _, statements in jobs]
+
+    def _checkpoint(self) -> None:
+        """Bring the log home, inside the gate; one grown too long is cut when no reader needs it."""
+        self._in_log = 0
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            if self._path.with_name(f"{self._path.name}-wal").stat().st_size > LOG_LIMIT:
+                self._cut_log()
+        except (sqlite3.Error, OSError) as error:
+            log.warning("the log of %s was not brought home, it will be tried again: %s", self._path, error)
+
+    def _cut_log(self) -> None:
+        self._connection.execute("PRAGMA busy_timeout = 0")  # whoever waits for the gate does not wait for a reader
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1000)}")
+
+    def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it whoever waited
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _settle_all(jobs: Sequence[Job], results: Sequence[Rows | GatewayError]) -> None:
+    for (future, _), result in zip(jobs, results, strict=True):
+        _settle(future, result)
+
+
+def _settle(future: asyncio.Future[Any], result: object) -> None:
+    if future.done():  # its waiter was cancelled; the transaction stands
+        return
+    if isinstance(result, GatewayError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,0 +1,69 @@
+"""The one road from a caller to a tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import anyio
+
+from .calls import Call, Outcome
+from .catalog import Catalog
+from .extensions import Extension, stack
+
+Listener = Callable[[Catalog], None]
+
+
+class Executor:
+    """Finds the tool, sends the call through the extensions and on to its source.
+
+    Every surface calls tools here and nowhere else. `call_tool` always answers with an outcome;
+    it raises nothing but cancellation.
+    """
+
+    def __init__(self, extensions: Sequence[Extension], catalog: Catalog | None = None) -> None:
+        self._catalog = catalog or Catalog()
+        self._road = stack(extensions, self._run)
+        self._listeners: list[Listener] = []
+        self._active = 0
+        self._idle: anyio.Event | None = None
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._catalog
+
+    async def list_tools(self) -> Catalog:
+        return self._catalog
+
+    async def call_tool(self, call: Call) -> Outcome:
+        entry = self._catalog.get(call.name)
+        refusal = None if entry else self._catalog.refusal(call.name)
+        self._active += 1
+        try:
+            return await self._road(replace(call, tool=entry.tool if entry else None, refusal=refusal))
+        finally:
+            self._active -= 1
+            if not self._active and self._idle:
+                self._idle.set()
+
+    def swap(self, catalog: Catalog) -> None:
+        """Offer another catalog from the next call on; calls under way keep the tool they have."""
+        changed = catalog != self._catalog
+        self._catalog = catalog
+        if changed:
+            for listener in list(self._listeners):
+                listener(catalog)
+
+    def watch(self, listener: Listener) -> Callable[[], None]:
+        """Tell `listener` of every changed catalog until the returned function is called."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    async def idle(self) -> None:
+        """Wait until no call is under way, its record included."""
+        while self._active:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    async def _run(self, call: Call) -> Outcome:
+        return await self._catalog.find(call.name).source.call_tool(call)

@@ -1,0 +1,41 @@
+"""A tool in the shapes clients and model APIs take: MCP, OpenAI, Anthropic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .tools import Permission, Tool
+
+
+def mcp_tool(name: str, tool: Tool) -> dict[str, Any]:
+    """As MCP lists it. The hints follow from what the tool declares; they grant nothing."""
+    read_only = tool.permission is Permission.READ_ONLY
+    shape: dict[str, Any] = {
+        "name": name,
+        "description": tool.description,
+        "inputSchema": dict(tool.input_schema),
+        "annotations": {
+            "readOnlyHint": read_only,
+            "destructiveHint": tool.destructive and not read_only,
+            "idempotentHint": tool.idempotent or read_only,
+            "openWorldHint": tool.open_world,
+        },
+    }
+    if tool.title is not None:
+        shape["title"] = tool.title
+    if tool.output_schema is not None:
+        shape["outputSchema"] = dict(tool.output_schema)
+    if tool.meta:
+        shape["_meta"] = dict(tool.meta)
+    return shape
+
+
+def openai_tool(name: str, tool: Tool) -> dict[str, Any]:
+    """As OpenAI's chat completions API takes it."""
+    function = {"name": name, "description": tool.description, "parameters": dict(tool.input_schema)}
+    return {"type": "function", "function": function}
+
+
+def anthropic_tool(name: str, tool: Tool) -> dict[str, Any]:
+    """As Anthropic's messages API takes it."""
+    return {"name": name, "description": tool.description, "input_schema": dict(tool.input_schema)}

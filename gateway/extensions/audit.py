@@ -1,0 +1,61 @@
+"""Audit: every call is written down, refusals and unknown names included, before its answer leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+import anyio
+
+from ..calls import Call, Outcome, Proceed
+from ..errors import Cancelled
+from . import Extension
+
+log = logging.getLogger(__name__)
+
+MOMENT = 0.25
+"""Seconds after which a call under way gets a `running` row; a shorter one costs a single write."""
+
+
+class Recorder(Protocol):
+    """Where calls are written down."""
+
+    async def record_running(self, call: Call) -> None: ...
+
+    async def record_finished(self, call: Call, outcome: Outcome) -> None: ...
+
+
+class Audit(Extension):
+    """Records each call once, when it is over; one that takes longer than a moment also while it runs."""
+
+    mode = "observer"
+
+    def __init__(self, recorder: Recorder, moment: float = MOMENT) -> None:
+        self._recorder = recorder
+        self._moment = moment
+        self._notes: set[asyncio.Task[None]] = set()
+
+    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+        timer = asyncio.get_running_loop().call_later(self._moment, self._note_running, call)
+        try:
+            outcome = await proceed(call)
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                await self._recorder.record_finished(call, Outcome(error=Cancelled("the caller called it off")))
+            raise
+        finally:
+            timer.cancel()
+        await self._recorder.record_finished(call, outcome)
+        return outcome
+
+    def _note_running(self, call: Call) -> None:
+        task = asyncio.get_running_loop().create_task(self._record_running(call))
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
+
+    async def _record_running(self, call: Call) -> None:
+        try:
+            await self._recorder.record_running(call)
+        except Exception:
+            log.exception("call %s: could not be recorded as running", call.id)

@@ -1,0 +1,60 @@
+"""Telemetry: how often each tool was called, how it ended, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..calls import Call, Outcome, Proceed
+from . import Extension
+
+BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
+"""Upper bounds of the duration buckets, in seconds; one more holds all above."""
+
+
+@dataclass
+class Measure:
+    """One tool's counts: outcomes by code (`OK` for success), and durations."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
+
+    def add(self, code: str, seconds: float) -> None:
+        self.outcomes[code] += 1
+        self.seconds += seconds
+        self.buckets[bisect_left(BUCKETS, seconds)] += 1
+
+
+class Telemetry(Extension):
+    """Times every call, refusals and cancellations included. Unknown names share one measure, so
+    that a caller who makes up names cannot fill the memory."""
+
+    mode = "observer"
+
+    def __init__(self) -> None:
+        self.tools: dict[str, Measure] = {}
+        self.unknown = Measure()
+        self.running = 0
+
+    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+        started = time.perf_counter()
+        self.running += 1
+        code = "CANCELLED"
+        try:
+            outcome = await proceed(call)
+            code = "OK" if outcome.error is None else outcome.error.code
+            return outcome
+        finally:
+            self.running -= 1
+            self._measure(call).add(code, time.perf_counter() - started)
+
+    def _measure(self, call: Call) -> Measure:
+        if call.tool is None:
+            return self.unknown
+        measure = self.tools.get(call.tool.id)
+        if measure is None:
+            measure = self.tools[call.tool.id] = Measure()
+        return measure

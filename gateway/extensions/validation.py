@@ -1,0 +1,43 @@
+"""Validation: arguments that fit the tool's schema and limits go in, an output that fits comes out."""
+
+from __future__ import annotations
+
+from ..calls import Call, Outcome
+from ..errors import Invalid, ToolFailed
+from . import Extension
+
+
+class Validation(Extension):
+    """Refuses an unknown tool, arguments of the wrong shape, and what is too large either way."""
+
+    def __init__(self, request_bytes: int, response_bytes: int) -> None:
+        self._request_bytes = request_bytes
+        self._response_bytes = response_bytes
+
+    async def before_execute(self, call: Call) -> None:
+        tool = call.target
+        size = len(call.arguments_json)
+        if size > self._request_bytes:
+            raise Invalid(
+                f"{tool.id}: the arguments are {size} bytes, the limit is {self._request_bytes} (limits.request_bytes)",
+                code="REQUEST_TOO_LARGE",
+                bytes=size,
+                limit=self._request_bytes,
+            )
+        tool.check_arguments(call.arguments)
+
+    async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
+        if outcome.error is not None:
+            return outcome
+        tool = call.target
+        if tool.output_schema is not None:
+            tool.check_output(outcome.value)
+        size = len(outcome.value_json)
+        if size > self._response_bytes:
+            raise ToolFailed(
+                f"{tool.id}: the result is {size} bytes, the limit is {self._response_bytes} (limits.response_bytes)",
+                code="RESPONSE_TOO_LARGE",
+                bytes=size,
+                limit=self._response_bytes,
+            )
+        return outcome

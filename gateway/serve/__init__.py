@@ -1,0 +1,1 @@
+"""Surfaces: they translate between a wire and the executor, and never decide."""

@@ -1,0 +1,107 @@
+"""The HTTP application: MCP at `/mcp`, health, and the door every request passes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .. import __version__
+from ..errors import Forbidden, GatewayError, Invalid, Unavailable
+from .mcp import McpFace
+
+Ready = Callable[[], Awaitable[None]]
+"""Raises `Unavailable` while the gateway cannot serve."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def http_app(face: McpFace, ready: Ready, door: Door) -> ASGIApp:
+    """Everything the HTTP face answers, behind its door."""
+
+    async def healthz(_: Request) -> Response:
+        return JSONResponse({"ok": True, "version": __version__})
+
+    async def readyz(_: Request) -> Response:
+        try:
+            await ready()
+        except GatewayError as refusal:
+            return _refused(refusal)
+        return JSONResponse({"ok": True})
+
+    app: Starlette = face.server.streamable_http_app(
+        streamable_http_path="/mcp",
+        max_request_body_size=door.body_limit,
+        # The door has checked Host and Origin already, for every route and not only this one.
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+        custom_starlette_routes=[Route("/healthz", healthz), Route("/readyz", readyz)],
+    )
+    return door.before(app)
+
+
+class Door:
+    """Lets in requests meant for this server, from pages that may use it, of a bearable size.
+
+    A page of any site can make a browser send requests to loopback; the names in Host and Origin
+    tell those apart. Both lists hold names beyond loopback, as `host`, `host:port` or an origin.
+    """
+
+    def __init__(self, body_limit: int, hosts: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
+        self.body_limit = body_limit
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._origins = frozenset(origin.lower() for origin in origins)
+
+    def before(self, app: ASGIApp) -> ASGIApp:
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                try:
+                    self._check(Headers(scope=scope))
+                except GatewayError as refusal:
+                    await _refused(refusal)(scope, receive, send)
+                    return
+            await app(scope, receive, send)
+
+        return guarded
+
+    def _check(self, headers: Headers) -> None:
+        host = headers.get("host", "").lower()
+        if not self._knows(host):
+            raise Misdirected(f"this server does not answer for host {host!r}; name it in server.allowed_hosts")
+        origin = headers.get("origin", "").lower()
+        if origin and origin not in self._origins and not self._is_loopback(origin.partition("://")[2]):
+            raise Forbidden(
+                f"pages of {origin!r} may not use this server; name it in server.allowed_origins",
+                code="ORIGIN_FORBIDDEN",
+            )
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > self.body_limit:
+            raise TooLarge(f"the request is {length} bytes, the limit is {self.body_limit}", limit=self.body_limit)
+
+    def _knows(self, host: str) -> bool:
+        return self._is_loopback(host) or host in self._hosts or host.rpartition(":")[0] in self._hosts
+
+    @staticmethod
+    def _is_loopback(host: str) -> bool:
+        name, colon, port = host.rpartition(":")
+        return host in LOOPBACK or (bool(colon) and name in LOOPBACK and port.isdigit())
+
+
+class Misdirected(Invalid):
+    default_code = "HOST_FORBIDDEN"
+    status = 421
+
+
+class TooLarge(Invalid):
+    default_code = "REQUEST_TOO_LARGE"
+    status = 413
+
+
+def _refused(refusal: GatewayError) -> Response:
+    headers = {"Retry-After": "1"} if isinstance(refusal, Unavailable) else None
+    return JSONResponse({"ok": False, "error": refusal.to_dict()}, refusal.status, headers)

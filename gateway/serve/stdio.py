@@ -1,0 +1,192 @@
+"""MCP over stdin and stdout: pipes read and written by the event loop, without a thread per message."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import re
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import anyio
+import mcp_types as types
+import orjson
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.server.stdio import stdio_server
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
+
+from .mcp import McpFace
+
+log = logging.getLogger(__name__)
+
+CHUNK = 256 * 1024
+_LEADING_ID = re.compile(rb'\{"jsonrpc":\s?"2\.0",\s?"id":\s?(\d{1,18}|"[^"\\]{0,200}")')
+_TRAILING_ID = re.compile(rb',\s?"id":\s?(\d{1,18}|"[^"\\]{0,200}")\}\s*$')
+
+
+async def serve_stdio(face: McpFace, message_limit: int, grace: float, stop: anyio.Event) -> None:
+    """Serve the one client at the other end of stdin and stdout, until it leaves or `stop` is set.
+
+    Requests already read are answered before the end, for which they have `grace` seconds.
+    """
+    options = face.server.create_initialization_options()
+    if not (_pollable(0) and _pollable(1)):  # a file, as in `toolgate serve < requests.jsonl`
+        async with stdio_server() as (read, write):
+            await face.server.run(read, write, options)
+        return
+    async with _Wire(message_limit, grace).open(stop) as (from_client, to_client):
+        await face.server.run(from_client, to_client, options)
+
+
+def _pollable(descriptor: int) -> bool:
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
+
+
+class _Wire:
+    """Lines in, lines out, and which requests still wait for their answer."""
+
+    def __init__(self, message_limit: int, grace: float) -> None:
+        self._limit = message_limit
+        self._grace = grace
+        self._reading = anyio.CancelScope()
+        self._unanswered: set[types.RequestId] = set()
+        self._answered = anyio.Event()
+
+    @asynccontextmanager
+    async def open(
+        self, stop: anyio.Event
+    ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Any], MemoryObjectSendStream[Any]]]:
+        to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
+        with _own_standard_streams() as (stdin, stdout):
+            reader, writer = await _connect(stdin, stdout)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._stop_reading, stop)
+                tasks.start_soon(self._read, reader, writer, to_server)
+                tasks.start_soon(self._write, writer, from_server)
+                yield from_client, to_client
+                tasks.cancel_scope.cancel()
+
+    async def _stop_reading(self, stop: anyio.Event) -> None:
+        await stop.wait()
+        self._reading.cancel()
+
+    async def _read(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to_server: MemoryObjectSendStream[Any]
+    ) -> None:
+        async with to_server:
+            with self._reading:
+                async for line in self._lines(reader, writer):
+                    message = _parse(line, writer)
+                    if message is not None:
+                        self._note(message)
+                        await to_server.send(SessionMessage(message))
+            with anyio.move_on_after(self._grace):  # closing the stream ends the calls still under way
+                await self._settled()
+
+    async def _lines(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AsyncIterator[bytes]:
+        """Whole lines. One over the limit is not kept, only answered."""
+        pending = bytearray()
+        too_long = False
+        while chunk := await reader.read(CHUNK):
+            *complete, rest = chunk.split(b"\n")
+            for part in complete:
+                pending += part
+                if too_long or len(pending) > self._limit:
+                    _refuse(writer, pending, types.INVALID_REQUEST, f"a message may have {self._limit} bytes at most")
+                elif pending.strip():
+                    yield bytes(pending)
+                pending.clear()
+                too_long = False
+            pending += rest
+            if len(pending) > self._limit:
+                del pending[512:-512]  # enough of both ends to find the request's id
+                too_long = True
+        if pending.strip() and not too_long:
+            yield bytes(pending)
+
+    async def _write(
+        self, writer: asyncio.StreamWriter, from_server: MemoryObjectReceiveStream[SessionMessage]
+    ) -> None:
+        async with from_server:
+            async for item in from_server:
+                writer.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                try:
+                    await writer.drain()
+                except ConnectionError:  # the client left without reading; the end of input tells the rest
+                    log.debug("the client is gone")
+                if isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError):
+                    self._settle(item.message.id)
+
+    def _note(self, message: types.JSONRPCMessage) -> None:
+        if isinstance(message, types.JSONRPCRequest):
+            if message.method != "subscriptions/listen":  # answered only when it ends
+                self._unanswered.add(message.id)
+        elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
+            self._settle((message.params or {}).get("requestId"))
+
+    def _settle(self, request_id: types.RequestId | None) -> None:
+        self._unanswered.discard(request_id)
+        if not self._unanswered:
+            self._answered.set()
+
+    async def _settled(self) -> None:
+        while self._unanswered:
+            self._answered = anyio.Event()
+            await self._answered.wait()
+
+
+def _parse(line: bytes, writer: asyncio.StreamWriter) -> types.JSONRPCMessage | None:
+    """The message of a line, or None when it is none: the client is told so, and the next line counts."""
+    try:
+        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            _refuse(writer, line, types.PARSE_ERROR, f"not JSON: {error.errors()[0]['msg']}")
+        else:
+            _refuse(writer, line, types.INVALID_REQUEST, "not a JSON-RPC 2.0 message")
+    return None
+
+
+def _refuse(writer: asyncio.StreamWriter, line: bytes | bytearray, code: int, message: str) -> None:
+    """Answer a line that could not be read. Its id is found only where it must be the message's own:
+    right at the start or the end."""
+    match = _LEADING_ID.match(line) or _TRAILING_ID.search(line[-300:])
+    request_id = orjson.loads(match[1]) if match else None
+    error = {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}}
+    writer.write(orjson.dumps(error) + b"\n")
+
+
+@contextmanager
+def _own_standard_streams() -> Iterator[tuple[int, int]]:
+    """Private copies of stdin and stdout. Meanwhile the numbers 0 and 1 are the null device and
+    stderr, so that a stray print of anyone misses the wire."""
+    stdin = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
+    stdout = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    try:
+        yield os.dup(stdin), os.dup(stdout)
+    finally:
+        os.dup2(stdin, 0)
+        os.dup2(stdout, 1)
+        os.close(stdin)
+        os.close(stdout)
+
+
+async def _connect(stdin: int, stdout: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=CHUNK)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(stdin, "rb", 0))
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(stdout, "wb", 0)
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)

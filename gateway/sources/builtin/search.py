@@ -1,0 +1,266 @@
+"""Searching what is in files: we open each of them, a child process reads what we opened."""
+
+from __future__ import annotations
+
+import base64
+import os
+import resource
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Annotated, Any, BinaryIO
+
+from pydantic import Field
+
+from ...errors import GatewayError, Invalid
+from ...tools import Access, Permission
+from ...workspace import Entry, Parts, parse, shown
+from ...workspace.globs import Glob
+from .define import Context, Shape, builtin
+from .engines import OMITTED, Query, search
+from .listing import passed_over
+
+_FILE_LIMIT = 8 * 1024 * 1024
+_FIRST_BLOCK = 8192
+_LINE_LIMIT = 500
+_TEXT_LIMIT = 256 * 1024
+
+
+class Match(Shape):
+    path: str
+    line: int
+    column: int
+    text: str
+    before: list[str] | None = None
+    after: list[str] | None = None
+
+
+class Matches(Shape):
+    matches: list[Match]
+    truncated: bool
+    files_searched: int
+    files_skipped: int = Field(description="Binary, larger than 8 MiB, or not readable")
+    engine: str = Field(description="Whose regular expressions these are: ripgrep or python")
+
+
+@builtin(
+    title="Search in files",
+    category="filesystem",
+    permission=Permission.READ_ONLY,
+    access=Access.READ,
+    idempotent=True,
+)
+def search_code(
+    context: Context,
+    pattern: Annotated[str, Field(min_length=1, max_length=1000, description="Regular expression, matched per line")],
+    path: Annotated[str, Field(description="Directory or file, relative to the workspace root")] = ".",
+    globs: Annotated[
+        list[str], Field(max_length=50, description="Only files matching one of these; a leading ! excludes")
+    ] = [],  # noqa: B006 - a default in a schema; it is copied before use
+    case_sensitive: Annotated[bool, Field(description="Whether case counts")] = True,
+    literal: Annotated[bool, Field(description="The pattern is plain text, no regular expression")] = False,
+    context_lines: Annotated[int, Field(ge=0, le=10, description="Lines shown before and after each match")] = 0,
+    limit: Annotated[int, Field(ge=1, le=1000, description="At most so many matches")] = 100,
+) -> tuple[Matches, str]:
+    """Search the text files of the workspace for a regular expression, line by line.
+
+    Hidden names, node_modules and __pycache__ are passed over unless path or a glob spells them out; binary files
+    and files larger than 8 MiB are skipped. To find files by name use find_files."""
+    if "\n" in pattern:
+        raise Invalid("the pattern has a line break in it, and matches lie within one line", code="INVALID_PATTERN")
+    query = Query(pattern, literal, case_sensitive, context_lines, per_file=limit + 1)
+    hunt = _Hunt(context, query, limit, time.monotonic() + context.engine.seconds)
+    hunt.search(_candidates(context, parse(path), _Filter.of(globs)))
+    answer = Matches(
+        matches=hunt.matches[:limit],
+        truncated=hunt.truncated,
+        files_searched=hunt.searched,
+        files_skipped=hunt.skipped,
+        engine=context.engine.name,
+    )
+    return answer, _text(answer)
+
+
+@dataclass(frozen=True)
+class _Filter:
+    included: list[Glob]
+    excluded: list[Glob]
+
+    @classmethod
+    def of(cls, globs: list[str]) -> _Filter:
+        excluded = [Glob(glob[1:]) for glob in globs if glob.startswith("!")]
+        return cls([Glob(glob) for glob in globs if not glob.startswith("!")], excluded)
+
+    def enters(self, entry: Entry, base: Parts) -> bool:
+        if passed_over(entry) and not any(glob.spells(entry.name) for glob in self.included):
+            return False
+        return not any(glob.matches(entry.parts[len(base) :]) for glob in self.excluded)
+
+    def takes(self, entry: Entry, base: Parts) -> bool:
+        if entry.kind != "file" or not self.enters(entry, base):
+            return False
+        return not self.included or any(glob.matches(entry.parts[len(base) :]) for glob in self.included)
+
+
+def _candidates(context: Context, base: Parts, wanted: _Filter) -> Iterator[Parts | None]:
+    """Files to search; a last None says that the walk was cut short."""
+    found = Entry(base, context.workspace.stat(base))
+    if base and found.kind != "directory":
+        context.workspace.open(base).close()  # a file named by the caller is refused for what it is
+        yield base
+        return
+    with context.workspace.walk(base, enter=lambda entry: wanted.enters(entry, base)) as walk:
+        for entry in walk:
+            context.check_cancelled()
+            if wanted.takes(entry, base):
+                yield entry.parts
+    if walk.truncated:
+        yield None
+
+
+@dataclass
+class _Hunt:
+    """One search going on: batches of opened files go to a child each, until there is enough."""
+
+    context: Context
+    query: Query
+    limit: int
+    deadline: float
+    matches: list[Match] = field(default_factory=list)
+    full: bool = False
+    truncated: bool = False
+    searched: int = 0
+    skipped: int = 0
+    shown: int = 0
+
+    def search(self, candidates: Iterator[Parts | None]) -> None:
+        size = _batch_size()
+        batch = list(islice(candidates, size))
+        self._search_batch(batch)  # also when there is no file: a wrong pattern is told
+        while not self.full and (batch := list(islice(candidates, size))):
+            self._search_batch(batch)
+
+    def _search_batch(self, batch: list[Parts | None]) -> None:
+        with ExitStack() as stack:
+            opened: dict[str, Parts] = {}
+            for parts in batch:
+                file = self._open(parts)
+                if file is not None and parts is not None:
+                    opened[f"/dev/fd/{stack.enter_context(file).fileno()}"] = parts
+            fds = [int(path.rpartition("/")[2]) for path in opened]
+            check = self.context.check_cancelled
+            with closing(search(self.context.engine, self.query, fds, self.deadline, check)) as events:
+                self._collect(events, opened)
+            self.searched += len(opened)
+        self.truncated = self.truncated or None in batch
+
+    def _open(self, parts: Parts | None) -> BinaryIO | None:
+        """The file if it is one to search; what became a link or vanished meanwhile is skipped."""
+        if parts is None:
+            return None
+        try:
+            file = self.context.workspace.open(parts)
+        except GatewayError:
+            self.skipped += 1
+            return None
+        if os.fstat(file.fileno()).st_size <= _FILE_LIMIT and b"\0" not in os.pread(file.fileno(), _FIRST_BLOCK, 0):
+            return file
+        file.close()
+        self.skipped += 1
+        return None
+
+    def _collect(self, events: Iterable[dict[str, Any]], opened: dict[str, Parts]) -> None:
+        gathered = _Lines()
+        enough = self.limit - len(self.matches) + self.query.context_lines
+        for event in events:
+            if event["type"] in ("match", "context"):
+                gathered.add(event["data"], event["type"] == "match")
+            self.truncated = self.truncated or event is OMITTED
+            if gathered.matches > enough:
+                break
+        for path, lines in gathered.by_path.items():
+            self._show(shown(opened[path]), lines)
+
+    def _show(self, path: str, lines: dict[int, _Line]) -> None:
+        for number, line in lines.items():
+            if line.column is None:
+                continue
+            if len(self.matches) == self.limit or self.shown > _TEXT_LIMIT:
+                self.full = self.truncated = True
+                return
+            match = _match(path, number, line.column, lines, self.query.context_lines)
+            self.shown += len(match.text) + sum(map(len, [*(match.before or []), *(match.after or [])]))
+            self.matches.append(match)
+
+
+@dataclass(frozen=True)
+class _Line:
+    text: str
+    column: int | None
+
+
+class _Lines:
+    """Matching lines and those around them, by file and number."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, dict[int, _Line]] = {}
+        self.matches = 0
+
+    def add(self, data: dict[str, Any], matched: bool) -> None:
+        content = _bytes(data["lines"])
+        column = len(content[: data["submatches"][0]["start"]].decode("utf-8", "replace")) + 1 if matched else None
+        text = _excerpt(content.decode("utf-8", "replace").rstrip("\r\n"), column or 1)
+        self.by_path.setdefault(data["path"]["text"], {})[data["line_number"]] = _Line(text, column)
+        self.matches += matched
+
+
+def _bytes(text: dict[str, str]) -> bytes:
+    return text["text"].encode("utf-8", "replace") if "text" in text else base64.b64decode(text["bytes"])
+
+
+def _match(path: str, number: int, column: int, lines: dict[int, _Line], around: int) -> Match:
+    def near(numbers: range) -> list[str] | None:
+        return [lines[each].text for each in numbers if each in lines] if around else None
+
+    return Match(
+        path=path,
+        line=number,
+        column=column,
+        text=lines[number].text,
+        before=near(range(number - around, number)),
+        after=near(range(number + 1, number + around + 1)),
+    )
+
+
+def _excerpt(text: str, column: int) -> str:
+    """A line, or of a long one the part where the match is."""
+    start = max(0, column - _LINE_LIMIT // 2) if column > _LINE_LIMIT else 0
+    end = start + _LINE_LIMIT
+    return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
+
+
+def _batch_size() -> int:
+    """So that all workers together stay well below the descriptors this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(16, min(256, soft // 32))
+
+
+def _text(answer: Matches) -> str:
+    """As grep prints it, each path once."""
+    lines: list[str] = []
+    path = None
+    for match in answer.matches:
+        if match.path != path:
+            path = match.path
+            lines.append(path)
+        before, after = match.before or [], match.after or []
+        lines += [f"{match.line - len(before) + at}-{text}" for at, text in enumerate(before)]
+        lines.append(f"{match.line}:{match.text}")
+        lines += [f"{match.line + 1 + at}-{text}" for at, text in enumerate(after)]
+    if not lines:
+        lines.append(f"No match in {answer.files_searched} files.")
+    if answer.truncated:
+        lines.append(f"[the first {len(answer.matches)} matches only; narrow pattern, path or globs, or raise limit]")
+    return "\n".join(lines)

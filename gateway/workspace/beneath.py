@@ -1,0 +1,134 @@
+"""Two ways to open a path that cannot lead outside a directory: the kernel's, and ours step by step."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import stat
+import sys
+from typing import Protocol
+
+Parts = tuple[str, ...]
+"""The components of a path, from the directory it is relative to. Empty: that directory itself."""
+
+DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+"""Flags for a directory that things are done in."""
+
+LISTING = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_RDONLY
+"""Flags for a directory that is listed."""
+
+READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+"""Flags for a file that is read: opening a FIFO, a device or a leased file never waits."""
+
+_OPENAT2 = 437  # the same number on every architecture Python runs on
+_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
+_NOREPLACE = 1
+_ATTEMPTS = 8
+
+
+class Way(Protocol):
+    """How paths beneath a directory are opened, and how a name is taken that must be free."""
+
+    def open(self, directory: int, parts: Parts, flags: int) -> int:
+        """A descriptor of `parts` under `directory`: ELOOP at any link, EXDEV at any mount."""
+        ...
+
+    def rename_new(self, source: int, name: str, target: int, new_name: str) -> None:
+        """Rename between two directories; EEXIST when the new name is taken, by anything."""
+        ...
+
+
+class Stepwise:
+    """Component by component, each without following; for macOS and kernels before 5.6."""
+
+    def open(self, directory: int, parts: Parts, flags: int) -> int:
+        here = os.open(".", flags if not parts else DIRECTORY, dir_fd=directory)
+        device = os.fstat(here).st_dev
+        for index, name in enumerate(parts):
+            above = here
+            try:
+                here = _step(above, name, flags if index == len(parts) - 1 else DIRECTORY, device)
+            finally:
+                os.close(above)
+        return here
+
+    def rename_new(self, source: int, name: str, target: int, new_name: str) -> None:
+        if stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
+            _rename_directory(source, name, target, new_name)
+            return
+        os.link(name, new_name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+        os.unlink(name, dir_fd=source)
+
+
+class Openat2(Stepwise):
+    """The kernel's own: one call, nothing between check and use."""
+
+    def open(self, directory: int, parts: Parts, flags: int) -> int:
+        how = _How(flags, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV)
+        path = os.fsencode("/".join(parts) or ".")
+        for _ in range(_ATTEMPTS):
+            opened: int = _libc().syscall(_OPENAT2, directory, path, ctypes.byref(how), ctypes.sizeof(how))
+            if opened >= 0:
+                return opened
+            if (number := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
+                break
+        raise OSError(number, os.strerror(number))
+
+    def rename_new(self, source: int, name: str, target: int, new_name: str) -> None:
+        old, new = os.fsencode(name), os.fsencode(new_name)
+        if _libc().renameat2(source, old, target, new, _NOREPLACE) == 0:
+            return
+        if (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(number, os.strerror(number))
+        super().rename_new(source, name, target, new_name)  # this file system has no RENAME_NOREPLACE
+
+
+@functools.cache
+def best_way() -> Way:
+    """The kernel's way where it works, asked once; a seccomp filter may forbid what the kernel has."""
+    if not sys.platform.startswith("linux") or not hasattr(_libc(), "renameat2"):
+        return Stepwise()
+    here = os.open("/", DIRECTORY)
+    try:
+        os.close(Openat2().open(here, (), DIRECTORY))
+    except OSError:
+        return Stepwise()
+    finally:
+        os.close(here)
+    return Openat2()
+
+
+class _How(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _step(above: int, name: str, flags: int, device: int) -> int:
+    try:
+        here = os.open(name, flags | os.O_NOFOLLOW, dir_fd=above)
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+        raise
+    found = os.fstat(here)
+    # Only directories: on an overlay a file may report the device of the layer it comes from.
+    if stat.S_ISDIR(found.st_mode) and found.st_dev != device:
+        os.close(here)
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+    return here
+
+
+def _rename_directory(source: int, name: str, target: int, new_name: str) -> None:
+    """Between the look and the rename only an empty directory could be replaced: nothing is lost."""
+    try:
+        os.stat(new_name, dir_fd=target, follow_symlinks=False)
+    except FileNotFoundError:
+        os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+        return
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))

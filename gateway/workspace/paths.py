@@ -1,0 +1,250 @@
+"""The only way anything opens, lists, creates, renames or deletes a path in a workspace."""
+
+from __future__ import annotations
+
+import os
+import stat
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import Conflict, GatewayError, Invalid, NotFound
+from . import refusals
+from .beneath import DIRECTORY, LISTING, READING, Parts, Way, best_way
+from .entries import DEPTH_LIMIT, TEMPORARY, Entry, Walk
+from .refusals import refusing, shown
+from .removal import Removed, remove_tree, temporary_name
+
+NAME_LIMIT = 255
+PATH_LIMIT = 4096
+_PERMISSIONS = 0o777  # never setuid, setgid or sticky: the kernel too drops those from a file that is rewritten
+
+
+def parse(path: str) -> Parts:
+    """The components of a caller's path: relative, inside, and of names every file system takes."""
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    fault = _fault(path, parts)
+    if fault:
+        named = repr(path if len(path) <= 200 else f"{path[:200]}…")
+        raise Invalid(f"{named} {fault}; paths are relative to the workspace root", code="INVALID_PATH")
+    return parts
+
+
+class Root:
+    """A workspace's directory, held open; nothing reached through it lies outside of it.
+
+    Links are never followed and mounts never crossed, whoever changes the tree meanwhile. Every
+    verb takes the `Parts` that `parse` made and refuses with a `GatewayError`.
+    """
+
+    def __init__(self, directory: Path, way: Way | None = None) -> None:
+        self._way = way or best_way()
+        self._fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Root:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def stat(self, parts: Parts) -> os.stat_result:
+        """What is there, as itself: a link is a link."""
+        if not parts:
+            return os.fstat(self._fd)
+        with self._parent(parts) as parent:
+            return os.stat(parts[-1], dir_fd=parent, follow_symlinks=False)
+
+    def find(self, parts: Parts) -> Entry | None:
+        """The entry there, or None when there is none."""
+        try:
+            return Entry(parts, self.stat(parts))
+        except NotFound:
+            return None
+
+    def open(self, parts: Parts) -> BinaryIO:
+        """A regular file for reading; anything else is refused without waiting for it."""
+        with refusing(parts):
+            fd = self._way.open(self._fd, parts, READING)
+        try:
+            _require_regular(os.fstat(fd), parts)
+        except GatewayError:
+            os.close(fd)
+            raise
+        return os.fdopen(fd, "rb")
+
+    def walk(self, parts: Parts = (), depth: int = DEPTH_LIMIT, enter: Callable[[Entry], bool] | None = None) -> Walk:
+        """What lies under a directory; `enter` says which directories to go into, all by default."""
+        return Walk(self._way, lambda: self._directory(parts, LISTING), parts, depth, enter or (lambda entry: True))
+
+    def create(self, parts: Parts, content: bytes, mode: int | None = None) -> None:
+        """Write a whole new file; refused when anything is there already."""
+        found = self.find(parts)
+        if found is not None and found.kind == "directory":
+            raise refusals.is_directory(repr(shown(parts)))
+        with self._written(parts, content, mode) as (parent, temporary):
+            self._way.rename_new(parent, temporary, parent, parts[-1])
+
+    def replace(
+        self, parts: Parts, content: bytes, *, seen: os.stat_result | None = None, mode: int | None = None
+    ) -> None:
+        """Write a whole file in one step, keeping the owner and, without a `mode`, the permissions
+        of the one it replaces.
+
+        With `seen`, refused when the file is no longer the one that was seen.
+        """
+        found = self.find(parts)
+        if found is not None:
+            _require_regular(found.stat, parts)
+        _require_same(found, seen, parts)
+        with self._written(parts, content, mode, found) as (parent, temporary):
+            _require_same(self.find(parts), seen, parts)
+            os.rename(temporary, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
+
+    def make_directories(self, parts: Parts) -> list[Parts]:
+        """Make the directory and those above it; returns the ones that were not there before."""
+        made: list[Parts] = []
+        with refusing(parts):
+            here = self._way.open(self._fd, (), DIRECTORY)
+            for depth in range(1, len(parts) + 1):
+                here, new = self._make_directory(here, parts[:depth])
+                if new:
+                    made.append(parts[:depth])
+            os.close(here)
+        return made
+
+    def remove(self, parts: Parts, *, seen: os.stat_result | None = None) -> None:
+        """Remove a file, a link as itself, or an empty directory."""
+        with self._parent(parts) as parent:
+            found = os.stat(parts[-1], dir_fd=parent, follow_symlinks=False)
+            _require_same(Entry(parts, found), seen, parts)
+            if stat.S_ISDIR(found.st_mode):
+                os.rmdir(parts[-1], dir_fd=parent)
+            else:
+                os.unlink(parts[-1], dir_fd=parent)
+
+    def remove_tree(self, parts: Parts) -> Removed:
+        """Remove a directory with all that is in it, yielding each path that is gone."""
+        with self._parent(parts) as parent:
+            yield from remove_tree(self._way, parent, parts)
+
+    def rename(self, source: Parts, target: Parts, *, over: bool = False) -> None:
+        """Give an entry another path. What is at the new one is replaced only with `over`, and never
+        when it is a directory with something in it."""
+        if target[: len(source)] == source:
+            where = "itself" if target == source else "a directory inside itself"
+            raise Invalid(f"{shown(source)!r} cannot be moved to {where}; choose another path", code="INVALID_PATH")
+        self.stat(source)  # a missing source is told under its own name
+        with self._parent(source) as old, self._parent(target) as new:
+            if not over:
+                self._way.rename_new(old, source[-1], new, target[-1])
+                return
+            try:
+                os.rename(source[-1], target[-1], src_dir_fd=old, dst_dir_fd=new)
+            except NotADirectoryError:  # a directory over something that is none
+                raise refusals.exists(repr(shown(target))) from None
+
+    @contextmanager
+    def _parent(self, parts: Parts) -> Iterator[int]:
+        if not parts:
+            raise Invalid("the workspace root itself cannot be changed; name something in it", code="INVALID_PATH")
+        with refusing(parts):
+            parent = self._way.open(self._fd, parts[:-1], DIRECTORY)
+            try:
+                yield parent
+            finally:
+                os.close(parent)
+
+    def _directory(self, parts: Parts, flags: int) -> int:
+        try:
+            return self._way.open(self._fd, parts, flags)
+        except NotADirectoryError:
+            self.stat(parts)  # refuses for what is missing; what is there is no directory
+            raise refusals.not_a_directory(repr(shown(parts))) from None
+
+    @contextmanager
+    def _written(
+        self, parts: Parts, content: bytes, mode: int | None, like: Entry | None = None
+    ) -> Iterator[tuple[int, str]]:
+        """The content under a temporary name beside `parts`; what is left of it afterwards is removed."""
+        temporary = temporary_name()
+        with self._parent(parts) as parent:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(temporary, flags, 0o666, dir_fd=parent)
+            try:
+                with os.fdopen(fd, "wb", buffering=0) as file:
+                    _fill(file.fileno(), content)
+                    _dress(file.fileno(), mode, like)
+                yield parent, temporary
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=parent)
+
+    def _make_directory(self, above: int, parts: Parts) -> tuple[int, bool]:
+        try:
+            with suppress(FileNotFoundError):
+                return self._way.open(above, parts[-1:], DIRECTORY), False
+            with suppress(FileExistsError):
+                os.mkdir(parts[-1], dir_fd=above)
+            return self._way.open(above, parts[-1:], DIRECTORY), True
+        except NotADirectoryError:
+            raise refusals.not_a_directory(repr(shown(parts))) from None
+        finally:
+            os.close(above)
+
+
+def _fault(path: str, parts: Parts) -> str | None:
+    if path.startswith("/"):
+        return "is an absolute path"
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in path):
+        return "has a control character or half a surrogate pair in it"
+    if ".." in parts:
+        return "has '..' in it"
+    if len(parts) > DEPTH_LIMIT:
+        return f"is deeper than {DEPTH_LIMIT} directories"
+    if len(path.encode()) > PATH_LIMIT or any(len(part.encode()) > NAME_LIMIT for part in parts):
+        return f"is longer than {PATH_LIMIT} bytes, or {NAME_LIMIT} in one name"
+    if any(part.startswith(TEMPORARY) for part in parts):
+        return f"has a name beginning with {TEMPORARY!r}, which is kept for files being written"
+    return None
+
+
+def _require_regular(found: os.stat_result, parts: Parts) -> None:
+    if stat.S_ISREG(found.st_mode):
+        return
+    path = repr(shown(parts))
+    if stat.S_ISDIR(found.st_mode):
+        raise refusals.is_directory(path)
+    raise refusals.is_link(path) if stat.S_ISLNK(found.st_mode) else refusals.not_a_file(path)
+
+
+def _require_same(found: Entry | None, seen: os.stat_result | None, parts: Parts) -> None:
+    if seen is None or (found is not None and _version(found.stat) == _version(seen)):
+        return
+    raise Conflict(f"{shown(parts)!r} was changed by someone else meanwhile; read it again and repeat the change")
+
+
+def _version(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _fill(fd: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _dress(fd: int, mode: int | None, like: Entry | None) -> None:
+    """Permissions and, where we may, owner of the file that is replaced."""
+    if like is not None:
+        with suppress(PermissionError):
+            os.fchown(fd, like.stat.st_uid, like.stat.st_gid)
+        mode = like.stat.st_mode if mode is None else mode
+    if mode is not None:
+        os.fchmod(fd, mode & _PERMISSIONS)

@@ -1,0 +1,45 @@
+"""Each chat's folder of files: made at first use, or a folder of yours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import NotFound
+from ..names import chat_directory
+from .beneath import Way
+from .paths import Root
+
+_PRIVATE = 0o700
+
+
+class Workspaces:
+    """Finds the workspace of a chat; `attached` names folders that stand in for the chat's own."""
+
+    def __init__(self, data_dir: Path, attached: Mapping[str, Path] | None = None, way: Way | None = None) -> None:
+        self._chats = data_dir / "chats"
+        self._attached = dict(attached or {})
+        self._way = way
+
+    def directory(self, chat: str) -> Path:
+        """Where the gateway keeps what belongs to a chat: its workspace, and later its versions."""
+        return self._chats / chat_directory(chat)
+
+    def path(self, chat: str) -> Path:
+        """The folder the chat's files are in, made when it is ours and not there yet."""
+        if chat in self._attached:
+            return self._attached[chat]
+        workspace = self.directory(chat) / "workspace"
+        if not workspace.is_dir():
+            workspace.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
+            workspace.mkdir(_PRIVATE, exist_ok=True)
+        return workspace
+
+    def root(self, chat: str) -> Root:
+        """The chat's workspace, held open; use it in a `with`."""
+        path = self.path(chat)
+        try:
+            return Root(path, self._way)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            message = f"the folder {str(path)!r} of chat {chat!r} does not exist; create it or attach another one"
+            raise NotFound(message, code="WORKSPACE_NOT_FOUND") from error

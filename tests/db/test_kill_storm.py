@@ -1,0 +1,114 @@
+"""Processes that share a data directory are killed at any moment, and nothing they told is lost."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+import anyio
+import pytest
+
+from gateway.db.instances import settle_interrupted
+from gateway.db.sqlite import SqliteDatabase
+
+WORKERS = 5
+ROUNDS = 20
+WORKER = Path(__file__).with_name("storm_worker.py")
+
+
+class Worker:
+    """A process that writes, and the ids it told so far."""
+
+    def __init__(self, data: Path) -> None:
+        command = [sys.executable, str(WORKER), str(data)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.told: list[str] = []
+        self.complaints = b""
+        self._news = threading.Condition()
+        self._listeners = [threading.Thread(target=listen) for listen in (self._hear, self._hear_complaints)]
+        for listener in self._listeners:
+            listener.start()
+
+    def wait_for(self, told: int) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.told) >= told, timeout=60), self.complaints.decode()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for listener in self._listeners:
+            listener.join()
+        _pipe(self.process.stdout).close()
+        _pipe(self.process.stderr).close()
+
+    def _hear(self) -> None:
+        for line in _pipe(self.process.stdout):
+            if line.endswith(b"\n"):
+                with self._news:
+                    self.told.append(line.decode().strip())
+                    self._news.notify_all()
+
+    def _hear_complaints(self) -> None:
+        self.complaints = _pipe(self.process.stderr).read()
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+@pytest.mark.slow
+@pytest.mark.promise("T1")
+@pytest.mark.promise("X3")
+def test_no_told_call_is_lost_when_processes_are_killed_at_any_moment(tmp_path: Path) -> None:
+    dice = random.Random(7463)
+    living = [Worker(tmp_path) for _ in range(WORKERS)]
+    dead: list[Worker] = []
+    for _ in range(ROUNDS):
+        for victim in dice.sample(living, k=dice.choice([1, 1, 2])):
+            victim.wait_for(dice.randrange(1, 400))
+            victim.kill()
+            dead.append(victim)
+            living.remove(victim)
+            living.append(Worker(tmp_path))
+    for worker in living:
+        worker.wait_for(1)
+        worker.kill()
+    dead += living
+
+    assert [worker.complaints for worker in dead] == [b""] * len(dead)
+    told = {call for worker in dead for call in worker.told}
+    unfinished = {worker.told[0] for worker in dead}
+    assert len(told) > 1000
+    _settle(tmp_path)
+    check(tmp_path / "toolgate.db", told, unfinished)
+
+
+def _settle(data: Path) -> None:
+    async def main() -> None:
+        db = await SqliteDatabase.open(data / "toolgate.db")
+        await settle_interrupted(db, data / "run")
+        await db.close()
+
+    anyio.run(main)
+
+
+def check(path: Path, told: set[str], unfinished: set[str]) -> None:
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    states = {
+        call: (status, code)
+        for call, status, code in connection.execute("SELECT id, status, error_code FROM tool_calls")
+    }
+    connection.close()
+    assert told - states.keys() == set()
+    assert {states[call] for call in unfinished} == {("error", "INTERRUPTED")}
+    assert {states[call] for call in told - unfinished} == {("success", None)}
+    assert not [call for call, state in states.items() if state[0] == "running"]
+    assert not list((path.parent / "run").glob("*.lock"))

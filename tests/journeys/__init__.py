@@ -1,0 +1,1 @@
+"""Real MCP clients of each era, through the whole gateway, to a tool."""

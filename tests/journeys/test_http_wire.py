@@ -1,0 +1,198 @@
+"""What goes over HTTP, header by header: the parts a client library would hide or never write."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from .processes import PATIENCE, Listening, Process, on_http, serve_command
+from .wire import ERAS, HANDSHAKE, INITIALIZE, MODERN, call, exchange, nested, open_session, post, request, routing
+
+pytestmark = pytest.mark.timeout(90)
+
+PARSE_ERROR = -32700
+
+
+@pytest.mark.promise("G7")
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_a_serving_gateway_is_healthy_and_ready(listening: Listening, path: str) -> None:
+    answer = exchange(_at(listening, path), "GET")
+    assert (answer.status, json.loads(answer.body)["ok"]) == (200, True)
+
+
+@pytest.mark.promise("G7")
+@pytest.mark.parametrize("path", ["/mcp", "/healthz", "/readyz"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost@evil.example"]
+)
+def test_a_request_for_another_host_is_misdirected(listening: Listening, path: str, host: str) -> None:
+    for method in ("GET", "POST"):
+        answer = exchange(_at(listening, path), method, headers={"host": host})
+        assert answer.status == 421
+        assert answer.body
+
+
+@pytest.mark.promise("G7")
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("origin", ["http://evil.example", "https://localhost.evil.example", "null", "file://"])
+def test_a_page_of_another_site_is_forbidden(listening: Listening, era: str, origin: str) -> None:
+    opening = INITIALIZE if era == HANDSHAKE else request(MODERN, 1, "tools/list")
+    answer = post(listening.url, opening, {"origin": origin})
+    assert answer.status == 403
+    assert answer.body
+
+
+@pytest.mark.promise("G7")
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1"])
+def test_a_page_on_this_machine_may_use_the_gateway(listening: Listening, origin: str) -> None:
+    answer = post(listening.url, request(MODERN, 1, "tools/list"), {"origin": origin})
+    assert (answer.status, "result" in answer.message) == (200, True)
+
+
+@pytest.mark.promise("G7")
+def test_localhost_is_this_machine_too(listening: Listening) -> None:
+    port = urlsplit(listening.url).port
+    answer = post(listening.url, request(MODERN, 1, "tools/list"), {"host": f"localhost:{port}"})
+    assert answer.status == 200
+
+
+@pytest.mark.promise("G3")
+def test_a_request_of_2026_needs_no_session_and_gets_none(listening: Listening) -> None:
+    answer = post(listening.url, request(MODERN, 1, "tools/list"))
+    assert (answer.status, answer.message["id"]) == (200, 1)
+    assert "mcp-session-id" not in answer.headers
+
+
+@pytest.mark.promise("G3")
+def test_a_session_ends_when_its_client_says_so(listening: Listening) -> None:
+    session = open_session(listening.url)
+    assert "result" in post(listening.url, request(HANDSHAKE, 1, "tools/list"), session).message
+    assert exchange(listening.url, "DELETE", headers=session).status == 200
+    assert post(listening.url, request(HANDSHAKE, 2, "tools/list"), session).status == 404
+
+
+@pytest.mark.promise("G3")
+def test_a_session_nobody_opened_is_not_found(listening: Listening) -> None:
+    session = {"mcp-session-id": "0" * 32, "mcp-protocol-version": HANDSHAKE}
+    assert post(listening.url, request(HANDSHAKE, 1, "tools/list"), session).status == 404
+
+
+@pytest.mark.promise("G3")
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("body", [b"no json", b"\xff\xfe", b"{", b""], ids=["words", "no-utf8", "cut-short", "empty"])
+def test_a_body_that_is_no_json_is_a_parse_error(listening: Listening, era: str, body: bytes) -> None:
+    answer = post(listening.url, body, _headers(listening, era))
+    assert (answer.status, answer.message["error"]["code"]) == (400, PARSE_ERROR)
+    _assert_alive(listening)
+
+
+@pytest.mark.promise("G3")
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("depth", [2_000, 100_000])
+def test_json_nested_without_end_is_refused(listening: Listening, era: str, depth: int) -> None:
+    answer = post(listening.url, nested(era, depth), _headers(listening, era)).message
+    assert "error" in answer or answer["result"]["isError"]
+    _assert_alive(listening)
+
+
+@pytest.mark.promise("B11")
+@pytest.mark.parametrize("era", ERAS)
+def test_ten_megabytes_are_too_large_and_the_answer_names_the_limit(listening: Listening, era: str) -> None:
+    message = call(era, 1, "write_file", {"path": "big.txt", "content": "x" * 10_000_000})
+    answer = post(listening.url, message, _headers(listening, era))
+    assert answer.status == 413
+    assert str(8 * 1024 * 1024) in answer.body.decode()
+    _assert_alive(listening)
+
+
+@pytest.mark.promise("B11")
+def test_a_body_without_a_length_meets_the_same_limit(listening: Listening) -> None:
+    parts = urlsplit(listening.url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=PATIENCE)
+    headers = {"accept": "application/json, text/event-stream", "content-type": "application/json", **routing(MODERN)}
+    chunks = (b"x" * 500_000 for _ in range(20))
+    connection.request("POST", parts.path, chunks, headers, encode_chunked=True)
+    response = connection.getresponse()
+    assert (response.status, bool(response.read())) == (413, True)
+    connection.close()
+    _assert_alive(listening)
+
+
+@pytest.mark.promise("G3")
+@pytest.mark.parametrize("era", ERAS)
+def test_another_content_type_is_refused(listening: Listening, era: str) -> None:
+    headers = {**_headers(listening, era), "content-type": "text/plain"}
+    assert post(listening.url, request(era, 1, "tools/list"), headers).status in (400, 415)
+
+
+@pytest.mark.promise("G3")
+def test_a_call_that_says_one_thing_in_its_headers_and_another_in_its_body_is_refused(listening: Listening) -> None:
+    message = call(MODERN, 1, "read_file", {"path": "a.txt"})
+    answer = post(listening.url, message, {"mcp-name": "list_directory"})
+    assert (answer.status, answer.message["error"]["code"]) == (400, -32020)
+
+
+@pytest.mark.promise("G3")
+def test_a_version_nobody_knows_is_answered_with_those_the_gateway_speaks(listening: Listening) -> None:
+    message = request(MODERN, 1, "tools/list", {"_meta": {"io.modelcontextprotocol/protocolVersion": "2099-01-01"}})
+    answer = post(listening.url, message, {"mcp-protocol-version": "2099-01-01"})
+    assert (answer.status, answer.message["error"]["code"]) == (400, -32022)
+    assert MODERN in answer.message["error"]["data"]["supported"]
+
+
+@pytest.mark.promise("G3")
+def test_both_eras_are_served_from_one_process_at_the_same_time(listening: Listening, chat: str) -> None:
+    session = open_session(listening.url)
+    written = post(listening.url, call(HANDSHAKE, 1, "write_file", {"path": "a.txt", "content": "a"}, chat), session)
+    read = post(listening.url, call(MODERN, 2, "read_file", {"path": "a.txt"}, chat))
+    assert written.message["result"]["structuredContent"] == {"path": "a.txt", "size": 1}
+    assert read.message["result"]["structuredContent"]["content"] == "a"
+
+
+@pytest.mark.promise("G7")
+def test_sigterm_ends_the_gateway_in_peace_while_a_client_listens(tmp_path: Path) -> None:
+    with on_http(tmp_path) as gateway:
+        session = open_session(gateway.url)
+        parts = urlsplit(gateway.url)
+        stream = http.client.HTTPConnection(parts.netloc, timeout=PATIENCE)
+        stream.request("GET", parts.path, headers={**session, "accept": "text/event-stream"})
+        response = stream.getresponse()
+        assert response.status == 200
+        gateway.signal(signal.SIGTERM)
+        assert gateway.wait(seconds=5) == 0
+        assert gateway.rest() == []
+        assert "Traceback" not in gateway.log.read_text()
+        response.close()
+        stream.close()
+
+
+@pytest.mark.promise("G7")
+def test_a_port_in_use_is_one_readable_line_and_exit_code_1(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        gateway = Process(serve_command(tmp_path / "data", "--transport", "http", "--port", str(port)), tmp_path)
+        try:
+            gateway.complaint(rf"^toolgate: [A-Z_]+: .*\b{port}\b")
+            assert gateway.wait(seconds=5) == 1
+            assert "Traceback" not in gateway.log.read_text()
+        finally:
+            gateway.end()
+
+
+def _at(listening: Listening, path: str) -> str:
+    return listening.url.removesuffix("/mcp") + path
+
+
+def _headers(listening: Listening, era: str) -> dict[str, str]:
+    return open_session(listening.url) if era == HANDSHAKE else routing(MODERN)
+
+
+def _assert_alive(listening: Listening) -> None:
+    answer = post(listening.url, call(MODERN, "alive", "list_directory", {"path": "."}, "alive"))
+    assert (answer.status, answer.message["result"]["isError"]) == (200, False)

@@ -1,0 +1,110 @@
+"""Every promise of the product: its row, the sentence, and whether it is built.
+
+A row is `BUILT` when tests marked with it hold all of it, `PARTLY` when they hold the part named,
+and `LATER` when nothing is claimed yet.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+State = Literal["built", "partly", "later"]
+
+
+class Promise(NamedTuple):
+    sentence: str
+    state: State = "later"
+    so_far: str = ""
+
+
+PROMISES: dict[str, Promise] = {
+    # Toolsets, workspaces, renderers
+    "T1": Promise(
+        "The eight tables keep the columns and meaning they were designed with; migrations run by themselves at start.",
+        "built",
+    ),
+    "T2": Promise(
+        "A chat's workspace is versioned: any earlier message's files come back byte for byte; retries branch."
+    ),
+    "T3": Promise("A bundle is imported whole or not at all, from ZIP, folder or URL, and exports without secrets."),
+    "T4": Promise(
+        "Python tools: schema from type hints, a context, sync and async; failures recorded and snapshotted."
+    ),
+    "T5": Promise("Renderers code, document, html and frame; a render plan after each call, errors included."),
+    "T6": Promise("Toolsets declare MCP servers, connected on install; no secret value is stored or exported."),
+    "T7": Promise("Management and workspace API, over REST and as MCP tools of an admin toolset."),
+    "T8": Promise("A web console, and the same viewers inside any MCP Apps host."),
+    "T9": Promise("The app-builder toolset ships and works from Claude Desktop's settings."),
+    # Bundles over REST, HTTP tools, search
+    "B1": Promise("Bundles over REST: PUT, PATCH, soft DELETE, GET with paging."),
+    "B2": Promise("Tools by slug and version over REST, invoked and searched there."),
+    "B3": Promise("Ids are UUIDv7; slugs and versions are unique also across processes."),
+    "B4": Promise("Builtins are immutable but for being enabled."),
+    "B5": Promise("Search ranks prefix, whole word, fuzzy, then recency."),
+    "B6": Promise(
+        "Invoking validates arguments and output and answers {ok, value} or {ok, error}, by the one executor.",
+        "partly",
+        "one executor validates both ways; REST and usage counters come later",
+    ),
+    "B7": Promise("HTTP tools: a placeholder cannot change the host, nor a redirect reach a private address."),
+    "B8": Promise("An OpenAPI document imports as a toolset."),
+    "B9": Promise("What disappears is disabled, and comes back as it was."),
+    "B10": Promise("Multi-step tools, declared in YAML, shown as one tool."),
+    "B11": Promise("Limits on calls a minute, bytes in and out, and tools; the error names the limit.", "built"),
+    # Specs, one executor, extensions
+    "X1": Promise(
+        "Specs are data, filtered by kind, category and tag, and exported in OpenAI's, MCP's and Anthropic's shapes.",
+        "partly",
+        "filters and exports; loaders from file, HTTP and database come later",
+    ),
+    "X2": Promise(
+        "One executor for every kind of tool: timeout, concurrency, cancellation, progress.",
+        "partly",
+        "all but retry, which comes with tools that can be retried",
+    ),
+    "X3": Promise(
+        "Extensions stand around every call, by priority; a failing gate denies, a failing observer is passed by, "
+        "and the call's record is never lost.",
+        "partly",
+        "roles, Prometheus and OpenTelemetry come later",
+    ),
+    "X4": Promise("Shell tools get arguments as data, never spliced into a command."),
+    # Core tools and approval
+    "C1": Promise("File tools on the chat's workspace, from which no path, link or race leads out.", "built"),
+    "C2": Promise("run_code in a sandbox: nothing outside the workspace, no network, hard limits."),
+    "C3": Promise("web_fetch and web_search, proof against requests to private addresses."),
+    "C4": Promise("git, tests, formatting and packages as tools."),
+    "C5": Promise(
+        "A person decides on dangerous calls, in every protocol era, and may edit the arguments.",
+        "partly",
+        "such calls are refused unless the operator asks nobody; the command line asks on the terminal",
+    ),
+    "C6": Promise(
+        "Results are {ok, value} or {ok: false, error: {code, message, details}}, on every surface.", "built"
+    ),
+    # Categories and permissions
+    "P1": Promise(
+        "Categories with a level and a switch, set by flags and settings.", "partly", "REST and console come later"
+    ),
+    "P2": Promise(
+        "A permission level is enforced: a read-only category cannot run a tool that writes.",
+        "partly",
+        "for every tool there is; upstream annotations come with upstreams",
+    ),
+    "P3": Promise("Per-category rate limits, and a queryable record of every call.", "built"),
+    "P4": Promise("The customer-support toolset as a worked example."),
+    # The gateway itself
+    "G1": Promise("Upstreams over stdio, SSE and streamable HTTP, supervised; a dead one blocks nobody."),
+    "G2": Promise("Faithful pass-through in every pairing of protocol eras."),
+    "G3": Promise("Serves stdio and streamable HTTP in both protocol eras from one process.", "built"),
+    "G4": Promise("Render plans and workspace files as resources."),
+    "G5": Promise("Every renderer is an MCP App."),
+    "G6": Promise("Large catalogs stay usable: search-first mode and per-client profiles."),
+    "G7": Promise(
+        "HTTP deployment with keys, roles, Host and Origin checks, health and metrics.",
+        "partly",
+        "loopback by default, Host and Origin checks, health; keys, roles and metrics come later",
+    ),
+    "G8": Promise("Grows past one machine on PostgreSQL and S3, losing nothing."),
+    "G9": Promise("Upstream definitions are pinned; a changed one is held back until accepted."),
+}

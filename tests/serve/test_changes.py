@@ -1,0 +1,97 @@
+"""A changed catalog is announced, in both protocol eras."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import Client
+from mcp.shared.subscriptions import ToolsListChanged
+
+from gateway.calls import Call, Outcome
+from gateway.catalog import Catalog, Entry
+from gateway.executor import Executor
+from gateway.serve.mcp import PAGE, McpFace
+from gateway.tools import Tool
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
+
+
+class Box:
+    name = "box"
+
+    async def list_tools(self) -> Sequence[Tool]:
+        return []
+
+    async def call_tool(self, call: Call) -> Outcome:
+        await call.progress(1, 2, "half way")
+        return Outcome(value={"chat": call.chat, "message": call.message, "client": call.caller.client})
+
+
+def catalog(count: int) -> Catalog:
+    return Catalog(Entry(f"t{n:04}", Tool(f"t{n:04}", ""), Box()) for n in range(count))
+
+
+async def test_a_client_of_the_sessionless_era_that_listens_is_told() -> None:
+    executor = Executor([], catalog(1))
+    face = McpFace(executor)
+    async with Client(face.server, mode="auto") as client:
+        assert client.server_capabilities.tools is not None and client.server_capabilities.tools.list_changed
+        async with client.listen(tools_list_changed=True) as changes:
+            executor.swap(catalog(2))
+            with anyio.fail_after(5):
+                assert isinstance(await anext(aiter(changes)), ToolsListChanged)
+        assert len((await client.list_tools()).tools) == 2
+
+
+async def test_a_client_of_the_handshake_era_is_told_once_for_changes_of_one_moment() -> None:
+    executor = Executor([], catalog(1))
+    face = McpFace(executor)
+    told: list[Any] = []
+    heard = anyio.Event()
+
+    async def hear(message: Any) -> None:
+        told.append(message)
+        heard.set()
+
+    async with Client(face.server, mode="legacy", message_handler=hear) as client:
+        assert client.server_capabilities.tools is not None and client.server_capabilities.tools.list_changed
+        await client.list_tools()
+        executor.swap(catalog(2))
+        executor.swap(catalog(3))
+        with anyio.fail_after(5):
+            await heard.wait()
+        assert len((await client.list_tools()).tools) == 3
+    assert [type(message) for message in told] == [types.ToolListChangedNotification]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_long_list_comes_in_pages_that_no_change_shifts(mode: Any) -> None:
+    executor = Executor([], catalog(2 * PAGE + 5))
+    async with Client(McpFace(executor).server, mode=mode) as client:
+        first = await client.list_tools()
+        executor.swap(Catalog(entry for entry in catalog(2 * PAGE + 5) if entry.name != "t0000"))
+        second = await client.list_tools(cursor=first.next_cursor)
+        third = await client.list_tools(cursor=second.next_cursor)
+    names = [tool.name for page in (first, second, third) for tool in page.tools]
+    assert names == [f"t{n:04}" for n in range(2 * PAGE + 5)]
+    assert third.next_cursor is None
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_progress_reaches_the_client_and_meta_chooses_chat_and_message(mode: Any) -> None:
+    heard: list[tuple[float, float | None, str | None]] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append((progress, total, message))
+
+    async with Client(McpFace(Executor([], catalog(1))).server, mode=mode) as client:
+        meta: Any = {"dev.toolgate/chat": "c1", "dev.toolgate/message": "m1"}
+        result = await client.call_tool("t0000", {}, meta=meta, progress_callback=hear)
+    assert isinstance(result, types.CallToolResult)
+    assert heard == [(1, 2, "half way")]
+    assert isinstance(result.content[0], types.TextContent)
+    assert '"chat":"c1","message":"m1"' in result.content[0].text

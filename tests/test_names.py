@@ -1,0 +1,82 @@
+"""Wire names, their assignment, chat folders and ids."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import names
+
+IDS = st.one_of(st.text(min_size=1, max_size=90), st.from_regex(r"[a-z]{1,40}:[a-z_]{1,60}", fullmatch=True))
+WIRE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@pytest.mark.parametrize(
+    ("tool_id", "prefix", "name"),
+    [
+        ("read_file", None, "read_file"),
+        ("app-builder:write_file", None, "app-builder__write_file"),
+        ("app-builder:write_file", "ab", "ab__write_file"),
+        ("app-builder:write_file", "", "write_file"),
+    ],
+)
+def test_a_plain_name_is_left_as_it_is(tool_id: str, prefix: str | None, name: str) -> None:
+    assert names.wire_name(tool_id, prefix) == name
+
+
+@given(IDS)
+def test_every_name_satisfies_every_client(tool_id: str) -> None:
+    assert WIRE.fullmatch(names.wire_name(tool_id))
+
+
+@given(IDS, IDS)
+def test_two_ids_meet_in_one_name_only_by_spelling_it_alike(one: str, other: str) -> None:
+    if names.wire_name(one) == names.wire_name(other):
+        assert one.replace(":", "__") == other.replace(":", "__") or one == other
+
+
+@given(st.dictionaries(IDS, st.sampled_from(["a", "b", "c"]), max_size=12), st.data())
+def test_assigned_names_are_unique_and_do_not_depend_on_the_order(wanted: dict[str, str], data: st.DataObject) -> None:
+    shuffled = dict(data.draw(st.permutations(list(wanted.items()))))
+    assigned = names.assign(wanted, {})
+    assert assigned == names.assign(shuffled, {})
+    assert len(set(assigned.values())) == len(wanted)
+
+
+@given(st.dictionaries(IDS, st.sampled_from(["a", "b"]), max_size=8), st.dictionaries(IDS, st.just("a"), max_size=8))
+def test_a_name_once_given_never_changes_its_meaning(first: dict[str, str], later: dict[str, str]) -> None:
+    given_first = names.assign(first, {})
+    taken = {name: tool_id for tool_id, name in given_first.items()}
+    given_later = names.assign({**later, **first}, taken)
+    assert {tool_id: given_later[tool_id] for tool_id in first} == given_first
+
+
+def test_a_builtin_comes_before_an_upstream_of_the_same_name() -> None:
+    assert names.assign({"fs:read_file": "read_file", "read_file": "read_file"}, {})["read_file"] == "read_file"
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_chats_share_no_folder_even_where_case_is_folded(one: str, other: str) -> None:
+    folders = [names.chat_directory(chat) for chat in (one, other)]
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9._-]*", folder) for folder in folders)
+    assert (folders[0] == folders[1]) == (one == other)
+
+
+def test_ids_are_uuid7_and_sort_by_time() -> None:
+    ids = [names.new_id() for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    assert {uuid.UUID(value).version for value in ids} == {7}
+    assert {uuid.UUID(value).variant for value in ids} == {uuid.RFC_4122}
+    milliseconds = [uuid.UUID(value).int >> 80 for value in ids]
+    assert milliseconds == sorted(milliseconds)
+    assert abs(milliseconds[-1] - time.time() * 1000) < 5000
+
+
+def test_the_nearest_word_is_offered_only_when_one_is_near() -> None:
+    assert names.did_you_mean("red_file", ["read_file", "write_file"]) == "; did you mean 'read_file'?"
+    assert names.did_you_mean("zzz", ["read_file"]) == ""
