@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import os
+import random
 import re
 import time
-import uuid
 from collections.abc import Iterable, Mapping
 
 SEPARATOR = "__"
@@ -74,12 +73,11 @@ def chat_directory(chat: str) -> str:
 
 def new_id() -> str:
     """A UUIDv7: unique across processes, and sorting by it is sorting by time."""
-    milliseconds = time.time_ns() // 1_000_000
-    random = int.from_bytes(os.urandom(10), "big")
-    value = (milliseconds & (1 << 48) - 1) << 80 | random
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    return str(uuid.UUID(int=value))
+    milliseconds = time.time_ns() // 1_000_000 & (1 << 48) - 1
+    # An id is no secret. `random` is seeded anew in every process; a system call here would cost a thread switch.
+    high, low = random.getrandbits(12), random.getrandbits(62)  # noqa: S311
+    digits = f"{milliseconds << 80 | 0x7 << 76 | high << 64 | 0x2 << 62 | low:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command. Exit 0 on success, 1 on a refusal, 2 on wrong usage; errors are one line on stderr."""
     logging.basicConfig(level=logging.WARNING, format="toolgate: %(levelname)s: %(message)s", stream=sys.stderr)
     try:
-        status: Any = toolgate.main(args=arguments, prog_name="toolgate", standalone_mode=False)
+        status = _run(arguments)
     except click.UsageError as error:
         hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
         _fail("USAGE", f"{error.format_message()}{hint}", 2)
@@ -70,6 +70,17 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             raise
         _fail("INTERNAL", f"{type(error).__name__}: {error} (set TOOLGATE_DEBUG=1 for the traceback)", 1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _run(arguments: list[str] | None) -> Any:
+    """The command's own return value; of errors that came in a group, the first one."""
+    try:
+        return toolgate.main(args=arguments, prog_name="toolgate", standalone_mode=False)
+    except BaseExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
 
 
 def _fail(code: str, message: str, status: int) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import logging
 import signal
 import sys
@@ -68,6 +69,7 @@ def serve(
 
 
 async def _serve(settings: Settings, transports: tuple[str, ...], host: str, port: int) -> None:
+    """Both faces in front of one gateway; the first to end ends the other."""
     async with Gateway.open(settings) as gateway, anyio.create_task_group() as tasks:
         stop = anyio.Event()
         tasks.start_soon(_stop_on_signal, stop)
@@ -135,7 +137,7 @@ Ctrl-C ends it."""
 def _announce(url: str, gateway: Gateway) -> None:
     _say(f"toolgate serves {len(gateway.catalog)} tools at {url}  (data in {gateway.settings.data_dir})")
     for snippet in clients.snippets(clients.serve_command(sys.executable), url):
-        _say(f"\n{clients.CLIENTS[snippet.client].title}: in {snippet.file}\n{snippet.text}")
+        _say(f"\n{clients.CLIENTS[snippet.client].title}, in {snippet.file}:\n  {json.dumps(snippet.config)}")
     _say("\nCtrl-C ends it.")
 
 

@@ -82,7 +82,7 @@ def call(
             caller = Caller(surface="cli")
             outcome = await gateway.call(name, given, caller=caller, confirmed=yes)
             if isinstance(outcome.error, InputRequired) and sys.stdin.isatty():
-                click.confirm(f"{name}: {outcome.error.details['reason']}. Go on?", abort=True, err=True)
+                click.confirm(f"{outcome.error.details['reason']}. Go on?", abort=True, err=True)
                 outcome = await gateway.call(name, given, caller=caller, confirmed=True)
             return outcome
 

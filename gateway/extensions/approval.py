@@ -31,7 +31,7 @@ class Approval(Extension):
         if reason is None:
             return await proceed(call)
         raise InputRequired(
-            f"{call.target.id}: {reason}. This call needs a person's consent, which cannot be asked for on this "
+            f"{reason}. This call needs a person's consent, which cannot be asked for on this "
             "connection; the operator can allow such calls with 'approval: {mode: never}'",
             reason=reason,
         )
@@ -43,5 +43,5 @@ class Approval(Extension):
             if reason is not None:
                 return reason
         elif rule:
-            return "the tool always asks first"
-        return "every call asks first (approval.mode is always)" if self._mode == "always" else None
+            return f"{call.target.id} always asks first"
+        return f"{call.target.id} asks first, as every tool does (approval.mode)" if self._mode == "always" else None

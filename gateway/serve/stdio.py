@@ -10,13 +10,13 @@ import re
 import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
+import anyio.to_thread
 import mcp_types as types
 import orjson
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.server.stdio import stdio_server
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
@@ -34,18 +34,8 @@ async def serve_stdio(face: McpFace, message_limit: int, grace: float, stop: any
 
     Requests already read are answered before the end, for which they have `grace` seconds.
     """
-    options = face.server.create_initialization_options()
-    if not (_pollable(0) and _pollable(1)):  # a file, as in `toolgate serve < requests.jsonl`
-        async with stdio_server() as (read, write):
-            await face.server.run(read, write, options)
-        return
     async with _Wire(message_limit, grace).open(stop) as (from_client, to_client):
-        await face.server.run(from_client, to_client, options)
-
-
-def _pollable(descriptor: int) -> bool:
-    mode = os.fstat(descriptor).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
+        await face.server.run(from_client, to_client, face.server.create_initialization_options())
 
 
 class _Wire:
@@ -77,9 +67,7 @@ class _Wire:
         await stop.wait()
         self._reading.cancel()
 
-    async def _read(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to_server: MemoryObjectSendStream[Any]
-    ) -> None:
+    async def _read(self, reader: _Reader, writer: _Writer, to_server: MemoryObjectSendStream[Any]) -> None:
         async with to_server:
             with self._reading:
                 async for line in self._lines(reader, writer):
@@ -90,7 +78,7 @@ class _Wire:
             with anyio.move_on_after(self._grace):  # closing the stream ends the calls still under way
                 await self._settled()
 
-    async def _lines(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AsyncIterator[bytes]:
+    async def _lines(self, reader: _Reader, writer: _Writer) -> AsyncIterator[bytes]:
         """Whole lines. One over the limit is not kept, only answered."""
         pending = bytearray()
         too_long = False
@@ -111,9 +99,7 @@ class _Wire:
         if pending.strip() and not too_long:
             yield bytes(pending)
 
-    async def _write(
-        self, writer: asyncio.StreamWriter, from_server: MemoryObjectReceiveStream[SessionMessage]
-    ) -> None:
+    async def _write(self, writer: _Writer, from_server: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async with from_server:
             async for item in from_server:
                 writer.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
@@ -142,19 +128,19 @@ class _Wire:
             await self._answered.wait()
 
 
-def _parse(line: bytes, writer: asyncio.StreamWriter) -> types.JSONRPCMessage | None:
+def _parse(line: bytes, writer: _Writer) -> types.JSONRPCMessage | None:
     """The message of a line, or None when it is none: the client is told so, and the next line counts."""
     try:
         return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
-            _refuse(writer, line, types.PARSE_ERROR, f"not JSON: {error.errors()[0]['msg']}")
+            _refuse(writer, line, types.PARSE_ERROR, str(error.errors()[0]["msg"]))
         else:
             _refuse(writer, line, types.INVALID_REQUEST, "not a JSON-RPC 2.0 message")
     return None
 
 
-def _refuse(writer: asyncio.StreamWriter, line: bytes | bytearray, code: int, message: str) -> None:
+def _refuse(writer: _Writer, line: bytes | bytearray, code: int, message: str) -> None:
     """Answer a line that could not be read. Its id is found only where it must be the message's own:
     right at the start or the end."""
     match = _LEADING_ID.match(line) or _TRAILING_ID.search(line[-300:])
@@ -182,11 +168,57 @@ def _own_standard_streams() -> Iterator[tuple[int, int]]:
         os.close(stdout)
 
 
-async def _connect(stdin: int, stdout: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    loop = asyncio.get_running_loop()
+class _Reader(Protocol):
+    async def read(self, n: int) -> bytes: ...
+
+
+class _Writer(Protocol):
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
+
+
+async def _connect(stdin: int, stdout: int) -> tuple[_Reader, _Writer]:
+    reader = await _read_pipe(stdin) if _pollable(stdin) else _FileReader(stdin)
+    writer = await _write_pipe(stdout) if _pollable(stdout) else _FileWriter(stdout)
+    return reader, writer
+
+
+def _pollable(descriptor: int) -> bool:
+    """Whether the event loop can wait for it; a plain file, as in `toolgate serve < requests`, cannot be waited for."""
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stat.S_ISCHR(mode) and os.isatty(descriptor))
+
+
+async def _read_pipe(descriptor: int) -> asyncio.StreamReader:
     reader = asyncio.StreamReader(limit=CHUNK)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(stdin, "rb", 0))
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0))
+    return reader
+
+
+async def _write_pipe(descriptor: int) -> asyncio.StreamWriter:
+    loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(
-        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(stdout, "wb", 0)
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(descriptor, "wb", 0)
     )
-    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+    return asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+class _FileReader:
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "rb", 0)
+
+    async def read(self, n: int) -> bytes:
+        return await anyio.to_thread.run_sync(self._file.read, n)
+
+
+class _FileWriter:
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "wb")
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+
+    async def drain(self) -> None:
+        await anyio.to_thread.run_sync(self._file.flush)

@@ -66,7 +66,8 @@ class Openat2(Stepwise):
     """The kernel's own: one call, nothing between check and use."""
 
     def open(self, directory: int, parts: Parts, flags: int) -> int:
-        how = _How(flags, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV)
+        # O_NOFOLLOW would hide a link at the end: with it the kernel says ENOTDIR, or hands out the link itself.
+        how = _How(flags & ~os.O_NOFOLLOW, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV)
         path = os.fsencode("/".join(parts) or ".")
         for _ in range(_ATTEMPTS):
             opened: int = _libc().syscall(_OPENAT2, directory, path, ctypes.byref(how), ctypes.sizeof(how))

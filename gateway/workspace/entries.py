@@ -18,6 +18,8 @@ TEMPORARY = ".toolgate-"
 """How names of files begin that are still being written; nothing lists them, a sweep removes them."""
 
 DEPTH_LIMIT = 64
+ANY_DEPTH = DEPTH_LIMIT + 1
+"""For a walk: as deep as a path can go, and to say so when the tree goes deeper."""
 WALK_LIMIT = 100_000
 
 Kind = Literal["file", "directory", "symlink", "other"]
@@ -35,10 +37,14 @@ def kind(found: os.stat_result) -> Kind:
 
 
 def modified(found: os.stat_result) -> str:
-    """When it was last written, in ISO 8601 UTC; a time set beyond the calendar is its last day."""
-    seconds, nanoseconds = divmod(found.st_mtime_ns, 1_000_000_000)
+    return timestamp(found.st_mtime_ns)
+
+
+def timestamp(nanoseconds: int) -> str:
+    """ISO 8601 in UTC; a time beyond the calendar, which anyone may set on a file, is its last day."""
+    seconds, rest = divmod(nanoseconds, 1_000_000_000)
     moment = datetime.fromtimestamp(min(max(seconds, _EARLIEST), _LATEST), UTC).replace(tzinfo=None)
-    return f"{moment.isoformat()}.{nanoseconds // 1_000_000:03d}Z"
+    return f"{moment.isoformat()}.{rest // 1_000_000:03d}Z"
 
 
 @dataclass(frozen=True)

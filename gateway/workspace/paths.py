@@ -13,7 +13,7 @@ from typing import BinaryIO
 from ..errors import Conflict, GatewayError, Invalid, NotFound
 from . import refusals
 from .beneath import DIRECTORY, LISTING, READING, Parts, Way, best_way
-from .entries import DEPTH_LIMIT, TEMPORARY, Entry, Walk
+from .entries import ANY_DEPTH, DEPTH_LIMIT, TEMPORARY, Entry, Walk
 from .refusals import refusing, shown
 from .removal import Removed, remove_tree, temporary_name
 
@@ -79,7 +79,7 @@ class Root:
             raise
         return os.fdopen(fd, "rb")
 
-    def walk(self, parts: Parts = (), depth: int = DEPTH_LIMIT, enter: Callable[[Entry], bool] | None = None) -> Walk:
+    def walk(self, parts: Parts = (), depth: int = ANY_DEPTH, enter: Callable[[Entry], bool] | None = None) -> Walk:
         """What lies under a directory; `enter` says which directories to go into, all by default."""
         return Walk(self._way, lambda: self._directory(parts, LISTING), parts, depth, enter or (lambda entry: True))
 

@@ -36,22 +36,25 @@ class Worker:
 
     def wait_for(self, told: int) -> None:
         with self._news:
-            assert self._news.wait_for(lambda: len(self.told) >= told, timeout=60), self.complaints.decode()
+            self._news.wait_for(lambda: len(self.told) >= told or self.process.poll() is not None, timeout=30)
+        assert len(self.told) >= told, "a worker stopped by itself"
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
         for listener in self._listeners:
             listener.join()
+        self.process.wait()
         _pipe(self.process.stdout).close()
         _pipe(self.process.stderr).close()
 
     def _hear(self) -> None:
         for line in _pipe(self.process.stdout):
-            if line.endswith(b"\n"):
-                with self._news:
-                    self.told.append(line.decode().strip())
-                    self._news.notify_all()
+            with self._news:
+                self.told += [line.decode().strip()] if line.endswith(b"\n") else []
+                self._news.notify_all()
+        with self._news:
+            self.process.wait()
+            self._news.notify_all()
 
     def _hear_complaints(self) -> None:
         self.complaints = _pipe(self.process.stderr).read()
@@ -66,27 +69,32 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 @pytest.mark.promise("T1")
 @pytest.mark.promise("X3")
 def test_no_told_call_is_lost_when_processes_are_killed_at_any_moment(tmp_path: Path) -> None:
+    workers = [Worker(tmp_path) for _ in range(WORKERS)]
+    try:
+        _storm(tmp_path, workers)
+    finally:
+        for worker in workers:
+            worker.kill()
+
+    assert [worker.complaints for worker in workers] == [b""] * len(workers)
+    told = {call for worker in workers for call in worker.told}
+    unfinished = {worker.told[0] for worker in workers}
+    assert len(told) > 1000
+    _settle(tmp_path)
+    _check(tmp_path / "toolgate.db", told, unfinished)
+
+
+def _storm(data: Path, workers: list[Worker]) -> None:
     dice = random.Random(7463)
-    living = [Worker(tmp_path) for _ in range(WORKERS)]
-    dead: list[Worker] = []
+    living = list(workers)
     for _ in range(ROUNDS):
         for victim in dice.sample(living, k=dice.choice([1, 1, 2])):
             victim.wait_for(dice.randrange(1, 400))
             victim.kill()
-            dead.append(victim)
-            living.remove(victim)
-            living.append(Worker(tmp_path))
+            workers.append(Worker(data))
+            living[living.index(victim)] = workers[-1]
     for worker in living:
         worker.wait_for(1)
-        worker.kill()
-    dead += living
-
-    assert [worker.complaints for worker in dead] == [b""] * len(dead)
-    told = {call for worker in dead for call in worker.told}
-    unfinished = {worker.told[0] for worker in dead}
-    assert len(told) > 1000
-    _settle(tmp_path)
-    check(tmp_path / "toolgate.db", told, unfinished)
 
 
 def _settle(data: Path) -> None:
@@ -98,7 +106,7 @@ def _settle(data: Path) -> None:
     anyio.run(main)
 
 
-def check(path: Path, told: set[str], unfinished: set[str]) -> None:
+def _check(path: Path, told: set[str], unfinished: set[str]) -> None:
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []

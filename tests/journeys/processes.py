@@ -35,6 +35,7 @@ class Process:
 
     def __init__(self, command: Sequence[str], directory: Path, *, stdin: int = subprocess.PIPE) -> None:
         self.log = directory / "stderr.log"
+        self.log.touch()
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._complaints: queue.Queue[bytes | None] = queue.Queue()
         self._process = subprocess.Popen(

@@ -83,7 +83,7 @@ def test_a_typescript_client_lists_and_calls_the_tools(script: str, era: str, ro
     assert seen["server"]["name"] == "toolgate"
     assert sorted(tool["name"] for tool in seen["tools"]) == BUILTINS
     assert all(tool["inputSchema"] and tool["outputSchema"] and tool["annotations"] for tool in seen["tools"])
-    assert seen["written"]["structuredContent"] == {"path": "notes.txt", "size": 10}
+    assert seen["written"]["structuredContent"] == {"path": "notes.txt", "size": 10, "created": True}
     assert seen["read"]["structuredContent"]["content"] == "from node\n"
     assert [entry["name"] for entry in seen["listed"]["structuredContent"]["entries"]] == ["notes.txt"]
     assert _code(seen["missing"]) == "FILE_NOT_FOUND"
@@ -101,7 +101,7 @@ def test_the_inspector_lists_and_calls_the_tools(era: str, road: Road) -> None:
     assert sorted(tool["name"] for tool in listed["tools"]) == BUILTINS
 
     written = _inspect(road, era, *_calling("write_file", {"path": "notes.txt", "content": "from node\n"}))
-    assert written["structuredContent"] == {"path": "notes.txt", "size": 10}
+    assert written["structuredContent"] == {"path": "notes.txt", "size": 10, "created": True}
 
 
 def _inspect(road: Road, era: str, *options: str) -> dict[str, Any]:

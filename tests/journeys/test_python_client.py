@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 from mcp import Client
-from mcp.shared.exceptions import MCPError
 from mcp_types import EmptyResult
 
 from .clients import CALL_ID, call, every_tool, over_http, over_stdio, refusal, text, value
@@ -72,7 +71,7 @@ async def test_the_listed_schemas_carry_the_arguments_and_returns_of_the_seed(cl
 @pytest.mark.promise("C1")
 async def test_a_file_that_was_written_is_read_back_and_listed(client: Client, chat: str) -> None:
     written = await call(client, "write_file", {"path": "notes.txt", "content": "grüße\n"}, chat)
-    assert written.structured_content == {"path": "notes.txt", "size": 8}
+    assert written.structured_content == {"path": "notes.txt", "size": 8, "created": True}
     assert "notes.txt" in text(written)
 
     read = await call(client, "read_file", {"path": "notes.txt"}, chat)
@@ -148,7 +147,7 @@ async def test_where_nobody_is_to_be_asked_files_are_overwritten_and_deleted(tmp
                 await value(client, "write_file", {"path": "a.txt", "content": "one"})
                 await value(client, "write_file", {"path": "a.txt", "content": "two"})
                 assert (await value(client, "read_file", {"path": "a.txt"}))["content"] == "two"
-                assert await value(client, "delete_file", {"path": "a.txt"}) == {"deleted": ["a.txt"]}
+                assert await value(client, "delete_file", {"path": "a.txt"}) == {"deleted": ["a.txt"], "count": 1}
                 assert (await value(client, "list_directory", {"path": "."}))["entries"] == []
 
 
@@ -206,7 +205,7 @@ async def test_fifty_calls_at_once_are_all_answered_each_with_its_own_result(cli
         for path in paths:
             tasks.start_soon(write, path)
 
-    assert written == {path: {"path": path, "size": 33} for path in paths}
+    assert written == {path: {"path": path, "size": 33, "created": True} for path in paths}
     listed = await value(client, "list_directory", {"path": "."}, chat)
     assert sorted(entry["name"] for entry in listed["entries"]) == paths
 
@@ -265,9 +264,10 @@ async def test_the_command_line_chooses_the_chat_and_its_files_outlive_the_proce
 
 
 @pytest.mark.promise("B11")
-async def test_ten_megabytes_of_argument_are_refused_and_the_connection_goes_on(client: Client, chat: str) -> None:
-    with pytest.raises(MCPError):
-        await call(client, "write_file", {"path": "big.txt", "content": "x" * 10_000_000}, chat)
+async def test_ten_megabytes_of_argument_are_refused_with_the_limit(client: Client, chat: str) -> None:
+    error = await refusal(client, "write_file", {"path": "big.txt", "content": "x" * 10_000_000}, chat)
+    assert error["code"] == "REQUEST_TOO_LARGE"
+    assert str(8 * 1024 * 1024) in error["message"]
     assert await _names(client, chat) == []
 
 

@@ -16,6 +16,8 @@ from .wire import ERAS, HANDSHAKE, INITIALIZE, INITIALIZED, MODERN, call, nested
 
 pytestmark = pytest.mark.timeout(90)
 
+LIMIT = 256 * 1024
+"""Bytes of one message, as configured here: four times what a tool's arguments may have."""
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
 
 
@@ -28,7 +30,10 @@ def era(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def gateway(era: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """One process per era for every test here: each shows that what the one before sent did no harm."""
-    with on_stdio(tmp_path_factory.mktemp(f"wire-{era}")) as process:
+    directory = tmp_path_factory.mktemp(f"wire-{era}")
+    config = directory / "toolgate.yaml"
+    config.write_text(f"limits: {{request_bytes: {LIMIT // 4}}}\n")
+    with on_stdio(directory, "--config", str(config)) as process:
         if era == HANDSHAKE:
             assert process.ask(INITIALIZE)["result"]["protocolVersion"] == HANDSHAKE
             process.send(INITIALIZED)
@@ -75,10 +80,13 @@ def test_json_nested_without_end_is_refused(gateway: Process, era: str, depth: i
 
 
 @pytest.mark.promise("B11")
-def test_a_message_over_the_limit_is_answered_under_its_own_id_with_the_limit(gateway: Process, era: str) -> None:
-    answer = gateway.ask(call(era, "big", "write_file", {"path": "big.txt", "content": "x" * 10_000_000}))
+@pytest.mark.parametrize("size", [LIMIT, 10_000_000])
+def test_a_message_over_the_limit_is_answered_under_its_own_id_with_the_limit(
+    gateway: Process, era: str, size: int
+) -> None:
+    answer = gateway.ask(call(era, "big", "write_file", {"path": "big.txt", "content": "x" * size}))
     assert (answer["id"], answer["error"]["code"]) == ("big", INVALID_REQUEST)
-    assert str(8 * 1024 * 1024) in answer["error"]["message"]
+    assert str(LIMIT) in answer["error"]["message"]
     _assert_alive(gateway, era)
 
 

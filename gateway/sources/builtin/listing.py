@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ...tools import Access, Permission
 from ...workspace import Entry, Parts, parse, shown
-from ...workspace.entries import DEPTH_LIMIT, modified
+from ...workspace.entries import ANY_DEPTH, modified
 from ...workspace.globs import Glob
 from .define import Context, Shape, builtin
 
@@ -56,7 +56,7 @@ def list_directory(
     def wanted(entry: Entry) -> bool:
         return include_hidden or not entry.hidden
 
-    found, truncated = select(context, base, limit, wanted, wanted, depth=DEPTH_LIMIT if recursive else 1)
+    found, truncated = select(context, base, limit, wanted, wanted, depth=ANY_DEPTH if recursive else 1)
     listed = [_listed(entry, base) for entry in found]
     return Listing(entries=listed, truncated=truncated), _listing_text(listed, shown(base), truncated)
 
@@ -110,7 +110,7 @@ def select(
     limit: int,
     wanted: Callable[[Entry], bool],
     enter: Callable[[Entry], bool],
-    depth: int = DEPTH_LIMIT,
+    depth: int = ANY_DEPTH,
 ) -> tuple[list[Entry], bool]:
     """The first `limit` wanted entries under a directory, and whether there may be more."""
     found: list[Entry] = []
