@@ -61,9 +61,11 @@ class SqliteDatabase:
 
 
 async def _reader(path: Path) -> aiosqlite.Connection:
+    uri = f"file:{quote(str(path))}?mode=ro"
+    connecting = aiosqlite.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT)
+    connecting._thread.daemon = True  # else a process that fails before `close` would never end
     try:
-        uri = f"file:{quote(str(path))}?mode=ro"
-        return await aiosqlite.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT)
+        return await connecting
     except sqlite3.Error as error:
         raise refusal(error, f"be opened at {path}") from error
 

@@ -17,6 +17,9 @@ from typing import IO, Any
 PATIENCE = 30.0
 """Seconds until an answer counts as missing: far above what any needs, below the suite's own timeout."""
 
+LISTENING = r"http://127\.0\.0\.1:\d+/mcp"
+"""How a gateway says where it listens, on stderr, once it does."""
+
 LOGS: list[Path] = []
 """What every gateway of this run writes to stderr; the end of it is shown with a test that fails."""
 
@@ -129,7 +132,7 @@ class Listening(Process):
         command = serve_command(directory / "data", "--transport", "http", "--port", "0", *options)
         super().__init__(command, directory, stdin=subprocess.DEVNULL)
         try:
-            self.url = self.complaint(r"http://127\.0\.0\.1:\d+/mcp").group()
+            self.url = self.complaint(LISTENING).group()
         except BaseException:
             self.end()
             raise

@@ -6,12 +6,13 @@ import http.client
 import json
 import signal
 import socket
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from .processes import PATIENCE, Listening, Process, on_http, serve_command
+from .processes import LISTENING, PATIENCE, Listening, Process, on_http, on_stdio, serve_command
 from .wire import ERAS, HANDSHAKE, INITIALIZE, MODERN, call, exchange, nested, open_session, post, request, routing
 
 pytestmark = pytest.mark.timeout(90)
@@ -117,13 +118,12 @@ def test_a_body_over_the_limit_is_too_large_and_the_answer_names_the_limit(liste
 @pytest.mark.promise("B11")
 def test_a_body_without_a_length_meets_the_same_limit(listening: Listening) -> None:
     parts = urlsplit(listening.url)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=PATIENCE)
     headers = {"accept": "application/json, text/event-stream", "content-type": "application/json", **routing(MODERN)}
     chunks = (b"x" * 1024 * 1024 for _ in range(LIMIT // (1024 * 1024) + 1))
-    connection.request("POST", parts.path, chunks, headers, encode_chunked=True)
-    response = connection.getresponse()
-    assert (response.status, bool(response.read())) == (413, True)
-    connection.close()
+    with closing(http.client.HTTPConnection(parts.netloc, timeout=PATIENCE)) as connection:
+        connection.request("POST", parts.path, chunks, headers, encode_chunked=True)
+        response = connection.getresponse()
+        assert (response.status, bool(response.read())) == (413, True)
     _assert_alive(listening)
 
 
@@ -163,16 +163,26 @@ def test_sigterm_ends_the_gateway_in_peace_while_a_client_listens(tmp_path: Path
     with on_http(tmp_path) as gateway:
         session = open_session(gateway.url)
         parts = urlsplit(gateway.url)
-        stream = http.client.HTTPConnection(parts.netloc, timeout=PATIENCE)
-        stream.request("GET", parts.path, headers={**session, "accept": "text/event-stream"})
-        response = stream.getresponse()
-        assert response.status == 200
-        gateway.signal(signal.SIGTERM)
-        assert gateway.wait(seconds=5) == 0
+        with closing(http.client.HTTPConnection(parts.netloc, timeout=PATIENCE)) as stream:
+            stream.request("GET", parts.path, headers={**session, "accept": "text/event-stream"})
+            with closing(stream.getresponse()) as events:
+                assert events.status == 200
+                gateway.signal(signal.SIGTERM)
+                assert gateway.wait(seconds=5) == 0
         assert gateway.rest() == []
         assert "Traceback" not in gateway.log.read_text()
-        response.close()
-        stream.close()
+
+
+@pytest.mark.promise("G3")
+def test_one_process_serves_its_pipes_and_a_port_on_the_same_files(tmp_path: Path) -> None:
+    with on_stdio(tmp_path, "--transport", "stdio", "--transport", "http", "--port", "0") as gateway:
+        url = gateway.complaint(LISTENING).group()
+        written = gateway.ask(call(MODERN, 1, "write_file", {"path": "a.txt", "content": "by pipe"}, "shared"))
+        assert written["result"]["isError"] is False
+        read = post(url, call(MODERN, 2, "read_file", {"path": "a.txt"}, "shared"))
+        assert read.message["result"]["structuredContent"]["content"] == "by pipe"
+        gateway.close_stdin()
+        assert gateway.wait(seconds=5) == 0
 
 
 @pytest.mark.promise("G7")

@@ -184,7 +184,7 @@ async def test_a_handshake_client_may_ping(client: Client) -> None:
     assert await client.send_ping() == EmptyResult()
 
 
-@pytest.mark.promise("T2")
+@pytest.mark.promise("C1")
 async def test_two_chats_of_one_client_never_see_each_others_files(client: Client, chat: str) -> None:
     await value(client, "write_file", {"path": "mine.txt", "content": "mine"}, chat)
 
@@ -222,7 +222,7 @@ async def test_a_client_that_gives_up_on_its_calls_keeps_its_connection(client: 
     assert (await value(client, "read_file", {"path": "after.txt"}, chat))["content"] == "still here"
 
 
-@pytest.mark.promise("T2")
+@pytest.mark.promise("C1")
 @pytest.mark.parametrize("era", ERAS)
 async def test_the_url_chooses_the_chat_and_a_request_may_choose_another(
     listening: Listening, chat: str, era: str
@@ -236,7 +236,7 @@ async def test_the_url_chooses_the_chat_and_a_request_may_choose_another(
         assert await _names(elsewhere, chat) == ["by-url.txt"]
 
 
-@pytest.mark.promise("T2")
+@pytest.mark.promise("C1")
 async def test_two_handshake_sessions_over_http_have_a_workspace_each(listening: Listening) -> None:
     async with over_http(listening.url, HANDSHAKE) as one, over_http(listening.url, HANDSHAKE) as other:
         await value(one, "write_file", {"path": "one.txt", "content": "1"})
@@ -245,7 +245,7 @@ async def test_two_handshake_sessions_over_http_have_a_workspace_each(listening:
         assert await _names(other) == ["other.txt"]
 
 
-@pytest.mark.promise("T2")
+@pytest.mark.promise("C1")
 async def test_without_a_session_or_a_choice_every_request_is_of_the_default_chat(
     listening: Listening, chat: str
 ) -> None:
@@ -254,7 +254,7 @@ async def test_without_a_session_or_a_choice_every_request_is_of_the_default_cha
         assert f"{chat}.txt" in await _names(client, "default")
 
 
-@pytest.mark.promise("T2")
+@pytest.mark.promise("C1")
 async def test_the_command_line_chooses_the_chat_and_its_files_outlive_the_process(tmp_path: Path) -> None:
     async with over_stdio(tmp_path, HANDSHAKE, "--chat", "novel") as client:
         await value(client, "write_file", {"path": "chapter.md", "content": "# One\n"})

@@ -3,7 +3,7 @@
 import difflib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import Conflict, GatewayError, Invalid
@@ -23,6 +23,7 @@ def from_difflib(before: str, after: str, context: int) -> str:
     return "".join(ended)
 
 
+@settings(deadline=None)
 @given(bodies, bodies, st.integers(0, 4))
 def test_what_difflib_writes_leads_from_one_text_to_the_other(before: str, after: str, context: int) -> None:
     if before == after:
@@ -31,6 +32,7 @@ def test_what_difflib_writes_leads_from_one_text_to_the_other(before: str, after
     assert patch.apply(file, before) == after
 
 
+@settings(deadline=None)
 @given(bodies, bodies)
 def test_our_own_diff_leads_from_one_text_to_the_other(before: str, after: str) -> None:
     written = unified_diff("f", before, after)
@@ -41,6 +43,7 @@ def test_our_own_diff_leads_from_one_text_to_the_other(before: str, after: str) 
     assert patch.apply(file, before) == after
 
 
+@settings(deadline=None)
 @given(bodies, bodies, bodies)
 def test_a_patch_applies_where_its_lines_have_moved_to(before: str, after: str, above: str) -> None:
     head = f"unique\n{above}\nends\n"
@@ -54,6 +57,7 @@ def test_a_patch_applies_where_its_lines_have_moved_to(before: str, after: str, 
     assert moved != head + before
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab \n-+@\\/,0123diff-git", max_size=200) | st.text(max_size=80))
 def test_no_text_is_a_surprise(text: str) -> None:
     try:

@@ -125,10 +125,10 @@ def test_matches_are_limited_and_long_lines_cut_at_the_match(call: Calling, work
 
 
 def test_an_enormous_matching_line_is_left_out_and_the_search_goes_on(call: Calling, workspace: Path) -> None:
-    (workspace / "a").write_text("x" * (7 * 2**20))
-    (workspace / "b").write_text("x\n")
-    outcome = call("search_code", pattern="xxxxx|x$", contextLines=1)
-    assert lines(outcome) == [("b", 1, "x")]
+    (workspace / "a").write_text("needle" + "x" * (7 * 2**20))
+    (workspace / "b").write_text("needle\n")
+    outcome = call("search_code", pattern="needle")
+    assert lines(outcome) == [("b", 1, "needle")]
     assert outcome.value["truncated"] is True
 
 
@@ -168,33 +168,32 @@ def test_a_catastrophic_pattern_ends_and_the_event_loop_keeps_turning(workspace:
     limited = Engine(engine.ripgrep, seconds=1.0)
     source = BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}), engine=limited)
     gaps: list[float] = []
+    answers: list[str] = []
 
-    async def turn(scope: anyio.CancelScope) -> None:
-        with scope:
-            while True:
-                started = time.monotonic()
-                await anyio.sleep(0.01)
-                gaps.append(time.monotonic() - started)
-
-    async def search() -> str:
+    async def search(done: anyio.Event) -> None:
         tools = {tool.id: tool for tool in await source.list_tools()}
-        call = Call(name="s", tool=tools["search_code"], arguments={"pattern": EVIL}, chat="demo")
-        with anyio.fail_after(10):
-            async with anyio.create_task_group() as tasks:
-                ticking = anyio.CancelScope()
-                tasks.start_soon(turn, ticking)
-                try:
-                    return str((await source.call_tool(call)).value["matches"])
-                except GatewayError as refusal:
-                    return refusal.code
-                finally:
-                    ticking.cancel()
+        try:
+            call = Call(name="s", tool=tools["search_code"], arguments={"pattern": EVIL}, chat="demo")
+            answers.append(str((await source.call_tool(call)).value["matches"]))
+        except GatewayError as refusal:
+            answers.append(refusal.code)
+        done.set()
 
-    answer = anyio.run(search)
-    assert answer == ("[]" if engine.ripgrep else "TIMEOUT")
-    if not engine.ripgrep:
-        assert len(gaps) > 30
-        assert sorted(gaps)[len(gaps) // 2] < 0.1
+    async def turn() -> None:
+        done = anyio.Event()
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(search, done)
+                while not done.is_set():
+                    started = time.monotonic()
+                    with anyio.move_on_after(0.01):
+                        await done.wait()
+                    gaps.append(time.monotonic() - started)
+
+    anyio.run(turn)
+    assert answers == (["[]"] if engine.ripgrep else ["TIMEOUT"])
+    assert sorted(gaps)[len(gaps) // 2] < 0.1
+    assert engine.ripgrep or len(gaps) > 10
 
 
 def test_a_cancelled_search_ends_its_child_at_once(workspace: Path) -> None:

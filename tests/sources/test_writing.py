@@ -65,7 +65,7 @@ def test_a_directory_is_no_file_to_write(call: Calling, workspace: Path) -> None
     (workspace / "d").mkdir()
     for confirmed in (True, False):
         assert code(call("write_file", path="d", content="x", confirmed=confirmed)) == "IS_DIRECTORY"
-        assert code(call("write_file", path=".", content="x", confirmed=confirmed)) == "INVALID_PATH"
+        assert code(call("write_file", path=".", content="x", confirmed=confirmed)) == "IS_DIRECTORY"
     (workspace / "f").touch()
     assert code(call("write_file", path="f/x", content="x")) == "FILE_NOT_FOUND"
     assert code(call("write_file", path="f/x", content="x", createDirs=True)) == "NOT_A_DIRECTORY"

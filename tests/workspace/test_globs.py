@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import Invalid
@@ -52,6 +52,7 @@ def test_a_glob_of_nothing_or_of_too_much_is_refused(pattern: str) -> None:
     assert refused.value.code == "INVALID_PATTERN"
 
 
+@settings(deadline=None)
 @given(
     st.text(alphabet="ab*?[]!{},/.-\\", max_size=40),
     st.lists(st.text(alphabet="ab.-", min_size=1, max_size=20), max_size=6),

@@ -4,7 +4,7 @@ import os
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import Invalid
@@ -66,6 +66,7 @@ def test_a_path_that_leaves_or_confuses_is_refused_by_name_and_with_the_fix(path
     refused.value.message.encode()
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.characters(), max_size=60) | st.text(alphabet="./a\0\n", max_size=30))
 def test_whatever_is_accepted_stays_inside(path: str) -> None:
     try:
@@ -80,6 +81,7 @@ def test_whatever_is_accepted_stays_inside(path: str) -> None:
     assert parse("/".join(parts)) == parts
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(alphabet=string.ascii_letters + "-_ .", min_size=1, max_size=8), max_size=10))
 def test_ordinary_names_are_accepted_as_they_are(names: list[str]) -> None:
     plain = [name for name in names if name not in (".", "..")]

@@ -20,7 +20,7 @@ from ...errors import Invalid, Timeout, Unavailable
 
 _SCRIPT = Path(__file__).with_name("search_script.py")
 _POLL_SECONDS = 0.02  # how soon a cancelled call is noticed
-_OUTPUT_LIMIT = 64 * 1024 * 1024  # from one child
+_OUTPUT_LIMIT = 32 * 1024 * 1024  # from one child
 _EVENT_LIMIT = 4 * 1024 * 1024  # one matching line as JSON; a longer one is not worth showing
 _COMPLAINT_LIMIT = 4096
 _REFUSED = 2
@@ -109,17 +109,24 @@ class _Splitter:
 
     def __init__(self) -> None:
         self.received = 0
-        self._pending = b""
+        self._pending = bytearray()
         self._overlong = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         self.received += len(data)
-        *lines, self._pending = (self._pending + data).split(b"\n")
-        for line in lines:
-            yield b"" if self._overlong or len(line) > _EVENT_LIMIT else line
-            self._overlong = False
-        if len(self._pending) > _EVENT_LIMIT:
-            self._pending, self._overlong = b"", True
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            self._append(end)
+            yield b"" if self._overlong else bytes(self._pending)
+            self._pending, self._overlong = bytearray(), False
+        self._append(rest)
+
+    def _append(self, data: bytes) -> None:
+        self._overlong = self._overlong or len(self._pending) + len(data) > _EVENT_LIMIT
+        if self._overlong:
+            self._pending.clear()
+        else:
+            self._pending += data
 
 
 def _output(

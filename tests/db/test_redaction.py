@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.calls import to_json
+from gateway.db.redaction import REDACTED, is_secret, redact
+
+SECRET_KEYS = [
+    "password", "PASSWORD", "db_password", "userPassword", "passwd", "secret", "client-secret", "clientSecret",
+    "token", "access_token", "accessToken", "GITHUB_TOKEN", "token2", "api_key", "apiKey", "APIKey", "apikey",
+    "x-api-key", "OPENAI_API_KEY", "authorization", "Authorization", "Proxy-Authorization", "credential",
+    "credentials", "awsCredentials", "private_key", "privateKey", "aws_secret_access_key", "passphrase",
+]  # fmt: skip
+OPEN_KEYS = ["path", "key", "max_tokens", "token_count", "tokenizer", "password_hint", "secretary", "", "é", "monkey"]
+
+
+@pytest.mark.parametrize("key", SECRET_KEYS)
+def test_a_key_whose_last_word_names_a_secret_is_secret(key: str) -> None:
+    assert is_secret(key)
+    assert redact(to_json({key: "s3cr3t"})) == (to_json({key: REDACTED}), ["s3cr3t"])
+
+
+@pytest.mark.parametrize("key", OPEN_KEYS)
+def test_other_keys_stay_as_they_are(key: str) -> None:
+    assert not is_secret(key)
+    assert redact(to_json({key: "value"})) == (to_json({key: "value"}), [])
+
+
+def test_a_secret_of_any_shape_is_replaced_at_any_depth() -> None:
+    document = {"servers": [{"env": {"API_KEY": ["one", {"two": 3}]}, "password": 12345, "name": "a"}], "big": 2**70}
+    cleaned, removed = redact(to_json(document))
+    shown = {"servers": [{"env": {"API_KEY": REDACTED}, "password": REDACTED, "name": "a"}], "big": 2**70}
+    assert json.loads(cleaned) == shown
+    assert removed == ["one", "3", "12345"]
+
+
+MARK = "<<hidden>>"
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8"))
+keys = st.sampled_from(OPEN_KEYS) | st.text(st.characters(codec="utf-8")).filter(lambda key: not is_secret(key))
+hidden = st.recursive(st.just(MARK), lambda inner: st.lists(inner) | st.dictionaries(keys, inner), max_leaves=3)
+
+
+def layers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    with_secrets = st.dictionaries(st.sampled_from(SECRET_KEYS), hidden)
+    return st.lists(inner) | st.builds(lambda one, two: one | two, st.dictionaries(keys, inner), with_secrets)
+
+
+documents = st.recursive(plain, layers, max_leaves=12)
+
+
+@pytest.mark.promise("P3")
+@settings(max_examples=50, deadline=None)
+@given(document=documents)
+def test_no_value_of_a_secret_key_survives_and_nothing_else_changes(document: Any) -> None:
+    cleaned, _ = redact(to_json(document))
+    assert MARK.encode() not in cleaned
+    assert json.loads(cleaned) == shown(json.loads(to_json(document)))
+
+
+def shown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: REDACTED if key in SECRET_KEYS else shown(item) for key, item in value.items()}
+    return [shown(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,1 @@
+"""Sources of tools, tested through their two verbs."""
