@@ -130,6 +130,7 @@ TABLES = (
     """,
     "CREATE INDEX tool_calls_by_chat ON tool_calls (chat_id, id)",
     "CREATE INDEX tool_calls_by_tool ON tool_calls (tool_id, id)",
+    "CREATE INDEX tool_calls_by_principal ON tool_calls (principal, id)",
     "CREATE INDEX tool_calls_running ON tool_calls (process) WHERE status = 'running'",
     "CREATE INDEX tool_calls_failed ON tool_calls (id) WHERE status = 'error'",
     # Public names once handed out, so that a name never changes its meaning.

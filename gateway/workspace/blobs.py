@@ -1,15 +1,16 @@
+# ruff: noqa: PTH - an import calls these for every file, and Path objects would cost it a tenth of its time
 """Contents by their SHA-256: kept once, never rewritten, checked when they are read."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import io
+import itertools
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -82,8 +83,10 @@ class FileBlobs:
             return
         for path in unsynced:
             sync_file(path)
-        for directory in {str(self.directory), *(os.path.dirname(path) for path in unsynced)} if unsynced else ():  # noqa: PTH120
+        for directory in {os.path.dirname(path) for path in unsynced}:
             sync_directory(directory)
+        if unsynced:
+            sync_directory(str(self.directory))
         unsynced.clear()
 
     def epoch(self) -> str:
@@ -117,55 +120,144 @@ class FileBlobs:
     def _put_piece(self, content: bytes) -> str:
         digest = hashlib.sha256(content).hexdigest()
         if not self._refresh(digest, len(content)):
-            with self._written() as file:
-                file.write(content)
-                self._place(file, digest)
+            with self._writing() as (fd, temporary):
+                write_all(fd, content)
+                self._place(temporary, digest)
         return digest
 
     def _put_stream(self, source: BinaryIO, first: bytes) -> str:
-        with self._written() as file:
-            if _clone(source, file):
-                source, first = file, b""  # what was cloned can no longer change while it is read
-            sha = hashlib.sha256(first)
-            file.write(first)
-            for chunk in iter(lambda: source.read(CHUNK), b""):
-                sha.update(chunk)
-                if source is not file:
-                    file.write(chunk)
-            file.flush()
-            digest = sha.hexdigest()
-            if not self._refresh(digest, os.fstat(file.fileno()).st_size):
-                self._place(file, digest)
+        with self._writing() as (fd, temporary):
+            digest, size = _copy_hashed(source, first, fd)
+            if self._refresh(digest, size):
+                os.unlink(temporary)
+            else:
+                self._place(temporary, digest)
         return digest
 
     def _refresh(self, digest: str, size: int) -> bool:
         """Whether the blob is there; if so it is young again, and a sweep leaves it."""
         path = self.path(digest)
-        if not os.path.exists(path):  # noqa: PTH110 - called for every file of an import
+        if not os.access(path, os.F_OK):
             return False
         with self.held(fcntl.LOCK_SH):
             try:
                 os.utime(path)
-                if os.stat(path).st_size == size:  # noqa: PTH116
+                if os.stat(path).st_size == size:
                     return True
-                os.unlink(path)  # noqa: PTH108 - cut short by a loss of power before it was synced
-            except FileNotFoundError:
+                os.unlink(path)  # cut short when the power went before it was synced
+            except FileNotFoundError:  # a sweep was first
                 pass
         return False
 
     @contextlib.contextmanager
-    def _written(self) -> Iterator[BinaryIO]:
-        """A new temporary file; what has not been placed at the end is removed."""
+    def _writing(self) -> Iterator[tuple[int, str]]:
+        """A new temporary file, removed when writing it or placing it fails."""
         temporary = self._new_temporary()
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
         try:
-            with io.BufferedRandom(io.FileIO(fd, "r+"), CHUNK) as file:
-                file.raw.name = temporary
-                yield file
+            yield fd, temporary
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)  # noqa: PTH108
+                os.unlink(temporary)
             raise
+        finally:
+            os.close(fd)
+
+    def _place(self, temporary: str, digest: str) -> None:
+        path = self.path(digest)
+        try:
+            os.rename(temporary, path)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            os.rename(temporary, path)
+        self._unsynced.append(path)
 
     def _new_temporary(self) -> str:
         return f"{self._temporary}/{secrets.token_hex(8)}"
+
+
+def blob_missing(digest: str, path: str | None = None) -> Unavailable:
+    of = f" of {path!r}" if path else ""
+    message = f"the content {digest}{of} is missing where contents are kept; restore it from a backup"
+    return Unavailable(message, code="BLOB_MISSING", digest=digest, path=path)
+
+
+def blob_corrupt(digest: str) -> Unavailable:
+    message = f"the content kept as {digest} is damaged: it no longer has that SHA-256; restore it from a backup"
+    return Unavailable(message, code="BLOB_CORRUPT", digest=digest)
+
+
+def copy(source: BinaryIO, target: int) -> None:
+    """All of a content into an empty file; shared on disk where the file system can, read either way,
+    because reading to the end is what checks it."""
+    first = source.read(CHUNK)
+    shared = len(first) == CHUNK and _clone(source, target)
+    chunk = first
+    while chunk:
+        if not shared:
+            write_all(target, chunk)
+        chunk = source.read(CHUNK)
+
+
+def write_all(fd: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+class _Verified(io.FileIO):
+    """A file whose end is only reached when what was read has the expected SHA-256."""
+
+    def __init__(self, path: str, digest: str) -> None:
+        super().__init__(path)
+        self._digest = digest
+        self._sha = hashlib.sha256()
+
+    def readinto(self, buffer: Buffer) -> int:
+        count = super().readinto(buffer) or 0
+        self._sha.update(memoryview(buffer)[:count])
+        if count == 0 and self._sha.hexdigest() != self._digest:
+            raise blob_corrupt(self._digest)
+        return count
+
+    def readall(self) -> bytes:
+        return b"".join(iter(lambda: self.read(CHUNK), b""))
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            return self.readall()
+        piece = bytearray(size)
+        return bytes(memoryview(piece)[: self.readinto(piece)])
+
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
+        raise io.UnsupportedOperation("a content is read from beginning to end")
+
+
+def _copy_hashed(source: BinaryIO, first: bytes, target: int) -> tuple[str, int]:
+    """SHA-256 and size of what is now in `target`, in one pass and never whole in memory."""
+    if _clone(source, target):  # what was cloned can no longer change while it is read
+        with os.fdopen(os.dup(target), "rb", buffering=0) as cloned:
+            return _hashed(iter(lambda: cloned.read(CHUNK), b""), lambda chunk: None)
+    chunks = itertools.chain([first], iter(lambda: source.read(CHUNK), b""))
+    return _hashed(chunks, lambda chunk: write_all(target, chunk))
+
+
+def _hashed(chunks: Iterator[bytes], each: Callable[[bytes], None]) -> tuple[str, int]:
+    sha, size = hashlib.sha256(), 0
+    for chunk in chunks:
+        sha.update(chunk)
+        each(chunk)
+        size += len(chunk)
+    return sha.hexdigest(), size
+
+
+def _clone(source: BinaryIO, target: int) -> bool:
+    """Whether `target` now shares the blocks of `source`: on btrfs, XFS and the like."""
+    try:
+        fcntl.ioctl(target, _CLONE, source.fileno())
+    except OSError:  # another file system, or no file at all
+        return False
+    return True
