@@ -75,7 +75,7 @@ def new_id() -> str:
     """A UUIDv7: unique across processes, and sorting by it is sorting by time."""
     milliseconds = time.time_ns() // 1_000_000 & (1 << 48) - 1
     # An id is no secret. `random` is seeded anew in every process; a system call here would cost a thread switch.
-    high, low = random.getrandbits(12), random.getrandbits(62)  # noqa: S311
+    high, low = random.getrandbits(12), random.getrandbits(62)
     digits = f"{milliseconds << 80 | 0x7 << 76 | high << 64 | 0x2 << 62 | low:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 

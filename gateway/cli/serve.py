@@ -92,7 +92,7 @@ async def _over_stdio(gateway: Gateway, face: McpFace, stop: anyio.Event) -> Non
 
 async def _over_http(gateway: Gateway, face: McpFace, host: str, port: int, stop: anyio.Event) -> None:
     # Imported here: a stdio start, which a person waits for, needs none of it.
-    from ..serve.asgi import Door, http_app
+    from ..serve.asgi import Door, HttpFace
     from ..serve.http import bind, serve_http
 
     server = gateway.settings.server
@@ -101,14 +101,15 @@ async def _over_http(gateway: Gateway, face: McpFace, host: str, port: int, stop
     port = listening.getsockname()[1]
     limit = gateway.settings.limits.request_bytes * MESSAGE_FACTOR
     door = Door(limit, [*server.allowed_hosts, address.lower()], server.allowed_origins)
+    web = HttpFace(face, gateway.ready, door)
 
     async def drain() -> None:
         await gateway.drain()
-        face.close()
+        web.close()
 
     listening.listen(1024)
     _announce(f"http://{address}:{port}/mcp", gateway)
-    await serve_http(http_app(face, gateway.ready, door), listening, stop, drain)
+    await serve_http(web.app, listening, stop, drain)
 
 
 async def _stop_on_signal(stop: anyio.Event) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+import anyio
 from mcp.server.transport_security import TransportSecuritySettings
-from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import Forbidden, GatewayError, Invalid, Unavailable
@@ -22,27 +22,55 @@ Ready = Callable[[], Awaitable[None]]
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
-def http_app(face: McpFace, ready: Ready, door: Door) -> ASGIApp:
-    """Everything the HTTP face answers, behind its door."""
+class HttpFace:
+    """Everything the HTTP face answers, behind its door, as the ASGI application `app`."""
 
-    async def healthz(_: Request) -> Response:
+    def __init__(self, mcp: McpFace, ready: Ready, door: Door) -> None:
+        self._mcp = mcp
+        self._ready = ready
+        self._streams: set[anyio.CancelScope] = set()
+        routes = mcp.server.streamable_http_app(
+            streamable_http_path="/mcp",
+            max_request_body_size=door.body_limit,
+            # The door has checked Host and Origin already, for every route and not only this one.
+            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+            custom_starlette_routes=[Route("/healthz", self._healthz), Route("/readyz", self._readyz)],
+        )
+        self.app = door.before(self._ending(routes))
+
+    def close(self) -> None:
+        """End the streams on which clients only wait, so that the server need not cut them."""
+        self._mcp.close()
+        for stream in self._streams:
+            stream.cancel()
+
+    async def _healthz(self, _: Request) -> Response:
         return JSONResponse({"ok": True, "version": __version__})
 
-    async def readyz(_: Request) -> Response:
+    async def _readyz(self, _: Request) -> Response:
         try:
-            await ready()
+            await self._ready()
         except GatewayError as refusal:
             return _refused(refusal)
         return JSONResponse({"ok": True})
 
-    app: Starlette = face.server.streamable_http_app(
-        streamable_http_path="/mcp",
-        max_request_body_size=door.body_limit,
-        # The door has checked Host and Origin already, for every route and not only this one.
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-        custom_starlette_routes=[Route("/healthz", healthz), Route("/readyz", readyz)],
-    )
-    return door.before(app)
+    def _ending(self, app: ASGIApp) -> ASGIApp:
+        """`app`, whose streams (a GET of the handshake era) end when we do."""
+
+        async def ending(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or scope["method"] != "GET":
+                await app(scope, receive, send)
+                return
+            with anyio.CancelScope() as stream:
+                self._streams.add(stream)
+                try:
+                    await app(scope, receive, send)
+                finally:
+                    self._streams.discard(stream)
+            if stream.cancelled_caught:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        return ending
 
 
 class Door:
@@ -65,9 +93,26 @@ class Door:
                 except GatewayError as refusal:
                     await _refused(refusal)(scope, receive, send)
                     return
-            await app(scope, receive, send)
+            await app(scope, receive, self._explaining(scope, receive, send))
 
         return guarded
+
+    def _explaining(self, scope: Scope, receive: Receive, send: Send) -> Send:
+        """A body sent in chunks shows its size only when it is read: the SDK's bare 413 then becomes ours."""
+        replaced = False
+
+        async def explaining(message: Message) -> None:
+            nonlocal replaced
+            if message["type"] == "http.response.start" and message["status"] == TooLarge.status:
+                replaced = True
+                await _refused(self._too_large())(scope, receive, send)
+            elif not replaced:
+                await send(message)
+
+        return explaining
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"the request is larger than the limit of {self.body_limit} bytes", limit=self.body_limit)
 
     def _check(self, headers: Headers) -> None:
         host = headers.get("host", "").lower()
@@ -81,7 +126,7 @@ class Door:
             )
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self.body_limit:
-            raise TooLarge(f"the request is {length} bytes, the limit is {self.body_limit}", limit=self.body_limit)
+            raise self._too_large()
 
     def _knows(self, host: str) -> bool:
         return self._is_loopback(host) or host in self._hosts or host.rpartition(":")[0] in self._hosts
