@@ -17,6 +17,7 @@ from .config import ExtensionSettings, Settings
 from .db import Database
 from .db.chats import Chats
 from .db.instances import Instance, settle_interrupted
+from .db.manifests import Manifests
 from .db.records import CallRecords
 from .db.sqlite import SqliteDatabase
 from .db.tool_names import ToolNames
@@ -31,9 +32,11 @@ from .extensions.rate_limit import RateLimit
 from .extensions.running import Running
 from .extensions.telemetry import Telemetry
 from .extensions.validation import Validation
+from .extensions.versioning import Versioning
 from .sources import Source
 from .sources.builtin import BuiltinSource
 from .workspace import Workspaces
+from .workspace.versions import Versions
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,10 @@ class Gateway:
         self._db = db
         self._names = ToolNames(db)
         self._running = Running(settings.limits.concurrency, settings.limits.timeout)
-        self._sources = [BuiltinSource(Workspaces(settings.data_dir, _attached(settings))), *sources]
+        workspaces = Workspaces(settings.data_dir, _attached(settings))
+        self._chats = Chats(db)
+        self.versions = Versions(Manifests(db), self._chats, workspaces)
+        self._sources = [BuiltinSource(workspaces), *sources]
         self.executor = Executor(self._extensions())
 
     @classmethod
@@ -135,6 +141,7 @@ class Gateway:
         """Let calls under way finish within the grace period, and cancel the rest; all are recorded."""
         await self._running.drain(self.settings.server.shutdown_grace)
         await self.executor.idle()
+        await self.versions.close()
 
     def _extensions(self) -> list[Extension]:
         """Outermost first. The order is the policy; read it top to bottom."""
@@ -144,11 +151,12 @@ class Gateway:
             (0, self.telemetry),  # timed, refusals included
             (10, Audit(self.records)),  # written down, refusals included
             (20, Validation(limits.request_bytes, limits.response_bytes)),  # is it a call the tool understands?
-            (25, Ownership(Chats(self._db).claim)),  # is it this caller's chat?
+            (25, Ownership(self._chats.claim)),  # is it this caller's chat?
             (30, Permissions(categories, settings.effective_profile().permission)),  # may it do that?
             (40, RateLimit(categories, limits.calls_per_minute)),  # may it now?
             (60, Approval(settings.approval.mode)),  # does a person agree?
             (70, self._running),  # a slot and a deadline; a person who thinks holds neither
+            (100, Versioning(self.versions)),  # innermost: the files before and after
         ]
         yours = [(custom.priority, load_extension(custom)) for custom in settings.extensions]
         return [extension for _, extension in sorted([*ours, *yours], key=lambda placed: placed[0])]

@@ -79,11 +79,14 @@ class Call:
 @dataclass(frozen=True)
 class Outcome:
     """What came of a call: a value, or an error. `content` is what the model reads, as MCP blocks;
-    without it the model reads the value as JSON."""
+    without it the model reads the value as JSON. The manifests are the chat's files before and
+    after, where the call could change them."""
 
     value: Any = None
     error: GatewayError | None = None
     content: Sequence[Mapping[str, Any]] | None = None
+    pre_manifest: str | None = None
+    post_manifest: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -116,6 +119,10 @@ def to_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError as error:
-        if "64-bit" in str(error):  # JSON knows no such limit; orjson does
+        reason = str(error)
+    if "64-bit" in reason:  # JSON knows no such limit; orjson does
+        try:
             return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-        raise Invalid(f"not JSON we can carry: {error}", code="INVALID_JSON") from error
+        except (TypeError, ValueError, RecursionError) as error:
+            reason = str(error)
+    raise Invalid(f"not JSON we can carry: {reason}", code="INVALID_JSON")

@@ -86,10 +86,10 @@ class CallRecords:
         self._process = process
         self._known_chats: set[str] = set()
 
-    async def record_running(self, call: Call, *, pre_manifest_id: str | None = None) -> None:
+    async def record_running(self, call: Call) -> None:
         """Write that a call has begun; does nothing when its end is already written."""
         arguments, _, _ = _arguments(call)
-        row = (*self._beginning(call), arguments, "running", *[None] * 6, pre_manifest_id, None)
+        row = (*self._beginning(call), arguments, "running", *[None] * 8)
         await self._write(call, _RUNNING, row)
 
     async def record_finished(
@@ -98,8 +98,6 @@ class CallRecords:
         outcome: Outcome,
         *,
         render_plan: Mapping[str, Any] | None = None,
-        pre_manifest_id: str | None = None,
-        post_manifest_id: str | None = None,
         finished_at: float | None = None,
     ) -> None:
         """Write what came of a call, whether or not its beginning was written.
@@ -118,8 +116,8 @@ class CallRecords:
             _result(outcome),
             _document(render_plan),
             *_end(call, outcome, finished_at),
-            pre_manifest_id,
-            post_manifest_id,
+            outcome.pre_manifest,
+            outcome.post_manifest,
         )
         await self._write(call, _FINISHED, row)
 

@@ -85,22 +85,56 @@ TABLES = (
         principal              TEXT NOT NULL,
         active_leaf_message_id TEXT,
         active_manifest_id     TEXT,
+        materializing          TEXT,                 -- the manifest being written to disk; set only meanwhile
         created_at             TEXT NOT NULL
     )
     """,
-    # One immutable version of a chat's files; parents form branches.
+    # A conversation's messages, as far as calls have named them; the files of one are its own manifest's or,
+    # where it has none, those of the nearest message above it.
     """
-    CREATE TABLE workspace_manifests (
-        id         TEXT PRIMARY KEY,
-        chat_id    TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
-        parent_id  TEXT,
-        files      TEXT NOT NULL,                    -- {path: sha256}
-        created_at TEXT NOT NULL,
-        source     TEXT NOT NULL,                    -- user_upload | tool_run | branch | edit
-        source_ref TEXT                              -- the message or tool call behind it
+    CREATE TABLE messages (
+        chat_id     TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        id          TEXT NOT NULL,
+        parent_id   TEXT,
+        manifest_id TEXT,
+        created_at  TEXT NOT NULL,
+        PRIMARY KEY (chat_id, id)
     )
     """,
-    "CREATE INDEX workspace_manifests_by_chat ON workspace_manifests (chat_id, id)",
+    # One immutable version of a chat's files; parents form branches. Kept as a merge patch (RFC 7396) against
+    # the parent, or against nothing at depth 0; `workspace_manifests` shows each whole.
+    """
+    CREATE TABLE manifest_rows (
+        id          TEXT PRIMARY KEY,
+        chat_id     TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        parent_id   TEXT,
+        depth       INTEGER NOT NULL,                -- patches to apply on the whole one this chain starts from
+        chain_bytes BIGINT NOT NULL,                 -- what those patches weigh together
+        full_bytes  BIGINT NOT NULL,                 -- what the whole one would weigh
+        patch       TEXT NOT NULL,                   -- {path: sha256 | null}
+        meta_patch  TEXT NOT NULL,                   -- {path: x | l | d | null}: executable, link, empty directory
+        created_at  TEXT NOT NULL,
+        source      TEXT NOT NULL,                   -- user_upload | tool_run | branch | edit | interrupted
+        source_ref  TEXT                             -- the message or tool call behind it
+    )
+    """,
+    "CREATE INDEX manifest_rows_by_chat ON manifest_rows (chat_id, id)",
+    """
+    CREATE VIEW workspace_manifests AS
+    SELECT r.id, r.chat_id, r.parent_id, (
+        WITH RECURSIVE chain (id, parent_id, depth, patch) AS (
+            SELECT id, parent_id, depth, patch FROM manifest_rows WHERE id = r.id
+            UNION ALL
+            SELECT m.id, m.parent_id, m.depth, m.patch
+            FROM chain JOIN manifest_rows m ON m.id = chain.parent_id WHERE chain.depth > 0
+        )
+        SELECT json_group_object(key, value) FROM (
+            SELECT entry.key AS key, entry.value AS value, max(chain.depth)
+            FROM chain, json_each(chain.patch) entry GROUP BY entry.key
+        ) WHERE value IS NOT NULL
+    ) AS files, r.created_at, r.source, r.source_ref
+    FROM manifest_rows r
+    """,
     # Every call, refused ones and unknown names included. Ids sort by time.
     """
     CREATE TABLE tool_calls (

@@ -1,5 +1,6 @@
-# ruff: noqa: PTH - an import calls these for every file, and Path objects would cost it a tenth of its time
 """Contents by their SHA-256: kept once, never rewritten, checked when they are read."""
+
+# ruff: noqa: PTH103, PTH104, PTH108, PTH116, PTH120 - called for every file of an import, where a Path each would show
 
 from __future__ import annotations
 
@@ -12,16 +13,17 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from ..errors import Invalid, Unavailable
 from .durability import sync_directory, sync_file, sync_file_system
 from .tree import is_digest
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 CHUNK = 256 * 1024
 """How much of a content is in memory at a time; what is shorter is handled in one piece."""
-
-TEMPORARY_DIRECTORY = "tmp"
 
 _CLONE = 0x40049409  # FICLONE of linux/fs.h
 _EACH = 8  # up to here syncing one by one costs less than syncing the whole file system
@@ -56,8 +58,8 @@ class FileBlobs:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._temporary = directory / TEMPORARY_DIRECTORY
-        self._temporary.mkdir(0o700, parents=True, exist_ok=True)
+        self.temporary = directory / "tmp"
+        self.temporary.mkdir(0o700, parents=True, exist_ok=True)
         self._unsynced: list[str] = []
         self._epoch = directory / "epoch"
         if not self._epoch.exists():
@@ -110,7 +112,7 @@ class FileBlobs:
         Without it a sweep could look at an old blob, a writer find it and rely on it, and the sweep
         remove it.
         """
-        lock = os.open(self._temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        lock = os.open(self.temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, operation)
             yield
@@ -173,7 +175,7 @@ class FileBlobs:
         self._unsynced.append(path)
 
     def _new_temporary(self) -> str:
-        return f"{self._temporary}/{secrets.token_hex(8)}"
+        return f"{self.temporary}/{secrets.token_hex(8)}"
 
 
 def blob_missing(digest: str, path: str | None = None) -> Unavailable:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
-from .blobs import TEMPORARY_DIRECTORY, FileBlobs
-from .tree import is_digest
+from .blobs import FileBlobs
+
+_SHARD = re.compile("[0-9a-f]{2}")
 
 
 @dataclass(frozen=True)
@@ -36,21 +39,40 @@ def sweep(blobs: FileBlobs, live: Collection[str], older_than: float, now: float
     """
     before = now - older_than
     blobs.begin_epoch()
-    removed = [_sweep_shard(blobs, shard, live, before) for shard in _shards(blobs)]
-    leftovers = _remove(blobs, [entry for entry in _entries(blobs, TEMPORARY_DIRECTORY) if _older(entry, before)])
-    return Swept(
-        blobs=sum(map(len, removed)),
-        temporary=len(leftovers),
-        bytes=sum(map(sum, removed)) + sum(leftovers),
-    )
+    removed = [_sweep_shard(shard, live, before, blobs) for shard in _shards(blobs)]
+    leftovers = _remove_older(blobs.temporary.iterdir(), before)
+    return Swept(sum(map(len, removed)), len(leftovers), sum(map(sum, removed)) + sum(leftovers))
 
 
 def size(blobs: FileBlobs) -> Size:
-    sizes = [entry.stat().st_size for shard in _shards(blobs) for entry in _entries(blobs, shard)]
+    found = [_stat(path) for shard in _shards(blobs) for path in shard.iterdir()]
+    sizes = [stat.st_size for stat in found if stat is not None]
     return Size(len(sizes), sum(sizes))
 
 
-def _sweep_shard(blobs: FileBlobs, shard: str, live: Collection[str], before: float) -> list[int]:
-    dead = [entry for entry in _entries(blobs, shard) if entry.name not in live]
-    with blobs.held(fcntl.LOCK_EX):  # looked at again in here: a writer may have found it since
-        return _remove(blobs, [entry for entry in dead if _older(entry, before)])
+def _shards(blobs: FileBlobs) -> list[Path]:
+    return sorted(path for path in blobs.directory.iterdir() if _SHARD.fullmatch(path.name))
+
+
+def _sweep_shard(shard: Path, live: Collection[str], before: float, blobs: FileBlobs) -> list[int]:
+    dead = [path for path in shard.iterdir() if path.name not in live]
+    with blobs.held(fcntl.LOCK_EX):  # a writer that finds one of them now waits, and then finds nothing
+        return _remove_older(dead, before)
+
+
+def _remove_older(paths: Iterable[Path], before: float) -> list[int]:
+    """Sizes of the files that were older, and are gone."""
+    sizes = []
+    for path in paths:
+        found = _stat(path)
+        if found is not None and found.st_mtime < before:
+            path.unlink(missing_ok=True)
+            sizes.append(found.st_size)
+    return sizes
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:  # another sweep, or its writer, was first
+        return None

@@ -175,4 +175,4 @@ def _decoded(character: str) -> bytes:
 
 def _unsound(path: str, fault: str) -> Invalid:
     named = path if len(path) <= 200 else f"{path[:200]}…"
-    return Invalid(f"the version names {ascii(named)}, which {fault}; it cannot be restored", code="INVALID_PATH")
+    return Invalid(f"the version names {named!a}, which {fault}; it cannot be restored", code="INVALID_PATH")

@@ -35,6 +35,10 @@ class Workspaces:
             workspace.mkdir(_PRIVATE, exist_ok=True)
         return workspace
 
+    def is_attached(self, chat: str) -> bool:
+        """Whether the chat works in a person's own folder."""
+        return chat in self._attached
+
     def root(self, chat: str) -> Root:
         """The chat's workspace, held open; use it in a `with`."""
         path = self.path(chat)

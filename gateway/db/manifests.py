@@ -1,0 +1,172 @@
+"""Versions of a chat's files as rows: chains of patches, the head of each chat, and the messages they belong to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from ..errors import Conflict, Invalid, NotFound
+from . import Database, Statement, timestamp
+
+PAGE_LIMIT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRow:
+    """One row, in the order it is selected. The patches are JSON text against the parent, or
+    against nothing when `depth` is 0."""
+
+    id: str
+    chat_id: str
+    parent_id: str | None
+    depth: int
+    chain_bytes: int
+    full_bytes: int
+    patch: str
+    meta_patch: str
+    created_at: str
+    source: str
+    source_ref: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a chat stands: its manifest (None: no files yet), its latest message, and the manifest
+    whose restoring was begun and not ended, if any (empty: that of no files)."""
+
+    manifest_id: str | None = None
+    message_id: str | None = None
+    materializing: str | None = None
+
+
+_COLUMNS = ", ".join(field.name for field in fields(ManifestRow))
+_INSERT = f"INSERT INTO manifest_rows ({_COLUMNS}) VALUES ({', '.join('?' * len(fields(ManifestRow)))})"  # noqa: S608
+_SELECT = f"SELECT {_COLUMNS} FROM manifest_rows"  # noqa: S608
+_HEAD = "SELECT active_manifest_id, active_leaf_message_id, materializing FROM chats WHERE id = ?"
+_MOVE = (
+    "UPDATE chats SET active_manifest_id = ?, active_leaf_message_id = COALESCE(?, active_leaf_message_id), "
+    "materializing = NULL WHERE id = ? AND COALESCE(active_manifest_id, '') = COALESCE(?, '')"
+)
+_MESSAGE = (
+    "INSERT INTO messages (chat_id, id, parent_id, manifest_id, created_at) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT (chat_id, id) DO UPDATE SET manifest_id = COALESCE(excluded.manifest_id, messages.manifest_id)"
+)
+_ATTACH = (
+    "UPDATE messages SET manifest_id = ? WHERE chat_id = ? AND id = "
+    "(SELECT active_leaf_message_id FROM chats WHERE id = ?)"
+)
+_CHAIN = """
+    WITH RECURSIVE chain (depth, parent_id, patch, meta_patch) AS (
+        SELECT depth, parent_id, patch, meta_patch FROM manifest_rows WHERE id = ?
+        UNION ALL
+        SELECT m.depth, m.parent_id, m.patch, m.meta_patch
+        FROM chain JOIN manifest_rows m ON m.id = chain.parent_id WHERE chain.depth > 0
+    )
+    SELECT patch, meta_patch FROM chain ORDER BY depth
+"""
+_NEAREST = """
+    WITH RECURSIVE above (id, parent_id, manifest_id, steps) AS (
+        SELECT id, parent_id, manifest_id, 0 FROM messages WHERE chat_id = ? AND id = ?
+        UNION ALL
+        SELECT m.id, m.parent_id, m.manifest_id, above.steps + 1
+        FROM above JOIN messages m ON m.chat_id = ? AND m.id = above.parent_id
+        WHERE above.manifest_id IS NULL AND above.steps < 100000
+    )
+    SELECT manifest_id FROM above WHERE manifest_id IS NOT NULL LIMIT 1
+"""
+
+
+class Manifests:
+    """The manifests of one database. Rows are only ever added; what moves is a chat's head."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def head(self, chat: str) -> Head:
+        rows = await self._db.fetch(_HEAD, chat)
+        return Head(*rows[0]) if rows else Head()
+
+    async def add(self, row: ManifestRow, head: str | None) -> bool:
+        """Store the row and make it the chat's head, if the head is still the one given; else it is
+        stored as a branch of its own and False is returned. Either way it is never lost."""
+        insert = _inserted(row)
+        attach = Statement(_ATTACH, (row.id, row.chat_id, row.chat_id))
+        try:
+            await self._db.run(insert, Statement(_MOVE, (row.id, None, row.chat_id, head), 1), attach)
+        except Conflict:
+            await self.store(row)
+            return False
+        return True
+
+    async def store(self, row: ManifestRow) -> None:
+        """Store the row as a branch; the head stays where it is."""
+        await self._db.run(_inserted(row))
+
+    async def move(self, chat: str, target: str | None, head: str | None, message: str | None = None) -> None:
+        """Make another manifest the head. `Conflict` when the head is no longer the one given."""
+        attach = Statement(_ATTACH, (target, chat, chat))
+        await self._db.run(Statement(_MOVE, (target, message, chat, head), 1), *([] if message else [attach]))
+
+    async def intend(self, chat: str, target: str) -> None:
+        """Note that the files of a manifest are about to be written to disk; `move` clears the note."""
+        await self._db.run(Statement("UPDATE chats SET materializing = ? WHERE id = ?", (target, chat), 1))
+
+    async def tell_message(self, chat: str, message: str, parent: str | None) -> None:
+        """Note a message and the one it follows; the first to say so is believed."""
+        await self._db.run(Statement(_MESSAGE, (chat, message, parent, None, timestamp(time.time()))))
+
+    async def knows_message(self, chat: str, message: str) -> bool:
+        return bool(await self._db.fetch("SELECT 1 FROM messages WHERE chat_id = ? AND id = ?", chat, message))
+
+    async def of_message(self, chat: str, message: str) -> str | None:
+        """The manifest of a message, or of the nearest one above it that has one."""
+        rows = await self._db.fetch(_NEAREST, chat, message, chat)
+        return rows[0][0] if rows else None
+
+    async def chain(self, manifest: str) -> Sequence[tuple[str, str]]:
+        """The patches that make a manifest, the whole one first: `(patch, meta_patch)` as JSON text."""
+        rows = await self._db.fetch(_CHAIN, manifest)
+        if not rows:
+            raise NotFound(f"there is no manifest {manifest!r}", code="MANIFEST_NOT_FOUND")
+        return [(row[0], row[1]) for row in rows]
+
+    async def get(self, chat: str, id_or_prefix: str) -> ManifestRow:
+        """A manifest of the chat by its id or a unique beginning of it."""
+        if not id_or_prefix:
+            raise Invalid("a manifest id, or its beginning, is needed")
+        end = id_or_prefix + "\uffff"
+        rows = await self._db.fetch(
+            f"{_SELECT} WHERE chat_id = ? AND id >= ? AND id < ? ORDER BY id LIMIT 2", chat, id_or_prefix, end
+        )
+        if not rows:
+            raise NotFound(f"chat {chat!r} has no manifest {id_or_prefix!r}", code="MANIFEST_NOT_FOUND")
+        if len(rows) > 1 and rows[0][0] != id_or_prefix:
+            raise Conflict(f"several manifests begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
+        return ManifestRow(*rows[0])
+
+    async def find(self, manifest: str) -> ManifestRow:
+        """A manifest of any chat, by its whole id."""
+        rows = await self._db.fetch(f"{_SELECT} WHERE id = ?", manifest)
+        if not rows:
+            raise NotFound(f"there is no manifest {manifest!r}", code="MANIFEST_NOT_FOUND")
+        return ManifestRow(*rows[0])
+
+    async def history(self, chat: str, *, before: str | None = None, limit: int = 50) -> list[ManifestRow]:
+        """The chat's manifests of all branches, newest first."""
+        if not 1 <= limit <= PAGE_LIMIT:
+            raise Invalid(f"limit must be between 1 and {PAGE_LIMIT}, not {limit}")
+        where, values = ("AND id < ?", (before,)) if before else ("", ())
+        rows = await self._db.fetch(
+            f"{_SELECT} WHERE chat_id = ? {where} ORDER BY id DESC LIMIT {limit}", chat, *values
+        )
+        return [ManifestRow(*row) for row in rows]
+
+    async def patches(self, chat: str) -> list[str]:
+        """Every patch of the chat: together they name each blob that any of its manifests needs."""
+        rows = await self._db.fetch("SELECT patch FROM manifest_rows WHERE chat_id = ?", chat)
+        return [row[0] for row in rows]
+
+
+def _inserted(row: ManifestRow) -> Statement:
+    return Statement(_INSERT, [getattr(row, field.name) for field in fields(row)])

@@ -1,0 +1,191 @@
+"""What was seen of a workspace the last time, so that only what moved since is read again: a cache, never the truth."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from .beneath import Parts
+from .removal import temporary_name
+from .tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, PLAIN, Tree, decode, encode
+
+RACY_NANOSECONDS = 20_000_000
+"""Something that changed this recently may change again without its times showing it: clocks tick coarsely."""
+
+_HEADER = b"toolgate-index-1"
+
+
+class File(NamedTuple):
+    """A file or link when it was read. `racy`: too young to trust its times, so it is read again."""
+
+    mtime: int
+    ctime: int
+    size: int
+    inode: int
+    mode: int
+    kind: str
+    digest: str
+    racy: bool
+
+    @classmethod
+    def seen(cls, found: os.stat_result, digest: str, limit: int) -> File:
+        times = found.st_mtime_ns, found.st_ctime_ns
+        return cls(
+            *times, found.st_size, found.st_ino, found.st_mode, _kind(found.st_mode), digest, max(times) >= limit
+        )
+
+    def same(self, found: os.stat_result) -> bool:
+        """Whether nothing shows that the file has changed."""
+        return (
+            self.mtime == found.st_mtime_ns
+            and self.ctime == found.st_ctime_ns  # also when the modification time was set back
+            and self.size == found.st_size
+            and self.inode == found.st_ino
+            and self.mode == found.st_mode
+        )
+
+
+Stamp = tuple[int, int, int]
+"""When a directory's names last changed, and its inode, since two directories can trade names."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A directory when it was listed. `path` is as on disk; no `stamp`: list it again."""
+
+    path: str
+    stamp: Stamp | None = None
+    files: Mapping[str, File] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    ignored: frozenset[str] = frozenset()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    rules: str = ""
+
+    def below(self, name: str) -> str:
+        return f"{self.path}/{name}" if self.path else name
+
+    @cached_property
+    def tree(self) -> Tree:
+        """This directory's part of the tree."""
+        base = encode(self.path) + "/" if self.path else ""
+        files = {base + encode(name): file.digest for name, file in self.files.items()}
+        meta = {base + encode(name): file.kind for name, file in self.files.items() if file.kind}
+        if self.path and not (self.files or self.folders or self.ignored or self.skipped):
+            meta[base[:-1]] = EMPTY_DIRECTORY
+        return Tree(files, meta)
+
+
+@dataclass(frozen=True)
+class Index:
+    """Every directory seen, by its path on disk, and under which epoch of the blob store."""
+
+    folders: Mapping[str, Folder] = field(default_factory=dict)
+    epoch: str = ""
+
+    @cached_property
+    def tree(self) -> Tree:
+        files: dict[str, str] = {}
+        meta: dict[str, str] = {}
+        for folder in self.folders.values():
+            files.update(folder.tree.files)
+            meta.update(folder.tree.meta)
+        return Tree(files, meta)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        return {
+            encode(folder.below(name)): reason
+            for folder in self.folders.values()
+            for name, reason in folder.skipped.items()
+        }
+
+    def find(self, parts: Parts) -> File | None:
+        folder = self.folders.get("/".join(parts[:-1]))
+        return folder.files.get(parts[-1]) if folder else None
+
+    def under(self, epoch: str, missing: Collection[str]) -> Index:
+        """For a new epoch of the blob store: files of missing contents forgotten, so that they are read again."""
+        return Index({path: _without(folder, missing) for path, folder in self.folders.items()}, epoch)
+
+    def after(self, removed: Iterable[Parts], written: Mapping[Parts, File]) -> Index:
+        """With our own changes in it; the directories they are in are listed again."""
+        changed: dict[str, dict[str, File]] = {}
+        folders = dict(self.folders)
+        for parts in (*removed, *written):
+            path = "/".join(parts[:-1])
+            files = changed.setdefault(path, dict(folders[path].files) if path in folders else {})
+            files.pop(parts[-1], None)
+        for parts, file in written.items():
+            changed["/".join(parts[:-1])][parts[-1]] = file
+        for path, files in changed.items():
+            folders[path] = replace(folders.get(path, Folder(path)), stamp=None, files=files)
+        return replace(self, folders=folders)
+
+
+def load(path: Path, root: os.stat_result) -> Index:
+    """What `save` wrote for this directory; an empty index when it is missing, damaged or another's."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        header, checksum, body = path.read_bytes().split(b"\n", 2)
+        if header == _HEADER and hashlib.sha256(body).hexdigest().encode() == checksum:
+            content = orjson.loads(body)
+            if content["root"] == root.st_ino:
+                return Index({folder.path: folder for folder in map(_unpacked, content["folders"])}, content["epoch"])
+    return Index()
+
+
+def save(index: Index, path: Path, root: os.stat_result) -> None:
+    folders = [_packed(folder) for folder in index.folders.values()]
+    body = orjson.dumps({"root": root.st_ino, "epoch": index.epoch, "folders": folders})
+    content = b"\n".join([_HEADER, hashlib.sha256(body).hexdigest().encode(), body])
+    temporary = path.with_name(temporary_name())
+    try:
+        temporary.touch(0o600)
+        temporary.write_bytes(content)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _packed(folder: Folder) -> list[object]:
+    return [
+        encode(folder.path),
+        folder.stamp,
+        {encode(name): tuple(file) for name, file in folder.files.items()},
+        [encode(name) for name in folder.folders],
+        [encode(name) for name in folder.ignored],
+        {encode(name): reason for name, reason in folder.skipped.items()},
+        folder.rules,
+    ]
+
+
+def _unpacked(row: list[Any]) -> Folder:
+    path, stamp, files, folders, ignored, skipped, rules = row
+    return Folder(
+        decode(path),
+        tuple(stamp) if stamp else None,
+        {decode(name): File(*fields) for name, fields in files.items()},
+        tuple(map(decode, folders)),
+        frozenset(map(decode, ignored)),
+        {decode(name): reason for name, reason in skipped.items()},
+        rules,
+    )
+
+
+def _without(folder: Folder, digests: Collection[str]) -> Folder:
+    files = {name: file for name, file in folder.files.items() if file.digest not in digests}
+    return folder if len(files) == len(folder.files) else replace(folder, stamp=None, files=files)
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISLNK(mode):
+        return LINK
+    return EXECUTABLE if mode & stat.S_IXUSR else PLAIN

@@ -1,0 +1,218 @@
+"""Looking at a workspace: a stat for every file, a listing for every directory that moved, a read for what changed."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .beneath import LISTING, READING, Way
+from .blobs import BlobStore
+from .entries import TEMPORARY
+from .index import RACY_NANOSECONDS, File, Folder, Index
+from .refusals import refusal
+from .removal import temporary_name
+
+if TYPE_CHECKING:  # pathspec is imported with it, and only attached folders need that
+    from .ignore import Ignore, Rules
+
+ODD = "a pipe, socket or device"
+UNREADABLE = "not readable by the gateway"
+ELSEWHERE = "on another file system, or too deep"
+
+Finding = File | str | None
+"""A file, why it was skipped, or None when it is gone."""
+
+_ATTEMPTS = 3
+_UNKNOWN_CLOCK = 2_000_000_000
+_VANISHED = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+_CLOSED = {
+    errno.EACCES: UNREADABLE,
+    errno.EPERM: UNREADABLE,
+    errno.EXDEV: ELSEWHERE,
+    errno.ENAMETOOLONG: ELSEWHERE,
+}
+
+
+def scan(root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | None = None) -> Index:
+    """The workspace as it is now, every content of it put into `blobs`.
+
+    Nothing is followed or waited for. What cannot be read is noted as skipped; `known` is what an
+    earlier scan of the same directory returned, and saves reading what has not moved.
+    """
+    return Index(_Scan(root, way, blobs, known, ignore).folders(), known.epoch)
+
+
+def file_clock(root: int) -> int:
+    """The time the file system of `root` puts on a file written now; its clock need not be ours."""
+    try:
+        probe = _open_probe(root)
+    except OSError:  # read-only, so that only someone else can write, by a clock we do not know
+        return time.time_ns() - _UNKNOWN_CLOCK
+    try:
+        return os.fstat(probe).st_mtime_ns
+    finally:
+        os.close(probe)
+
+
+class _Scan:
+    def __init__(self, root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | None) -> None:
+        self._root = root
+        self._way = way
+        self._blobs = blobs
+        self._known = known.folders
+        self._ignore = ignore
+        self._limit = file_clock(root) - RACY_NANOSECONDS
+
+    def folders(self) -> dict[str, Folder]:
+        """Every directory, those above before those below."""
+        found: dict[str, Folder] = {}
+        pending: list[tuple[str, Rules | None]] = [("", None)]
+        while pending:
+            path, rules = pending.pop()
+            try:
+                directory = self._way.open(self._root, tuple(path.split("/")) if path else (), LISTING)
+            except OSError as error:
+                _note_closed(found, path, error)
+                continue
+            try:
+                rules = self._ignore.inside(rules, path, directory, self._way) if self._ignore else None
+                folder = found[path] = self._visit(directory, path, rules)
+            except OSError as error:
+                raise refusal(error, tuple(path.split("/"))) from error
+            finally:
+                os.close(directory)
+            pending.extend((folder.below(name), rules) for name in folder.folders)
+        return found
+
+    def _visit(self, directory: int, path: str, rules: Rules | None) -> Folder:
+        known = self._known.get(path)
+        found = os.fstat(directory)
+        stamp = found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+        if known is not None and known.stamp == stamp and known.rules == (rules.key if rules else ""):
+            return self._recheck(directory, known)
+        racy = max(found.st_mtime_ns, found.st_ctime_ns) >= self._limit
+        return self._list(directory, Folder(path, None if racy else stamp, rules=rules.key if rules else ""), rules)
+
+    def _recheck(self, directory: int, folder: Folder) -> Folder:
+        """A directory in which no name came or went: one stat for each file it had."""
+        findings: dict[str, Finding] = {}
+        for name, file in folder.files.items():
+            found = _stat(directory, name)
+            if found is None or file.racy or not file.same(found):
+                findings[name] = self._read(directory, name, found)
+        return _with_findings(folder, findings) if findings else folder
+
+    def _list(self, directory: int, folder: Folder, rules: Rules | None) -> Folder:
+        known = self._known.get(folder.path, folder).files
+        folders, ignored, findings = [], [], dict[str, Finding]()
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                name = entry.name
+                if name.startswith(TEMPORARY):
+                    continue
+                is_directory = entry.is_dir(follow_symlinks=False)
+                if rules is not None and rules.ignores(folder.below(name), is_directory):
+                    ignored.append(name)
+                elif is_directory:
+                    folders.append(name)
+                else:
+                    findings[name] = self._look(directory, name, known.get(name))
+        return _with_findings(replace(folder, folders=tuple(folders), ignored=frozenset(ignored)), findings)
+
+    def _look(self, directory: int, name: str, known: File | None) -> Finding:
+        found = _stat(directory, name)
+        if found is not None and known is not None and not known.racy and known.same(found):
+            return known
+        return self._read(directory, name, found)
+
+    def _read(self, directory: int, name: str, found: os.stat_result | None) -> Finding:
+        """The file with its content kept, as it was at one moment, or racy when it would not hold still."""
+        file: File | None = None
+        for _ in range(_ATTEMPTS):
+            if found is None:
+                return None
+            if stat.S_ISLNK(found.st_mode):
+                return self._read_link(directory, name, found)
+            if not stat.S_ISREG(found.st_mode):
+                return ODD
+            try:
+                opened = self._way.open(directory, (name,), READING)
+            except OSError as error:
+                if error.errno not in _VANISHED:
+                    return _reason(error)
+                found = _stat(directory, name)
+                continue
+            file, found = self._keep(opened, found)
+            if file.same(found):
+                return file
+        return file and file._replace(racy=True)
+
+    def _read_link(self, directory: int, name: str, found: os.stat_result) -> Finding:
+        try:
+            target = os.readlink(name, dir_fd=directory)
+        except OSError:  # replaced since; its directory has moved with it, and is listed the next time
+            return None
+        return File.seen(found, self._blobs.put(io.BytesIO(os.fsencode(target))), self._limit)
+
+    def _keep(self, opened: int, found: os.stat_result) -> tuple[File, os.stat_result]:
+        """The content under what was `found` before it was read, and what was found afterwards."""
+        with io.FileIO(opened) as source:
+            digest = self._blobs.put(source)
+            return File.seen(found, digest, self._limit), os.fstat(opened)
+
+
+def _with_findings(folder: Folder, findings: Mapping[str, Finding]) -> Folder:
+    files, skipped = dict(folder.files), dict(folder.skipped)
+    for name, finding in findings.items():
+        files.pop(name, None)
+        if isinstance(finding, File):
+            files[name] = finding
+        elif finding is not None:
+            skipped[name] = finding
+    # Permissions may change without the directory showing it, so that it is listed until they do.
+    stamp = None if UNREADABLE in skipped.values() else folder.stamp
+    return replace(folder, stamp=stamp, files=files, skipped=skipped)
+
+
+def _note_closed(found: dict[str, Folder], path: str, error: OSError) -> None:
+    """A directory that was listed but cannot be entered is skipped, or forgotten when it is gone."""
+    if not path:
+        raise refusal(error, ()) from error
+    above, _, name = path.rpartition("/")
+    parent = found[above]
+    skipped = dict(parent.skipped)
+    if error.errno not in _VANISHED:
+        skipped[name] = _reason(error)
+    folders = tuple(folder for folder in parent.folders if folder != name)
+    found[above] = replace(parent, stamp=None, folders=folders, skipped=skipped)
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in _CLOSED:
+        return _CLOSED[error.errno]
+    raise error
+
+
+def _stat(directory: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _open_probe(root: int) -> int:
+    if sys.platform == "linux":
+        with suppress(OSError):  # some file systems have no unnamed files
+            return os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=root)
+    name = temporary_name()
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=root)
+    os.unlink(name, dir_fd=root)
+    return fd

@@ -1,0 +1,252 @@
+"""Versions: a chat's files saved after every change, and any earlier state of them back."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import anyio
+import anyio.to_thread
+import orjson
+
+from ..db.chats import Chats
+from ..db.manifests import Head, ManifestRow, Manifests
+from ..errors import Conflict, Forbidden
+from . import manifest as manifests_of
+from . import sweep as sweeping
+from .blobs import FileBlobs
+from .checkout import Checkout
+from .lock import ChatLock
+from .tree import Changes, Tree, changes, diff
+from .workspaces import Workspaces
+
+CHATS_OPEN = 64
+"""Chats whose stat cache and tree stay in memory."""
+
+INDEX_SECONDS = 30.0
+GRACE_SECONDS = 24 * 3600.0
+
+Result = TypeVar("Result")
+Listener = Callable[[str, Changes], None]
+"""Told the chat and what changed in its files."""
+
+
+class Versions:
+    """The versions of every chat. `hold` a chat to change its files or its head; reading needs no lock."""
+
+    def __init__(self, manifests: Manifests, chats: Chats, workspaces: Workspaces) -> None:
+        self.manifests = manifests
+        self._chats = chats
+        self._workspaces = workspaces
+        self._open: OrderedDict[str, OpenChat] = OrderedDict()
+        self._listeners: list[Listener] = []
+        self._threads = anyio.CapacityLimiter(8)
+
+    @asynccontextmanager
+    async def hold(self, chat: str, principal: str) -> AsyncIterator[HeldChat]:
+        """Be alone with a chat's files, whatever an earlier holder left undone put right first."""
+        await self.require_owner(chat, principal)
+        opened = await self._opened(chat)
+        async with opened.lock.held():
+            held = HeldChat(self, opened, await self.manifests.head(chat))
+            await held.recover()
+            yield held
+
+    async def require_owner(self, chat: str, principal: str) -> None:
+        if await self._chats.claim(chat, principal) != principal:
+            raise Forbidden(f"chat {chat!r} belongs to someone else", code="CHAT_FORBIDDEN")
+
+    async def tree(self, chat: str, manifest: str | None) -> Tree:
+        """The files of a manifest; None is the empty tree."""
+        opened = await self._opened(chat)
+        if opened.manifest != manifest or manifest is None:
+            return await manifests_of.load(self.manifests, manifest)
+        return opened.tree
+
+    async def open_blob(self, chat: str, digest: str) -> BinaryIO:
+        """A content by its digest; verified as it is read."""
+        opened = await self._opened(chat)
+        return await self.in_thread(opened.blobs.open, digest)
+
+    async def sweep(self, chat: str, older_than: float = GRACE_SECONDS) -> sweeping.Swept:
+        """Remove contents that no manifest of the chat names, and that are older than the grace period."""
+        opened = await self._opened(chat)
+        live = {digest for patch in await self.manifests.patches(chat) for digest in digests_of(patch)}
+        return await self.in_thread(sweeping.sweep, opened.blobs, live, older_than, time.time())
+
+    def watch(self, listener: Listener) -> Callable[[], None]:
+        """Tell `listener` of every change until the returned function is called."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def announce(self, chat: str, what: Changes) -> None:
+        if what:
+            for listener in list(self._listeners):
+                listener(chat, what)
+
+    async def close(self) -> None:
+        for opened in self._open.values():
+            await self.in_thread(opened.checkout.save)
+
+    async def in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        return await anyio.to_thread.run_sync(functools.partial(function, *arguments), limiter=self._threads)
+
+    async def _opened(self, chat: str) -> OpenChat:
+        opened = self._open.get(chat)
+        if opened is None:
+            directory, folder = self._workspaces.directory(chat), self._workspaces.path(chat)
+            opened = await self.in_thread(OpenChat, chat, directory, folder, self._workspaces.is_attached(chat))
+            opened = self._open.setdefault(chat, opened)
+            await self._retire()
+        self._open.move_to_end(chat)
+        return opened
+
+    async def _retire(self) -> None:
+        while len(self._open) > CHATS_OPEN:
+            _, oldest = self._open.popitem(last=False)
+            await self.in_thread(oldest.checkout.save)
+
+
+class OpenChat:
+    """What stays in memory of one chat: its lock, its stat cache, and the tree of its head."""
+
+    def __init__(self, chat: str, directory: Path, folder: Path, attached: bool) -> None:
+        directory.mkdir(0o700, parents=True, exist_ok=True)
+        self.chat = chat
+        self.lock = ChatLock(directory / "lock")
+        self.blobs = FileBlobs(directory / "blobs")
+        self.running = directory / "running"
+        self.checkout = Checkout(folder, self.blobs, directory / "index", _ignore(folder) if attached else None)
+        self.manifest: str | None = None
+        self.tree = Tree()
+        self.index_saved = time.monotonic()
+
+
+def _ignore(folder: Path) -> Any:
+    # pathspec takes a while to import, and only a person's own folder has ignored files
+    return importlib.import_module(".ignore", __package__).Ignore(folder)
+
+
+class HeldChat:
+    """A chat nobody else can change meanwhile."""
+
+    def __init__(self, versions: Versions, opened: OpenChat, head: Head) -> None:
+        self.head = head
+        self._versions = versions
+        self._opened = opened
+        self._manifests = versions.manifests
+
+    async def recover(self) -> None:
+        """Finish what a killed holder began: a restore is ended, files a tool left are kept as a version."""
+        if self.head.materializing is not None:
+            await self._store_branch("interrupted")
+            await self._materialize(self.head.materializing or None)
+        interrupted = await self._versions.in_thread(_read_and_remove, self._opened.running)
+        if interrupted is not None:
+            await self.save("interrupted", interrupted)
+
+    @asynccontextmanager
+    async def changing(self, call: str) -> AsyncIterator[None]:
+        """Around whatever changes the files; a process killed inside leaves a note of the call."""
+        await self._versions.in_thread(self._opened.running.write_text, call)
+        try:
+            yield
+        finally:
+            self._opened.running.unlink(missing_ok=True)
+
+    async def save(self, source: str, source_ref: str | None = None) -> str | None:
+        """Keep the files as they are now; the manifest that has them, which is the old one when nothing changed."""
+        old, new = await self._tree(), await self._snapshot()
+        patch = diff(old, new)
+        if not patch:
+            return self.head.manifest_id
+        row = manifests_of.new_row(self._opened.chat, await self._parent(), old, new, source, source_ref)
+        if not await self._manifests.add(row, self.head.manifest_id):
+            raise Conflict(f"chat {self._opened.chat!r} moved on meanwhile; the files are kept as manifest {row.id}")
+        self._moved(row.id, new)
+        self._versions.announce(self._opened.chat, changes(old, patch))
+        return row.id
+
+    async def checkout(self, manifest: str | None, message: str | None = None) -> Changes:
+        """Bring a manifest's files back and make it the head; what was on disk is kept as a version before."""
+        await self.save("edit")
+        if manifest == self.head.manifest_id:
+            await self._manifests.move(self._opened.chat, manifest, manifest, message)
+            self.head = replace(self.head, message_id=message or self.head.message_id)
+            return Changes()
+        return await self._materialize(manifest, message)
+
+    async def switch(self, message: str, parent: str | None) -> None:
+        """Stand where a message stands: go on at the head, or go back and branch from an earlier one."""
+        chat = self._opened.chat
+        if message == self.head.message_id:
+            return
+        known = await self._manifests.knows_message(chat, message)
+        base = message if known else parent
+        goes_on = base is None or base == self.head.message_id
+        if not known:
+            await self._manifests.tell_message(chat, message, parent if parent is not None else self.head.message_id)
+        if goes_on:
+            await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id, message)
+            self.head = replace(self.head, message_id=message)
+        else:
+            await self.checkout(await self._manifests.of_message(chat, str(base)), message)
+
+    async def _materialize(self, manifest: str | None, message: str | None = None) -> Changes:
+        chat = self._opened.chat
+        target = await self._versions.tree(chat, manifest)
+        await self._manifests.intend(chat, manifest or "")
+        what = await self._versions.in_thread(self._opened.checkout.materialize, target)
+        await self._manifests.move(chat, manifest, self.head.manifest_id, message)
+        self._moved(manifest, target, message)
+        self._versions.announce(chat, what)
+        return what
+
+    async def _store_branch(self, source: str) -> None:
+        """Keep what is on disk beside the head, so that a cut-short restore loses nothing that was there."""
+        old, new = await self._tree(), await self._snapshot()
+        if diff(old, new):
+            row = manifests_of.new_row(self._opened.chat, await self._parent(), old, new, source, None)
+            await self._manifests.store(row)
+
+    async def _snapshot(self) -> Tree:
+        opened = self._opened
+        tree = await self._versions.in_thread(opened.checkout.snapshot)
+        if time.monotonic() - opened.index_saved > INDEX_SECONDS:
+            opened.index_saved = time.monotonic()
+            await self._versions.in_thread(opened.checkout.save)
+        return tree
+
+    async def _tree(self) -> Tree:
+        tree = await self._versions.tree(self._opened.chat, self.head.manifest_id)
+        self._opened.manifest, self._opened.tree = self.head.manifest_id, tree
+        return tree
+
+    async def _parent(self) -> ManifestRow | None:
+        if self.head.manifest_id is None:
+            return None
+        return await self._manifests.find(self.head.manifest_id)
+
+    def _moved(self, manifest: str | None, tree: Tree, message: str | None = None) -> None:
+        self._opened.manifest, self._opened.tree = manifest, tree
+        self.head = Head(manifest, message or self.head.message_id)
+
+
+def digests_of(patch: str) -> set[str]:
+    return {digest for digest in orjson.loads(patch).values() if digest is not None}
+
+
+def _read_and_remove(note: Path) -> str | None:
+    try:
+        call = note.read_text()
+    except FileNotFoundError:
+        return None
+    note.unlink()
+    return call
