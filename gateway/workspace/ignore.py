@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
+import re
 import stat
 from dataclasses import dataclass
 
-from pathspec import GitIgnoreSpec
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from .beneath import READING, Way
@@ -16,8 +17,12 @@ from .beneath import READING, Way
 FILES = (".gitignore", ".toolgateignore")
 """Read in this order in every directory; the later wins."""
 
+Patterns = tuple[tuple[re.Pattern[str], bool], ...]
+"""What matches, and whether that is ignored or brought back; the last line of a file first, since it wins."""
+
 _ALWAYS = ".git"
-_ABSENT = {errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EISDIR}  # git does not follow a link here either
+_KEPT = 256
+_ABSENT = {errno.ENOENT, errno.ELOOP, errno.EACCES}  # git does not follow a link here either
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Rules:
     """What holds in a directory: its own patterns, then those of the directories above."""
 
     base: str
-    spec: GitIgnoreSpec | None
+    patterns: Patterns
     above: Rules | None
     key: str
     """Equal for equal rules, now and in another process."""
@@ -43,20 +48,21 @@ class Rules:
         return False
 
     def _verdict(self, path: str, is_directory: bool) -> bool | None:
-        if self.spec is None:
-            return None
         inside = path[len(self.base) + 1 :] if self.base else path
-        return self.spec.check_file(f"{inside}/" if is_directory else inside).include
+        for expression, ignored in self.patterns:
+            if _matches(expression, inside, is_directory):
+                return ignored
+        return None
 
 
-_NONE = Rules("", None, None, "none")
+_NONE = Rules("", (), None, "none")
 
 
 class Ignore:
     """The rules of a folder, read from it as they are at the moment."""
 
     def __init__(self) -> None:
-        self._specs: dict[str, GitIgnoreSpec] = {}
+        self._compiled = functools.lru_cache(_KEPT)(_compiled)
 
     def inside(self, above: Rules | None, path: str, directory: int, way: Way) -> Rules:
         """The rules in the directory `path`, which is open, given those of the one above it."""
@@ -67,11 +73,33 @@ class Ignore:
         content = "\0".join([above.key, path, text]).encode("utf-8", "surrogateescape")
         return Rules(path, self._compiled(text), above, hashlib.sha256(content).hexdigest())
 
-    def _compiled(self, text: str) -> GitIgnoreSpec:
-        if text not in self._specs:
-            lines = [line.removesuffix("\r") for line in text.split("\n")]
-            self._specs[text] = GitIgnoreSpec.from_lines(filter(_is_valid, lines))
-        return self._specs[text]
+
+def _matches(expression: re.Pattern[str], path: str, is_directory: bool) -> bool:
+    """Whether a pattern means this path itself.
+
+    pathspec's expressions also match what lies below the directory that is meant, and then end before
+    the path does. Git asks for every directory on the way on its own, and so does the scan: else
+    `!*.d` would bring back all that is in `conf.d`.
+    """
+    if not expression.groupindex:  # `*`, `dir/**`: all the way down
+        return expression.search(path) is not None
+    subject = f"{path}/" if is_directory else path
+    return any(match.end() == len(subject) for match in expression.finditer(subject))
+
+
+def _compiled(text: str) -> Patterns:
+    found = [_pattern(line.removesuffix("\r")) for line in text.split("\n")]
+    return tuple(pattern for pattern in reversed(found) if pattern)
+
+
+def _pattern(line: str) -> tuple[re.Pattern[str], bool] | None:
+    try:
+        pattern = GitIgnoreSpecPattern(line)
+    except ValueError:  # git passes over a pattern it cannot read; so do we
+        return None
+    if pattern.regex is None or pattern.include is None:  # a comment, or an empty line
+        return None
+    return pattern.regex, pattern.include
 
 
 def _read(directory: int, name: str, way: Way) -> str:
@@ -81,16 +109,8 @@ def _read(directory: int, name: str, way: Way) -> str:
         if error.errno in _ABSENT:
             return ""
         raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return ""
     with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return ""
         return os.fsdecode(file.read().removeprefix(b"\xef\xbb\xbf"))
-
-
-def _is_valid(line: str) -> bool:
-    """git passes over a pattern it cannot read; so do we."""
-    try:
-        GitIgnoreSpecPattern(line)
-    except ValueError:
-        return False
-    return True

@@ -47,7 +47,10 @@ def scan(root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | N
     Nothing is followed or waited for. What cannot be read is noted as skipped; `known` is what an
     earlier scan of the same directory returned, and saves reading what has not moved.
     """
-    return Index(_Scan(root, way, blobs, known, ignore).folders(), known.epoch)
+    folders = _Scan(root, way, blobs, known, ignore).folders()
+    if len(folders) == len(known.folders) and all(known.folders.get(path) is folders[path] for path in folders):
+        return known  # with the tree it has already put together
+    return Index(folders, known.epoch)
 
 
 def file_clock(root: int) -> int:

@@ -123,15 +123,15 @@ class OpenChat:
         self.lock = ChatLock(directory / "lock")
         self.blobs = FileBlobs(directory / "blobs")
         self.running = directory / "running"
-        self.checkout = Checkout(folder, self.blobs, directory / "index", _ignore(folder) if attached else None)
+        self.checkout = Checkout(folder, self.blobs, directory / "index", _ignore() if attached else None)
         self.manifest: str | None = None
         self.tree = Tree()
         self.index_saved = time.monotonic()
 
 
-def _ignore(folder: Path) -> Any:
+def _ignore() -> Any:
     # pathspec takes a while to import, and only a person's own folder has ignored files
-    return importlib.import_module(".ignore", __package__).Ignore(folder)
+    return importlib.import_module(".ignore", __package__).Ignore()
 
 
 class HeldChat:

@@ -141,9 +141,9 @@ async def test_another_number_of_rows_than_expected_is_a_conflict_and_writes_not
 @run_on_loop
 async def test_a_row_that_refers_to_nothing_is_a_conflict(engine: str, tmp_path: Path) -> None:
     async with opened(engine, tmp_path) as db:
-        orphan = "INSERT INTO workspace_manifests (id, chat_id, files, created_at, source) VALUES (?, ?, ?, ?, ?)"
+        orphan = "INSERT INTO messages (id, chat_id, created_at) VALUES (?, ?, ?)"
         with pytest.raises(Conflict):
-            await db.run(Statement(orphan, ("m", "no such chat", "{}", "now", "edit")))
+            await db.run(Statement(orphan, ("m", "no such chat", "now")))
 
 
 @every_engine

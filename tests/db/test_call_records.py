@@ -54,10 +54,8 @@ def test_a_finished_call_is_recorded_whole(tmp_path: Path) -> None:
     record = recorded(
         tmp_path,
         call,
-        Outcome(value={"id": 7}),
+        Outcome(value={"id": 7}, pre_manifest="before", post_manifest="after"),
         render_plan={"renderer": "code"},
-        pre_manifest_id="before",
-        post_manifest_id="after",
         finished_at=NOON + 1.5,
     )
     assert record == CallRecord(
@@ -123,10 +121,10 @@ def on_records(place: Path, test: Callable[[CallRecords, SqliteDatabase], Awaita
 def test_beginning_and_end_may_be_written_in_either_order(tmp_path: Path) -> None:
     async def test(records: CallRecords, db: SqliteDatabase) -> None:
         late, early = a_call(), a_call()
-        await records.record_running(early, pre_manifest_id="before")
+        await records.record_running(early)
         assert (await records.get(early.id)).status == "running"
         await records.record_finished(early, Outcome(value=1), finished_at=NOON)
-        await records.record_finished(late, Outcome(value=1), pre_manifest_id="before", finished_at=NOON)
+        await records.record_finished(late, Outcome(value=1), finished_at=NOON)
         await records.record_running(late)
         one, two = await records.get(early.id), await records.get(late.id)
         assert one == replace(two, id=early.id)

@@ -1,0 +1,239 @@
+"""A chat's versions: saved around calls, branched by messages, brought back, and safe from crashes and races."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import Gateway
+from gateway.calls import Caller
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("T2")]
+
+
+def gateway(data: Path, **settings: Any) -> Any:
+    return Gateway.open({"data_dir": data, "approval": {"mode": "never"}, **settings})
+
+
+async def write(open_gateway: Gateway, path: str, content: str, **more: Any) -> Any:
+    outcome = await open_gateway.call(
+        "write_file", {"path": path, "content": content, "createDirs": True}, chat="c", **more
+    )
+    assert outcome.ok, outcome.error
+    return outcome
+
+
+def files(data: Path) -> dict[str, str]:
+    root = data / "chats/c/workspace"
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
+async def checkout(open_gateway: Gateway, manifest: str | None) -> None:
+    async with open_gateway.versions.hold("c", "local") as held:
+        await held.checkout(manifest)
+
+
+async def test_a_call_that_writes_leaves_a_version_before_and_after(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        first = await write(open_gateway, "a.txt", "1")
+        second = await write(open_gateway, "a.txt", "2")
+        assert (first.pre_manifest, second.pre_manifest) == (None, first.post_manifest)
+        await checkout(open_gateway, first.post_manifest)
+        assert files(tmp_path) == {"a.txt": "1"}
+        await checkout(open_gateway, None)
+        assert files(tmp_path) == {}
+        await checkout(open_gateway, second.post_manifest)
+        assert files(tmp_path) == {"a.txt": "2"}
+        [record, _] = await open_gateway.records.list_calls()
+        assert (record.pre_manifest_id, record.post_manifest_id) == (first.post_manifest, second.post_manifest)
+
+
+async def test_a_failed_call_and_a_reading_one_leave_the_version_there_was(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        first = await write(open_gateway, "a.txt", "1")
+        edit = {"path": "a.txt", "edits": [{"oldText": "x", "newText": "y"}]}
+        failed = await open_gateway.call("edit_file", edit, chat="c")
+        assert failed.error is not None
+        assert (failed.pre_manifest, failed.post_manifest) == (first.post_manifest, first.post_manifest)
+        reading = await open_gateway.call("read_file", {"path": "a.txt"}, chat="c")
+        assert (reading.pre_manifest, reading.post_manifest) == (None, None)
+
+
+async def test_what_a_person_changed_in_between_is_a_version_of_its_own(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        first = await write(open_gateway, "a.txt", "1")
+        (tmp_path / "chats/c/workspace/mine.txt").write_text("by hand")
+        second = await write(open_gateway, "b.txt", "2")
+        assert second.pre_manifest not in (None, first.post_manifest)
+        sources = [row.source for row in await open_gateway.versions.manifests.history("c")]
+        assert sources == ["tool_run", "edit", "tool_run"]
+        await checkout(open_gateway, second.pre_manifest)
+        assert files(tmp_path) == {"a.txt": "1", "mine.txt": "by hand"}
+
+
+async def test_retrying_from_an_earlier_message_branches_and_switching_back_restores(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        await write(open_gateway, "a.txt", "1", message="m1")
+        await write(open_gateway, "a.txt", "2", message="m2", parent_message="m1")
+        await open_gateway.call("read_file", {"path": "a.txt"}, chat="c", message="m3", parent_message="m2")
+        await write(open_gateway, "b.txt", "other", message="m2b", parent_message="m1")
+        assert files(tmp_path) == {"a.txt": "1", "b.txt": "other"}
+        # A message without files of its own has those of the nearest above it.
+        seen = await open_gateway.call("read_file", {"path": "a.txt"}, chat="c", message="m3")
+        assert seen.value["content"] == "2"
+        assert files(tmp_path) == {"a.txt": "2"}
+        head = await open_gateway.versions.manifests.head("c")
+        assert head.message_id == "m3"
+        missing = await open_gateway.call("read_file", {"path": "a.txt"}, chat="c", message="m0", parent_message="none")
+        assert missing.error is not None and missing.error.code == "FILE_NOT_FOUND"
+        await open_gateway.call("list_directory", {"path": "."}, chat="c", message="m2b")
+        assert files(tmp_path) == {"a.txt": "1", "b.txt": "other"}
+
+
+async def test_edits_by_hand_stay_with_the_message_at_which_they_were_made(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        await write(open_gateway, "a.txt", "1", message="m1")
+        (tmp_path / "chats/c/workspace/a.txt").write_text("mine")
+        await write(open_gateway, "b.txt", "x", message="m0b", parent_message="nothing before")
+        assert files(tmp_path) == {"b.txt": "x"}
+        await open_gateway.call("list_directory", {"path": "."}, chat="c", message="m1")
+        assert files(tmp_path) == {"a.txt": "mine"}
+
+
+async def test_parallel_writes_to_one_chat_are_all_kept(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        outcomes = await asyncio.gather(*(write(open_gateway, f"f{n}.txt", str(n)) for n in range(20)))
+        assert len({outcome.post_manifest for outcome in outcomes}) == 20
+        assert len(files(tmp_path)) == 20
+        history = await open_gateway.versions.manifests.history("c", limit=100)
+        parents = [row.parent_id for row in history]
+        assert parents == [row.id for row in history[1:]] + [None]
+
+
+async def test_a_chat_of_somebody_else_has_no_versions_for_you(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        await write(open_gateway, "a.txt", "1")
+        bob = await open_gateway.call("write_file", {"path": "b", "content": ""}, chat="c", caller=Caller("bob"))
+        assert bob.error is not None and bob.error.code == "CHAT_FORBIDDEN"
+
+
+async def test_an_attached_folder_keeps_its_ignored_files_and_undoes_the_rest(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "build").mkdir(parents=True)
+    (project / ".gitignore").write_text("build/\n")
+    (project / "build/out.bin").write_text("artefact")
+    (project / "main.py").write_text("print(1)\n")
+    async with gateway(tmp_path / "data", workspace=project) as open_gateway:
+        edit = {"path": "main.py", "edits": [{"oldText": "1", "newText": "2"}]}
+        outcome = await open_gateway.call("edit_file", edit)
+        assert outcome.ok and (project / "main.py").read_text() == "print(2)\n"
+        async with open_gateway.versions.hold(open_gateway.chat or "", "local") as held:
+            await held.checkout(outcome.pre_manifest)
+        assert (project / "main.py").read_text() == "print(1)\n"
+        assert (project / "build/out.bin").read_text() == "artefact"
+        assert not [path for path in project.rglob("*") if path.name in ("blobs", "index", "lock")]
+
+
+WRITER = """
+import asyncio, sys
+from gateway import Gateway
+async def main(data, name, count):
+    async with Gateway.open({"data_dir": data}) as gateway:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for n in range(count):
+            outcome = await gateway.call("write_file", {"path": f"{name}-{n}.txt", "content": name}, chat="c")
+            print(outcome.post_manifest if outcome.ok else outcome.error, flush=True)
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+def writer(data: Path, name: str, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(data), name, str(count)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def begin(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def manifests(data: Path) -> dict[str, dict[str, str]]:
+    with sqlite3.connect(data / "toolgate.db") as db:
+        rows = db.execute("SELECT id, files FROM workspace_manifests").fetchall()
+    db.close()
+    return {manifest: json.loads(listed) for manifest, listed in rows}
+
+
+def test_two_processes_writing_to_one_chat_keep_every_version_they_were_told_of(tmp_path: Path) -> None:
+    writers = [writer(tmp_path, name, 12) for name in ("ann", "bob")]
+    for process in writers:
+        begin(process)
+    told = [line for process in writers for line in process.communicate(timeout=60)[0].split()]
+    kept = manifests(tmp_path)
+    assert len(told) == 24 and set(told) <= set(kept)
+    assert len(files(tmp_path)) == 24
+    assert max(len(listed) for listed in kept.values()) == 24
+
+
+@pytest.mark.slow
+def test_a_process_killed_while_it_writes_loses_no_version_it_told_of(tmp_path: Path) -> None:
+    told: list[str] = []
+    for round_ in range(8):
+        process = writer(tmp_path, f"r{round_}", 1000)
+        begin(process)
+        assert process.stdout is not None
+        told += [process.stdout.readline().strip() for _ in range(5)]
+        process.kill()
+        told += [line for line in process.communicate()[0].splitlines() if len(line) == 36]
+    asyncio.run(check_after_kills(tmp_path, told))
+
+
+async def check_after_kills(data: Path, told: list[str]) -> None:
+    async with gateway(data) as open_gateway:
+        await write(open_gateway, "after.txt", "still works")
+        kept = manifests(data)
+        assert set(told) <= set(kept)
+        for manifest in told[::7]:
+            await checkout(open_gateway, manifest)
+            assert set(files(data)) == set(kept[manifest])
+        assert not (data / "chats/c/running").exists()
+
+
+async def test_what_a_killed_tool_left_is_kept_as_an_interrupted_version(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        first = await write(open_gateway, "a.txt", "1")
+    (tmp_path / "chats/c/running").write_text("call-7")
+    (tmp_path / "chats/c/workspace/half.txt").write_text("half")
+    async with gateway(tmp_path) as open_gateway:
+        await write(open_gateway, "b.txt", "2")
+        history = await open_gateway.versions.manifests.history("c")
+        assert [(row.source, row.source_ref) for row in history[1:]] == [
+            ("interrupted", "call-7"),
+            ("tool_run", history[2].source_ref),
+        ]
+        assert history[2].id == first.post_manifest
+
+
+async def test_a_restore_that_was_cut_short_is_finished_by_the_next_holder(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        first = await write(open_gateway, "a.txt", "1")
+        await write(open_gateway, "b.txt", "2")
+        await open_gateway.versions.manifests.intend("c", first.post_manifest)
+    os.unlink(tmp_path / "chats/c/workspace/a.txt")  # the state in the middle of it
+    async with gateway(tmp_path) as open_gateway:
+        async with open_gateway.versions.hold("c", "local") as held:
+            assert held.head.manifest_id == first.post_manifest
+        assert files(tmp_path) == {"a.txt": "1"}
+        sources = [row.source for row in await open_gateway.versions.manifests.history("c")]
+        assert sources == ["interrupted", "tool_run", "tool_run"]
