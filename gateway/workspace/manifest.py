@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import orjson
 
 from ..db import timestamp
-from ..db.manifests import ManifestRow, Manifests
+from ..db.manifests import ManifestRow
 from ..names import new_id
-from .tree import EMPTY, Patch, Tree, apply, diff
+from .tree import EMPTY, Patch, Tree, apply
 
 DEPTH_LIMIT = 1024
 _ENTRY_BYTES = 71  # a digest, its quotes, colon and comma
 
 
-async def load(manifests: Manifests, manifest: str | None) -> Tree:
-    """The tree of a manifest; None is the empty tree."""
-    if manifest is None:
-        return EMPTY
-    tree = EMPTY
-    for patch, meta_patch in await manifests.chain(manifest):
-        tree = apply(tree, Patch(orjson.loads(patch), orjson.loads(meta_patch)))
-    return tree
+def assemble(chain: Sequence[tuple[str, str]]) -> Tree:
+    """The tree that a chain of patches makes, the whole one first."""
+    combined = Patch()
+    for patch, meta_patch in chain:
+        combined = combined.then(Patch(orjson.loads(patch), orjson.loads(meta_patch)))
+    return apply(EMPTY, combined)
 
 
 def new_row(
-    chat: str, parent: ManifestRow | None, old: Tree, new: Tree, source: str, source_ref: str | None
+    chat: str, parent: ManifestRow | None, old: Tree, patch: Patch, source: str, source_ref: str | None
 ) -> ManifestRow:
-    """The row that keeps `new` on top of its parent's tree `old`: the difference, or the whole once
-    the differences weigh half as much as the whole, so that reading stays cheap and history small."""
-    patch = diff(old, new)
+    """The row that keeps `patch` on top of its parent's tree `old`: as it is, or the whole tree once
+    the patches weigh half as much as the whole, so that reading stays cheap and history small."""
     files, meta = _json(dict(patch.files)), _json(dict(patch.meta))
     full = (parent.full_bytes if parent else 0) + _growth(old, patch)
     depth = parent.depth + 1 if parent else 0
     chain = (parent.chain_bytes if parent else 0) + len(files) + len(meta)
     if parent is None or depth > DEPTH_LIMIT or chain * 2 > full:
+        new = apply(old, patch)
         depth, chain, files, meta = 0, 0, _json(dict(new.files)), _json(dict(new.meta))
         full = len(files)
     return ManifestRow(

@@ -19,12 +19,13 @@ import orjson
 from ..db.chats import Chats
 from ..db.manifests import Head, ManifestRow, Manifests
 from ..errors import Conflict, Forbidden
-from . import manifest as manifests_of
 from . import sweep as sweeping
 from .blobs import FileBlobs
 from .checkout import Checkout
 from .lock import ChatLock
-from .tree import Changes, Tree, changes, diff
+from .manifest import assemble, new_row
+from .paths import Root
+from .tree import EMPTY, Changes, Patch, Tree, changes, diff
 from .workspaces import Workspaces
 
 CHATS_OPEN = 64
@@ -61,14 +62,27 @@ class Versions:
 
     async def require_owner(self, chat: str, principal: str) -> None:
         if await self._chats.claim(chat, principal) != principal:
-            raise Forbidden(f"chat {chat!r} belongs to someone else", code="CHAT_FORBIDDEN")
+            raise _foreign(chat)
+
+    async def may_read(self, chat: str, principal: str) -> bool:
+        """Whether there is anything to read; refused in someone else's chat. Looking makes no chat and claims none."""
+        owner = await self._chats.owner(chat)
+        if owner not in (None, principal):
+            raise _foreign(chat)
+        return owner is not None or self._workspaces.is_attached(chat)
+
+    def root(self, chat: str) -> Root:
+        """The chat's files as they are now, held open; blocks, and is used in a `with`."""
+        return self._workspaces.root(chat)
 
     async def tree(self, chat: str, manifest: str | None) -> Tree:
         """The files of a manifest; None is the empty tree."""
+        if manifest is None:
+            return EMPTY
         opened = await self._opened(chat)
-        if opened.manifest != manifest or manifest is None:
-            return await manifests_of.load(self.manifests, manifest)
-        return opened.tree
+        if opened.manifest == manifest:
+            return opened.tree
+        return await self.in_thread(assemble, await self.manifests.chain(manifest))
 
     async def open_blob(self, chat: str, digest: str) -> BinaryIO:
         """A content by its digest; verified as it is read."""
@@ -78,13 +92,17 @@ class Versions:
     async def sweep(self, chat: str, older_than: float = GRACE_SECONDS) -> sweeping.Swept:
         """Remove contents that no manifest of the chat names, and that are older than the grace period."""
         opened = await self._opened(chat)
-        live = {digest for patch in await self.manifests.patches(chat) for digest in digests_of(patch)}
+        live = await self.in_thread(_digests, await self.manifests.patches(chat))
         return await self.in_thread(sweeping.sweep, opened.blobs, live, older_than, time.time())
 
     def watch(self, listener: Listener) -> Callable[[], None]:
         """Tell `listener` of every change until the returned function is called."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._listeners)
 
     def announce(self, chat: str, what: Changes) -> None:
         if what:
@@ -125,8 +143,16 @@ class OpenChat:
         self.running = directory / "running"
         self.checkout = Checkout(folder, self.blobs, directory / "index", _ignore() if attached else None)
         self.manifest: str | None = None
-        self.tree = Tree()
-        self.index_saved = time.monotonic()
+        self.tree = EMPTY
+        self._index_saved = time.monotonic()
+
+    def changed_since(self, old: Tree) -> tuple[Tree, Patch]:
+        """What is in the folder now, and how it differs."""
+        new = self.checkout.snapshot()
+        if time.monotonic() - self._index_saved > INDEX_SECONDS:
+            self._index_saved = time.monotonic()
+            self.checkout.save()
+        return new, diff(old, new)
 
 
 def _ignore() -> Any:
@@ -163,15 +189,15 @@ class HeldChat:
 
     async def save(self, source: str, source_ref: str | None = None) -> str | None:
         """Keep the files as they are now; the manifest that has them, which is the old one when nothing changed."""
-        old, new = await self._tree(), await self._snapshot()
-        patch = diff(old, new)
+        old = await self._tree()
+        new, patch = await self._changed_since(old)
         if not patch:
             return self.head.manifest_id
-        row = manifests_of.new_row(self._opened.chat, await self._parent(), old, new, source, source_ref)
+        row = await self._row(old, patch, source, source_ref)
         if not await self._manifests.add(row, self.head.manifest_id):
             raise Conflict(f"chat {self._opened.chat!r} moved on meanwhile; the files are kept as manifest {row.id}")
         self._moved(row.id, new)
-        self._versions.announce(self._opened.chat, changes(old, patch))
+        await self._announce(old, patch)
         return row.id
 
     async def checkout(self, manifest: str | None, message: str | None = None) -> Changes:
@@ -209,20 +235,24 @@ class HeldChat:
         self._versions.announce(chat, what)
         return what
 
+    async def _announce(self, old: Tree, patch: Patch) -> None:
+        if self._versions.watched:
+            what = await self._versions.in_thread(changes, old, patch)
+            self._versions.announce(self._opened.chat, what)
+
     async def _store_branch(self, source: str) -> None:
         """Keep what is on disk beside the head, so that a cut-short restore loses nothing that was there."""
-        old, new = await self._tree(), await self._snapshot()
-        if diff(old, new):
-            row = manifests_of.new_row(self._opened.chat, await self._parent(), old, new, source, None)
-            await self._manifests.store(row)
+        old = await self._tree()
+        _, patch = await self._changed_since(old)
+        if patch:
+            await self._manifests.store(await self._row(old, patch, source, None))
 
-    async def _snapshot(self) -> Tree:
-        opened = self._opened
-        tree = await self._versions.in_thread(opened.checkout.snapshot)
-        if time.monotonic() - opened.index_saved > INDEX_SECONDS:
-            opened.index_saved = time.monotonic()
-            await self._versions.in_thread(opened.checkout.save)
-        return tree
+    async def _changed_since(self, old: Tree) -> tuple[Tree, Patch]:
+        return await self._versions.in_thread(self._opened.changed_since, old)
+
+    async def _row(self, old: Tree, patch: Patch, source: str, source_ref: str | None) -> ManifestRow:
+        parent = await self._parent()
+        return await self._versions.in_thread(new_row, self._opened.chat, parent, old, patch, source, source_ref)
 
     async def _tree(self) -> Tree:
         tree = await self._versions.tree(self._opened.chat, self.head.manifest_id)
@@ -239,8 +269,13 @@ class HeldChat:
         self.head = Head(manifest, message or self.head.message_id)
 
 
-def digests_of(patch: str) -> set[str]:
-    return {digest for digest in orjson.loads(patch).values() if digest is not None}
+def _foreign(chat: str) -> Forbidden:
+    return Forbidden(f"chat {chat!r} belongs to someone else", code="CHAT_FORBIDDEN")
+
+
+def _digests(patches: list[str]) -> set[str]:
+    """Every content that a patch brings in: together, all that any manifest needs."""
+    return {digest for patch in patches for digest in orjson.loads(patch).values() if digest is not None}
 
 
 def _read_and_remove(note: Path) -> str | None:
