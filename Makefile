@@ -22,7 +22,7 @@ test: $(VENV)/.development  ## everything, as CI runs it
 	$(BIN)/pytest -n auto $(ARGS)
 
 bench: $(VENV)/.development  ## every benchmark, each against its anchor in the same run
-	for benchmark in benchmarks/[!_]*.py; do $(BIN)/python $$benchmark || exit 1; done
+	for benchmark in benchmarks/[!_]*.py; do $(BIN)/python -m benchmarks.$$(basename $$benchmark .py) || exit 1; done
 
 lock: $(VENV)/.development  ## renew requirements.lock from pyproject.toml
 	$(BIN)/python -m pip install --quiet uv
