@@ -79,7 +79,8 @@ async def measure(width: int) -> float:
 
             await cpu_per_call(through, width)
             pairs = [(await cpu_per_call(direct, width), await cpu_per_call(through, width)) for _ in range(ROUNDS)]
-    direct_cost, through_cost = (statistics.median(column) for column in zip(*pairs, strict=True))
+    direct_cost = statistics.median(pair[0] for pair in pairs)
+    through_cost = statistics.median(pair[1] for pair in pairs)
     print(
         f"{width:3} at a time: bare call {direct_cost:6.1f} µs   through the executor {through_cost:6.1f} µs   "
         f"above it {through_cost - direct_cost:6.1f} µs"
