@@ -50,6 +50,9 @@ _BRIDGE = (
 )
 
 
+_PATH_OPTIONS = ("--workspace", "--data-dir", "--config")
+
+
 class Machine(NamedTuple):
     """The home, platform (as in `sys.platform`) and environment in which a client looks for its file."""
 
@@ -161,9 +164,9 @@ def install(
         return
     backup = None if dry_run else write(file, before, after, datetime.now())
     click.echo(f"{'would have ' if dry_run else ''}{'replaced' if replaced else 'added'} {entry_name} in {file}")
-    was = f"the entry before: {replaced}" if replaced else ""
-    kept = f"the file before: {backup}" if backup else ""
-    click.echo(_lines(snippet.text, was, kept, snippet.note, "" if dry_run else CLIENTS[name].restart))
+    # The entry before is not shown: its environment may hold secrets.
+    kept = f"the file before is kept as {backup}" if backup else ""
+    click.echo(_lines(snippet.text, kept, snippet.note, "" if dry_run else CLIENTS[name].restart))
 
 
 def snippets(
@@ -185,7 +188,21 @@ def serve_command(python: str, serve: Sequence[str] = ()) -> list[str]:
     interpreter = Path(python).absolute()
     scripts = [interpreter.with_name(name) for name in ("toolgate", "toolgate.exe")]
     script = next(([str(path)] for path in scripts if path.is_file()), None)
-    return [*(script or [str(interpreter), "-m", "gateway"]), "serve", *serve]
+    return [*(script or [str(interpreter), "-m", "gateway"]), "serve", *_anchored(serve)]
+
+
+def _anchored(serve: Sequence[str]) -> Iterator[str]:
+    """The arguments with their paths made absolute: a client starts us in a folder of its own choosing."""
+    previous = ""
+    for argument in serve:
+        option, equals, value = argument.partition("=")
+        if previous in _PATH_OPTIONS:
+            yield str(Path(argument).expanduser().absolute())
+        elif equals and option in _PATH_OPTIONS:
+            yield f"{option}={Path(value).expanduser().absolute()}"
+        else:
+            yield argument
+        previous = argument
 
 
 def locate(name: str, machine: Machine) -> tuple[Path, Path]:

@@ -435,7 +435,7 @@ def test_install_adds_the_entry_and_tells_what_it_did(run: Run, tmp_path: Path) 
     assert written["numStartups"] == 41
     assert written["mcpServers"]["toolgate"]["args"][-2:] == ["--chat", "demo"]
     assert f"added toolgate in {file}" in result.output
-    assert f"the file before: {backup}" in result.output
+    assert f"the file before is kept as {backup}" in result.output
     assert CLIENTS["claude-code"].restart in result.output
 
 
@@ -452,7 +452,7 @@ def test_install_over_a_different_entry_shows_the_old_one(run: Run, tmp_path: Pa
     file = tmp_path / "mcp.json"
     file.write_text('{"servers": {"toolgate": {"command": "old"}, "time": {}}}')
     output = run("install", "vscode", "--file", str(file), "--url", URL).output
-    assert 'the entry before: {"command": "old"}' in output
+    assert "the file before is kept as" in output
     assert json.loads(file.read_text()) == {"servers": {"toolgate": {"type": "http", "url": URL}, "time": {}}}
 
 
@@ -494,3 +494,14 @@ def test_the_module_needs_nothing_but_click_and_the_standard_library() -> None:
     script = "import sys, gateway.cli.clients; print(*{name.split('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"mcp", "pydantic", "anyio", "starlette", "yaml", "orjson"} & set(loaded)
+
+
+def test_paths_for_serve_are_made_absolute_since_a_client_starts_us_elsewhere(tmp_path: Path) -> None:
+    command = serve_command(sys.executable, ["--workspace", "project", f"--config={tmp_path}/t.yaml", "--chat", "x"])
+    assert command[-5:] == [
+        "--workspace",
+        str(Path("project").absolute()),
+        f"--config={tmp_path}/t.yaml",
+        "--chat",
+        "x",
+    ]
