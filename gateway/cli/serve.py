@@ -73,7 +73,7 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
     async with Gateway.open(settings) as gateway, anyio.create_task_group() as tasks:
         stop = anyio.Event()
         tasks.start_soon(_stop_on_signal, stop)
-        face = McpFace(gateway.executor, gateway.chat)
+        face = McpFace(gateway.executor, gateway.versions, gateway.chat)
         async with anyio.create_task_group() as serving:
             if "http" in transports:
                 serving.start_soon(_over_http, gateway, face, host, port, stop)

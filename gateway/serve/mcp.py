@@ -1,9 +1,10 @@
-"""The MCP server: tools listed and called in both protocol eras, over any transport."""
+"""The MCP server: tools and resources in both protocol eras, over any transport."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import mcp_types as types
@@ -12,15 +13,20 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 from starlette.requests import Request
 
 from .. import __version__
-from ..calls import DEFAULT_CHAT, Call, Caller, Outcome, check_chat, text_content
+from ..calls import DEFAULT_CHAT, LOCAL, Call, Caller, Outcome, check_chat, text_content
 from ..catalog import Catalog
-from ..errors import GatewayError, Invalid
+from ..errors import GatewayError, Invalid, NotFound, Unavailable
 from ..executor import Executor
+from ..workspace.versions import Versions
 from .changes import Changes
+from .completions import Completions
+from .resources import TEMPLATES, Reader, Resources
+from .subscriber import SUBSCRIPTIONS
 
 CHAT = "dev.toolgate/chat"
 MESSAGE = "dev.toolgate/message"
@@ -30,6 +36,9 @@ ERROR = "dev.toolgate/error"
 
 PAGE = 200
 """Tools on one page of `tools/list`: small enough for any client, large enough to be one page for most."""
+
+RESOURCE_NOT_FOUND = -32002
+"""The handshake era's code for it; 2026-07-28 retired it for -32602."""
 
 INSTRUCTIONS = (
     "Files are kept in a workspace of their own for each chat; every path is relative to its root. "
@@ -49,18 +58,20 @@ class GatewayServer(Server[Any]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
-        # The SDK's HTTP manager passes none, and would announce tools.listChanged=false.
-        announced = notification_options or NotificationOptions(tools_changed=True)
+        # The SDK's HTTP manager passes none, and would announce listChanged=false.
+        announced = notification_options or NotificationOptions(tools_changed=True, resources_changed=True)
         return super().create_initialization_options(announced, experimental_capabilities, extensions)
 
 
 class McpFace:
-    """One executor, spoken to in MCP. `chat` is where calls go that name none themselves."""
+    """One executor, spoken to in MCP. `chat` is where requests go that name none themselves."""
 
-    def __init__(self, executor: Executor, chat: str | None = None) -> None:
+    def __init__(self, executor: Executor, versions: Versions, chat: str | None = None) -> None:
         self._executor = executor
         self._chat = chat
-        self._changes = Changes()
+        self._resources = Resources(versions)
+        self._completions = Completions(versions)
+        self._changes = Changes(versions)
         self._view = _View(executor.catalog)
         executor.watch(self._catalog_changed)
         self.server = self._build()
@@ -73,11 +84,17 @@ class McpFace:
             instructions=INSTRUCTIONS,
             # Without a lookup the SDK runs the whole tools/list handler before every call.
             get_tool_input_schema=lambda name: self._view.header_schemas.get(name),
-            on_subscriptions_listen=self._changes.listen,
+            on_subscriptions_listen=self._listen,
         )
         server.add_request_handler("tools/list", types.PaginatedRequestParams, self._list_tools)
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call_tool)
-        server.middleware.extend([_contain, self._changes.middleware])
+        server.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
+        server.add_request_handler("resources/templates/list", types.PaginatedRequestParams, self._list_templates)
+        server.add_request_handler("resources/read", types.ReadResourceRequestParams, self._read_resource)
+        server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribe)
+        server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribe)
+        server.add_request_handler("completion/complete", types.CompleteRequestParams, self._complete)
+        server.middleware.extend([_contain, self._connected])
         return server
 
     def _catalog_changed(self, catalog: Catalog) -> None:
@@ -92,27 +109,81 @@ class McpFace:
         return self._view.page(params.cursor)
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
-        try:
+        with _refusing(context):
             call = self._translate(context, params)
-        except GatewayError as refusal:
-            raise MCPError(types.INVALID_PARAMS, str(refusal), refusal.to_dict()) from None
         outcome = await self._executor.call_tool(call)
         return result(call, outcome, structured=params.name in self._view.structured)
 
+    async def _list_resources(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        with _refusing(context):
+            reader = self._reader(context)
+            if not _is_modern(context):  # from here on, so that no change falls between the list and the watching
+                self._changes.look_at(self._changes.connection(context.session, reader.principal), reader.chat)
+            return await self._resources.page(reader, params.cursor)
+
+    async def _list_templates(self, _: Context, __: types.PaginatedRequestParams) -> dict[str, Any]:
+        return {"resultType": "complete", "resourceTemplates": TEMPLATES, "ttlMs": 0, "cacheScope": "private"}
+
+    async def _read_resource(self, context: Context, params: types.ReadResourceRequestParams) -> dict[str, Any]:
+        with _refusing(context, uri=params.uri):
+            return await self._resources.read(self._reader(context), params.uri)
+
+    async def _complete(self, context: Context, params: types.CompleteRequestParams) -> dict[str, Any]:
+        template = params.ref.uri if isinstance(params.ref, types.ResourceTemplateReference) else params.ref.name
+        given = (params.context and params.context.arguments) or {}
+        with _refusing(context):
+            reader, argument = self._reader(context), params.argument
+            return await self._completions.complete(reader, template, argument.name, argument.value, given)
+
+    async def _subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
+        with _refusing(context, uri=params.uri):
+            reader = self._reader(context)
+            address = await self._resources.followed(reader, params.uri)
+            self._changes.follow(self._changes.connection(context.session, reader.principal), params.uri, address)
+        return types.EmptyResult()
+
+    async def _unsubscribe(self, context: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+        self._changes.unfollow(self._changes.connection(context.session, _principal(context)), params.uri)
+        return types.EmptyResult()
+
+    async def _listen(
+        self, context: Context, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        """What this reader may not follow is left out of what is acknowledged, as the protocol has it."""
+        wanted = params.notifications
+        with _refusing(context):
+            reader = self._reader(context)
+            uris = (wanted.resource_subscriptions or [])[:SUBSCRIPTIONS]
+            files = await self._resources.followable(reader, uris)
+            honored = wanted.model_copy(update={"resource_subscriptions": list(files)})
+            return await self._changes.listen(context, honored, reader, files)
+
+    async def _connected(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Remember each handshake-era connection: it is told of a changed list without asking."""
+        answer = await call_next(ctx)
+        if ctx.method == "notifications/initialized":
+            self._changes.connection(ctx.session, _principal(ctx))
+        return answer
+
     def _translate(self, context: Context, params: types.CallToolRequestParams) -> Call:
         meta: Mapping[str, Any] = context.meta or {}
+        reader = self._reader(context)
         return Call(
             name=params.name,
             arguments=params.arguments or {},
-            chat=check_chat(_text(meta, CHAT) or self._connection_chat(context)),
+            chat=reader.chat,
             message=_text(meta, MESSAGE),
             parent_message=_text(meta, PARENT_MESSAGE),
-            caller=Caller(surface="mcp", client=_client(context.session)),
+            caller=Caller(principal=reader.principal, surface="mcp", client=_client(context.session)),
             progress=context.session.report_progress,
         )
 
+    def _reader(self, context: Context) -> Reader:
+        chat = _text(context.meta or {}, CHAT) or self._connection_chat(context)
+        return Reader(check_chat(chat), _principal(context))
+
     def _connection_chat(self, context: Context) -> str:
-        """The chat of a call that names none: the URL's, the command line's, the session's."""
+        """The chat of a request that names none: the URL's, the command line's, the session's."""
         request = context.request
         if not isinstance(request, Request):
             return self._chat or DEFAULT_CHAT
@@ -156,6 +227,25 @@ async def _contain(ctx: Context, call_next: CallNext) -> HandlerResult:
         raise MCPError(types.INTERNAL_ERROR, "the gateway failed; its log has the reason") from None
 
 
+@contextmanager
+def _refusing(context: Context, **details: Any) -> Iterator[None]:
+    """A `GatewayError` in here leaves as the error its era has for it."""
+    try:
+        yield
+    except GatewayError as refusal:
+        raise MCPError(_code(context, refusal), str(refusal), {**details, **refusal.to_dict()}) from None
+
+
+def _code(context: Context, refusal: GatewayError) -> int:
+    if isinstance(refusal, NotFound) and not _is_modern(context):
+        return RESOURCE_NOT_FOUND
+    return types.INTERNAL_ERROR if isinstance(refusal, Unavailable) else types.INVALID_PARAMS
+
+
+def _is_modern(context: Context) -> bool:
+    return context.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
 def result(call: Call, outcome: Outcome, structured: bool) -> dict[str, Any]:
     """An outcome as an MCP tool result."""
     if outcome.error is not None:
@@ -181,6 +271,11 @@ def _text(meta: Mapping[str, Any], key: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise Invalid(f"_meta {key!r} must be a string")
     return value
+
+
+def _principal(_: Context) -> str:
+    """On whose behalf a request comes: the one place where that is decided."""
+    return LOCAL
 
 
 def _client(session: ServerSession) -> str | None:

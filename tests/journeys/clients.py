@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mcp import Client
+from mcp.client.session import MessageHandlerFnT
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import CallToolResult, RequestParamsMeta, TextContent, Tool
 
@@ -19,13 +20,15 @@ ERROR = "dev.toolgate/error"
 
 
 @asynccontextmanager
-async def over_http(url: str, era: str) -> AsyncIterator[Client]:
-    async with Client(url, mode=_mode(era), read_timeout_seconds=PATIENCE, cache=None) as client:
+async def over_http(url: str, era: str, hear: MessageHandlerFnT | None = None) -> AsyncIterator[Client]:
+    async with Client(url, mode=_mode(era), read_timeout_seconds=PATIENCE, cache=None, message_handler=hear) as client:
         yield client
 
 
 @asynccontextmanager
-async def over_stdio(directory: Path, era: str, *options: str) -> AsyncIterator[Client]:
+async def over_stdio(
+    directory: Path, era: str, *options: str, hear: MessageHandlerFnT | None = None
+) -> AsyncIterator[Client]:
     """The client starts the gateway itself, as a desktop client does, and ends it on leaving."""
     command, *arguments = serve_command(directory / "data", *options)
     log = directory / "stderr.log"
@@ -33,7 +36,9 @@ async def over_stdio(directory: Path, era: str, *options: str) -> AsyncIterator[
     server = StdioServerParameters(command=command, args=arguments, env=environment(directory), cwd=directory)
     with log.open("a") as errlog:
         transport = stdio_client(server, errlog=errlog)
-        async with Client(transport, mode=_mode(era), read_timeout_seconds=PATIENCE, cache=None) as client:
+        async with Client(
+            transport, mode=_mode(era), read_timeout_seconds=PATIENCE, cache=None, message_handler=hear
+        ) as client:
             yield client
 
 

@@ -31,6 +31,10 @@ BUILTINS = [
     "move_file",
     "read_file",
     "search_code",
+    "workspace_branch",
+    "workspace_diff",
+    "workspace_history",
+    "workspace_restore",
     "write_file",
 ]
 

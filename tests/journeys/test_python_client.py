@@ -17,8 +17,9 @@ from .wire import ERAS, HANDSHAKE, MODERN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
 
-READING = {"list_directory", "read_file", "find_files", "search_code"}
+READING = {"list_directory", "read_file", "find_files", "search_code", "workspace_history", "workspace_diff"}
 WRITING = {"write_file", "edit_file", "apply_patch", "move_file", "delete_file"}
+WRITING |= {"workspace_restore", "workspace_branch"}
 SEED = {
     "list_directory": ({"path", "recursive", "includeHidden"}, {"entries"}),
     "read_file": ({"path", "encoding"}, {"content", "size", "modified"}),

@@ -11,6 +11,7 @@ import pytest
 from mcp import Client
 from mcp.shared.subscriptions import ToolsListChanged
 
+from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.catalog import Catalog, Entry
 from gateway.executor import Executor
@@ -35,9 +36,9 @@ def catalog(count: int) -> Catalog:
     return Catalog(Entry(f"t{n:04}", Tool(f"t{n:04}", ""), Box()) for n in range(count))
 
 
-async def test_a_client_of_the_sessionless_era_that_listens_is_told() -> None:
+async def test_a_client_of_the_sessionless_era_that_listens_is_told(gateway: Gateway) -> None:
     executor = Executor([], catalog(1))
-    face = McpFace(executor)
+    face = McpFace(executor, gateway.versions)
     async with Client(face.server, mode="auto") as client:
         assert client.server_capabilities.tools is not None and client.server_capabilities.tools.list_changed
         async with client.listen(tools_list_changed=True) as changes:
@@ -47,9 +48,9 @@ async def test_a_client_of_the_sessionless_era_that_listens_is_told() -> None:
         assert len((await client.list_tools()).tools) == 2
 
 
-async def test_a_client_of_the_handshake_era_is_told_once_for_changes_of_one_moment() -> None:
+async def test_a_client_of_the_handshake_era_is_told_once_for_changes_of_one_moment(gateway: Gateway) -> None:
     executor = Executor([], catalog(1))
-    face = McpFace(executor)
+    face = McpFace(executor, gateway.versions)
     told: list[Any] = []
     heard = anyio.Event()
 
@@ -69,9 +70,9 @@ async def test_a_client_of_the_handshake_era_is_told_once_for_changes_of_one_mom
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_a_long_list_comes_in_pages_that_no_change_shifts(mode: Any) -> None:
+async def test_a_long_list_comes_in_pages_that_no_change_shifts(gateway: Gateway, mode: Any) -> None:
     executor = Executor([], catalog(2 * PAGE + 5))
-    async with Client(McpFace(executor).server, mode=mode) as client:
+    async with Client(McpFace(executor, gateway.versions).server, mode=mode) as client:
         first = await client.list_tools()
         executor.swap(Catalog(entry for entry in catalog(2 * PAGE + 5) if entry.name != "t0000"))
         second = await client.list_tools(cursor=first.next_cursor)
@@ -82,13 +83,13 @@ async def test_a_long_list_comes_in_pages_that_no_change_shifts(mode: Any) -> No
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_progress_reaches_the_client_and_meta_chooses_chat_and_message(mode: Any) -> None:
+async def test_progress_reaches_the_client_and_meta_chooses_chat_and_message(gateway: Gateway, mode: Any) -> None:
     heard: list[tuple[float, float | None, str | None]] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         heard.append((progress, total, message))
 
-    async with Client(McpFace(Executor([], catalog(1))).server, mode=mode) as client:
+    async with Client(McpFace(Executor([], catalog(1)), gateway.versions).server, mode=mode) as client:
         meta: Any = {"dev.toolgate/chat": "c1", "dev.toolgate/message": "m1"}
         result = await client.call_tool("t0000", {}, meta=meta, progress_callback=hear)
     assert isinstance(result, types.CallToolResult)

@@ -105,7 +105,7 @@ def test_it_prints_its_address_answers_for_its_health_and_stops_on_sigterm(tmp_p
         for path in ("/healthz", "/readyz"):
             with urllib.request.urlopen(url.removesuffix("/mcp") + path, timeout=10) as answer:
                 assert json.loads(answer.read())["ok"] is True
-        assert len(post(url, {"method": "tools/list"})["tools"]) == 9
+        assert len(post(url, {"method": "tools/list"})["tools"]) == 13
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stderr is not None

@@ -1,0 +1,65 @@
+"""Completions: what may stand for a variable of a resource template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..calls import check_chat
+from ..errors import Invalid
+from ..workspace.entries import Entry
+from ..workspace.versions import Versions
+from .resources import FILE, MANIFEST, VERSION, Reader, path_of, walk_files
+from .uris import path_text, template_value
+
+LIMIT = 100
+"""What the protocol allows in one answer."""
+
+_HISTORY = 1000
+_VARIABLES = {FILE: ("chat", "path"), VERSION: ("chat", "path", "manifest"), MANIFEST: ("id",)}
+
+
+class Completions:
+    def __init__(self, versions: Versions) -> None:
+        self._versions = versions
+
+    async def complete(
+        self, reader: Reader, template: str, variable: str, begun: str, given: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Values for a variable that begin as `begun` does; `given` are the variables chosen already."""
+        if variable not in _VARIABLES.get(template, ()):
+            known = "; ".join(f"{', '.join(names)} of {known}" for known, names in _VARIABLES.items())
+            raise Invalid(f"there is nothing to complete {variable!r} of {template!r} with; there is {known}")
+        chat = check_chat(given.get("chat") or reader.chat)
+        if variable == "chat":
+            return _answer([reader.chat] if reader.chat.startswith(begun) else [], whole=True)
+        if not await self._versions.may_read(chat, reader.principal):
+            return _answer([], whole=True)
+        if variable == "path":
+            return await self._versions.in_thread(_paths, self._versions, chat, begun)
+        return await self._manifests(chat, begun)
+
+    async def _manifests(self, chat: str, begun: str) -> dict[str, Any]:
+        """The latest first; only the last thousand are looked at."""
+        rows = await self._versions.manifests.history(chat, limit=_HISTORY)
+        return _answer([row.id for row in rows if row.id.startswith(begun)], whole=len(rows) < _HISTORY)
+
+
+def _paths(versions: Versions, chat: str, begun: str) -> dict[str, Any]:
+    beginnings = {begun, path_text(begun)}  # typed by a person, or taken from an earlier answer
+
+    def leads_on(directory: Entry) -> bool:
+        inside = f"{path_of(directory)}/"
+        return any(inside.startswith(beginning) or beginning.startswith(inside) for beginning in beginnings)
+
+    with versions.root(chat) as root, walk_files(root, leads_on) as walk:
+        paths = [path_of(entry) for entry in walk if entry.kind == "file"]
+    found = [template_value(path) for path in paths if any(map(path.startswith, beginnings))]
+    return _answer(found, whole=not walk.truncated)
+
+
+def _answer(values: list[str], whole: bool) -> dict[str, Any]:
+    completion: dict[str, Any] = {"values": values[:LIMIT], "hasMore": len(values) > LIMIT or not whole}
+    if whole:
+        completion["total"] = len(values)
+    return {"resultType": "complete", "completion": completion}

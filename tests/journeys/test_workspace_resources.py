@@ -1,0 +1,147 @@
+"""A chat's files as resources, from the real process, in both eras over both transports."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import Client
+from mcp.shared.exceptions import MCPError
+
+from .clients import over_http, over_stdio, value
+from .processes import Listening
+from .wire import ERAS, MODERN
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90), pytest.mark.promise("G4")]
+
+MANIFESTS = types.ResourceTemplateReference(uri="workspace://{chat}/{+path}{?manifest}")
+ODD = ["grüße & co.txt", "50% #1?.txt", "日本/語 (2).txt"]
+
+
+@dataclass
+class Road:
+    """A connected client, the chat it works in, the folder that chat's files are in, and what it is told."""
+
+    client: Client
+    era: str
+    chat: str
+    folder: Path
+    told: list[str] = field(default_factory=list)
+    news: anyio.Event = field(default_factory=anyio.Event)
+
+    async def hear(self, message: Any) -> None:
+        if isinstance(message, types.ResourceUpdatedNotification):
+            self.told.append(message.params.uri)
+        elif isinstance(message, types.ResourceListChangedNotification):
+            self.told.append("list")
+        self.news.set()
+
+    async def hears(self, expected: str) -> None:
+        with anyio.fail_after(10):
+            while expected not in self.told:
+                await self.news.wait()
+                self.news = anyio.Event()
+
+    @asynccontextmanager
+    async def following(self, uri: str) -> AsyncIterator[None]:
+        if self.era != MODERN:
+            await self.client.subscribe_resource(uri)
+            yield
+            await self.client.unsubscribe_resource(uri)
+            return
+        async with self.client.listen(resources_list_changed=True, resource_subscriptions=[uri]):
+            yield  # the client hands what comes on the stream to its message handler too
+
+    async def read(self, uri: str) -> str | bytes:
+        [read] = (await self.client.read_resource(uri)).contents
+        return read.text if isinstance(read, types.TextResourceContents) else base64.b64decode(read.blob)
+
+    async def refusal(self, uri: str) -> types.ErrorData:
+        with pytest.raises(MCPError) as refused:
+            await self.client.read_resource(uri)
+        return refused.value.error
+
+
+@pytest.fixture(params=ERAS)
+def era(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["stdio", "http"])
+async def road(
+    request: pytest.FixtureRequest, era: str, chat: str, tmp_path: Path, listening: Listening
+) -> AsyncIterator[Road]:
+    async def hear(message: Any) -> None:
+        await travelled.hear(message)
+
+    home = tmp_path if request.param == "stdio" else listening.log.parent
+    connection = (
+        over_stdio(tmp_path, era, "--chat", chat, hear=hear)
+        if request.param == "stdio"
+        else over_http(f"{listening.url}?chat={chat}", era, hear)
+    )
+    async with connection as client:
+        travelled = Road(client, era, chat, home / "data" / "chats" / chat / "workspace")
+        yield travelled
+
+
+async def test_a_file_is_listed_read_followed_and_read_again_as_it_was(road: Road) -> None:
+    client, uri = road.client, f"workspace://{road.chat}/notes/plan.md"
+    await value(client, "write_file", {"path": "notes/plan.md", "content": "first\n", "createDirs": True})
+    [listed] = (await client.list_resources()).resources
+    assert (listed.uri, listed.title, listed.mime_type, listed.size) == (uri, "notes/plan.md", "text/markdown", 6)
+    assert await road.read(uri) == "first\n"
+
+    edit = {"oldText": "first", "newText": "second"}
+    async with road.following(uri):
+        await value(client, "edit_file", {"path": "notes/plan.md", "edits": [edit]})
+        await road.hears(uri)
+        assert await road.read(uri) == "second\n"
+        road.told.clear()
+        await value(client, "write_file", {"path": "more.txt", "content": ""})
+        await road.hears("list")
+
+    completed = await client.complete(MANIFESTS, {"name": "manifest", "value": ""}, {"chat": road.chat})
+    third, second, first = completed.completion.values
+    assert await road.read(f"{uri}?manifest={first}") == "first\n"
+    assert await road.read(f"{uri}?manifest={second}") == "second\n"
+    manifest = json.loads(await road.read(f"manifest://{third}"))
+    assert manifest["parent"] == second
+    assert manifest["files"].keys() == {"notes/plan.md", "more.txt"}
+    assert manifest["changes"] == {"added": ["more.txt"], "changed": [], "deleted": []}
+
+
+async def test_large_files_and_odd_names_come_through_and_nothing_from_outside(road: Road) -> None:
+    for name in ODD:
+        await value(road.client, "write_file", {"path": name, "content": name, "createDirs": True})
+    whole = os.urandom(3 * 1024 * 1024)
+    (road.folder / "big.bin").write_bytes(whole)
+    (road.folder.parent / "secret.txt").write_text("SECRET")
+    (road.folder / "link").symlink_to(road.folder.parent)
+
+    listed = {str(resource.title): resource for resource in (await road.client.list_resources()).resources}
+    assert listed.keys() == {*ODD, "big.bin"}
+    assert [await road.read(listed[name].uri) for name in ODD] == ODD
+
+    size, uri = listed["big.bin"].size, listed["big.bin"].uri
+    assert size == len(whole)
+    assert f"{size} bytes" in (await road.refusal(uri)).message
+    step = 512 * 1024
+    pieces = [await road.read(f"{uri}?offset={offset}&length={step}") for offset in range(0, size, step)]
+    assert b"".join(piece for piece in pieces if isinstance(piece, bytes)) == whole
+
+    for path in ("../secret.txt", "%2e%2e/secret.txt", "..%2Fsecret.txt", "/etc/passwd", "link/secret.txt"):
+        refused = await road.refusal(f"workspace://{road.chat}/{path}")
+        assert (refused.code, refused.data["code"]) == (types.INVALID_PARAMS, "INVALID_PATH")
+        assert "SECRET" not in str(refused) and str(road.folder.parent) not in str(refused)
+    missing = await road.refusal(f"workspace://{road.chat}/none.txt")
+    assert missing.code == (types.INVALID_PARAMS if road.era == MODERN else -32002)
