@@ -41,10 +41,10 @@ def peak():  # what getrusage says includes the process that started this one
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 place = Path(sys.argv[1])
-checkout = Checkout(place / "work", FileBlobs(place / "blobs"))
+checkout = Checkout(place / "files", FileBlobs(place / "blobs"))
 checkout.snapshot()
 before = peak()
-with (place / "work/large").open("wb") as file:
+with (place / "files/large").open("wb") as file:
     for number in range(500):
         file.write(number.to_bytes(2, "big") * (512 * 1024))
 tree = checkout.snapshot()
@@ -145,7 +145,7 @@ def compare_rounds(place: Path, paths: list[str], pairs: Pairs) -> None:
 
 
 def memory_of_a_large_file(place: Path) -> float:
-    (place / "work").mkdir()
+    (place / "files").mkdir()
     child = [sys.executable, "-c", LARGE_FILE, str(place)]
     return int(subprocess.run(child, check=True, capture_output=True, text=True).stdout) / 1e6
 

@@ -59,7 +59,7 @@ class Gateway:
         workspaces = Workspaces(settings.data_dir, _attached(settings))
         self._chats = Chats(db)
         self.versions = Versions(Manifests(db), self._chats, workspaces)
-        self._sources = [BuiltinSource(workspaces), *sources]
+        self._sources = [BuiltinSource(workspaces, self.versions), *sources]
         self.executor = Executor(self._extensions())
 
     @classmethod

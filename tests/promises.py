@@ -24,7 +24,8 @@ PROMISES: dict[str, Promise] = {
         "built",
     ),
     "T2": Promise(
-        "A chat's workspace is versioned: any earlier message's files come back byte for byte; retries branch."
+        "A chat's workspace is versioned: any earlier message's files come back byte for byte; retries branch.",
+        "built",
     ),
     "T3": Promise("A bundle is imported whole or not at all, from ZIP, folder or URL, and exports without secrets."),
     "T4": Promise(
@@ -97,7 +98,11 @@ PROMISES: dict[str, Promise] = {
     "G1": Promise("Upstreams over stdio, SSE and streamable HTTP, supervised; a dead one blocks nobody."),
     "G2": Promise("Faithful pass-through in every pairing of protocol eras."),
     "G3": Promise("Serves stdio and streamable HTTP in both protocol eras from one process.", "built"),
-    "G4": Promise("Render plans and workspace files as resources."),
+    "G4": Promise(
+        "Render plans and workspace files as resources.",
+        "partly",
+        "workspace files and manifests; render plans and views come later",
+    ),
     "G5": Promise("Every renderer is an MCP App."),
     "G6": Promise("Large catalogs stay usable: search-first mode and per-client profiles."),
     "G7": Promise(

@@ -17,10 +17,13 @@ from ..app import Gateway
 from ..config import Settings
 from ..errors import GatewayError
 from ..workspace import Openat2, best_way
+from ..workspace.sweep import sizes
 from . import clients
 from .options import as_json, print_json, run, settings_options
 
 WAL_RESET_FIXED = (3, 51, 3)
+LARGEST = 3
+"""Chats named for their size."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Finding:
 @settings_options
 def doctor(settings: Settings, as_json: bool) -> int:
     """Look at everything the gateway needs. Exit 1 when something must be mended."""
-    findings = [*_machine(), *_files(settings), *run(lambda: _gateway(settings)), *_clients()]
+    findings = [*_machine(), *_files(settings), *run(lambda: _gateway(settings)), *_kept(settings), *_clients()]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -96,6 +99,25 @@ async def _gateway(settings: Settings) -> list[Finding]:
             ]
     except GatewayError as error:
         return [Finding("gateway", "fail", str(error))]
+
+
+def _kept(settings: Settings) -> Iterator[Finding]:
+    """What the chats' versions and the database weigh, and which chats most of all."""
+    directory = settings.data_dir
+    chats = [path.name for path in (directory / "chats").glob("*") if path.is_dir()]
+    found, complete = sizes(directory / "chats")
+    database = sum(path.stat().st_size for path in directory.glob("toolgate.db*"))
+    total = sum(size.bytes for size in found.values())
+    largest = sorted(found, key=lambda chat: found[chat].bytes, reverse=True)[:LARGEST]
+    told = [f"{len(chats)} chats", f"{'' if complete else 'more than '}{_mebibytes(total)} of versions"]
+    told.append(f"{_mebibytes(database)} of database")
+    if largest:
+        told.append("largest: " + ", ".join(f"{chat} ({_mebibytes(found[chat].bytes)})" for chat in largest))
+    yield Finding("kept", "ok", "; ".join(told))
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
 
 
 def _clients() -> Iterator[Finding]:

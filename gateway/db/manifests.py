@@ -112,9 +112,10 @@ class Manifests:
         """Note that the files of a manifest are about to be written to disk; `move` clears the note."""
         await self._db.run(Statement("UPDATE chats SET materializing = ? WHERE id = ?", (target, chat), 1))
 
-    async def tell_message(self, chat: str, message: str, parent: str | None) -> None:
-        """Note a message and the one it follows; the first to say so is believed."""
-        await self._db.run(Statement(_MESSAGE, (chat, message, parent, None, timestamp(time.time()))))
+    async def tell_message(self, chat: str, message: str, parent: str | None, manifest: str | None = None) -> None:
+        """Note a message, the one it follows, and its files where it has none to follow; the first to
+        say so is believed."""
+        await self._db.run(Statement(_MESSAGE, (chat, message, parent, manifest, timestamp(time.time()))))
 
     async def knows_message(self, chat: str, message: str) -> bool:
         return bool(await self._db.fetch("SELECT 1 FROM messages WHERE chat_id = ? AND id = ?", chat, message))
@@ -123,6 +124,13 @@ class Manifests:
         """The manifest of a message, or of the nearest one above it that has one."""
         rows = await self._db.fetch(_NEAREST, chat, message, chat)
         return rows[0][0] if rows else None
+
+    async def messages(self, chat: str, first: str, last: str) -> dict[str, str]:
+        """Which manifests between two ids are those of a message, and of which; of several, the latest."""
+        sql = (
+            "SELECT manifest_id, id FROM messages WHERE chat_id = ? AND manifest_id BETWEEN ? AND ? ORDER BY created_at"
+        )
+        return dict(await self._db.fetch(sql, chat, first, last))
 
     async def chain(self, manifest: str) -> Sequence[tuple[str, str]]:
         """The patches that make a manifest, the whole one first: `(patch, meta_patch)` as JSON text."""

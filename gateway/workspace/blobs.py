@@ -61,6 +61,7 @@ class FileBlobs:
         self.temporary = directory / "tmp"
         self.temporary.mkdir(0o700, parents=True, exist_ok=True)
         self._unsynced: list[str] = []
+        self._new_shard = False
         self._epoch = directory / "epoch"
         if not self._epoch.exists():
             self.begin_epoch()
@@ -80,16 +81,13 @@ class FileBlobs:
 
     def sync(self) -> None:
         unsynced = self._unsynced
-        if len(unsynced) > _EACH and sync_file_system(self.directory):
-            unsynced.clear()
-            return
-        for path in unsynced:
-            sync_file(path)
-        for directory in {os.path.dirname(path) for path in unsynced}:
-            sync_directory(directory)
-        if unsynced:
-            sync_directory(str(self.directory))
+        if len(unsynced) <= _EACH or not sync_file_system(self.directory):
+            for path in unsynced:
+                sync_file(path)
+            if self._new_shard:
+                sync_directory(str(self.directory))
         unsynced.clear()
+        self._new_shard = False
 
     def epoch(self) -> str:
         return self._epoch.read_text()
@@ -172,6 +170,7 @@ class FileBlobs:
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             os.rename(temporary, path)
+            self._new_shard = True
         self._unsynced.append(path)
 
     def _new_temporary(self) -> str:

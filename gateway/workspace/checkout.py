@@ -74,7 +74,7 @@ class Checkout:
             self._require_contents(steps)
             written = Restore(root, self._way, self._blobs, index).run(steps)
             self._index = index.after(steps.removed, _settled(root, written))
-        return changes(index.tree, diff(index.tree, target))
+        return changes(index.tree, steps.patch)
 
     def save(self) -> None:
         """Keep the index for the next process; without it that one reads every file once."""
@@ -122,7 +122,7 @@ def _settled(root: int, written: Mapping[Parts, File]) -> Mapping[Parts, File]:
     """The files with times that can be trusted; a moment is waited for that when they are many."""
     if len(written) <= _MANY:
         return written
-    newest = max(max(file.mtime, file.ctime) for file in written.values())
+    newest = max(file.newest for file in written.values())
     for _ in range(_PATIENCE):
         if file_clock(root) - RACY_NANOSECONDS > newest:
             return {parts: file._replace(racy=False) for parts, file in written.items()}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,34 +25,40 @@ RACY_NANOSECONDS = 20_000_000
 _HEADER = b"toolgate-index-1"
 
 
-class File(NamedTuple):
-    """A file or link when it was read. `racy`: too young to trust its times, so it is read again."""
+stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter(
+    "st_mtime_ns",
+    "st_ctime_ns",  # moves also when the modification time is set back
+    "st_size",
+    "st_ino",
+    "st_mode",
+)
+"""What shows that a file has changed, when one of it has."""
 
-    mtime: int
-    ctime: int
-    size: int
-    inode: int
-    mode: int
+
+class File(NamedTuple):
+    """A file or link when it was read. `racy`: too young to trust its stamp, so it is read again."""
+
+    stamp: tuple[int, ...]
     kind: str
     digest: str
     racy: bool
 
     @classmethod
     def seen(cls, found: os.stat_result, digest: str, limit: int) -> File:
-        times = found.st_mtime_ns, found.st_ctime_ns
-        return cls(
-            *times, found.st_size, found.st_ino, found.st_mode, _kind(found.st_mode), digest, max(times) >= limit
-        )
+        racy = max(found.st_mtime_ns, found.st_ctime_ns) >= limit
+        return cls(stamp_of(found), _kind(found.st_mode), digest, racy)
 
     def same(self, found: os.stat_result) -> bool:
         """Whether nothing shows that the file has changed."""
-        return (
-            self.mtime == found.st_mtime_ns
-            and self.ctime == found.st_ctime_ns  # also when the modification time was set back
-            and self.size == found.st_size
-            and self.inode == found.st_ino
-            and self.mode == found.st_mode
-        )
+        return self.stamp == stamp_of(found)
+
+    def renamed(self, found: os.stat_result) -> bool:
+        """The same, of a file that has been renamed since, which moves its change time."""
+        return (self.stamp[0], *self.stamp[2:]) == (found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
+
+    @property
+    def newest(self) -> int:
+        return max(self.stamp[:2])
 
 
 Stamp = tuple[int, int, int]
@@ -72,6 +79,13 @@ class Folder:
 
     def below(self, name: str) -> str:
         return f"{self.path}/{name}" if self.path else name
+
+    @cached_property
+    def stamps(self) -> list[tuple[int, ...]] | None:
+        """What every file in it must still show; None when one is to be read again in any case."""
+        if any(file.racy for file in self.files.values()):
+            return None
+        return [file.stamp for file in self.files.values()]
 
     @cached_property
     def tree(self) -> Tree:
@@ -168,11 +182,11 @@ def _packed(folder: Folder) -> list[object]:
 
 
 def _unpacked(row: list[Any]) -> Folder:
-    path, stamp, files, folders, ignored, skipped, rules = row
+    path, moved, files, folders, ignored, skipped, rules = row
     return Folder(
         decode(path),
-        tuple(stamp) if stamp else None,
-        {decode(name): File(*fields) for name, fields in files.items()},
+        tuple(moved) if moved else None,
+        {decode(name): File(tuple(stamp), *rest) for name, (stamp, *rest) in files.items()},
         tuple(map(decode, folders)),
         frozenset(map(decode, ignored)),
         {decode(name): reason for name, reason in skipped.items()},

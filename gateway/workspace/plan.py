@@ -12,7 +12,7 @@ from .beneath import Parts
 from .index import Index
 from .refusals import shown
 from .snapshot import ODD
-from .tree import EMPTY_DIRECTORY, PLAIN, Tree, diff, directories, locate, require_sound
+from .tree import EMPTY_DIRECTORY, PLAIN, Patch, Tree, diff, directories, locate, require_sound
 
 
 class Content(NamedTuple):
@@ -26,6 +26,8 @@ class Content(NamedTuple):
 class Plan:
     """Steps in their order; a step that a crash has already taken is taken again without harm."""
 
+    patch: Patch
+    """All of it, as a change of the tree."""
     removed: tuple[Parts, ...]
     """Files and links that go."""
     obstacles: tuple[Parts, ...]
@@ -64,6 +66,7 @@ def plan(index: Index, target: Tree) -> Plan:
     wanted = {above for parts in named.values() for above in _above(parts)} | {named[path] for path in made}
     emptied = {*(parts[:-1] for parts in removed), *dropped, *cleared} - wanted - {()}
     return Plan(
+        patch=patch,
         removed=tuple(removed),
         obstacles=tuple(_obstacles(index, named.values())),
         emptied=tuple(sorted(emptied, key=len, reverse=True)),

@@ -12,6 +12,7 @@ from ..errors import Conflict, Invalid
 from .beneath import DIRECTORY, LISTING, Parts, Way
 from .blobs import BlobStore, copy
 from .entries import TEMPORARY
+from .exchange import exchange
 from .index import File, Index
 from .plan import Content, Plan
 from .refusals import refusing, shown
@@ -135,9 +136,17 @@ class Restore:
                 os.close(fd)
 
     def _place(self, parent: int, name: str, parts: Parts) -> None:
-        if name != parts[-1]:
-            self._require_unmoved(parent, parts)
+        """Give what was written its name. What had it is looked at once more after it is out of the way."""
+        if name == parts[-1]:
+            return
+        if not self._require_unmoved(parent, parts) or not exchange(parent, name, parts[-1]):
             os.rename(name, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
+            return
+        replaced, known = _stat(parent, name), self._index.find(parts)
+        if replaced is None or known is None or not known.renamed(replaced):
+            exchange(parent, name, parts[-1])
+            raise _moved(parts)
+        os.unlink(name, dir_fd=parent)
 
     def _require_unmoved(self, parent: int, parts: Parts) -> bool:
         """Whether the file is still there; refused when it is no longer the one that a version holds."""

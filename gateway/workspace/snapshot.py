@@ -8,15 +8,16 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO
 
 from .beneath import LISTING, READING, Way
 from .blobs import BlobStore
 from .entries import TEMPORARY
-from .index import RACY_NANOSECONDS, File, Folder, Index
+from .index import RACY_NANOSECONDS, File, Folder, Index, stamp_of
 from .refusals import refusal
 from .removal import temporary_name
 
@@ -88,8 +89,10 @@ class _Scan:
             try:
                 rules = self._ignore.inside(rules, path, directory, self._way) if self._ignore else None
                 folder = found[path] = self._visit(directory, path, rules)
-            except OSError as error:
-                raise refusal(error, tuple(path.split("/"))) from error
+            except OSError as error:  # it may be listed but not entered, or is gone
+                found.pop(path, None)
+                _note_closed(found, path, error)
+                continue
             finally:
                 os.close(directory)
             pending.extend((folder.below(name), rules) for name in folder.folders)
@@ -106,6 +109,8 @@ class _Scan:
 
     def _recheck(self, directory: int, folder: Folder) -> Folder:
         """A directory in which no name came or went: one stat for each file it had."""
+        if folder.stamps is not None and folder.stamps == _stamps(directory, folder.files):
+            return folder
         moved = _moved(directory, folder.files)
         if not moved:
             return folder
@@ -151,7 +156,7 @@ class _Scan:
                     return _reason(error)
                 found = _stat(directory, name)
                 continue
-            file, found = self._keep(opened, found)
+            file, found = self._keep(opened, name, found)
             if file.same(found):
                 return file
         return file and file._replace(racy=True)
@@ -161,38 +166,33 @@ class _Scan:
             target = os.readlink(name, dir_fd=directory)
         except OSError:  # replaced since; its directory has moved with it, and is listed the next time
             return None
-        return File.seen(found, self._blobs.put(io.BytesIO(os.fsencode(target))), self._limit)
+        return File.seen(found, self._put(io.BytesIO(os.fsencode(target)), name), self._limit)
 
-    def _keep(self, opened: int, found: os.stat_result) -> tuple[File, os.stat_result]:
+    def _keep(self, opened: int, name: str, found: os.stat_result) -> tuple[File, os.stat_result]:
         """The content under what was `found` before it was read, and what was found afterwards."""
         with io.FileIO(opened) as source:
-            digest = self._blobs.put(source)
+            digest = self._put(source, name)
             return File.seen(found, digest, self._limit), os.fstat(opened)
+
+    def _put(self, source: BinaryIO, name: str) -> str:
+        try:
+            return self._blobs.put(source)
+        except OSError as error:
+            raise refusal(error, (name,)) from error
+
+
+def _stamps(directory: int, names: Iterable[str]) -> list[tuple[int, ...]] | None:
+    """What the files show now, in one go, because this is where a snapshot spends its time; None when one is gone."""
+    try:
+        return list(map(stamp_of, map(partial(os.lstat, dir_fd=directory), names)))
+    except FileNotFoundError:
+        return None
 
 
 def _moved(directory: int, files: Mapping[str, File]) -> dict[str, os.stat_result | None]:
-    """The files that are no longer as they were, or were too young to tell.
-
-    Written out, without a call for each file, because this is where a snapshot spends its time.
-    """
-    moved: dict[str, os.stat_result | None] = {}
-    lstat = os.lstat
-    for name, (mtime, ctime, size, inode, mode, _, _, racy) in files.items():
-        try:
-            found = lstat(name, dir_fd=directory)
-        except FileNotFoundError:
-            moved[name] = None
-            continue
-        if (
-            found.st_ctime_ns != ctime
-            or found.st_mtime_ns != mtime
-            or found.st_size != size
-            or found.st_ino != inode
-            or found.st_mode != mode
-            or racy
-        ):
-            moved[name] = found
-    return moved
+    """The files that are no longer as they were, or were too young to tell."""
+    found = {name: _stat(directory, name) for name in files}
+    return {name: now for name, now in found.items() if now is None or files[name].racy or not files[name].same(now)}
 
 
 def _with_findings(folder: Folder, findings: Mapping[str, Finding]) -> Folder:

@@ -70,15 +70,15 @@ def apply(tree: Tree, patch: Patch) -> Tree:
 
 def changes(old: Tree, patch: Patch) -> Changes:
     """What `patch` does to `old`, for a person to read."""
-    new = apply(old, patch)
-    touched = {path for path in (*patch.files, *patch.meta) if _state(old, path) != _state(new, path)}
-    added = {path for path in touched if path not in old.files and path in new.files}
-    deleted = {path for path in touched if path in old.files and path not in new.files}
-    changed = {path for path in touched if path in old.files and path in new.files}
-    if EMPTY_DIRECTORY in patch.meta.values() or any(old.meta.get(path) == EMPTY_DIRECTORY for path in patch.meta):
-        before, after = directories(old), directories(new)
-        added |= {f"{path}/" for path in patch.meta if path in after - before}
-        deleted |= {f"{path}/" for path in patch.meta if path in before - after}
+    before = {path: (old.files.get(path), old.meta.get(path)) for path in (*patch.files, *patch.meta)}
+    after = {path: (patch.files.get(path, file), patch.meta.get(path, kind)) for path, (file, kind) in before.items()}
+    added = {path for path in before if before[path][0] is None and after[path][0] is not None}
+    deleted = {path for path in before if before[path][0] is not None and after[path][0] is None}
+    changed = {path for path in before.keys() - added - deleted if before[path][0] and before[path] != after[path]}
+    if any(EMPTY_DIRECTORY in (before[path][1], after[path][1]) for path in patch.meta):
+        was, now = directories(old), directories(apply(old, patch))
+        added |= {f"{path}/" for path in patch.meta if path in now - was}
+        deleted |= {f"{path}/" for path in patch.meta if path in was - now}
     return Changes(*(tuple(sorted(paths)) for paths in (added, changed, deleted)))
 
 
@@ -144,13 +144,9 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def _state(tree: Tree, path: str) -> tuple[str | None, str | None]:
-    return tree.files.get(path), tree.meta.get(path)
-
-
 def _diff(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str | None]:
     patch: dict[str, str | None] = {path: value for path, value in new.items() if old.get(path) != value}
-    patch.update((path, None) for path in old.keys() - new.keys())
+    patch.update((path, None) for path in old if path not in new)
     return patch
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import importlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -13,26 +14,30 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
-import orjson
 
 from ..db.chats import Chats
 from ..db.manifests import Head, ManifestRow, Manifests
-from ..errors import Conflict, Forbidden
+from ..errors import Conflict, Forbidden, GatewayError, Invalid, NotFound
 from . import sweep as sweeping
-from .blobs import FileBlobs
-from .checkout import Checkout
-from .lock import ChatLock
+from .compare import OUTPUT_LIMIT, Comparison, compare
 from .manifest import assemble, new_row
+from .opened import OpenChat
 from .paths import Root
+from .selection import Selection
 from .tree import EMPTY, Changes, Patch, Tree, changes, diff
 from .workspaces import Workspaces
+
+log = logging.getLogger(__name__)
 
 CHATS_OPEN = 64
 """Chats whose stat cache and tree stay in memory."""
 
-INDEX_SECONDS = 30.0
 GRACE_SECONDS = 24 * 3600.0
+SWEEP_SECONDS = 24 * 3600.0
+"""How long after a sweep of a chat the next one is due."""
+PREFIX_LENGTH = 4
 
 Result = TypeVar("Result")
 Listener = Callable[[str, Changes], None]
@@ -48,6 +53,7 @@ class Versions:
         self._workspaces = workspaces
         self._open: OrderedDict[str, OpenChat] = OrderedDict()
         self._listeners: list[Listener] = []
+        self._sweeps: set[asyncio.Task[None]] = set()
         self._threads = anyio.CapacityLimiter(8)
 
     @asynccontextmanager
@@ -55,10 +61,13 @@ class Versions:
         """Be alone with a chat's files, whatever an earlier holder left undone put right first."""
         await self.require_owner(chat, principal)
         opened = await self._opened(chat)
-        async with opened.lock.held():
-            held = HeldChat(self, opened, await self.manifests.head(chat))
-            await held.recover()
-            yield held
+        try:
+            async with opened.lock.held():
+                held = HeldChat(self, opened, await self.manifests.head(chat))
+                await held.recover()
+                yield held
+        finally:
+            self._sweep_when_due(opened)
 
     async def require_owner(self, chat: str, principal: str) -> None:
         if await self._chats.claim(chat, principal) != principal:
@@ -75,6 +84,13 @@ class Versions:
         """The chat's files as they are now, held open; blocks, and is used in a `with`."""
         return self._workspaces.root(chat)
 
+    async def find(self, chat: str, id_or_prefix: str) -> ManifestRow:
+        """A version of the chat by its id, or by a beginning of it that no other has."""
+        wanted = id_or_prefix.strip().lower()
+        if len(wanted) < PREFIX_LENGTH:
+            raise Invalid(f"{id_or_prefix!r} is too short: a version is named by {PREFIX_LENGTH} or more of its id")
+        return await self.manifests.get(chat, wanted)
+
     async def tree(self, chat: str, manifest: str | None) -> Tree:
         """The files of a manifest; None is the empty tree."""
         if manifest is None:
@@ -89,11 +105,20 @@ class Versions:
         opened = await self._opened(chat)
         return await self.in_thread(opened.blobs.open, digest)
 
-    async def sweep(self, chat: str, older_than: float = GRACE_SECONDS) -> sweeping.Swept:
-        """Remove contents that no manifest of the chat names, and that are older than the grace period."""
+    async def compare(
+        self, chat: str, old: Tree, new: Tree, selection: Selection | None = None, limit: int = OUTPUT_LIMIT
+    ) -> Comparison:
+        """How two trees of the chat differ, for people to read."""
         opened = await self._opened(chat)
-        live = await self.in_thread(_digests, await self.manifests.patches(chat))
-        return await self.in_thread(sweeping.sweep, opened.blobs, live, older_than, time.time())
+        cancelled = anyio.from_thread.check_cancelled
+        work = functools.partial(compare, limit=limit, check_cancelled=cancelled)
+        return await self.in_thread(work, old, new, opened.blobs.open, selection)
+
+    async def sweep(self, chat: str, older_than: float = GRACE_SECONDS) -> sweeping.Swept:
+        """Remove contents that no manifest of the chat names and that are older than the grace period,
+        and what writers that were interrupted left among the chat's files."""
+        opened = await self._opened(chat)
+        return await self.in_thread(opened.sweep, await self.manifests.patches(chat), older_than)
 
     def watch(self, listener: Listener) -> Callable[[], None]:
         """Tell `listener` of every change until the returned function is called."""
@@ -110,6 +135,7 @@ class Versions:
                 listener(chat, what)
 
     async def close(self) -> None:
+        await asyncio.gather(*self._sweeps)
         for opened in self._open.values():
             await self.in_thread(opened.checkout.save)
 
@@ -126,38 +152,24 @@ class Versions:
         self._open.move_to_end(chat)
         return opened
 
+    def _sweep_when_due(self, opened: OpenChat) -> None:
+        """Once a day and chat, after whoever held it; nobody waits for it but `close`."""
+        if time.time() - opened.swept_at > SWEEP_SECONDS:
+            opened.swept_at = time.time()
+            task = asyncio.get_running_loop().create_task(self._sweep_quietly(opened.chat))
+            self._sweeps.add(task)
+            task.add_done_callback(self._sweeps.discard)
+
+    async def _sweep_quietly(self, chat: str) -> None:
+        try:
+            await self.sweep(chat)
+        except Exception:
+            log.exception("chat %r could not be swept; it is tried again tomorrow", chat)
+
     async def _retire(self) -> None:
         while len(self._open) > CHATS_OPEN:
             _, oldest = self._open.popitem(last=False)
             await self.in_thread(oldest.checkout.save)
-
-
-class OpenChat:
-    """What stays in memory of one chat: its lock, its stat cache, and the tree of its head."""
-
-    def __init__(self, chat: str, directory: Path, folder: Path, attached: bool) -> None:
-        directory.mkdir(0o700, parents=True, exist_ok=True)
-        self.chat = chat
-        self.lock = ChatLock(directory / "lock")
-        self.blobs = FileBlobs(directory / "blobs")
-        self.running = directory / "running"
-        self.checkout = Checkout(folder, self.blobs, directory / "index", _ignore() if attached else None)
-        self.manifest: str | None = None
-        self.tree = EMPTY
-        self._index_saved = time.monotonic()
-
-    def changed_since(self, old: Tree) -> tuple[Tree, Patch]:
-        """What is in the folder now, and how it differs."""
-        new = self.checkout.snapshot()
-        if time.monotonic() - self._index_saved > INDEX_SECONDS:
-            self._index_saved = time.monotonic()
-            self.checkout.save()
-        return new, diff(old, new)
-
-
-def _ignore() -> Any:
-    # pathspec takes a while to import, and only a person's own folder has ignored files
-    return importlib.import_module(".ignore", __package__).Ignore()
 
 
 class HeldChat:
@@ -209,6 +221,24 @@ class HeldChat:
             return Changes()
         return await self._materialize(manifest, message)
 
+    async def before(self) -> str | None:
+        """The version before the head, to undo to; None is no files. Refused at what was there first."""
+        row = await self._parent()
+        if row is None or (row.parent_id is None and row.source != "tool_run"):
+            raise NotFound("nothing to undo: the files are as they were at first", code="NOTHING_TO_UNDO")
+        return row.parent_id
+
+    async def put(self, tree: Tree, source: str, source_ref: str | None = None) -> Changes:
+        """Make the files those of a tree, as a new version on top of the head; what was on disk is kept before."""
+        await self.save("edit")
+        old = await self._tree()
+        patch = diff(old, tree)
+        if not patch:
+            return Changes()
+        row = await self._row(old, patch, source, source_ref)
+        await self._manifests.store(row)
+        return await self._materialize(row.id)
+
     async def switch(self, message: str, parent: str | None) -> None:
         """Stand where a message stands: go on at the head, or go back and branch from an earlier one."""
         chat = self._opened.chat
@@ -217,8 +247,11 @@ class HeldChat:
         known = await self._manifests.knows_message(chat, message)
         base = message if known else parent
         goes_on = base is None or base == self.head.message_id
+        above = parent if parent is not None else self.head.message_id
         if not known:
-            await self._manifests.tell_message(chat, message, parent if parent is not None else self.head.message_id)
+            # with no message above it to have files from, its own are those the chat has now
+            own = await self.save("edit") if above is None else None
+            await self._manifests.tell_message(chat, message, above, own)
         if goes_on:
             await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id, message)
             self.head = replace(self.head, message_id=message)
@@ -229,7 +262,11 @@ class HeldChat:
         chat = self._opened.chat
         target = await self._versions.tree(chat, manifest)
         await self._manifests.intend(chat, manifest or "")
-        what = await self._versions.in_thread(self._opened.checkout.materialize, target)
+        try:
+            what = await self._versions.in_thread(self._opened.checkout.materialize, target)
+        except GatewayError:  # refused, now and in every attempt to end it: the chat stays where it is
+            await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id)
+            raise
         await self._manifests.move(chat, manifest, self.head.manifest_id, message)
         self._moved(manifest, target, message)
         self._versions.announce(chat, what)
@@ -271,11 +308,6 @@ class HeldChat:
 
 def _foreign(chat: str) -> Forbidden:
     return Forbidden(f"chat {chat!r} belongs to someone else", code="CHAT_FORBIDDEN")
-
-
-def _digests(patches: list[str]) -> set[str]:
-    """Every content that a patch brings in: together, all that any manifest needs."""
-    return {digest for patch in patches for digest in orjson.loads(patch).values() if digest is not None}
 
 
 def _read_and_remove(note: Path) -> str | None:

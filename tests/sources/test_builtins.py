@@ -10,7 +10,7 @@ import pytest
 from gateway.calls import Call, Outcome
 from gateway.errors import GatewayError, Invalid
 from gateway.sources import Source
-from gateway.sources.builtin import BUILTINS, BuiltinSource
+from gateway.sources.builtin import BUILTINS, ON_VERSIONS, BuiltinSource
 from gateway.tools import Access, Permission, Tool
 from gateway.workspace import Workspaces
 
@@ -36,6 +36,20 @@ def test_reading_is_read_only_and_editing_is_read_write(tmp_path: Path) -> None:
         tool = tools[name]
         assert (tool.category, tool.permission, tool.access) == ("editing", Permission.READ_WRITE, Access.WRITE)
         assert tool.destructive
+
+
+@pytest.mark.promise("P1")
+@pytest.mark.promise("T2")
+def test_looking_at_versions_is_read_only_and_going_back_is_read_write() -> None:
+    shown = {builtin.tool.id: builtin.tool for builtin in ON_VERSIONS}
+    assert {name: (tool.category, tool.permission) for name, tool in shown.items()} == {
+        "workspace_history": ("filesystem", Permission.READ_ONLY),
+        "workspace_diff": ("filesystem", Permission.READ_ONLY),
+        "workspace_restore": ("editing", Permission.READ_WRITE),
+        "workspace_branch": ("editing", Permission.READ_WRITE),
+    }
+    # They take the chat's lock themselves, and it cannot be taken twice.
+    assert {tool.access for tool in shown.values()} == {Access.NONE}
 
 
 @pytest.mark.promise("C1")

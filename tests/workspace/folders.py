@@ -41,9 +41,9 @@ def sha(content: bytes) -> str:
 
 
 def new_checkout(place: Path) -> Checkout:
-    """A checkout of `place / "work"`, its blobs and index beside it."""
-    (place / "work").mkdir(parents=True, exist_ok=True)
-    return Checkout(place / "work", FileBlobs(place / "blobs"), place / "index")
+    """A checkout of `place / "files"`, its blobs and index beside it."""
+    (place / "files").mkdir(parents=True, exist_ok=True)
+    return Checkout(place / "files", FileBlobs(place / "blobs"), place / "index")
 
 
 def write(path: Path, content: bytes | str = b"x", mode: int | None = None) -> Path:

@@ -90,32 +90,38 @@ def test_few_and_many_blobs_are_made_durable(tmp_path: Path, count: int) -> None
 
 
 LARGE = """
-import resource, sys
+import re, resource, sys
 from pathlib import Path
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
 from gateway.workspace.tree import EMPTY
+
+def peak():  # what getrusage says includes the process that started this one
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(re.search(r"VmHWM:\\s+(\\d+) kB", status.read_text())[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
 place = Path(sys.argv[1])
-checkout = Checkout(place / "work", FileBlobs(place / "blobs"))
+checkout = Checkout(place / "files", FileBlobs(place / "blobs"))
 checkout.snapshot()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-with (place / "work/large").open("wb") as file:
+before = peak()
+with (place / "files/large").open("wb") as file:
     for number in range(500):
         file.write(number.to_bytes(2, "big") * (512 * 1024))
 tree = checkout.snapshot()
 checkout.materialize(EMPTY)
 checkout.materialize(tree)
-scale = 1 if sys.platform == "darwin" else 1024
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * scale, tree.files["large"])
+print(peak() - before, tree.files["large"])
 """
 
 
 @pytest.mark.slow
 def test_half_a_gigabyte_goes_in_and_out_in_less_than_20_mb_of_memory(tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
+    (tmp_path / "files").mkdir()
     output = subprocess.run([sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True, check=True)
     grown, digest = output.stdout.split()
     assert int(grown) < 20_000_000
-    with (tmp_path / "work/large").open("rb") as file:
+    with (tmp_path / "files/large").open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == digest
-    assert (tmp_path / "work/large").stat().st_size == 500 * 1024 * 1024
+    assert (tmp_path / "files/large").stat().st_size == 500 * 1024 * 1024

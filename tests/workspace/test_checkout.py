@@ -22,7 +22,7 @@ pytestmark = pytest.mark.promise("T2")
 
 
 def test_an_earlier_tree_comes_back_byte_for_byte(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "a/b.txt", b"1")
     write(work / "large", b"large" * CHUNK)
     write(work / "run.sh", b"#!", 0o755)
@@ -47,7 +47,7 @@ def test_an_earlier_tree_comes_back_byte_for_byte(tmp_path: Path) -> None:
 
 
 def test_the_other_way_of_opening_restores_the_same(tmp_path: Path) -> None:
-    work = tmp_path / "work"
+    work = tmp_path / "files"
     write(work / "a/b/c", b"1")
     (work / "link").symlink_to("a")
     checkout = Checkout(work, FileBlobs(tmp_path / "blobs"), way=Stepwise())
@@ -59,7 +59,7 @@ def test_the_other_way_of_opening_restores_the_same(tmp_path: Path) -> None:
 
 
 def test_files_directories_and_links_take_each_others_place(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     trees = [EMPTY]
     for make in (
         lambda: write(work / "a", b"file"),
@@ -80,7 +80,7 @@ def test_files_directories_and_links_take_each_others_place(tmp_path: Path) -> N
 
 
 def test_a_link_in_the_place_of_a_directory_is_replaced_and_never_followed(tmp_path: Path) -> None:
-    checkout, work, outside = new_checkout(tmp_path), tmp_path / "work", tmp_path / "outside"
+    checkout, work, outside = new_checkout(tmp_path), tmp_path / "files", tmp_path / "outside"
     write(outside / "f", b"mine")
     write(work / "d/f", b"1")
     write(work / "d/g", b"2")
@@ -95,12 +95,12 @@ def test_a_link_in_the_place_of_a_directory_is_replaced_and_never_followed(tmp_p
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a//b", "./a", "a/.", "x\0y", ".toolgate-x"])
 @pytest.mark.parametrize("kind", ["", "x", "l", "d"])
 def test_a_tree_that_leads_out_is_refused_before_anything_is_touched(tmp_path: Path, path: str, kind: str) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "kept")
     digest = FileBlobs(tmp_path / "blobs").put(io.BytesIO(b"z"))
     with pytest.raises(Invalid):
         checkout.materialize(Tree({} if kind == "d" else {path: digest}, {path: kind} if kind else {}))
-    assert walk(tmp_path / "work") == Tree({"kept": sha(b"x")})
+    assert walk(tmp_path / "files") == Tree({"kept": sha(b"x")})
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_tree_that_leads_out_is_refused_before_anything_is_touched(tmp_path: P
     ],
 )
 def test_a_tree_that_contradicts_the_folder_or_itself_is_refused(tmp_path: Path, tree: Tree) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "kept")
     write(work / "d/file")
     before = checkout.snapshot()
@@ -126,11 +126,11 @@ def test_a_link_to_nothing_sayable_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"a\0b", b"x" * 5000):
         with pytest.raises(Invalid):
             checkout.materialize(Tree({"link": blobs.put(io.BytesIO(content))}, {"link": "l"}))
-    assert walk(tmp_path / "work") == EMPTY
+    assert walk(tmp_path / "files") == EMPTY
 
 
 def test_only_what_differs_is_touched(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     for name in ("same", "changed", "d/same", "d/gone"):
         write(work / name, b"1")
     tree = checkout.snapshot()
@@ -149,7 +149,7 @@ def test_only_what_differs_is_touched(tmp_path: Path) -> None:
 
 
 def test_a_file_keeps_its_permissions_but_for_the_exec_bit(tmp_path: Path) -> None:
-    checkout, file = new_checkout(tmp_path), write(tmp_path / "work/file", b"1", 0o640)
+    checkout, file = new_checkout(tmp_path), write(tmp_path / "files/file", b"1", 0o640)
     plain = checkout.snapshot()
     file.write_bytes(b"2")
     file.chmod(0o750)
@@ -161,7 +161,7 @@ def test_a_file_keeps_its_permissions_but_for_the_exec_bit(tmp_path: Path) -> No
 
 
 def test_what_a_tool_writes_in_place_never_reaches_a_blob(tmp_path: Path) -> None:
-    checkout, file = new_checkout(tmp_path), write(tmp_path / "work/file", b"first")
+    checkout, file = new_checkout(tmp_path), write(tmp_path / "files/file", b"first")
     tree = checkout.snapshot()
     checkout.materialize(EMPTY)
     checkout.materialize(tree)
@@ -172,7 +172,7 @@ def test_what_a_tool_writes_in_place_never_reaches_a_blob(tmp_path: Path) -> Non
 
 
 def test_a_missing_content_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "a", b"1")
     write(work / "d/b", b"2")
     tree = checkout.snapshot()
@@ -192,7 +192,7 @@ def test_a_missing_content_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 3 * CHUNK])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_damaged_content_is_never_put_into_the_folder(tmp_path: Path, size: int, there: bool) -> None:
-    checkout, file = new_checkout(tmp_path), write(tmp_path / "work/file", b"a" * size)
+    checkout, file = new_checkout(tmp_path), write(tmp_path / "files/file", b"a" * size)
     tree = checkout.snapshot()
     if there:
         file.write_bytes(b"now")
@@ -210,7 +210,7 @@ def test_a_damaged_content_is_never_put_into_the_folder(tmp_path: Path, size: in
 
 
 def test_a_pipe_gives_way_to_a_file_of_the_version(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "a", b"1")
     write(work / "d/b", b"2")
     tree = checkout.snapshot()
@@ -224,7 +224,7 @@ def test_a_pipe_gives_way_to_a_file_of_the_version(tmp_path: Path) -> None:
 
 
 def test_a_pipe_that_is_in_nobodys_way_stays(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "d/file")
     os.mkfifo(work / "d/pipe")
     checkout.materialize(EMPTY)
@@ -233,7 +233,7 @@ def test_a_pipe_that_is_in_nobodys_way_stays(tmp_path: Path) -> None:
 
 
 def test_what_an_interrupted_writer_left_does_not_keep_a_directory(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "d/file")
     write(work / "d/.toolgate-0123")
     checkout.materialize(EMPTY)
@@ -241,7 +241,7 @@ def test_what_an_interrupted_writer_left_does_not_keep_a_directory(tmp_path: Pat
 
 
 def test_a_change_nobody_has_seen_is_a_conflict_for_those_who_ask(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "file", b"1")
     tree = checkout.snapshot()
     write(work / "file", b"by hand")
@@ -264,7 +264,7 @@ class Meddling(FileBlobs):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_what_changes_during_a_restore_is_not_overwritten(tmp_path: Path, there: bool) -> None:
-    work, blobs = tmp_path / "work", Meddling(tmp_path / "blobs")
+    work, blobs = tmp_path / "files", Meddling(tmp_path / "blobs")
     write(work / "file", b"1")
     checkout = Checkout(work, blobs)
     tree = checkout.snapshot()
@@ -280,7 +280,7 @@ def test_what_changes_during_a_restore_is_not_overwritten(tmp_path: Path, there:
 
 
 def test_a_folder_that_someone_half_cleared_is_completed(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     for number in range(100):
         write(work / f"{number % 7}/{number}", b"%d" % number)
     tree = checkout.snapshot()

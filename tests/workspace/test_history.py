@@ -21,7 +21,7 @@ pytestmark = pytest.mark.promise("T2")
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_long_history_is_seen_and_restored_exactly(tmp_path: Path, seed: int) -> None:
-    checkout, work, chance = new_checkout(tmp_path), tmp_path / "work", random.Random(seed)
+    checkout, work, chance = new_checkout(tmp_path), tmp_path / "files", random.Random(seed)
     history, state = [EMPTY], EMPTY
     for _ in range(400):
         for _ in range(chance.randint(0, 4)):
@@ -43,7 +43,7 @@ class Workspace(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.place = Path(tempfile.mkdtemp())
-        self.work = self.place / "work"
+        self.work = self.place / "files"
         self.checkout = new_checkout(self.place)
         self.versions: list[Tree] = [EMPTY]
 
@@ -89,7 +89,7 @@ class Workspace(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_behind(self) -> None:
-        if hasattr(self, "work"):
+        if hasattr(self, "place"):
             assert not list(self.work.rglob(".toolgate-*"))
 
     def teardown(self) -> None:

@@ -41,7 +41,7 @@ def die_after(system_call):
 
 for name in ("open", "write", "rename", "unlink", "mkdir", "rmdir", "symlink", "close"):
     setattr(os, name, die_after(getattr(os, name)))
-checkout = Checkout(place / "work", FileBlobs(place / "blobs"), place / "index")
+checkout = Checkout(place / "files", FileBlobs(place / "blobs"), place / "index")
 if action == "snapshot":
     checkout.snapshot()
     checkout.save()
@@ -65,7 +65,7 @@ def fill(work: Path, chance: random.Random) -> None:
 
 
 def test_a_restore_killed_at_any_step_is_completed_by_doing_it_again(tmp_path: Path) -> None:
-    checkout, work, chance = new_checkout(tmp_path), tmp_path / "work", random.Random(1)
+    checkout, work, chance = new_checkout(tmp_path), tmp_path / "files", random.Random(1)
     fill(work, chance)
     first = checkout.snapshot()
     for number in range(0, FILES, 2):
@@ -87,7 +87,7 @@ def test_a_restore_killed_at_any_step_is_completed_by_doing_it_again(tmp_path: P
 
 
 def test_a_snapshot_killed_at_any_step_leaves_only_whole_contents(tmp_path: Path) -> None:
-    work, chance = tmp_path / "work", random.Random(2)
+    work, chance = tmp_path / "files", random.Random(2)
     new_checkout(tmp_path)
     fill(work, chance)
     killed, seen = 0, set[int]()

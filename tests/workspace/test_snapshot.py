@@ -24,7 +24,7 @@ pytestmark = pytest.mark.promise("T2")
 
 
 def test_every_kind_of_thing_is_in_the_tree(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "a/b.txt", b"1")
     write(work / "run.sh", b"#!", 0o755)
     (work / "link").symlink_to("a/b.txt")
@@ -50,13 +50,13 @@ def test_an_empty_folder_is_the_empty_tree(tmp_path: Path) -> None:
 
 def test_hidden_files_are_files(tmp_path: Path) -> None:
     checkout = new_checkout(tmp_path / ".hidden")
-    write(tmp_path / ".hidden/work/.env")
-    write(tmp_path / ".hidden/work/.git/config")
+    write(tmp_path / ".hidden/files/.env")
+    write(tmp_path / ".hidden/files/.git/config")
     assert set(checkout.snapshot().files) == {".env", ".git/config"}
 
 
 def test_odd_names_come_back_as_they_were(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     names = [
         "ünï/ðé 漢字\n.txt",
         os.fsdecode(b"bad\xff\xfe/\x80.bin"),
@@ -83,7 +83,7 @@ def test_odd_names_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_pipes_and_sockets_are_skipped_and_reported_without_waiting(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "file")
     (work / "only").mkdir()
     os.mkfifo(work / "only/pipe")
@@ -101,7 +101,7 @@ def test_pipes_and_sockets_are_skipped_and_reported_without_waiting(tmp_path: Pa
 
 def test_files_still_being_written_are_not_in_the_tree(tmp_path: Path) -> None:
     checkout = new_checkout(tmp_path)
-    write(tmp_path / "work/d/.toolgate-0123")
+    write(tmp_path / "files/d/.toolgate-0123")
     assert checkout.snapshot() == Tree({}, {"d": "d"})
     assert checkout.skipped == {}
 
@@ -128,7 +128,7 @@ class Locked:
 
 
 def test_what_cannot_be_read_is_reported_and_taken_in_when_it_can(tmp_path: Path) -> None:
-    work, way = tmp_path / "work", Locked("secret", "closed")
+    work, way = tmp_path / "files", Locked("secret", "closed")
     write(work / "secret")
     write(work / "closed/file")
     write(work / "open/file")
@@ -143,14 +143,14 @@ def test_what_cannot_be_read_is_reported_and_taken_in_when_it_can(tmp_path: Path
 
 
 def test_both_ways_of_opening_see_the_same(tmp_path: Path) -> None:
-    work = tmp_path / "work"
+    work = tmp_path / "files"
     write(work / "a/b/c")
     (work / "link").symlink_to("a")
     assert Checkout(work, FileBlobs(tmp_path / "blobs"), way=Stepwise()).snapshot() == walk(work)
 
 
 def test_a_deep_tree_is_seen_to_its_bottom(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work.joinpath(*["d"] * 300, "file"))
     tree = checkout.snapshot()
     assert tree == walk(work)
@@ -161,14 +161,14 @@ def test_a_deep_tree_is_seen_to_its_bottom(tmp_path: Path) -> None:
 
 
 def test_no_rewrite_of_the_same_size_in_the_same_instant_is_missed(tmp_path: Path) -> None:
-    checkout, file = new_checkout(tmp_path), tmp_path / "work/file"
+    checkout, file = new_checkout(tmp_path), tmp_path / "files/file"
     for number in range(300):
         file.write_bytes(b"%06d" % number)
         assert checkout.snapshot().files == {"file": sha(b"%06d" % number)}
 
 
 def test_a_modification_time_set_back_hides_nothing(tmp_path: Path) -> None:
-    checkout, file = new_checkout(tmp_path), write(tmp_path / "work/file", b"aaa")
+    checkout, file = new_checkout(tmp_path), write(tmp_path / "files/file", b"aaa")
     let_it_age(file.parent)
     checkout.snapshot()
     before = file.stat()
@@ -179,7 +179,7 @@ def test_a_modification_time_set_back_hides_nothing(tmp_path: Path) -> None:
 
 
 def test_two_directories_that_trade_names_are_told_apart(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     for path, content in {"a/f": b"1", "b/f": b"2", "a/only": b"3"}.items():
         os.utime(write(work / path, content), ns=(10**18, 10**18))
     for name in "ab":
@@ -193,7 +193,7 @@ def test_two_directories_that_trade_names_are_told_apart(tmp_path: Path) -> None
 
 
 def test_a_file_and_a_directory_that_trade_places_are_seen(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "a/b")
     let_it_age(work)
     checkout.snapshot()
@@ -206,7 +206,7 @@ def test_a_file_and_a_directory_that_trade_places_are_seen(tmp_path: Path) -> No
 
 
 def test_an_exec_bit_alone_is_a_change(tmp_path: Path) -> None:
-    checkout, file = new_checkout(tmp_path), write(tmp_path / "work/file")
+    checkout, file = new_checkout(tmp_path), write(tmp_path / "files/file")
     let_it_age(file.parent)
     checkout.snapshot()
     file.chmod(0o755)
@@ -226,7 +226,7 @@ class Counting(FileBlobs):
 
 
 def test_only_what_changed_is_read(tmp_path: Path) -> None:
-    work, blobs = tmp_path / "work", Counting(tmp_path / "blobs")
+    work, blobs = tmp_path / "files", Counting(tmp_path / "blobs")
     for number in range(50):
         write(work / f"{number % 5}/{number}", b"%d" % number)
     let_it_age(work)
@@ -242,8 +242,25 @@ def test_only_what_changed_is_read(tmp_path: Path) -> None:
     assert blobs.count == 1
 
 
+def test_a_file_too_young_to_trust_is_read_again(tmp_path: Path) -> None:
+    work, blobs = tmp_path / "files", Counting(tmp_path / "blobs")
+    write(work / "old")
+    let_it_age(work)
+    young = write(work / "young")
+    os.utime(young, (2**33, 2**33))
+    checkout = Checkout(work, blobs)
+    for count in (2, 3, 4):
+        checkout.snapshot()
+        assert blobs.count == count
+    os.utime(young, (0, 0))
+    let_it_age(work)
+    for _ in range(3):
+        checkout.snapshot()
+        assert blobs.count == 5, "once more because it changed, and then no more"
+
+
 def test_a_restore_of_many_files_needs_no_second_reading(tmp_path: Path) -> None:
-    work, blobs = tmp_path / "work", Counting(tmp_path / "blobs")
+    work, blobs = tmp_path / "files", Counting(tmp_path / "blobs")
     for number in range(70):
         write(work / f"{number % 5}/{number}", b"%d" % number)
     checkout = Checkout(work, blobs)
@@ -266,7 +283,7 @@ def test_a_restore_of_many_files_needs_no_second_reading(tmp_path: Path) -> None
     ],
 )
 def test_a_damaged_index_is_passed_over(tmp_path: Path, damage: object) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "file", b"x")
     let_it_age(work)
     checkout.snapshot()
@@ -278,7 +295,7 @@ def test_a_damaged_index_is_passed_over(tmp_path: Path, damage: object) -> None:
 
 def test_the_index_of_another_folder_is_passed_over(tmp_path: Path) -> None:
     checkout = new_checkout(tmp_path / "one")
-    write(tmp_path / "one/work/file", b"x")
+    write(tmp_path / "one/files/file", b"x")
     checkout.snapshot()
     checkout.save()
     other = new_checkout(tmp_path / "other")
@@ -287,7 +304,7 @@ def test_the_index_of_another_folder_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_stale_index_misleads_nobody(tmp_path: Path) -> None:
-    work, chance = tmp_path / "work", random.Random(3)
+    work, chance = tmp_path / "files", random.Random(3)
     new_checkout(tmp_path)
     for _ in range(30):
         checkout = new_checkout(tmp_path)
@@ -299,7 +316,7 @@ def test_a_stale_index_misleads_nobody(tmp_path: Path) -> None:
 
 
 def test_a_content_that_a_sweep_took_is_kept_anew(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "file", b"x")
     let_it_age(work)
     tree = checkout.snapshot()
@@ -313,7 +330,7 @@ def test_a_content_that_a_sweep_took_is_kept_anew(tmp_path: Path) -> None:
 
 
 def test_a_store_that_was_deleted_is_filled_again(tmp_path: Path) -> None:
-    checkout, work = new_checkout(tmp_path), tmp_path / "work"
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
     write(work / "file", b"x")
     let_it_age(work)
     tree = checkout.snapshot()

@@ -6,6 +6,10 @@ import io
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -67,6 +71,36 @@ def test_the_size_is_of_blobs_alone(tmp_path: Path) -> None:
         blobs.put(io.BytesIO(content))
     (tmp_path / "tmp/other").write_bytes(b"1234567")
     assert size(blobs) == Size(blobs=2, bytes=8)
+
+
+class Pausing(FileBlobs):
+    """A writer that stops where it has found a blob and is about to rely on it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.inside, self.go_on = threading.Event(), threading.Event()
+
+    @contextmanager
+    def held(self, operation: int) -> Iterator[None]:
+        with super().held(operation):
+            self.inside.set()
+            assert self.go_on.wait(30)
+            yield
+
+
+def test_a_sweep_waits_for_a_writer_that_has_just_found_a_blob(tmp_path: Path) -> None:
+    digest = put(FileBlobs(tmp_path), b"found", 0)
+    writer = Pausing(tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        writing = threads.submit(writer.put, io.BytesIO(b"found"))
+        assert writer.inside.wait(30)
+        sweeping = threads.submit(sweep, FileBlobs(tmp_path), set[str](), older_than=DAY, now=2 * DAY)
+        with pytest.raises(TimeoutError):
+            sweeping.result(0.2)
+        writer.go_on.set()
+        assert writing.result(30) == digest
+        assert sweeping.result(30) == Swept()
+    assert not writer.missing([digest])
 
 
 WRITER = """

@@ -117,7 +117,8 @@ class VersionsAgree(RuleBasedStateMachine):
             return
         base = message if message in self.own else parent
         if message not in self.own:
-            self.own[message], self.parents[message] = None, parent if parent is not None else self.leaf
+            above = self.parents[message] = parent if parent is not None else self.leaf
+            self.own[message] = self.head if above is None else None
         if base is not None and base != self.leaf:
             self.head = self.nearest(base)
             self.disk = dict(self.kept[self.head])

@@ -1,4 +1,4 @@
-"""The gateway's own tools, run in threads on a chat's workspace."""
+"""The gateway's own tools, on a chat's files and their versions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import anyio.to_thread
 from ...calls import Call, Outcome
 from ...tools import Tool
 from ...workspace import Workspaces
-from .define import Builtin, Context
+from ...workspace.versions import Versions
+from .define import Builtin, Context, VersionContext
 from .editing import edit_file
 from .engines import Engine
+from .history import workspace_branch, workspace_diff, workspace_history, workspace_restore
 from .listing import find_files, list_directory
 from .patching import apply_patch
 from .reading import read_file
 from .search import search_code
 from .writing import delete_file, move_file, write_file
 
-BUILTINS: Sequence[Builtin] = (
+ON_FILES: Sequence[Builtin] = (
     list_directory,
     read_file,
     find_files,
@@ -33,22 +35,37 @@ BUILTINS: Sequence[Builtin] = (
     move_file,
     delete_file,
 )
+ON_VERSIONS: Sequence[Builtin] = (
+    workspace_history,
+    workspace_diff,
+    workspace_restore,
+    workspace_branch,
+)
+BUILTINS: Sequence[Builtin] = (*ON_FILES, *ON_VERSIONS)
 
 WORKERS = 8
 """Calls running at once; more wait their turn, and nothing else waits for them."""
 
 
 class BuiltinSource:
-    """Lists the builtins and runs each in a worker thread, with the workspace of the call's chat."""
+    """Lists the builtins and runs each with what belongs to the call's chat: its workspace, in a worker
+    thread, or its versions. Without versions the tools on them are not offered."""
 
     name = "builtin"
 
     def __init__(
-        self, workspaces: Workspaces, *, engine: Engine | None = None, builtins: Sequence[Builtin] = BUILTINS
+        self,
+        workspaces: Workspaces,
+        versions: Versions | None = None,
+        *,
+        engine: Engine | None = None,
+        builtins: Sequence[Builtin] | None = None,
     ) -> None:
         self._workspaces = workspaces
+        self._versions = versions
         self._engine = engine or Engine.found()
-        self._builtins: Mapping[str, Builtin] = {each.tool.id: each for each in builtins}
+        offered = builtins if builtins is not None else BUILTINS if versions else ON_FILES
+        self._builtins: Mapping[str, Builtin] = {each.tool.id: each for each in offered}
         self._workers = anyio.CapacityLimiter(WORKERS)
 
     async def list_tools(self) -> Sequence[Tool]:
@@ -56,6 +73,8 @@ class BuiltinSource:
 
     async def call_tool(self, call: Call) -> Outcome:
         builtin = self._builtins[call.target.id]
+        if builtin.is_async:
+            return await builtin.run_async(self._version_context(call), call.arguments)
         # Not abandoned when cancelled: the thread sees it at its next check, and no call outlives its answer.
         return await anyio.to_thread.run_sync(self._run, builtin, call, limiter=self._workers)
 
@@ -66,6 +85,9 @@ class BuiltinSource:
 
     async def _ask(self, builtin: Builtin, call: Call) -> str | None:
         """Not among the workers: a question must not wait for slow calls."""
+        if builtin.is_async:
+            reason: str | None = await builtin.ask(self._version_context(call), call.arguments)
+            return reason
         return await anyio.to_thread.run_sync(self._reason, builtin, call)
 
     def _run(self, builtin: Builtin, call: Call) -> Outcome:
@@ -75,4 +97,9 @@ class BuiltinSource:
 
     def _reason(self, builtin: Builtin, call: Call) -> str | None:
         with self._workspaces.root(call.chat) as root:
-            return builtin.ask(Context(root), call.arguments)
+            reason: str | None = builtin.ask(Context(root), call.arguments)
+            return reason
+
+    def _version_context(self, call: Call) -> VersionContext:
+        assert self._versions is not None  # noqa: S101 - else the tool was not offered
+        return VersionContext(self._versions, call)

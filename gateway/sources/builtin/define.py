@@ -1,4 +1,4 @@
-"""How a builtin is written: a plain function whose signature and docstring say all a client is told."""
+"""How a builtin is written: a function whose signature and docstring say all a client is told."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.alias_generators import to_camel
 
-from ...calls import Outcome, text_content
+from ...calls import Call, Outcome, text_content
 from ...errors import Invalid
 from ...tools import Access, Permission, Tool
 from ...workspace import Root
+from ...workspace.versions import Versions
 from .engines import Engine
 
 Function = Callable[..., Any]
-"""Takes a `Context` and the arguments by name; returns a `Shape`, or one and the text a model reads."""
+"""Takes a context and the arguments by name; returns a `Shape`, or one and the text a model reads, or
+these and the `Versioned` files. A plain function gets a `Context` and runs in a thread; an `async`
+one gets a `VersionContext`, runs in the event loop and must not block it."""
 
 
 def _spelled(name: str) -> str:
@@ -43,12 +46,31 @@ class Context:
 
 
 @dataclass(frozen=True)
+class VersionContext:
+    """What a builtin works with that goes through a chat's versions; it takes the chat's lock itself."""
+
+    versions: Versions
+    call: Call
+
+
+class Versioned(NamedTuple):
+    """The manifest of the chat's files before a call and after it."""
+
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True)
 class Builtin:
     """A function as a tool. `asks` decides per call whether a person must agree first, and why."""
 
     function: Function
     hints: Mapping[str, Any]
-    asks: Callable[..., str | None] | None = None
+    asks: Callable[..., Any] | None = None
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
 
     @cached_property
     def tool(self) -> Tool:
@@ -62,12 +84,13 @@ class Builtin:
         )
 
     def run(self, context: Context, arguments: Mapping[str, Any]) -> Outcome:
-        answer = self.function(context, **self._coerced(arguments))
-        shape, text = answer if isinstance(answer, tuple) else (answer, None)
-        value = shape.model_dump(by_alias=True, exclude_none=True)
-        return Outcome(value=value, content=None if text is None else text_content(text))
+        return _outcome(self.function(context, **self._coerced(arguments)))
 
-    def ask(self, context: Context, arguments: Mapping[str, Any]) -> str | None:
+    async def run_async(self, context: VersionContext, arguments: Mapping[str, Any]) -> Outcome:
+        return _outcome(await self.function(context, **self._coerced(arguments)))
+
+    def ask(self, context: Context | VersionContext, arguments: Mapping[str, Any]) -> Any:
+        """The reason to ask a person, or None; for an `async` builtin to be awaited."""
         return self.asks(context, **self._coerced(arguments)) if self.asks else None
 
     def _coerced(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,12 +128,12 @@ def builtin(
     category: str,
     permission: Permission,
     access: Access,
-    requires_confirmation: bool | Callable[..., str | None] = False,
+    requires_confirmation: bool | Callable[..., Any] = False,
     destructive: bool = False,
     idempotent: bool = False,
 ) -> Callable[[Function], Builtin]:
-    """Make a tool of a function; `requires_confirmation` may be a function of the same parameters
-    that returns the reason to ask a person, or None."""
+    """Make a tool of a function; `requires_confirmation` may be a function of the same parameters,
+    `async` where the tool is, that returns the reason to ask a person, or None."""
     static = requires_confirmation if isinstance(requires_confirmation, bool) else False
     asks = None if isinstance(requires_confirmation, bool) else requires_confirmation
     hints = {
@@ -123,6 +146,17 @@ def builtin(
         "idempotent": idempotent,
     }
     return lambda function: Builtin(function, hints, asks)
+
+
+def _outcome(answer: Any) -> Outcome:
+    shape, text, files = (*answer, None)[:3] if isinstance(answer, tuple) else (answer, None, None)
+    before, after = files or (None, None)
+    return Outcome(
+        value=shape.model_dump(by_alias=True, exclude_none=True),
+        content=None if text is None else text_content(text),
+        pre_manifest=before,
+        post_manifest=after,
+    )
 
 
 def _untitled(schema: Any) -> Any:

@@ -11,8 +11,9 @@ from pydantic import ConfigDict, Field
 from ...errors import Conflict, Invalid
 from ...tools import Access, Permission
 from ...workspace import parse, shown
+from ...workspace.unified import split_lines, unified_diff
 from .define import Context, Shape, builtin
-from .texts import TEXT_LIMIT, Text, read_text, shortened, split_lines, unified_diff
+from .texts import TEXT_LIMIT, Text, read_text, shortened
 
 _LINES_NAMED = 10
 _LINES_COMPARED = 3000

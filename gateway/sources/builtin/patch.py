@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...errors import Conflict, Invalid
-from .texts import split_lines
+from ...workspace.unified import split_lines
 
 Action = Literal["create", "modify", "delete", "rename"]
 
