@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -145,3 +146,43 @@ async def test_large_files_and_odd_names_come_through_and_nothing_from_outside(r
         assert "SECRET" not in str(refused) and str(road.folder.parent) not in str(refused)
     missing = await road.refusal(f"workspace://{road.chat}/none.txt")
     assert missing.code == (types.INVALID_PARAMS if road.era == MODERN else -32002)
+
+
+@pytest.mark.promise("T2")
+async def test_editing_branching_switching_back_comparing_and_undoing_are_all_seen_and_told(road: Road) -> None:
+    uri = f"workspace://{road.chat}/a.txt"
+
+    async def at(message: str, parent: str | None, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
+        meta: Any = {"dev.toolgate/chat": road.chat, "dev.toolgate/message": message}
+        if parent is not None:
+            meta["dev.toolgate/parent_message"] = parent
+        result = await road.client.call_tool(name, arguments, meta=meta)
+        assert isinstance(result, types.CallToolResult) and not result.is_error, result.content
+        return result
+
+    def edit(old: str, new: str) -> dict[str, Any]:
+        return {"path": "a.txt", "edits": [{"oldText": old, "newText": new}]}
+
+    await at("m1", None, "write_file", {"path": "a.txt", "content": "one\n"})
+    async with road.following(uri):
+        await at("m2", "m1", "edit_file", edit("one", "two"))
+        await road.hears(uri)
+        assert await road.read(uri) == "two\n"
+
+        road.told.clear()
+        await at("m2-again", "m1", "edit_file", edit("one", "other"))  # from the earlier message: a branch
+        await road.hears(uri)
+        assert await road.read(uri) == "other\n"
+
+        road.told.clear()
+        await at("m2", None, "list_directory", {"path": "."})  # back to the first branch
+        await road.hears(uri)
+        assert await road.read(uri) == "two\n"
+
+    shown = await value(road.client, "workspace_diff", {}, road.chat)
+    assert "-one\n+two\n" in shown["diff"]
+    command = [sys.executable, "-m", "gateway", "workspace", "undo", "--yes", "--chat", road.chat]
+    await anyio.run_process([*command, "--data-dir", str(road.folder.parents[2])])  # by a person, meanwhile
+    assert await road.read(uri) == "one\n"
+    history = await value(road.client, "workspace_history", {}, road.chat)
+    assert len(history["versions"]) == 3
