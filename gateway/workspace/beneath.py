@@ -67,10 +67,10 @@ class Openat2(Stepwise):
 
     def open(self, directory: int, parts: Parts, flags: int) -> int:
         # O_NOFOLLOW would hide a link at the end: with it the kernel says ENOTDIR, or hands out the link itself.
-        how = _How(flags & ~os.O_NOFOLLOW, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV)
+        how = _how(flags & ~os.O_NOFOLLOW)
         path = os.fsencode("/".join(parts) or ".")
         for _ in range(_ATTEMPTS):
-            opened: int = _libc().syscall(_OPENAT2, directory, path, ctypes.byref(how), ctypes.sizeof(how))
+            opened: int = _libc().syscall(_OPENAT2, directory, path, ctypes.byref(how), _HOW_SIZE)
             if opened >= 0:
                 return opened
             if (number := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
@@ -103,6 +103,15 @@ def best_way() -> Way:
 
 class _How(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_HOW_SIZE = ctypes.sizeof(_How)
+
+
+@functools.cache
+def _how(flags: int) -> _How:
+    """Only ever read by the kernel, so one for each set of flags will do."""
+    return _How(flags, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV)
 
 
 @functools.cache

@@ -64,10 +64,11 @@ class Checkout:
 
         Refused before anything is touched when a content is missing, when an ignored file is in the
         way, or, with `seen`, when the folder no longer holds exactly that. What no tree holds is
-        never removed.
+        never removed. When `seen` is the very tree the last snapshot returned, the folder is not
+        looked through again: each path is, just before it is touched.
         """
         with self._opened() as root:
-            index = self._scan(root)
+            index = self._index if self._index is not None and self._index.tree is seen else self._scan(root)
             if seen is not None and diff(index.tree, seen):
                 raise Conflict("the workspace was changed by someone else meanwhile; take a snapshot of it first")
             steps = plan(index, target)

@@ -34,6 +34,9 @@ stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter(
 )
 """What shows that a file has changed, when one of it has."""
 
+quick_stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter("st_ctime_ns", "st_size", "st_ino")
+"""Enough to see that nothing has: whatever changes a file moves its change time, which nobody can set."""
+
 
 class File(NamedTuple):
     """A file or link when it was read. `racy`: too young to trust its stamp, so it is read again."""
@@ -82,10 +85,10 @@ class Folder:
 
     @cached_property
     def stamps(self) -> list[tuple[int, ...]] | None:
-        """What every file in it must still show; None when one is to be read again in any case."""
+        """The quick stamp every file in it must still show; None when one is to be read again in any case."""
         if any(file.racy for file in self.files.values()):
             return None
-        return [file.stamp for file in self.files.values()]
+        return [file.stamp[1:4] for file in self.files.values()]
 
     @cached_property
     def tree(self) -> Tree:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from .beneath import LISTING, READING, Way
 from .blobs import BlobStore
 from .entries import TEMPORARY
-from .index import RACY_NANOSECONDS, File, Folder, Index, stamp_of
+from .index import RACY_NANOSECONDS, File, Folder, Index, quick_stamp_of
 from .refusals import refusal
 from .removal import temporary_name
 
@@ -184,7 +184,7 @@ class _Scan:
 def _stamps(directory: int, names: Iterable[str]) -> list[tuple[int, ...]] | None:
     """What the files show now, in one go, because this is where a snapshot spends its time; None when one is gone."""
     try:
-        return list(map(stamp_of, map(partial(os.lstat, dir_fd=directory), names)))
+        return list(map(quick_stamp_of, map(partial(os.lstat, dir_fd=directory), names)))
     except FileNotFoundError:
         return None
 

@@ -177,6 +177,7 @@ class HeldChat:
 
     def __init__(self, versions: Versions, opened: OpenChat, head: Head) -> None:
         self.head = head
+        self._seen: Tree | None = None  # on disk at the last look; what differs from it since is nobody's to overwrite
         self._versions = versions
         self._opened = opened
         self._manifests = versions.manifests
@@ -263,7 +264,7 @@ class HeldChat:
         target = await self._versions.tree(chat, manifest)
         await self._manifests.intend(chat, manifest or "")
         try:
-            what = await self._versions.in_thread(self._opened.checkout.materialize, target)
+            what = await self._versions.in_thread(self._opened.checkout.materialize, target, self._seen)
         except GatewayError:  # refused, now and in every attempt to end it: the chat stays where it is
             await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id)
             raise
@@ -285,7 +286,9 @@ class HeldChat:
             await self._manifests.store(await self._row(old, patch, source, None))
 
     async def _changed_since(self, old: Tree) -> tuple[Tree, Patch]:
-        return await self._versions.in_thread(self._opened.changed_since, old)
+        new, patch = await self._versions.in_thread(self._opened.changed_since, old)
+        self._seen = new
+        return new, patch
 
     async def _row(self, old: Tree, patch: Patch, source: str, source_ref: str | None) -> ManifestRow:
         parent = await self._parent()
