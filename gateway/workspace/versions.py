@@ -118,7 +118,8 @@ class Versions:
         """Remove contents that no manifest of the chat names and that are older than the grace period,
         and what writers that were interrupted left among the chat's files."""
         opened = await self._opened(chat)
-        return await self.in_thread(opened.sweep, await self.manifests.patches(chat), older_than)
+        async with opened.lock.held():  # between a snapshot and its row, contents are there that no manifest names yet
+            return await self.in_thread(opened.sweep, await self.manifests.patches(chat), older_than)
 
     def watch(self, listener: Listener) -> Callable[[], None]:
         """Tell `listener` of every change until the returned function is called."""
