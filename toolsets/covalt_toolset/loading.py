@@ -1,0 +1,89 @@
+"""From an entrypoint such as `tools.files:write_file` to the function it names."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import BadEntrypoint, did_you_mean
+from .importing import TOOLS, ToolsetModules, modules_of
+from .signature import Function
+
+_ENTRYPOINT = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
+
+
+def load(entrypoint: str, root: Path) -> Function:
+    """The function `module.path:function` of the toolset in `root`.
+
+    The module is looked for in `root`, then in its `tools/`. Refused with the file looked for, the
+    nearest name, or the line of the toolset's own file at which importing it failed.
+    """
+    match = _ENTRYPOINT.fullmatch(entrypoint)
+    if match is None:
+        raise BadEntrypoint(f"entrypoint {entrypoint!r} is not of the form 'module.path:function'")
+    modules = modules_of(root.resolve())
+    name = _find(match[1], entrypoint, modules.root)
+    return _function(_import(name, entrypoint, modules), match[2], entrypoint, _file(modules.root, name))
+
+
+def _find(name: str, entrypoint: str, root: Path) -> str:
+    """The module's name relative to the root."""
+    for candidate in (name, f"{TOOLS}.{name}"):
+        if (root / _file(root, candidate)).is_file():
+            return candidate
+    looked = " nor ".join(_file(root, candidate) for candidate in (name, f"{TOOLS}.{name}"))
+    hint = did_you_mean(name, _module_names(root))
+    raise BadEntrypoint(f"entrypoint {entrypoint!r}: there is no {looked} in {root}{hint}")
+
+
+def _import(name: str, entrypoint: str, modules: ToolsetModules) -> ModuleType:
+    try:
+        return modules.module(name)
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything while it is imported
+        told = f"{type(error).__name__}: {_message(error)}".replace(f"{modules.package}.", "")
+        place = _place(error, modules.root) or _file(modules.root, name)
+        raise BadEntrypoint(f"entrypoint {entrypoint!r}: {place}: {told}") from error
+
+
+def _function(module: ModuleType, name: str, entrypoint: str, file: str) -> Function:
+    found: Any = getattr(module, name, None)
+    if found is None:
+        functions = [key for key, value in vars(module).items() if _is_function(value) and not key.startswith("_")]
+        raise BadEntrypoint(f"entrypoint {entrypoint!r}: {file} has no {name!r}{did_you_mean(name, functions)}")
+    if not _is_function(found):
+        raise BadEntrypoint(f"entrypoint {entrypoint!r}: {name!r} in {file} is not a function")
+    function: Function = found
+    return function
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _file(root: Path, name: str) -> str:
+    path = name.replace(".", "/")
+    package = f"{path}/__init__.py"
+    return package if (root / package).is_file() else f"{path}.py"
+
+
+def _module_names(root: Path) -> Iterator[str]:
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _place(error: BaseException, root: Path) -> str | None:
+    """The last line of the toolset's own files that had a part in the error."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno))
+    own = [(Path(file), line) for file, line in places if Path(file).is_relative_to(root)]
+    return f"{own[-1][0].relative_to(root).as_posix()} line {own[-1][1]}" if own else None
+
+
+def _message(error: BaseException) -> str:
+    return error.msg if isinstance(error, SyntaxError) else str(error)

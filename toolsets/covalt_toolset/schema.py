@@ -1,0 +1,52 @@
+"""JSON Schema (draft 2020-12) of Python types, with only the words an author wrote."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
+from pydantic_core import PydanticSerializationError, core_schema
+
+Schema = dict[str, Any]
+
+
+def schema_of(adapter: TypeAdapter[Any], mode: JsonSchemaMode) -> Schema:
+    """The schema with its top spelled out: a recursive type has it among its `$defs` too."""
+    schema = adapter.json_schema(schema_generator=_Untitled, mode=mode)
+    for definition in schema.get("$defs", {}).values():
+        if "enum" in definition:  # an enum gets its title after the generator has seen it
+            definition.pop("title", None)
+    top = schema.pop("$ref", None)
+    return schema if top is None else {**schema["$defs"][top.removeprefix("#/$defs/")], **schema}
+
+
+class _Untitled(GenerateJsonSchema):
+    """Leaves out the titles pydantic makes up from names, and the defaults JSON cannot carry."""
+
+    ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}  # noqa: RUF012 - as the parent declares it
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        return _untitled(super().model_schema(schema), schema["cls"])
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
+        return _untitled(super().dataclass_schema(schema), schema["cls"])
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
+        return _untitled(super().typed_dict_schema(schema), schema.get("cls"))
+
+    def encode_default(self, dft: Any) -> Any:
+        encoded = super().encode_default(dft)
+        if isinstance(encoded, float) and not math.isfinite(encoded):
+            raise PydanticSerializationError("JSON has no such number")
+        return encoded
+
+
+def _untitled(schema: JsonSchemaValue, cls: type | None) -> JsonSchemaValue:
+    if cls is not None and schema.get("title") == cls.__name__:
+        return {key: value for key, value in schema.items() if key != "title"}
+    return schema

@@ -1,0 +1,190 @@
+"""A function as a tool: marked with `tool`, told to clients by `describe`, called by `invoke`."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, overload
+
+from . import docstrings
+from .errors import BadDefinition, did_you_mean
+from .schema import Schema
+from .signature import Function, Signature, signature_of
+
+Permission = Literal["read-only", "read-write", "execute"]
+Access = Literal["none", "read", "write"]
+F = TypeVar("F", bound=Function)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolMetadata:
+    """What an author says of a tool. None means: not said here, and the manifest or the gateway decides.
+
+    `permission` is the level the tool needs, `access` what it does to the chat's workspace,
+    `timeout` its limit in seconds; `destructive`, `idempotent` and `open_world` are hints for clients.
+    """
+
+    name: str
+    description: str = ""
+    requires_confirmation: bool = False
+    category: str | None = None
+    permission: Permission | None = None
+    timeout: float | None = None
+    access: Access | None = None
+    destructive: bool = False
+    idempotent: bool = False
+    open_world: bool = False
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolDescription(ToolMetadata):
+    """All a gateway needs to list a tool and to choose how to run it."""
+
+    input_schema: Schema = field(default_factory=dict)
+    output_schema: Schema | None = None
+    is_async: bool = False
+
+
+@overload
+def tool(name: F, /) -> F: ...
+
+
+@overload
+def tool(
+    name: str | None = None,
+    description: str | None = None,
+    requires_confirmation: bool = False,
+    category: str | None = None,
+    permission: Permission | None = None,
+    timeout: float | None = None,
+    *,
+    access: Access | None = None,
+    destructive: bool = False,
+    idempotent: bool = False,
+    open_world: bool = False,
+    tags: Sequence[str] = (),
+) -> Callable[[F], F]: ...
+
+
+def tool(
+    name: Any = None,
+    description: str | None = None,
+    requires_confirmation: bool = False,
+    category: str | None = None,
+    permission: Permission | None = None,
+    timeout: float | None = None,
+    *,
+    access: Access | None = None,
+    destructive: bool = False,
+    idempotent: bool = False,
+    open_world: bool = False,
+    tags: Sequence[str] = (),
+) -> Any:
+    """Make a tool of a function, as `@tool` or `@tool(name=…, …)`; the function itself stays as it is.
+
+    The name and description default to the function's name and its docstring's first paragraph. A
+    function that cannot be a tool is refused here, with its file and line.
+    """
+    if callable(name):
+        return _marked(name, {})
+    said = {
+        "name": name,
+        "description": description,
+        "requires_confirmation": requires_confirmation,
+        "category": category,
+        "permission": permission,
+        "timeout": timeout,
+        "access": access,
+        "destructive": destructive,
+        "idempotent": idempotent,
+        "open_world": open_world,
+        "tags": tuple(tags),
+    }
+    return lambda function: _marked(function, said)
+
+
+def is_tool(function: object) -> bool:
+    """Whether `tool` has marked the function."""
+    return get_tool_metadata(function) is not None
+
+
+def get_tool_metadata(function: object) -> ToolMetadata | None:
+    """What `tool` has noted, or None for a function it never saw."""
+    return getattr(function, _NOTED, None)
+
+
+def describe(function: Function, input_schema: Mapping[str, Any] | None = None) -> ToolDescription:
+    """The tool as data, marked or not; `input_schema` stands in for the inferred one.
+
+    Refuses annotations no client can be told, and an `input_schema` that does not fit the function.
+    """
+    signature = signature_of(function)
+    if input_schema is not None:
+        _check_schema(signature, input_schema)
+    return ToolDescription(
+        **vars(get_tool_metadata(function) or _metadata(function, {})),
+        input_schema=signature.input_schema if input_schema is None else dict(input_schema),
+        output_schema=signature.output_schema,
+        is_async=inspect.iscoroutinefunction(function),
+    )
+
+
+def invoke(function: Function, arguments: Mapping[str, Any]) -> Any:
+    """Call the function with JSON arguments and return JSON; for an `async` function, an awaitable of it.
+
+    Arguments that do not fit raise `BadArguments` before anything runs. What the function raises
+    passes through.
+    """
+    signature = signature_of(function)
+    result = function(**signature.bind(arguments))
+    return _awaited(signature, result) if inspect.isawaitable(result) else signature.answer(result)
+
+
+_NOTED = "__tool_metadata__"
+
+
+async def _awaited(signature: Signature, result: Awaitable[Any]) -> Any:
+    return signature.answer(await result)
+
+
+def _marked(function: F, said: Mapping[str, Any]) -> F:
+    signature = signature_of(function)
+    metadata = _metadata(function, said)
+    _check_choice(signature, "permission", metadata.permission, typing.get_args(Permission))
+    _check_choice(signature, "access", metadata.access, typing.get_args(Access))
+    if metadata.timeout is not None and not metadata.timeout > 0:
+        raise BadDefinition(f"{signature.where}: timeout is {metadata.timeout}; give seconds above zero")
+    setattr(function, _NOTED, metadata)
+    return function
+
+
+def _metadata(function: Function, said: Mapping[str, Any]) -> ToolMetadata:
+    given = {key: value for key, value in said.items() if value is not None}
+    defaults = {"name": function.__name__, "description": docstrings.summary(function.__doc__)}
+    return ToolMetadata(**(defaults | given))
+
+
+def _check_choice(signature: Signature, what: str, chosen: str | None, choices: tuple[str, ...]) -> None:
+    if chosen is not None and chosen not in choices:
+        raise BadDefinition(f"{signature.where}: {what} {chosen!r} is none of {', '.join(choices)}")
+
+
+def _check_schema(signature: Signature, schema: Mapping[str, Any]) -> None:
+    """Refuse a schema by which no call could succeed, or one that promises what the function does not take."""
+    if schema.get("type") != "object":
+        raise BadDefinition(f"{signature.where}: input_schema must have 'type: object'")
+    if "properties" not in schema:
+        return
+    own, given = signature.input_schema, schema["properties"]
+    for name in given:
+        if name not in own["properties"]:
+            hint = did_you_mean(name, own["properties"])
+            raise BadDefinition(
+                f"{signature.where}: input_schema has '{name}', which is no argument of the function{hint}"
+            )
+    for name in own.get("required", ()):
+        if name not in given:
+            raise BadDefinition(f"{signature.where}: input_schema lacks '{name}', which the function requires")
