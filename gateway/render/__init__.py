@@ -1,0 +1,22 @@
+"""What an outcome looks like: the renderers a toolset declares, and the plan a view is given.
+
+Pure: nothing here opens a file or a connection. `highlight` and `markdown` are imported by name where a
+text is shown; they bring in Pygments and markdown-it, which most processes never need.
+"""
+
+from .artifact import inject
+from .interpolate import Scope, interpolate
+from .plan import PLAN_LIMIT, RenderPlan, make_plan
+from .renderers import RENDERERS, Renderer, declare
+
+__all__ = [
+    "PLAN_LIMIT",
+    "RENDERERS",
+    "RenderPlan",
+    "Renderer",
+    "Scope",
+    "declare",
+    "inject",
+    "interpolate",
+    "make_plan",
+]

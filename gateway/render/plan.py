@@ -1,0 +1,191 @@
+"""The render plan: everything a view needs to show a call's outcome, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ..calls import Call, Outcome, to_json
+from ..errors import GatewayError, Invalid
+from ..tools import Tool
+from .addresses import artifact_path, frame_url, origin, port_number, workspace_path, workspace_uri
+from .bounds import Cut, fit
+from .interpolate import Scope, interpolate
+from .renderers import LANGUAGE_LIMIT, Renderer
+
+VERSION = 1
+PLAN_LIMIT = 256 * 1024
+"""Bytes of a plan as JSON, whatever a call brings; the sections below leave 16 KiB for names and punctuation."""
+
+_CONFIG_LIMIT = 160 * 1024
+_INPUT_LIMIT = 64 * 1024
+_ERROR_LIMIT = 16 * 1024
+_LABEL_LIMIT = 200
+
+
+@dataclass(frozen=True)
+class RenderPlan:
+    """How to show one call. `status` is what became of the call; where there is an `error` a view
+    shows that: the tool's, or the reason why what the tool returned cannot be shown."""
+
+    renderer: str
+    config: Mapping[str, Any]
+    tool: Mapping[str, Any]
+    call: Mapping[str, Any]
+    input: Mapping[str, Any]
+    status: str
+    error: Mapping[str, Any] | None = None
+    truncated: tuple[Cut, ...] = ()
+    version: int = VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        plan: dict[str, Any] = {
+            "version": self.version,
+            "renderer": self.renderer,
+            "config": self.config,
+            "tool": self.tool,
+            "call": self.call,
+            "input": self.input,
+            "status": self.status,
+        }
+        if self.error is not None:
+            plan["error"] = self.error
+        if self.truncated:
+            plan["truncated"] = [cut.to_dict() for cut in self.truncated]
+        return plan
+
+
+def make_plan(
+    renderer: Renderer, call: Call, outcome: Outcome, *, workspace: str | None = None, toolset: str | None = None
+) -> RenderPlan:
+    """The plan of a call that ended, well or badly; `workspace` and `toolset` are the directories
+    the tool saw. The call's tool is known. Data that cannot be shown makes a plan that says why, never
+    an exception."""
+    scope = Scope(call.arguments, outcome.value if outcome.ok else None, call.chat, workspace, toolset)
+    config, config_cuts, problem = _fit_config(renderer, scope, outcome)
+    arguments, input_cuts = _fit_json(call.arguments, _INPUT_LIMIT, "input")
+    error, error_cuts = _fit_json(_error(problem), _ERROR_LIMIT, "error") if problem else (None, ())
+    return RenderPlan(
+        renderer=renderer.kind,
+        config=config,
+        tool=_tool(call.target, call.name),
+        call=_call(call, outcome),
+        input=arguments,
+        status="success" if outcome.ok else "error",
+        error=error,
+        truncated=(*config_cuts, *input_cuts, *error_cuts),
+    )
+
+
+def _fit_config(
+    renderer: Renderer, scope: Scope, outcome: Outcome
+) -> tuple[dict[str, Any], tuple[Cut, ...], GatewayError | None]:
+    """The config, what was cut from it, and what a view shows in its place: the call's own error
+    first, and with it as much of the config as the arguments alone could fill."""
+    try:
+        config, cuts = fit(_config(renderer, scope, outcome), _CONFIG_LIMIT, "config")
+    except GatewayError as error:
+        message = f"renderer {renderer.kind!r} cannot show this outcome: {error.message}"
+        return {}, (), outcome.error or Invalid(message, code=error.code, renderer=renderer.kind)
+    return config, cuts, outcome.error
+
+
+def _config(renderer: Renderer, scope: Scope, outcome: Outcome) -> dict[str, Any]:
+    """The config as a view reads it; refused when a call's data made of it what cannot be shown."""
+    if renderer.kind == "html":
+        return _html(renderer, scope)
+    values = interpolate(renderer.config, scope)
+    if renderer.kind == "frame":
+        return _frame(renderer, values)
+    shown: dict[str, Any]
+    if "file" in values:
+        shown = _file(values["file"], scope, outcome.post_manifest or outcome.pre_manifest)
+    else:
+        shown = {"content": _text(values["content"])}
+    shown["editable"] = values.get("editable") is True
+    if renderer.kind == "code":
+        shown["language"] = _language(values)
+    return shown
+
+
+def _file(value: Any, scope: Scope, manifest: str | None) -> dict[str, Any]:
+    path = workspace_path(value, scope.workspace)
+    return {"file": path, "uri": workspace_uri(scope.chat, path), "manifest": manifest}
+
+
+def _text(value: Any) -> str | None:
+    """Text as it is; any other value as JSON one can read. What is missing stays null."""
+    if value is None or isinstance(value, str):
+        return value
+    document = to_json(value)
+    if len(document) > _CONFIG_LIMIT:  # what will be cut anyway is not worth setting out in lines
+        return document.decode()
+    return json.dumps(json.loads(document), indent=2, ensure_ascii=False)
+
+
+def _language(values: Mapping[str, Any]) -> str:
+    declared = values.get("language", "auto")
+    if isinstance(declared, str) and 0 < len(declared) <= LANGUAGE_LIMIT and declared != "auto":
+        return declared
+    return "auto" if isinstance(values.get("content", ""), str | None) else "json"
+
+
+def _html(renderer: Renderer, scope: Scope) -> dict[str, Any]:
+    return {
+        "artifact": artifact_path(renderer.config["artifact"]),
+        "data": interpolate(renderer.config.get("data", "$return"), scope),
+    }
+
+
+def _frame(renderer: Renderer, values: Mapping[str, Any]) -> dict[str, Any]:
+    if "port" in values:
+        port = port_number(values["port"])
+        return {"port": port, "url": f"http://localhost:{port}", "origin": f"http://localhost:{port}"}
+    url = frame_url(values["url"], renderer.config["url"])
+    return {"url": url, "origin": origin(url)}
+
+
+def _fit_json(section: Mapping[str, Any], limit: int, at: str) -> tuple[dict[str, Any], tuple[Cut, ...]]:
+    """As `fit`, but what is no JSON is left out: a plan without it still shows the rest."""
+    kept = {key: value for key, value in section.items() if _is_json({key: value})}
+    fitted, cuts = fit(kept, limit, at)
+    return fitted, cuts if len(kept) == len(section) else (*cuts, Cut(at, 0))
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        to_json(value)
+    except Invalid:
+        return False
+    return True
+
+
+def _error(problem: GatewayError) -> dict[str, Any]:
+    return problem.to_dict() | {"message": _clean(problem.message)}
+
+
+def _tool(tool: Tool, name: str) -> dict[str, Any]:
+    return {"id": _label(tool.id), "name": _label(name), "title": _label(tool.title or tool.id)}
+
+
+def _call(call: Call, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "chat": _label(call.chat),
+        "message": call.message and _label(call.message),
+        "startedAt": datetime.fromtimestamp(call.started_at, UTC).isoformat(timespec="milliseconds"),
+        "preManifest": outcome.pre_manifest,
+        "postManifest": outcome.post_manifest,
+    }
+
+
+def _label(text: str) -> str:
+    return _clean(text if len(text) <= _LABEL_LIMIT else f"{text[: _LABEL_LIMIT - 1]}…")
+
+
+def _clean(text: str) -> str:
+    """`text` without halves of surrogate pairs, which no JSON can carry."""
+    return text.encode("utf-8", "replace").decode()
