@@ -1,0 +1,30 @@
+"""A toolset as a thing one can hand over: what its `toolset.yaml` says, and the files around it."""
+
+from .archive import Bundle, BundleFile, Limits, open_bundle, read_folder, read_zip, write_zip
+from .http import HttpTool
+from .kinds import PythonTool, ShellTool, Step, StepsTool, ToolSpec
+from .masking import mask_secrets
+from .spec import FILE_NAME, Server, ToolOverride, Toolset, dump, load
+
+__all__ = [
+    "FILE_NAME",
+    "Bundle",
+    "BundleFile",
+    "HttpTool",
+    "Limits",
+    "PythonTool",
+    "Server",
+    "ShellTool",
+    "Step",
+    "StepsTool",
+    "ToolOverride",
+    "ToolSpec",
+    "Toolset",
+    "dump",
+    "load",
+    "mask_secrets",
+    "open_bundle",
+    "read_folder",
+    "read_zip",
+    "write_zip",
+]

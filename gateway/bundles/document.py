@@ -1,0 +1,305 @@
+"""YAML as plain data: read without trusting it and with the line of every key, written always the same way.
+
+Taken are mappings with text keys, lists, text, numbers as JSON writes them, `true`, `false` and
+`null`. Everything else a plain word could mean in YAML (`yes`, dates, octal numbers) is text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar, cast
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
+
+from ..calls import to_json
+from ..errors import Invalid
+from ..names import did_you_mean
+
+BYTES_LIMIT = 1024 * 1024
+NODE_LIMIT = 100_000
+DEPTH_LIMIT = 48
+KEY_LIMIT = 100  # escaped to the utmost it still is a simple key, which ends at 1,024 characters
+PROBLEM_LIMIT = 20
+_NUMBER_LIMIT = 400
+_KEY_SHOWN = 200
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?P<fraction>(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)")
+_WORDS: Mapping[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_LOADER = cast(type[yaml.SafeLoader], getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # libyaml is 12 times as fast
+
+Place = tuple[str | int, ...]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a file says, where it says it, and under which code it is refused."""
+
+    name: str
+    code: str
+    value: Any = None
+    lines: dict[Place, int] = field(default_factory=dict)
+
+    def refusal(self, reason: str, place: Place = (), line: int | None = None, **details: Any) -> Invalid:
+        """`file line N: 'key.path': reason`, as an error to raise."""
+        line = line or self.line(place)
+        where = f"{self.name}{f' line {line}' if line else ''}"
+        key = dotted(place)[:_KEY_SHOWN]
+        message = f"{where}: {f'{key!r}: ' if key else ''}{reason}"
+        return Invalid(message, code=self.code, file=self.name, line=line, key=key, **details)
+
+    def line(self, place: Place) -> int | None:
+        """The line of a place, or of the nearest thing around it that is written down."""
+        found: int | None = None
+        at: Place = ()
+        for part in place:
+            spellings: tuple[str | int, ...] = (part, to_camel(part)) if isinstance(part, str) else (part,)
+            written = next((spelling for spelling in spellings if (*at, spelling) in self.lines), None)
+            if written is None:
+                return found
+            at = (*at, written)
+            found = self.lines[at]
+        return found
+
+
+def read(content: bytes, name: str, code: str) -> Document:
+    """The document in `content`; refused with the line when it is not plain data, says a key
+    twice, or is larger or deeper than anything a person writes."""
+    document = Document(name, code)
+    if len(content) > BYTES_LIMIT:
+        raise document.refusal(f"the file is larger than {BYTES_LIMIT // 1024} KiB")
+    try:
+        return Document(name, code, _Reader(content.decode("utf-8-sig"), document).value(), document.lines)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise document.refusal("the file is not UTF-8", line=line) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise document.refusal(f"this is no YAML: {error.problem}", line=mark.line + 1 if mark else None) from None
+    except yaml.YAMLError as error:
+        raise document.refusal(f"this is no YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+def write(value: Any) -> str:
+    """The plain data as YAML, in block style; the same value gives the same text."""
+    return "".join(_block(value, 0)).lstrip("\n") + "\n"
+
+
+def validate(document: Document, model: type[Model]) -> Model:
+    """The document as a model. The first complaint by line is the message, what is missing last, since a
+    misspelt key is the likelier mistake; `details.problems` has them all."""
+    try:
+        return model.model_validate_json(to_json(document.value))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[: 10 * PROBLEM_LIMIT]
+    told = [(problem["type"] == "missing", _complaint(document, model, problem)) for problem in found]
+    refusals = [refusal for _, refusal in sorted(told, key=lambda pair: (pair[0], pair[1].details["line"] or 0))]
+    problems = [refusal.message for refusal in refusals[:PROBLEM_LIMIT]]
+    raise Invalid(refusals[0].message, code=document.code, **refusals[0].details, problems=problems)
+
+
+def dotted(place: Place) -> str:
+    return ".".join(str(part) for part in place)
+
+
+class _Reader:
+    """Builds the value from the parser's events, so that it stops at the first thing it refuses."""
+
+    def __init__(self, text: str, document: Document) -> None:
+        self._document = document
+        self._events: Iterator[yaml.Event] = iter(yaml.parse(text, Loader=_LOADER))
+        self._left = NODE_LIMIT
+
+    def value(self) -> Any:
+        next(self._events)
+        start = next(self._events)
+        if not isinstance(start, yaml.DocumentStartEvent):
+            return None
+        if start.tags:
+            self._refuse("%TAG is not taken here", start)
+        value = self._node(next(self._events), (), 0)
+        next(self._events)
+        if not isinstance(second := next(self._events), yaml.StreamEndEvent):
+            self._refuse("there is a second document; one file is one document", second)
+        return value
+
+    def _node(self, event: yaml.Event, at: Place, depth: int) -> Any:
+        self._check(event, depth)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(at, depth)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(at, depth)
+        assert isinstance(event, yaml.ScalarEvent)  # noqa: S101 - the parser gives nothing else here
+        return self._scalar(event)
+
+    def _check(self, event: yaml.Event, depth: int) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self._refuse(f"there are more than {NODE_LIMIT} values in the file", event)
+        if depth > DEPTH_LIMIT:
+            self._refuse(f"this is nested deeper than {DEPTH_LIMIT} levels", event)
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            self._refuse("anchors (&) and aliases (*) are not taken; write the value out", event)
+        if getattr(event, "tag", None):
+            self._refuse(f"the tag {event.tag[:80]!r} is not taken; put text in quotes", event)  # type: ignore[attr-defined]
+
+    def _mapping(self, at: Place, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key = self._key(event, depth)
+            place = (*at, key)
+            if key in found:
+                first = self._document.lines[place]
+                self._refuse(f"{dotted(place)[:_KEY_SHOWN]!r} is there twice (first in line {first})", event)
+            self._document.lines[place] = _line(event)
+            found[key] = self._node(next(self._events), place, depth + 1)
+        return found
+
+    def _sequence(self, at: Place, depth: int) -> list[Any]:
+        found: list[Any] = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            place = (*at, len(found))
+            self._document.lines[place] = _line(event)
+            found.append(self._node(event, place, depth + 1))
+        return found
+
+    def _key(self, event: yaml.Event, depth: int) -> str:
+        self._check(event, depth)
+        key = self._scalar(event) if isinstance(event, yaml.ScalarEvent) else event
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and event.value == "<<":
+            self._refuse("merge keys (<<) are not taken; write the keys out", event)
+        if not isinstance(key, str):
+            self._refuse("a key must be text; put it in quotes", event)
+        if len(key) > KEY_LIMIT:
+            self._refuse(f"the key {key[:40]!r}… is longer than {KEY_LIMIT} characters", event)
+        return key
+
+    def _scalar(self, event: yaml.ScalarEvent) -> Any:
+        if any("\ud800" <= character <= "\udfff" for character in event.value):
+            self._refuse("this text has half a surrogate pair in it", event)
+        if not event.implicit[0]:
+            return event.value
+        value = _plain_value(event.value)
+        if (value is None and event.value not in _WORDS) or (isinstance(value, float) and not math.isfinite(value)):
+            self._refuse("this number is too large; put it in quotes if it is text", event)
+        return value
+
+    def _refuse(self, reason: str, event: yaml.Event) -> NoReturn:
+        raise self._document.refusal(reason, line=_line(event))
+
+
+def _line(event: yaml.Event) -> int:
+    return event.start_mark.line + 1 if event.start_mark else 1
+
+
+def _plain_value(text: str) -> Any:
+    """What unquoted text stands for; None also for a number that is too long to be one."""
+    if text in _WORDS:
+        return _WORDS[text]
+    number = _NUMBER.fullmatch(text)
+    if number is None:
+        return text
+    if len(text) > _NUMBER_LIMIT:
+        return None
+    return float(text) if number["fraction"] else int(text)
+
+
+# Words that begin with a letter and hold nothing YAML gives a meaning to, colons only inside.
+_SIGNS = r"[\w.,/()'+=@;!?%&-]"
+_PLAIN = re.compile(rf"[^\W\d]{_SIGNS}*(?::{_SIGNS}+)*(?: {_SIGNS}+(?::{_SIGNS}+)*)*")
+_OLD_WORDS = {"y", "yes", "n", "no", "on", "off", "true", "false", "null"}  # more than text to a YAML 1.1 reader
+
+
+def _block(value: Any, indent: int) -> Iterator[str]:
+    """A value after its key and colon or its dash; a collection begins on a new line."""
+    margin = "\n" + "  " * indent
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield f"{margin}{_text(key)}:"
+            yield from _block(item, indent + 1)
+    elif isinstance(value, list | tuple) and value:
+        for item in value:
+            yield f"{margin}-"
+            inner = "".join(_block(item, indent + 1))
+            nested = "\n" + "  " * (indent + 1)
+            yield f" {inner.removeprefix(nested)}" if inner.startswith(nested) else inner
+    else:
+        yield f" {_leaf(value, indent)}"
+
+
+def _leaf(value: Any, indent: int) -> str:
+    if isinstance(value, str):
+        return _lines(value, indent) if "\n" in value and _is_tidy(value) else _text(value)
+    return to_json(value).decode() if isinstance(value, Mapping | list | tuple | bool | None) else repr(value)
+
+
+def _text(text: str) -> str:
+    if _PLAIN.fullmatch(text) and text.isprintable() and text.lower() not in _OLD_WORDS:
+        return text
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    short = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character)
+    code = ord(character)
+    return short or (f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}")
+
+
+def _is_tidy(text: str) -> bool:
+    """Whether the text can stand as indented lines and come back as it is."""
+    lines = text.removesuffix("\n").split("\n")
+    printable = all(line.replace("\t", " ").isprintable() for line in lines)
+    return printable and not lines[0][:1].isspace() and bool(lines[0]) and bool(lines[-1].strip())
+
+
+def _lines(text: str, indent: int) -> str:
+    margin = "  " * max(indent, 1)
+    body = "".join(f"\n{margin}{line}" if line else "\n" for line in text.removesuffix("\n").split("\n"))
+    return f"{'|' if text.endswith(chr(10)) else '|-'}{body}"
+
+
+def _complaint(document: Document, model: type[BaseModel], problem: ErrorDetails) -> Invalid:
+    at = ("type",) if problem["type"] == "unknown_type" else problem.get("ctx", {}).get("at", ())
+    place = (*_spoken(problem["loc"]), *at)
+    if problem["type"] != "extra_forbidden":
+        return document.refusal(problem["msg"], place)
+    key, keys = str(place[-1]), _keys(model, problem["loc"][:-1])
+    if key in keys:
+        return document.refusal(f"this key is there twice, once as {to_camel(key)!r}", place)
+    return document.refusal(f"unknown key{did_you_mean(key, keys)}", place)
+
+
+def _spoken(place: Place) -> Place:
+    """A place as the file has it: without the tags of the kinds tried there."""
+    return tuple(part for part in place if not (isinstance(part, str) and part.startswith("<")))
+
+
+def _keys(model: type[BaseModel], place: Place) -> list[str]:
+    """The keys valid at a place, found by walking the models along it."""
+    models = [model]
+    for part in place:
+        if isinstance(part, str) and part.startswith("<"):
+            models = [kind for kind in models if getattr(kind, "tag", None) == part]
+        elif fields := [kind.model_fields[part] for kind in models if part in kind.model_fields]:
+            models = [kind for found in fields for kind in _models(found.annotation)]
+    return [key for kind in models for key in kind.model_fields]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models(part)]

@@ -1,0 +1,86 @@
+"""What a file in a bundle may be called: a name that means one and the same file on every system."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+DEPTH_LIMIT = 16
+PATH_LIMIT = 512
+NAME_LIMIT = 128
+
+DEVICES = frozenset(
+    ["con", "prn", "aux", "nul", "conin$", "conout$"]
+    + [f"{port}{number}" for port in ("com", "lpt") for number in "0123456789¹²³"]
+)
+"""Names that Windows gives to devices, whatever stands after a dot."""
+
+SKIPPED = frozenset([".git", ".DS_Store", "__pycache__", "__MACOSX"])
+"""What tools leave in folders and archives; never part of a bundle."""
+
+_DRIVE = re.compile(r"[A-Za-z]:")
+_FOREIGN = re.compile(r'[<>:"|?*]')
+_TEMPORARY = ".toolgate-"  # names of files being written; nothing lists them
+
+
+def fault(path: str) -> str | None:
+    """Why no file may have this path, or None when one may."""
+    if any(unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") for character in path):
+        return "has a control or invisible character in it"
+    if "\\" in path:
+        return "has a backslash in it; write paths with '/'"
+    if path.startswith("/") or _DRIVE.match(path):
+        return "is an absolute path; paths are relative to the bundle"
+    if len(path.encode()) > PATH_LIMIT:
+        return f"is longer than {PATH_LIMIT} bytes"
+    parts = path.split("/")
+    if len(parts) > DEPTH_LIMIT:
+        return f"is deeper than {DEPTH_LIMIT} directories"
+    return next(filter(None, map(_name_fault, parts)), None)
+
+
+def clash(paths: Iterable[str]) -> tuple[str, str] | None:
+    """Two paths that some system takes for one, or of which one is a file and a directory; else None.
+
+    Systems that ignore case or Unicode's spellings merge directories as well as files. A path that
+    ends in a slash is a directory's.
+    """
+    spelled: dict[str, tuple[str, bool]] = {}
+    for path in paths:
+        parts = path.removesuffix("/").split("/")
+        for depth in range(1, len(parts) + 1):
+            here, is_file = "/".join(parts[:depth]), depth == len(parts) and not path.endswith("/")
+            other, was_file = spelled.setdefault(_folded(here), (here, is_file))
+            if other != here or was_file != is_file:
+                return other, path
+    return None
+
+
+def is_skipped(path: str) -> bool:
+    return not SKIPPED.isdisjoint(path.split("/"))
+
+
+def shown(path: str) -> str:
+    """A path for a message: on one line, quoted, not endless."""
+    return repr(path if len(path) <= 200 else f"{path[:200]}…")
+
+
+def _name_fault(name: str) -> str | None:
+    if name == "..":
+        return "has '..' in it"
+    if name in ("", "."):
+        return "has an empty or '.' part in it"
+    if len(name.encode()) > NAME_LIMIT:
+        return f"has a name longer than {NAME_LIMIT} bytes"
+    if _FOREIGN.search(name) or name.endswith((".", " ")) or name.startswith(" "):
+        return f"has a name that Windows does not take: {name!r}"
+    if name.split(".")[0].rstrip(" ").lower() in DEVICES:
+        return f"has a name that is a device on Windows: {name!r}"
+    if name.startswith(_TEMPORARY):
+        return f"has a name beginning with {_TEMPORARY!r}, which is kept for files being written"
+    return None
+
+
+def _folded(path: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFKC", path).casefold())

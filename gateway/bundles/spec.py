@@ -1,0 +1,252 @@
+"""What a `toolset.yaml` says: a toolset as a value that is checked whole, written back always the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from ..names import did_you_mean
+from ..tools import Permission
+from . import document as yamls
+from .document import Document
+from .fields import (
+    AnyTool,
+    Category,
+    Directory,
+    Header,
+    Id,
+    Line,
+    PlainValue,
+    Prose,
+    Requirement,
+    Seconds,
+    Section,
+    Setting,
+    Table,
+    Variable,
+    Version,
+    fault,
+    inside,
+    texts,
+    variables,
+)
+from .http import HttpTool, checked_url
+from .kinds import ARGUMENTS_LIMIT, PythonTool, RendererKind, ShellTool, StepsTool, check_artifact
+
+FILE_NAME = "toolset.yaml"
+FILE_NAMES = (FILE_NAME, "toolset.yml")
+INVALID_TOOLSET = "INVALID_TOOLSET"
+TOOLS_LIMIT = 500
+SERVERS_LIMIT = 50
+OVERRIDES_LIMIT = 2000
+SECRETS_LIMIT = 1000
+
+
+def _kind(value: Any) -> str | None:
+    kind = value.get("type", "python") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if kind in ("python", "shell", "http", "steps") else None
+
+
+AnyToolSpec = Annotated[
+    Annotated[PythonTool, Tag(PythonTool.tag)]
+    | Annotated[ShellTool, Tag(ShellTool.tag)]
+    | Annotated[HttpTool, Tag(HttpTool.tag)]
+    | Annotated[StepsTool, Tag(StepsTool.tag)],
+    Discriminator(
+        _kind,
+        custom_error_type="unknown_type",
+        custom_error_message="there is no such type of tool; there are python, shell, http and steps",
+    ),
+]
+
+
+class ToolOverride(Section):
+    """What the toolset changes about a tool, its own or one of its servers'; None leaves it as it is."""
+
+    tool_id: AnyTool
+    renderer: RendererKind | None = None
+    renderer_config: dict[str, Any] | None = None
+    name_override: Line | None = None
+    description_override: Prose | None = None
+    requires_confirmation: bool | None = None
+    enabled: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_a_renderer_for_its_config(self) -> ToolOverride:
+        if self.renderer_config is not None and self.renderer is None:
+            raise fault("a config needs its 'renderer' beside it", "renderer_config")
+        with inside("renderer_config"):
+            check_artifact(self.renderer_config or {})
+        return self
+
+
+class ToolFilter(Section):
+    allow: Annotated[tuple[Line, ...], Field(max_length=TOOLS_LIMIT)] = ()
+    deny: Annotated[tuple[Line, ...], Field(max_length=TOOLS_LIMIT)] = ()
+
+
+class Server(Section):
+    """An MCP server the toolset brings: a command to start, or a URL to reach.
+
+    `${NAME}` in args, env, url and headers is a variable of the environment, resolved when the server is started.
+    """
+
+    id: Id
+    name: Line | None = None
+    command: PlainValue | None = None
+    args: Annotated[tuple[Setting, ...], Field(max_length=ARGUMENTS_LIMIT)] = ()
+    env: Table[Variable, Setting] = Field(default_factory=dict)
+    cwd: Directory | None = None
+    url: Annotated[Setting, AfterValidator(checked_url)] | None = None
+    headers: Table[Header, Setting] = Field(default_factory=dict)
+    transport: Literal["stdio", "sse", "streamable-http"] | None = Field(
+        default=None, validation_alias=AliasChoices("transport", "type", "server_type", "serverType")
+    )
+    enabled: bool = True
+    requires_confirmation: bool | None = None
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,32}$")] | None = None
+    category: Category | None = None
+    permission: Permission | None = None
+    timeout: Seconds | None = None
+    lazy: bool | None = None
+    tools: ToolFilter = ToolFilter()
+
+    @model_validator(mode="after")
+    def _is_started_or_reached(self) -> Server:
+        if (self.command is None) == (self.url is None):
+            raise fault("a server has either a 'command' to start or a 'url' to reach")
+        started = ("url", "headers") if self.command is not None else ("args", "env", "cwd")
+        for key in started:
+            if getattr(self, key):
+                raise fault(f"this belongs to a server with a {'url' if self.command else 'command'!r}", key)
+        if self.transport is not None and (self.transport == "stdio") != (self.command is not None):
+            raise fault("a server with a 'command' speaks stdio, one with a 'url' sse or streamable-http", "transport")
+        return self
+
+    def variables(self) -> frozenset[str]:
+        """The environment's variables it needs."""
+        values = (self.args, self.env, self.url, self.headers)
+        return frozenset(name for text in texts(values) for name in variables(text))
+
+
+class Toolset(Section):
+    """A whole `toolset.yaml`. Nothing is ever changed in it; what is changed is a copy."""
+
+    manifest_version: Annotated[Literal["1"], BeforeValidator(lambda said: "1" if said == 1 else said)] = "1"
+    id: Id
+    name: Line
+    version: Version
+    description: Prose = ""
+    category: Category | None = None
+    permission: Permission | None = None
+    secrets: Annotated[tuple[Variable, ...], Field(max_length=SECRETS_LIMIT)] = ()
+    dependencies: Annotated[tuple[Requirement, ...], Field(max_length=100)] = ()
+    tools: Annotated[tuple[AnyToolSpec, ...], Field(max_length=TOOLS_LIMIT)] = ()
+    tool_overrides: Annotated[tuple[ToolOverride, ...], Field(max_length=OVERRIDES_LIMIT)] = ()
+    mcp_servers: Annotated[tuple[Server, ...], Field(max_length=SERVERS_LIMIT)] = ()
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> Toolset:
+        _refuse_twice("secrets", self.secrets)
+        _refuse_twice("tools", [tool.id for tool in self.tools], "id")
+        _refuse_twice("mcp_servers", [server.id for server in self.mcp_servers], "id")
+        _refuse_twice("tool_overrides", [self.full_id(item.tool_id) for item in self.tool_overrides], "tool_id")
+        self._check_servers()
+        self._check_overrides()
+        self._check_placeholders()
+        _refuse_circles([tool for tool in self.tools if isinstance(tool, StepsTool)], self.full_id)
+        return self
+
+    def full_id(self, tool_id: str) -> str:
+        """`toolset:tool` for a tool of this toolset, however it was named; other ids as they are."""
+        return f"{self.id}:{tool_id}" if tool_id in {tool.id for tool in self.tools} else tool_id
+
+    def overrides(self) -> tuple[ToolOverride, ...]:
+        """Every override under its full id, with the legacy renderers of the tools among them; where
+        both say a renderer, `tool_overrides` wins."""
+        said = {self.full_id(item.tool_id): item for item in self.tool_overrides}
+        for tool in self.tools:
+            if tool.renderer is not None:
+                own = said.get(self.full_id(tool.id), ToolOverride(tool_id=tool.id))
+                legacy = {"renderer": tool.renderer.type, "renderer_config": tool.renderer.config}
+                said[self.full_id(tool.id)] = own.model_copy(update={} if own.renderer else legacy)
+        return tuple(item.model_copy(update={"tool_id": tool_id}) for tool_id, item in said.items())
+
+    def variables(self) -> frozenset[str]:
+        """Every variable of the environment the toolset needs: its secrets and its servers'."""
+        return frozenset(self.secrets).union(*(server.variables() for server in self.mcp_servers))
+
+    def _check_servers(self) -> None:
+        for index, server in enumerate(self.mcp_servers):
+            if server.id == self.id and self.tools:
+                reason = "a toolset with tools of its own cannot share its id with a server: their tools would meet"
+                raise fault(reason, "mcp_servers", index, "id")
+
+    def _check_overrides(self) -> None:
+        own = {f"{self.id}:{tool.id}" for tool in self.tools}
+        servers = {server.id for server in self.mcp_servers}
+        for index, override in enumerate(self.tool_overrides):
+            tool_id = self.full_id(override.tool_id)
+            if tool_id not in own and tool_id.partition(":")[0] not in servers:
+                near = did_you_mean(tool_id, [*own, *(tool.id for tool in self.tools)])
+                reason = f"{override.tool_id!r} is no tool or server of this toolset{near}"
+                raise fault(reason, "tool_overrides", index, "tool_id")
+
+    def _check_placeholders(self) -> None:
+        for index, tool in enumerate(self.tools):
+            with inside("tools", index):
+                tool.check_placeholders(frozenset(self.secrets))
+
+
+def load(content: bytes | str, name: str = FILE_NAME) -> Toolset:
+    """The toolset a file describes. Refused with `INVALID_TOOLSET`, the file, the line, the key and the fix."""
+    return read(content, name)[0]
+
+
+def read(content: bytes | str, name: str = FILE_NAME) -> tuple[Toolset, Document]:
+    """As `load`, with the document, which knows the line of every key."""
+    document = yamls.read(content.encode() if isinstance(content, str) else content, name, INVALID_TOOLSET)
+    if not isinstance(document.value, dict):
+        raise document.refusal("the file must hold keys and values at its top level")
+    toolset = yamls.validate(document, Toolset)
+    if len(dump(toolset).encode()) > yamls.BYTES_LIMIT:
+        raise document.refusal(f"written out, the file is larger than {yamls.BYTES_LIMIT // 1024} KiB")
+    return toolset, document
+
+
+def dump(toolset: Toolset) -> str:
+    """The toolset as YAML: keys in the order of the models, defaults left out, yours in the order you wrote them."""
+    said = toolset.model_dump(mode="json", exclude_defaults=True)
+    if toolset.tools:
+        said["tools"] = [{"id": tool["id"], **_first(tool, "type"), **tool} for tool in said["tools"]]
+    return yamls.write({"manifest_version": toolset.manifest_version, **said})
+
+
+def _first(said: dict[str, Any], key: str) -> dict[str, Any]:
+    return {key: said[key]} if key in said else {}
+
+
+def _refuse_twice(key: str, words: Sequence[str], *at: str) -> None:
+    first: dict[str, int] = {}
+    for index, word in enumerate(words):
+        if first.setdefault(word, index) != index:
+            raise fault(f"{word!r} is there twice, as number {first[word] + 1} and {index + 1}", key, index, *at)
+
+
+def _refuse_circles(tools: Sequence[StepsTool], full_id: Callable[[str], str]) -> None:
+    """A tool of steps that comes back to itself would never end."""
+    calls = {full_id(tool.id): [full_id(step.tool) for step in tool.steps] for tool in tools}
+    done: set[str] = set()
+
+    def visit(tool_id: str, above: tuple[str, ...]) -> None:
+        if tool_id in above:
+            raise fault(f"its steps lead back to itself: {' → '.join([*above, tool_id])}", "tools")
+        if tool_id in calls and tool_id not in done:
+            for called in calls[tool_id]:
+                visit(called, (*above, tool_id))
+            done.add(tool_id)
+
+    for tool_id in calls:
+        visit(tool_id, ())

@@ -1,0 +1,94 @@
+"""Nothing that is secret leaves with a toolset."""
+
+from __future__ import annotations
+
+from gateway.bundles import HttpTool, ShellTool, dump, load, mask_secrets
+
+HEAD = 'id: demo\nname: Demo\nversion: "1.0.0"\n'
+
+
+def test_literal_values_of_servers_leave_as_references() -> None:
+    first, second, third = mask_secrets(
+        load(
+            HEAD
+            + """
+mcp_servers:
+- id: one
+  command: npx
+  args: [-y, pkg, --api-key=s3cret1, --token, s3cret2, --verbose, plain, -p, "8080"]
+  env: {API_KEY: s3cret3, MODE: "", OTHER: "${OTHER}", DSN: "postgres://u:s3cret4@${HOST}/db"}
+- id: two-b
+  url: https://host/mcp?access_token=s3cret5&page=2&key=${KEY}
+  headers: {Authorization: Bearer s3cret6, X-Key: "Token ${KEY}", Accept: text/plain}
+- id: three
+  command: x
+  env: {API_KEY: s3cret7}
+"""
+        )
+    ).mcp_servers
+    assert first.args == (*("-y", "pkg", "--api-key=${ONE_API_KEY}", "--token", "${ONE_TOKEN}"), *first.args[5:])
+    assert first.args[5:] == ("--verbose", "plain", "-p", "8080")
+    assert first.env == {"API_KEY": "${API_KEY}", "MODE": "", "OTHER": "${OTHER}", "DSN": "${DSN}"}
+    assert second.url == "https://host/mcp?access_token=${TWO_B_ACCESS_TOKEN}&page=2&key=${KEY}"
+    assert second.headers == {
+        "Authorization": "${TWO_B_AUTHORIZATION}",
+        "X-Key": "Token ${KEY}",
+        "Accept": "text/plain",
+    }
+    assert third.env == {"API_KEY": "${THREE_API_KEY}"}
+
+
+def test_literal_values_of_tools_become_declared_secrets() -> None:
+    masked = mask_secrets(
+        load(
+            HEAD
+            + """
+secrets: [KNOWN]
+tools:
+- {id: a, type: shell, command: [ls], env: {LANG: s3cret1, PATH: "${KNOWN}", ARG: "${arg}"}}
+- id: b
+  type: http
+  url_template: https://host/x?api_key=s3cret2&q=${q}
+  query: {token: s3cret3, page: "2"}
+  headers: {X-Key: s3cret4, Content-Type: text/plain}
+  auth: {type: basic, username: s3cret5, password: "${KNOWN}"}
+- {id: c, type: http, url_template: "https://host/", headers: {X-Key: s3cret4}, auth: {type: bearer, token: s3cret6}}
+- {id: d, type: http, url_template: "https://host/", headers: {X-Key: s3cret7}}
+"""
+        )
+    )
+    a, b, c, d = masked.tools
+    assert isinstance(a, ShellTool)
+    assert isinstance(b, HttpTool)
+    assert isinstance(c, HttpTool)
+    assert isinstance(d, HttpTool)
+    assert a.env == {"LANG": "${LANG}", "PATH": "${KNOWN}", "ARG": "${arg}"}
+    assert b.url_template == "https://host/x?api_key=${DEMO_API_KEY}&q=${q}"
+    assert b.query == {"token": "${DEMO_TOKEN}", "page": "2"}
+    assert b.headers == {"X-Key": "${DEMO_X_KEY}", "Content-Type": "text/plain"}
+    assert (c.headers, d.headers) == ({"X-Key": "${DEMO_X_KEY}"}, {"X-Key": "${DEMO_X_KEY_2}"})
+    assert c.auth is not None
+    assert c.auth.model_dump() == {"type": "bearer", "token": "${DEMO_TOKEN_2}"}
+    expected = ["DEMO_API_KEY", "DEMO_TOKEN", "DEMO_TOKEN_2", "DEMO_USERNAME", "DEMO_X_KEY", "DEMO_X_KEY_2", "LANG"]
+    assert masked.secrets == ("KNOWN", *expected)
+    assert "s3cret" not in dump(masked)
+    assert load(dump(masked)) == masked
+    assert mask_secrets(masked) == masked
+
+
+def test_a_name_that_means_something_already_is_not_given_to_a_literal() -> None:
+    masked = mask_secrets(
+        load(
+            HEAD
+            + """
+tools:
+- {id: a, type: shell, command: [ls, "${KEY}"], env: {KEY: s3cret}, input_schema: {type: object, properties: {KEY: {}}}}
+mcp_servers:
+- {id: s, command: x, env: {A: "${B}", B: s3cret}}
+"""
+        )
+    )
+    tool = masked.tools[0]
+    assert isinstance(tool, ShellTool)
+    assert (tool.env, masked.secrets) == ({"KEY": "${DEMO_KEY}"}, ("DEMO_KEY",))
+    assert masked.mcp_servers[0].env == {"A": "${B}", "B": "${S_B}"}
