@@ -34,8 +34,8 @@ stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter(
 )
 """What shows that a file has changed, when one of it has."""
 
-quick_stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter("st_ctime_ns", "st_size", "st_ino")
-"""Enough to see that nothing has: whatever changes a file moves its change time, which nobody can set."""
+change_time_of: Callable[[os.stat_result], int] = attrgetter("st_ctime_ns")
+"""Enough where no name came or went: whatever changes a file moves its change time, which nobody can set."""
 
 
 class File(NamedTuple):
@@ -84,11 +84,11 @@ class Folder:
         return f"{self.path}/{name}" if self.path else name
 
     @cached_property
-    def stamps(self) -> list[tuple[int, ...]] | None:
-        """The quick stamp every file in it must still show; None when one is to be read again in any case."""
+    def change_times(self) -> list[int] | None:
+        """What every file in it must still show; None when one is to be read again in any case."""
         if any(file.racy for file in self.files.values()):
             return None
-        return [file.stamp[1:4] for file in self.files.values()]
+        return [file.stamp[1] for file in self.files.values()]
 
     @cached_property
     def tree(self) -> Tree:
@@ -116,6 +116,24 @@ class Index:
             files.update(folder.tree.files)
             meta.update(folder.tree.meta)
         return Tree(files, meta)
+
+    def followed_by(self, folders: Mapping[str, Folder]) -> Index:
+        """The index of a later look. Where most folders are the same, its tree costs what has changed."""
+        later = Index(folders, self.epoch)
+        every = self.folders.keys() | folders.keys()
+        moved = {path for path in every if self.folders.get(path) is not folders.get(path)}
+        if len(moved) * 4 < len(folders):
+            files, meta = dict(self.tree.files), dict(self.tree.meta)
+            for path in moved & self.folders.keys():
+                for name in self.folders[path].tree.files:
+                    del files[name]
+                for name in self.folders[path].tree.meta:
+                    del meta[name]
+            for path in moved & folders.keys():
+                files.update(folders[path].tree.files)
+                meta.update(folders[path].tree.meta)
+            later.__dict__["tree"] = Tree(files, meta)  # as the property would have put it together
+        return later
 
     @property
     def skipped(self) -> dict[str, str]:

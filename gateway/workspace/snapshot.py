@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from .beneath import LISTING, READING, Way
 from .blobs import BlobStore
 from .entries import TEMPORARY
-from .index import RACY_NANOSECONDS, File, Folder, Index, quick_stamp_of
+from .index import RACY_NANOSECONDS, File, Folder, Index, change_time_of
 from .refusals import refusal
 from .removal import temporary_name
 
@@ -41,6 +41,8 @@ _CLOSED = {
     errno.ENAMETOOLONG: ELSEWHERE,
 }
 
+_HELD = 16  # directories open at once, one in another
+
 
 def scan(root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | None = None) -> Index:
     """The workspace as it is now, every content of it put into `blobs`.
@@ -51,7 +53,7 @@ def scan(root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | N
     folders = _Scan(root, way, blobs, known, ignore).folders()
     if len(folders) == len(known.folders) and all(known.folders.get(path) is folders[path] for path in folders):
         return known  # with the tree it has already put together
-    return Index(folders, known.epoch)
+    return known.followed_by(folders)
 
 
 def file_clock(root: int) -> int:
@@ -81,22 +83,48 @@ class _Scan:
         pending: list[tuple[str, Rules | None]] = [("", None)]
         while pending:
             path, rules = pending.pop()
-            try:
-                directory = self._way.open(self._root, tuple(path.split("/")) if path else (), LISTING)
-            except OSError as error:
-                _note_closed(found, path, error)
-                continue
-            try:
-                rules = self._ignore.inside(rules, path, directory, self._way) if self._ignore else None
-                folder = found[path] = self._visit(directory, path, rules)
-            except OSError as error:  # it may be listed but not entered, or is gone
-                found.pop(path, None)
-                _note_closed(found, path, error)
-                continue
-            finally:
-                os.close(directory)
-            pending.extend((folder.below(name), rules) for name in folder.folders)
+            parts = tuple(path.split("/")) if path else ()
+            self._enter(path, rules, partial(self._way.open, self._root, parts, LISTING), found, pending)
         return found
+
+    def _enter(
+        self,
+        path: str,
+        rules: Rules | None,
+        opening: Callable[[], int],
+        found: dict[str, Folder],
+        pending: list[tuple[str, Rules | None]],
+        depth: int = 0,
+    ) -> None:
+        """A directory and what is below it, each opened from the one above; what lies too deep for so many
+        open ones is left `pending`."""
+        try:
+            directory = opening()
+        except OSError as error:
+            _note_closed(found, path, error)
+            return
+        try:
+            folder, rules = self._entered(directory, path, rules, found)
+            for name in folder.folders:
+                if depth == _HELD:
+                    pending.append((folder.below(name), rules))
+                    continue
+                opening = partial(self._way.open, directory, (name,), LISTING)
+                self._enter(folder.below(name), rules, opening, found, pending, depth + 1)
+        finally:
+            os.close(directory)
+
+    def _entered(
+        self, directory: int, path: str, rules: Rules | None, found: dict[str, Folder]
+    ) -> tuple[Folder, Rules | None]:
+        try:
+            rules = self._ignore.inside(rules, path, directory, self._way) if self._ignore else None
+            folder = found[path] = self._visit(directory, path, rules)
+        except OSError as error:  # it may be listed but not entered, or is gone
+            found.pop(path, None)
+            _note_closed(found, path, error)
+            return Folder(path), rules
+        return folder, rules
 
     def _visit(self, directory: int, path: str, rules: Rules | None) -> Folder:
         known = self._known.get(path)
@@ -109,7 +137,7 @@ class _Scan:
 
     def _recheck(self, directory: int, folder: Folder) -> Folder:
         """A directory in which no name came or went: one stat for each file it had."""
-        if folder.stamps is not None and folder.stamps == _stamps(directory, folder.files):
+        if folder.change_times is not None and folder.change_times == _change_times(directory, folder.files):
             return folder
         moved = _moved(directory, folder.files)
         if not moved:
@@ -181,10 +209,10 @@ class _Scan:
             raise refusal(error, (name,)) from error
 
 
-def _stamps(directory: int, names: Iterable[str]) -> list[tuple[int, ...]] | None:
+def _change_times(directory: int, names: Iterable[str]) -> list[int] | None:
     """What the files show now, in one go, because this is where a snapshot spends its time; None when one is gone."""
     try:
-        return list(map(quick_stamp_of, map(partial(os.lstat, dir_fd=directory), names)))
+        return list(map(change_time_of, map(partial(os.lstat, dir_fd=directory), names)))
     except FileNotFoundError:
         return None
 

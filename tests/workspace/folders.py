@@ -17,7 +17,9 @@ from gateway.workspace.tree import Tree, encode
 
 
 def walk(folder: Path) -> Tree:
-    """The tree of a folder, by `os.walk` and nothing of the code under test but how names are written."""
+    """The tree of a folder, by `os.walk` and nothing of the code under test but how names are written.
+
+    What a killed writer left under a temporary name is in no tree."""
     files, meta = {}, {}
     for above, directories, names in os.walk(folder):
         links = [name for name in directories if os.path.islink(os.path.join(above, name))]
@@ -25,6 +27,8 @@ def walk(folder: Path) -> Tree:
         if relative != "." and not directories and not names:
             meta[encode(relative)] = "d"
         for name in names + links:
+            if name.startswith(".toolgate-"):
+                continue
             place = os.path.join(above, name)
             path = encode(os.path.normpath(os.path.join(relative, name)))
             if os.path.islink(place):
