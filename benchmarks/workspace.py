@@ -113,17 +113,13 @@ def compare_imports(place: Path, pairs: Pairs) -> None:
     for number in range(IMPORTS):
         git = Git(place / "theirs", place / f"import{number}.git")
         checkout = Checkout(place / "ours", FileBlobs(place / f"import{number}.blobs"))
-        os.sync()
         pairs["cold import"].append(alternately(number, checkout.snapshot, git.commit))
-        shutil.rmtree(place / f"import{number}.git")
-        shutil.rmtree(place / f"import{number}.blobs")
 
 
 def compare_rounds(place: Path, paths: list[str], pairs: Pairs) -> None:
     checkout, git = Checkout(place / "ours", FileBlobs(place / "blobs")), Git(place / "theirs", place / "git")
     trees: list[Tree] = [checkout.snapshot()]
     git.commit()
-    os.sync()
     for number in range(ROUNDS):
         for side in ("ours", "theirs"):
             with (place / side / paths[number * 7919 % FILES]).open("a") as file:
