@@ -115,6 +115,7 @@ def test_it_prints_its_address_answers_for_its_health_and_stops_on_sigterm(tmp_p
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.promise("G3", "X2")
 @pytest.mark.parametrize(("seconds", "expected"), [(0.5, "success"), (60, "SHUTTING_DOWN")])
 def test_a_call_under_way_when_it_stops_is_finished_or_told_and_recorded(

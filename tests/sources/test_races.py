@@ -15,6 +15,8 @@ import pytest
 
 from gateway.calls import Outcome
 
+pytestmark = pytest.mark.slow
+
 Calling = Callable[..., Outcome]
 
 SECRET = "TOP-SECRET-7f3a"
