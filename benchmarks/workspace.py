@@ -131,12 +131,12 @@ def compare_rounds(place: Path, paths: list[str], pairs: Pairs) -> None:
     for number in range(ROUNDS):
         old, new = (0, CHANGED) if number % 2 == 0 else (CHANGED, 0)
         checkout.materialize(trees[old])
-        seen = checkout.snapshot()  # what is on disk is kept already, as it is before every restore
         git.run("checkout", "-q", versions[old])
         pairs[f"restore of {CHANGED} files"].append(
             alternately(
                 number,
-                lambda new=new, seen=seen: checkout.materialize(trees[new], seen),  # type: ignore[misc]
+                # All of it, as a person who undoes has it: what is on disk is saved first.
+                lambda new=new: checkout.materialize(trees[new], checkout.snapshot()),  # type: ignore[misc]
                 lambda new=new: git.run("checkout", "-q", versions[new]),  # type: ignore[misc]
             )
         )
