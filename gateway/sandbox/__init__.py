@@ -1,0 +1,92 @@
+"""The one guarded way to run a program: what to run, what it may see and use, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+_MEBIBYTE = 1024 * 1024
+
+Killed = Literal["memory", "disk", "processes", "output", "timeout"]
+"""The limit for which a program was ended."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program and all it starts may use. `memory`, `processes` and `disk` are totals of the
+    whole tree; `disk` is what its writable folders may grow by."""
+
+    memory: int = 1024 * _MEBIBYTE
+    processes: int = 64
+    disk: int = 1024 * _MEBIBYTE
+    file_bytes: int = 512 * _MEBIBYTE
+    tmp_bytes: int = 64 * _MEBIBYTE
+    open_files: int = 256
+    cpu_seconds: int | None = None
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder of ours that a program may see. `target` is where it finds it, in a sandbox with a file
+    system of its own; `Sandbox.inside` says where it really is."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run, and everything it is given: nothing is inherited. `argv[0]` is an absolute path;
+    `readable` are files and folders it sees read-only under their own names."""
+
+    argv: tuple[str, ...]
+    mounts: tuple[Mount, ...] = ()
+    readable: tuple[Path, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = "/"
+    pass_fds: tuple[int, ...] = ()
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a program ended: its code (128 + n for signal n), and the limit it was ended for."""
+
+    code: int
+    killed: Killed | None = None
+
+
+class Process(Protocol):
+    """A program that runs. It and all it started die with the gateway, whatever kills that."""
+
+    pid: int
+    stdin: asyncio.StreamWriter | None
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
+
+    def kill(self) -> None:
+        """End the whole tree now; harmless when it has ended."""
+        ...
+
+    async def wait(self) -> Exit:
+        """How it ended, once nothing of it is left."""
+        ...
+
+
+class Sandbox(Protocol):
+    """One way of running programs apart from us. `weaknesses` is what an operator should know of it."""
+
+    name: str
+    weaknesses: tuple[str, ...]
+
+    def inside(self, mount: Mount) -> str:
+        """The path under which a program finds the mount."""
+        ...
+
+    async def start(self, program: Program, *, stdin: bool = False) -> Process:
+        """Start it; `SANDBOX_UNAVAILABLE` when that fails."""
+        ...
