@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from .beneath import Parts
+from .moments import Moments, moments
 from .removal import temporary_name
 from .tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, PLAIN, Tree, decode, encode
 
@@ -33,9 +34,6 @@ stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter(
     "st_mode",
 )
 """What shows that a file has changed, when one of it has."""
-
-change_time_of: Callable[[os.stat_result], int] = attrgetter("st_ctime_ns")
-"""Enough where no name came or went: whatever changes a file moves its change time, which nobody can set."""
 
 
 class File(NamedTuple):
@@ -84,11 +82,22 @@ class Folder:
         return f"{self.path}/{name}" if self.path else name
 
     @cached_property
-    def change_times(self) -> list[int] | None:
-        """What every file in it must still show; None when one is to be read again in any case."""
-        if any(file.racy for file in self.files.values()):
+    def change_times(self) -> Moments:
+        """What each file in it must still show, where no name came or went: whatever changes a file moves its
+        change time, which nobody can set. No file shows what one has that is to be read again in any case."""
+        return moments(None if file.racy else file.stamp[1] for file in self.files.values())
+
+    @cached_property
+    def encoded_names(self) -> list[bytes]:
+        """The files' names as the system has them."""
+        return [os.fsencode(name) for name in self.files]
+
+    @property
+    def names(self) -> dict[str, bool] | None:
+        """Every name in it and whether it is a directory; None when something in it is not in the tree."""
+        if self.ignored or self.skipped:
             return None
-        return [file.stamp[1] for file in self.files.values()]
+        return {**dict.fromkeys(self.files, False), **dict.fromkeys(self.folders, True)}
 
     @cached_property
     def tree(self) -> Tree:
@@ -163,7 +172,7 @@ class Index:
             changed["/".join(parts[:-1])][parts[-1]] = file
         for path, files in changed.items():
             folders[path] = replace(folders.get(path, Folder(path)), stamp=None, files=files)
-        return replace(self, folders=folders)
+        return self.followed_by(folders)
 
 
 def load(path: Path, root: os.stat_result) -> Index:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from .beneath import LISTING, READING, Way
 from .blobs import BlobStore
 from .entries import TEMPORARY
-from .index import RACY_NANOSECONDS, File, Folder, Index, change_time_of
+from .index import RACY_NANOSECONDS, File, Folder, Index, Stamp, stamp_of
+from .moments import change_times
 from .refusals import refusal
 from .removal import temporary_name
 
@@ -130,16 +131,30 @@ class _Scan:
         known = self._known.get(path)
         found = os.fstat(directory)
         stamp = found.st_mtime_ns, found.st_ctime_ns, found.st_ino
-        if known is not None and known.stamp == stamp and known.rules == (rules.key if rules else ""):
-            return self._recheck(directory, known)
-        racy = max(found.st_mtime_ns, found.st_ctime_ns) >= self._limit
-        return self._list(directory, Folder(path, None if racy else stamp, rules=rules.key if rules else ""), rules)
+        key = rules.key if rules else ""
+        if known is not None and known.rules == key:
+            if known.stamp == stamp:
+                return self._recheck(directory, known)
+            if known.names == _names(directory):
+                return self._reread(directory, replace(known, stamp=self._trusted(found, stamp)), known.files)
+        return self._list(directory, Folder(path, self._trusted(found, stamp), rules=key), rules)
+
+    def _trusted(self, found: os.stat_result, stamp: Stamp) -> Stamp | None:
+        return None if max(found.st_mtime_ns, found.st_ctime_ns) >= self._limit else stamp
 
     def _recheck(self, directory: int, folder: Folder) -> Folder:
-        """A directory in which no name came or went: one stat for each file it had."""
-        if folder.change_times is not None and folder.change_times == _change_times(directory, folder.files):
+        """A directory in which no name came or went: the change time of each file it had."""
+        shown = change_times(directory, folder.encoded_names)
+        if shown == folder.change_times:
             return folder
-        moved = _moved(directory, folder.files)
+        if shown is None:  # one is gone
+            return self._reread(directory, folder, folder.files)
+        rows = zip(folder.files, *folder.change_times, *shown, strict=True)
+        return self._reread(directory, folder, [name for name, *was, now, then in rows if was != [now, then]])
+
+    def _reread(self, directory: int, folder: Folder, names: Iterable[str]) -> Folder:
+        """A directory with the names it had, and those of them read that have moved."""
+        moved = _moved(directory, {name: folder.files[name] for name in names})
         if not moved:
             return folder
         return _with_findings(folder, {name: self._read(directory, name, moved[name]) for name in moved})
@@ -209,18 +224,23 @@ class _Scan:
             raise refusal(error, (name,)) from error
 
 
-def _change_times(directory: int, names: Iterable[str]) -> list[int] | None:
-    """What the files show now, in one go, because this is where a snapshot spends its time; None when one is gone."""
-    try:
-        return list(map(change_time_of, map(partial(os.lstat, dir_fd=directory), names)))
-    except FileNotFoundError:
-        return None
+def _names(directory: int) -> dict[str, bool]:
+    """Every name in a directory, and whether it is a directory."""
+    with os.scandir(directory) as entries:
+        return {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
 
 
 def _moved(directory: int, files: Mapping[str, File]) -> dict[str, os.stat_result | None]:
     """The files that are no longer as they were, or were too young to tell."""
-    found = {name: _stat(directory, name) for name in files}
-    return {name: now for name, now in found.items() if now is None or files[name].racy or not files[name].same(now)}
+    try:
+        found: Iterable[os.stat_result | None] = list(map(partial(os.lstat, dir_fd=directory), files))
+    except FileNotFoundError:  # one of them, so each is asked by itself
+        found = (_stat(directory, name) for name in files)
+    return {
+        name: now
+        for (name, file), now in zip(files.items(), found, strict=True)
+        if now is None or file.racy or file.stamp != stamp_of(now)
+    }
 
 
 def _with_findings(folder: Folder, findings: Mapping[str, Finding]) -> Folder:

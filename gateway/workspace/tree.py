@@ -146,7 +146,9 @@ def is_digest(text: str) -> bool:
 
 def _diff(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str | None]:
     patch: dict[str, str | None] = {path: value for path, value in new.items() if old.get(path) != value}
-    patch.update((path, None) for path in old if path not in new)
+    added = sum(path not in old for path in patch)
+    if len(old) + added > len(new):
+        patch.update((path, None) for path in old if path not in new)
     return patch
 
 

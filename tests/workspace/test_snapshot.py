@@ -338,3 +338,25 @@ def test_a_store_that_was_deleted_is_filled_again(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "blobs")
     assert new_checkout(tmp_path).snapshot() == tree
     assert FileBlobs(tmp_path / "blobs").missing(tree.files.values()) == set()
+
+
+@pytest.mark.parametrize("aged", [True, False])
+def test_names_that_stay_while_what_they_name_changes(tmp_path: Path, aged: bool) -> None:
+    checkout, work = new_checkout(tmp_path), tmp_path / "files"
+    for name in ("file", "taken", "taker", "link"):
+        write(work / name, name.encode())
+    write(work / "directory/inside", b"1")
+    checkout.snapshot()
+    if aged:
+        let_it_age(work)
+        checkout.snapshot()
+    (work / "file").unlink()
+    write(work / "file/now-inside", b"2")
+    shutil.rmtree(work / "directory")
+    write(work / "directory", b"3")
+    (work / "taker").rename(work / "taken")
+    write(work / "taker", b"4")
+    (work / "link").unlink()
+    (work / "link").symlink_to("taken")
+    assert checkout.snapshot() == walk(work)
+    assert set(walk(work).files) == {"file/now-inside", "directory", "taken", "taker", "link"}
