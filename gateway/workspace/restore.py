@@ -13,6 +13,7 @@ from .beneath import DIRECTORY, LISTING, Parts, Way
 from .blobs import BlobStore, copy
 from .entries import TEMPORARY
 from .exchange import exchange
+from .farewell import Farewell
 from .index import File, Index
 from .plan import Content, Plan
 from .refusals import refusing, shown
@@ -35,9 +36,16 @@ class Restore:
         self._way = way
         self._blobs = blobs
         self._index = index
+        self._farewell = Farewell()
 
     def run(self, plan: Plan) -> dict[Parts, File]:
         """What was written, as it is on disk now."""
+        try:
+            return self._carried_out(plan)
+        finally:
+            self._farewell.finish()
+
+    def _carried_out(self, plan: Plan) -> dict[Parts, File]:
         for directory, removed in _by_directory(plan.removed):
             self._remove(directory, removed)
         for directory, obstacles in _by_directory(plan.obstacles):
@@ -57,7 +65,7 @@ class Restore:
         with refusing(directory), suppress(FileNotFoundError), self._opened(directory) as parent:
             for parts in removed:
                 if self._require_unmoved(parent, parts):
-                    os.unlink(parts[-1], dir_fd=parent)
+                    self._farewell.unlink(parent, parts[-1])
 
     def _remove_odd(self, directory: Parts, names: list[str]) -> None:
         with refusing(directory), suppress(FileNotFoundError), self._opened(directory) as parent:
@@ -146,7 +154,7 @@ class Restore:
         if replaced is None or known is None or not known.renamed(replaced):
             exchange(parent, name, parts[-1])
             raise _moved(parts)
-        os.unlink(name, dir_fd=parent)
+        self._farewell.unlink(parent, name)
 
     def _require_unmoved(self, parent: int, parts: Parts) -> bool:
         """Whether the file is still there; refused when it is no longer the one that a version holds."""

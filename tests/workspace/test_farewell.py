@@ -1,0 +1,33 @@
+"""Files that go: the names now, everything held for it soon, however many and whatever they are."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from gateway.workspace.farewell import Farewell
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else set()
+
+
+def test_names_are_gone_at_once_and_nothing_stays_open(tmp_path: Path) -> None:
+    for number in range(700):
+        (tmp_path / str(number)).write_bytes(b"x")
+    (tmp_path / "closed").touch(0)
+    (tmp_path / "link").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    directory = os.open(tmp_path, os.O_RDONLY)
+    before = open_descriptors()
+    farewell = Farewell()
+    for name in sorted(path.name for path in tmp_path.iterdir()):
+        farewell.unlink(directory, name)
+    assert not list(tmp_path.iterdir())
+    farewell.finish()
+    deadline = time.monotonic() + 5
+    while open_descriptors() - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not open_descriptors() - before
+    os.close(directory)
