@@ -1,0 +1,197 @@
+"""The way out of the process: a name is looked up once, every address it has is checked, and the
+connection goes to a checked address, while TLS still asks for the name."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, Protocol, cast
+
+import anyio
+import anyio.to_thread
+import httpcore2
+import httpx2
+
+from ..errors import Unavailable
+from .addresses import parse_address
+from .policy import Policy
+from .urls import parse
+
+NO_ADDRESS = "NO_ADDRESS"
+LOOKUP_FAILED = "LOOKUP_FAILED"
+_CONNECTIONS = 64
+_IDLE_CONNECTIONS = 8
+_IDLE_SECONDS = 15.0
+_TRIES = 4
+"""How many of a name's addresses are tried; each gets its share of the time there is to connect."""
+
+# At DEBUG it writes every header of an answer: cookies, and redirects with signed queries.
+logging.getLogger("httpcore2").setLevel(logging.INFO)
+
+
+class Network(Protocol):
+    """The two things that are asked of the network. Between them stands the policy."""
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        """Every address a name has, best first; `Unavailable` when it has none."""
+
+    async def connect(self, address: str, port: int, timeout: float | None) -> httpcore2.AsyncNetworkStream:
+        """A connection to an IP address: nothing is looked up any more."""
+
+
+class Internet:
+    """The real one, as the operating system knows it."""
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_AGAIN:
+                raise Unavailable(f"the name {host} cannot be looked up just now", code=LOOKUP_FAILED) from None
+            raise Unavailable(f"the name {host} has no address; is it spelled right?", code=NO_ADDRESS) from None
+        except (OSError, UnicodeError):
+            raise Unavailable(f"the name {host} cannot be looked up", code=NO_ADDRESS) from None
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+    async def connect(self, address: str, port: int, timeout: float | None) -> httpcore2.AsyncNetworkStream:
+        return await httpcore2.AnyIOBackend().connect_tcp(address, port, timeout=timeout)
+
+
+INTERNET = Internet()
+
+
+class GuardedTransport(httpx2.AsyncBaseTransport):
+    """What `httpx2` sends requests through, so that they go only where the policy allows.
+
+    It knows no proxies, cookies or redirects. Failures of the network are raised as `httpx2` names
+    them; refusals as ours. Connections are kept for some seconds and used again: they lead to
+    addresses that were checked, for the same name.
+    """
+
+    def __init__(self, policy: Policy, network: Network = INTERNET, tls: ssl.SSLContext | None = None) -> None:
+        self._policy = policy
+        self._network = network
+        self._tls = tls
+        self._pools: dict[str, httpcore2.AsyncConnectionPool] = {}
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        url = parse(str(request.url))
+        self._policy.check_host(url.scheme, url.raw_host.decode("ascii"))
+        pool = await self._pool(url.scheme)
+        with _named_by_httpx2():
+            response = await pool.handle_async_request(
+                httpcore2.Request(
+                    method=request.method,
+                    url=httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+                    headers=request.headers.raw,
+                    content=request.stream,
+                    extensions=request.extensions,
+                )
+            )
+        return httpx2.Response(
+            status_code=response.status,
+            headers=response.headers,
+            stream=_Body(cast("_Stream", response.stream)),
+            extensions=response.extensions,
+            request=request,
+        )
+
+    async def aclose(self) -> None:
+        for pool in self._pools.values():
+            await pool.aclose()
+
+    async def _pool(self, scheme: str) -> httpcore2.AsyncConnectionPool:
+        """The connections of a scheme: apart, because a policy may judge an address by the scheme."""
+        if scheme not in self._pools:
+            tls = None
+            if scheme == "https":  # certificates are read from files
+                tls = self._tls or await anyio.to_thread.run_sync(_default_tls)
+            self._pools.setdefault(
+                scheme,
+                httpcore2.AsyncConnectionPool(
+                    ssl_context=tls,
+                    max_connections=_CONNECTIONS,
+                    max_keepalive_connections=_IDLE_CONNECTIONS,
+                    keepalive_expiry=_IDLE_SECONDS,
+                    network_backend=_Checked(scheme, self._policy, self._network),
+                ),
+            )
+        return self._pools[scheme]
+
+
+class _Checked(httpcore2.AsyncNetworkBackend):
+    """Opens the connections of a pool, and has no other way to than past the policy."""
+
+    def __init__(self, scheme: str, policy: Policy, network: Network) -> None:
+        self._scheme = scheme
+        self._policy = policy
+        self._network = network
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            with anyio.fail_after(timeout):
+                addresses = [parse_address(found) for found in await self._network.resolve(host, port)]
+                for address in addresses:
+                    self._policy.check_address(self._scheme, host, address)
+                return await self._first(host, [str(address) for address in addresses[:_TRIES]], port, timeout)
+        except TimeoutError:
+            raise httpcore2.ConnectTimeout from None
+
+    async def _first(
+        self, host: str, addresses: Sequence[str], port: int, timeout: float | None
+    ) -> httpcore2.AsyncNetworkStream:
+        share = None if timeout is None else timeout / max(len(addresses), 1)
+        failure: Exception = Unavailable(f"the name {host} has no address", code=NO_ADDRESS)
+        for address in addresses:
+            try:
+                return await self._network.connect(address, port, share)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+
+class _Stream(Protocol):
+    def __aiter__(self) -> AsyncGenerator[bytes]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class _Body(httpx2.AsyncByteStream):
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with _named_by_httpx2():
+            async with aclosing(self._stream.__aiter__()) as parts:
+                async for part in parts:
+                    yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+@contextmanager
+def _named_by_httpx2() -> Iterator[None]:
+    """`httpcore2`'s failures of the network, under the names `httpx2` has for the same."""
+    try:
+        yield
+    except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as error:
+        name: Any = getattr(httpx2, type(error).__name__)
+        raise name(str(error)) from error
+
+
+@functools.cache
+def _default_tls() -> ssl.SSLContext:
+    return httpx2.create_ssl_context()

@@ -1,0 +1,1 @@
+"""The door out, tried against real servers on this machine."""

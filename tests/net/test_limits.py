@@ -1,0 +1,208 @@
+"""Servers that send too much, too slowly, or not what they said."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import tracemalloc
+import zlib
+
+import anyio
+import pytest
+
+from gateway.errors import GatewayError, Timeout, ToolFailed, Unavailable
+from gateway.net import Policy
+from gateway.net.door import Door, Limits
+
+from .sites import Reply, answer, serving
+
+pytestmark = pytest.mark.anyio
+
+OPEN = Policy(any_host=True, allow_private=True)
+KIBIBYTE = 1024
+PLAIN = b"HTTP/1.1 200 OK\r\n"
+
+
+async def get(reply: Reply, limits: Limits = Limits()) -> bytes:  # noqa: B008
+    async with serving({"/": reply}) as site, Door(OPEN) as door:
+        with anyio.fail_after(10):
+            async with door.request("GET", site["/"], limits=limits) as received:
+                return await received.read()
+
+
+async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(PLAIN + b"Content-Length: 100000\r\n\r\n")
+    while True:
+        writer.write(b".")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(PLAIN + b"Transfer-Encoding: chunked\r\n\r\n")
+    while True:
+        writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+        await writer.drain()
+
+
+async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(60)
+
+
+async def header_flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(PLAIN)
+    while True:
+        writer.write(b"X-More: " + b"x" * 1000 + b"\r\n")
+        await writer.drain()
+
+
+async def patience(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.005)
+
+
+async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(PLAIN + b"Content-Length: 100000\r\n\r\n" + b"x" * 500)
+    await writer.drain()
+    await asyncio.sleep(0.02)
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("reply", [drip, silence, patience])
+async def test_the_whole_has_a_time_limit_however_busy_the_server_seems(reply: Reply) -> None:
+    with pytest.raises(Timeout, match=r"took longer than 0\.2 s"):
+        await get(reply, Limits(seconds=0.2))
+
+
+async def test_a_reader_who_dawdles_is_cut_off_too() -> None:
+    async with serving({"/": answer(200, b"x")}) as site, Door(OPEN) as door:
+        with pytest.raises(Timeout):
+            async with door.request("GET", site["/"], limits=Limits(seconds=0.2)):
+                await anyio.sleep(5)
+
+
+async def test_a_body_without_end_is_cut_at_the_limit() -> None:
+    with pytest.raises(ToolFailed, match="larger than 300000 bytes") as refused:
+        await get(flood, Limits(bytes=300_000))
+    assert (refused.value.code, refused.value.details) == ("RESPONSE_TOO_LARGE", {"limit": 300_000})
+
+
+async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
+    with pytest.raises(ToolFailed, match="larger than 1000 bytes"):
+        await get(PLAIN + b"Content-Length: 100000000000\r\n\r\n", Limits(bytes=1000, seconds=2))
+
+
+async def test_a_body_of_just_the_limit_is_read() -> None:
+    assert await get(answer(200, b"x" * 1000), Limits(bytes=1000)) == b"x" * 1000
+
+
+async def test_headers_without_end_are_refused() -> None:
+    with pytest.raises(Unavailable, match="headers are too large") as refused:
+        await get(header_flood)
+    assert refused.value.code == "BAD_ANSWER"
+
+
+async def test_large_headers_are_refused() -> None:
+    with pytest.raises(Unavailable, match="headers are larger than 65536 bytes"):
+        await get(answer(200, b"", *(f"X-{n}: {'x' * 1000}" for n in range(70))))
+
+
+def packed(body: bytes) -> bytes:
+    return answer(200, body, "Content-Encoding: gzip")
+
+
+async def test_gzip_is_unpacked_also_in_several_parts() -> None:
+    assert await get(packed(gzip.compress(b"one"))) == b"one"
+    assert await get(packed(gzip.compress(b"one") + gzip.compress(b"two"))) == b"onetwo"
+    assert await get(packed(b"")) == b""
+
+
+async def test_a_bomb_costs_no_more_than_the_limit() -> None:
+    bomb = gzip.compress(bytes(300 * KIBIBYTE * KIBIBYTE), 9)
+    assert len(bomb) < 400 * KIBIBYTE
+    tracemalloc.start()
+    try:
+        with pytest.raises(ToolFailed, match="larger than 2097152 bytes"):
+            await get(packed(bomb), Limits(bytes=2 * KIBIBYTE * KIBIBYTE))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 * KIBIBYTE * KIBIBYTE
+
+
+async def test_packed_bytes_that_unpack_to_nothing_count_too() -> None:
+    with pytest.raises(ToolFailed, match="larger than 1000 bytes"):
+        await get(PLAIN + b"Content-Encoding: gzip\r\nConnection: close\r\n\r\n" + gzip.compress(b"") * 100,
+                  Limits(bytes=1000))  # fmt: skip
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "deflate", "gzip, gzip", "gzip, br", "compress", "aes128gcm"])
+async def test_a_packing_that_was_not_asked_for_is_refused(coding: str) -> None:
+    with pytest.raises(Unavailable, match="packed in a way that was not asked for"):
+        await get(answer(200, zlib.compress(b"x"), f"Content-Encoding: {coding}"))
+
+
+async def test_gzip_that_is_damaged_or_ends_early_is_refused() -> None:
+    whole = gzip.compress(b"some text " * 100)
+    with pytest.raises(Unavailable, match="broke off"):
+        await get(packed(whole[:-10]))
+    with pytest.raises(Unavailable, match="gzip data is damaged"):
+        await get(packed(b"no gzip at all"))
+    with pytest.raises(Unavailable, match="gzip data is damaged"):
+        await get(packed(whole[:-8] + b"12345678"))
+
+
+BROKEN: dict[str, Reply] = {
+    "reset": reset,
+    "too short": PLAIN + b"Content-Length: 100\r\nConnection: close\r\n\r\nshort",
+    "chunks without end": PLAIN + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n5\r\nshort\r\n",
+    "bad chunks": PLAIN + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\nzz\r\nshort\r\n",
+}
+
+
+@pytest.mark.parametrize("reply", BROKEN.values(), ids=BROKEN)
+async def test_a_body_that_breaks_off_is_an_error(reply: Reply) -> None:
+    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:\d+ broke off before its end") as refused:
+        await get(reply)
+    assert refused.value.code == "CONNECTION_LOST"
+
+
+NOT_HTTP = {
+    "ssh": b"SSH-2.0-OpenSSH_9.6\r\n Connection: close \r\n\r\n",
+    "nothing": b"Connection: close",
+    "two lengths": PLAIN + b"Content-Length: 1\r\nContent-Length: 2\r\nConnection: close\r\n\r\nab",
+    "bad length": PLAIN + b"Content-Length: -1\r\nConnection: close\r\n\r\nab",
+    "uninvited upgrade": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: close\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("reply", NOT_HTTP.values(), ids=NOT_HTTP)
+async def test_what_is_not_http_is_no_answer(reply: bytes) -> None:
+    with pytest.raises(GatewayError) as refused:
+        await get(reply, Limits(seconds=5))
+    assert refused.value.code in ("BAD_ANSWER", "CONNECTION_LOST")
+
+
+async def test_a_server_that_hangs_up_says_nothing_and_we_say_so() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    with pytest.raises(Unavailable, match="closed the connection without an answer") as refused:
+        await get(hang_up)
+    assert refused.value.code == "CONNECTION_LOST"
+
+
+async def test_a_longer_body_than_was_said_is_read_as_far_as_was_said() -> None:
+    assert await get(PLAIN + b"Content-Length: 5\r\nConnection: close\r\n\r\nshort and more") == b"short"
+
+
+async def test_the_length_a_head_request_learns_is_not_a_body() -> None:
+    reply = PLAIN + b"Content-Length: 5000\r\nConnection: close\r\n\r\n"
+    async with (
+        serving({"/": reply}) as site,
+        Door(OPEN) as door,
+        door.request("HEAD", site["/"], limits=Limits(bytes=10)) as received,
+    ):
+        assert (await received.read(), received.length) == (b"", 5000)

@@ -1,0 +1,97 @@
+"""Hosts by name: exact, below a name, and nothing besides."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.errors import Forbidden, Invalid
+from gateway.net import Policy
+from gateway.net.addresses import parse_address
+from gateway.net.policy import canonical_host
+
+
+def allows(policy: Policy, host: str, scheme: str = "https") -> bool:
+    try:
+        policy.check_host(scheme, canonical_host(host))
+    except Forbidden as error:
+        assert error.code == "HOST_NOT_ALLOWED"
+        return False
+    return True
+
+
+def test_without_a_word_nothing_is_allowed() -> None:
+    assert not allows(Policy(), "example.org")
+    assert not allows(Policy(allow_private=True), "localhost")
+
+
+def test_any_host_is_said_in_so_many_words() -> None:
+    assert allows(Policy(any_host=True), "example.org")
+
+
+@pytest.mark.parametrize("host", ["example.org", "EXAMPLE.org", "example.org."])
+def test_a_name_is_allowed_however_it_is_written(host: str) -> None:
+    assert allows(Policy(allowed_hosts=("Example.ORG",)), host)
+
+
+@pytest.mark.parametrize(
+    "host", ["sub.example.org", "evilexample.org", "example.org.evil.net", "example.com", "xample.org", "org"]
+)
+def test_a_name_allows_no_other(host: str) -> None:
+    assert not allows(Policy(allowed_hosts=("example.org",)), host)
+
+
+@pytest.mark.parametrize("host", ["a.example.org", "a.b.example.org", "A.Example.Org."])
+def test_a_pattern_allows_every_name_below(host: str) -> None:
+    assert allows(Policy(allowed_hosts=("*.example.org",)), host)
+
+
+@pytest.mark.parametrize("host", ["example.org", "evilexample.org", "a.example.org.evil.net", "aexample.org"])
+def test_a_pattern_allows_neither_itself_nor_what_looks_like_it(host: str) -> None:
+    assert not allows(Policy(allowed_hosts=("*.example.org",)), host)
+
+
+def test_names_of_other_alphabets_are_compared_in_ascii() -> None:
+    assert allows(Policy(allowed_hosts=("bücher.example",)), "xn--bcher-kva.example")
+    assert allows(Policy(allowed_hosts=("*.xn--bcher-kva.example",)), "www.BÜCHER.example")
+
+
+def test_addresses_are_compared_as_addresses_and_by_no_pattern() -> None:
+    assert allows(Policy(allowed_hosts=("[0:0::1]",)), "::1")
+    assert not allows(Policy(allowed_hosts=("*.0.0.1",)), "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["", "*", "*.", "*.*.org", "a*.org", "https://example.org", "example.org:80", "example.org/x", "a b", "::1%eth0",
+     "a..b", "x" * 300, "user@example.org", "example.org\n"],
+)  # fmt: skip
+def test_what_is_no_host_is_refused_with_the_name_of_the_setting(pattern: str) -> None:
+    with pytest.raises(Invalid, match=r"web\.allowed_hosts: .* is no host name"):
+        Policy(allowed_hosts=(pattern,), hosts_setting="web.allowed_hosts")
+
+
+def test_refusals_name_the_host_the_address_and_the_setting() -> None:
+    policy = Policy(allowed_hosts=("a.test",), hosts_setting="web.allowed_hosts")
+    with pytest.raises(Forbidden) as refused:
+        policy.check_host("https", "b.test")
+    assert refused.value.message == "b.test is not among the allowed hosts; add it to web.allowed_hosts to allow it"
+    with pytest.raises(Forbidden) as refused:
+        policy.check_address("https", "a.test", parse_address("10.0.0.7"))
+    assert refused.value.code == "PRIVATE_ADDRESS"
+    assert refused.value.details == {"host": "a.test", "address": "10.0.0.7"}
+    assert refused.value.message == (
+        "a.test is not reached: a.test leads to 10.0.0.7, an address of a private network; "
+        "set http.allow_private to true to allow such addresses"
+    )
+
+
+def test_plain_http_goes_to_this_machine_or_nowhere_where_https_is_asked_for() -> None:
+    with pytest.raises(Forbidden, match="use https"):
+        Policy(any_host=True, https_only=True).check_host("http", "a.test")
+    policy = Policy(any_host=True, https_only=True, allow_private=True)
+    policy.check_host("http", "a.test")
+    policy.check_address("http", "a.test", parse_address("127.0.0.1"))
+    policy.check_address("https", "a.test", parse_address("10.0.0.7"))
+    for address in ("10.0.0.7", "8.8.8.8"):
+        with pytest.raises(Forbidden, match="use https"):
+            policy.check_address("http", "a.test", parse_address(address))
