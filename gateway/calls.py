@@ -19,6 +19,9 @@ DEFAULT_CHAT = "default"
 LOCAL = "local"
 """The principal of whoever started this process: the only one there is without authentication."""
 
+PLAN_LIMIT = 256 * 1024
+"""Bytes of a render plan as JSON, whatever a call brings."""
+
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 """Tells the caller how far a call has come: done, total, message."""
 
@@ -43,13 +46,15 @@ class Caller:
 class Call:
     """One request to run a tool. Frozen: an extension that changes it passes on a copy.
 
-    `tool` is None when the catalog has no tool of that name; `refusal` then says why. `confirmed`
-    is set by a person's answer or by the process owner, never from the wire.
+    `tool` is None when the catalog has no tool of that name; `refusal` then says why. `name` is as
+    the caller said it, which may be the tool's id; `public_name` is the one it is listed under.
+    `confirmed` is set by a person's answer or by the process owner, never from the wire.
     """
 
     name: str
     arguments: Mapping[str, Any]
     tool: Tool | None = None
+    public_name: str | None = None
     refusal: GatewayError | None = None
     chat: str = DEFAULT_CHAT
     message: str | None = None
@@ -80,13 +85,14 @@ class Call:
 class Outcome:
     """What came of a call: a value, or an error. `content` is what the model reads, as MCP blocks;
     without it the model reads the value as JSON. The manifests are the chat's files before and
-    after, where the call could change them."""
+    after, where the call could change them; the render plan is how to show it, where the tool says."""
 
     value: Any = None
     error: GatewayError | None = None
     content: Sequence[Mapping[str, Any]] | None = None
     pre_manifest: str | None = None
     post_manifest: str | None = None
+    render_plan: Mapping[str, Any] | None = None
 
     @property
     def ok(self) -> bool:
@@ -97,10 +103,29 @@ class Outcome:
         """The value as it is measured, recorded and read; `Invalid` when it is no JSON."""
         return to_json(self.value)
 
+    def with_plan(self, plan: Mapping[str, Any]) -> Outcome:
+        planned = replace(self, render_plan=plan)
+        if "value_json" in self.__dict__:  # a large value is written as JSON once
+            planned.__dict__["value_json"] = self.value_json
+        return planned
+
     def to_dict(self) -> dict[str, Any]:
         if self.error is None:
             return {"ok": True, "value": self.value}
         return {"ok": False, "error": self.error.to_dict()}
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """A call that has a render plan, as it was recorded. `plan` is JSON text; a list leaves it out."""
+
+    id: str
+    chat: str
+    tool_id: str
+    name: str
+    status: str
+    started_at: str
+    plan: str | None = None
 
 
 def check_chat(chat: str) -> str:

@@ -125,6 +125,8 @@ class Draft:
     def _admit(self, tool: Tool) -> None:
         if tool.id in self.offered:
             raise Invalid(f"two tools have the id {tool.id!r}; the second is left out", code="DUPLICATE_TOOL")
+        if tool.withheld is not None:
+            raise Forbidden(f"{tool.id}: {tool.withheld}", code="TOOL_DISABLED")
         if len(self.offered) >= self.policy.limit:
             raise Invalid(f"{tool.id}: more than {self.policy.limit} tools (limits.tools)", code="TOO_MANY_TOOLS")
         category = self.policy.categories.get(tool.category)

@@ -37,10 +37,13 @@ class Executor:
 
     async def call_tool(self, call: Call) -> Outcome:
         entry = self._catalog.get(call.name)
-        refusal = None if entry else self._catalog.refusal(call.name)
+        if entry is None:
+            found = replace(call, tool=None, public_name=None, refusal=self._catalog.refusal(call.name))
+        else:
+            found = replace(call, tool=entry.tool, public_name=entry.name, refusal=None)
         self._active += 1
         try:
-            return await self._road(replace(call, tool=entry.tool if entry else None, refusal=refusal))
+            return await self._road(found)
         finally:
             self._active -= 1
             if not self._active and self._idle:

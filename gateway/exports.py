@@ -6,6 +6,9 @@ from typing import Any
 
 from .tools import Permission, Tool
 
+RENDERER = "dev.toolgate/renderer"
+"""In the `_meta` of a tool and of what links to a plan: the renderer that shows the outcome."""
+
 
 def mcp_tool(name: str, tool: Tool) -> dict[str, Any]:
     """As MCP lists it. The hints follow from what the tool declares; they grant nothing."""
@@ -25,8 +28,9 @@ def mcp_tool(name: str, tool: Tool) -> dict[str, Any]:
         shape["title"] = tool.title
     if tool.output_schema is not None:
         shape["outputSchema"] = dict(tool.output_schema)
-    if tool.meta:
-        shape["_meta"] = dict(tool.meta)
+    meta = dict(tool.meta) if tool.renderer is None else {**tool.meta, RENDERER: tool.renderer.kind}
+    if meta:
+        shape["_meta"] = meta
     return shape
 
 

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonschema_rs
@@ -53,12 +54,23 @@ class Category:
 
 
 @dataclass(frozen=True)
+class Renderer:
+    """How a tool's outcomes are shown: the kind, and its config as declared, whole and of the right
+    keys, its expressions unfilled."""
+
+    kind: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Tool:
     """One callable, as data. The source that listed it is handed back this very object.
 
     `id` is the stable name: `tool` for builtins, `owner:tool` otherwise, where the owner is a
     toolset or an upstream. `kind` names the backend that runs it. `destructive`, `idempotent` and
-    `open_world` are hints for clients; what a tool may do is its `permission`.
+    `open_world` are hints for clients; what a tool may do is its `permission`. `home` is the
+    directory of the toolset that owns it, where its artifacts are. `withheld` says why a tool that
+    is known cannot be called now.
     """
 
     id: str
@@ -79,6 +91,9 @@ class Tool:
     prefix: str | None = None
     timeout: float | None = None
     calls_per_minute: int | None = None
+    renderer: Renderer | None = None
+    home: Path | None = None
+    withheld: str | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:

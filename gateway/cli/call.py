@@ -74,6 +74,8 @@ def show(settings: Settings, call_id: str, as_json: bool) -> None:
             if as_json:
                 print_json(record)
                 return
+            if plan := record["render_plan"]:
+                record["render_plan"] = f"{plan.get('renderer')}, at render://{record['id']} (--json shows it)"
             for key, value in record.items():
                 if value is not None:
                     click.echo(f"{key:20} {value}")

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 
-from ..calls import Call, Outcome, to_json
+from ..calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
 from ..errors import Conflict, GatewayError, InputRequired, Invalid, NotFound
 from . import Database, Row, Statement, chats, timestamp
-from .redaction import REDACTED, redact
+from .redaction import blot, redact
 
-DOCUMENT_LIMIT = 64 * 1024  # bytes of arguments, result or render plan kept whole
+DOCUMENT_LIMIT = 64 * 1024  # bytes of arguments or result kept whole
 PREVIEW_LIMIT = 4 * 1024
 PAGE_LIMIT = 1000
+PLANS_LOOKBACK = 1000
+"""How many calls of a chat are looked at for plans: with most calls having none, the look must end somewhere."""
 _CHATS_REMEMBERED = 10_000
-_SHORTEST_SECRET = 4  # shorter ones would blot out ordinary words of an error
 _NO_JSON = (GatewayError, TypeError, ValueError, RecursionError)
 
 _COLUMNS = (
@@ -38,6 +38,15 @@ _FINISHED = f"""{_INSERT} ON CONFLICT (id) DO UPDATE SET
 """
 _SELECT = f"SELECT {_COLUMNS} FROM tool_calls"  # noqa: S608 - constants only
 _BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? ORDER BY id LIMIT 2"
+_PLANNED = """SELECT id, chat_id, tool_id, tool_name, status, started_at, render_plan FROM tool_calls
+    WHERE id = ? AND render_plan IS NOT NULL"""
+# In two steps: what is wanted of a row stands after all it holds, and only the few that are listed are read so far.
+_PLANS = f"""SELECT id, chat_id, tool_id, tool_name, status, started_at FROM tool_calls WHERE id IN (
+        SELECT id FROM (
+            SELECT id, render_plan IS NOT NULL AS planned
+            FROM tool_calls WHERE chat_id = ? ORDER BY id DESC LIMIT {PLANS_LOOKBACK}
+        ) AS latest WHERE planned ORDER BY id DESC LIMIT ?
+    ) ORDER BY id DESC"""  # noqa: S608 - constants only
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +106,6 @@ class CallRecords:
         call: Call,
         outcome: Outcome,
         *,
-        render_plan: Mapping[str, Any] | None = None,
         finished_at: float | None = None,
     ) -> None:
         """Write what came of a call, whether or not its beginning was written.
@@ -111,10 +119,10 @@ class CallRecords:
             *self._beginning(call),
             arguments,
             _status(outcome),
-            error and _without(secrets, error.message)[:DOCUMENT_LIMIT],
+            error and blot(error.message, secrets)[:DOCUMENT_LIMIT],
             error and error.code,
             _result(outcome),
-            _document(render_plan),
+            _plan(outcome),
             *_end(call, outcome, finished_at),
             outcome.pre_manifest,
             outcome.post_manifest,
@@ -148,6 +156,15 @@ class CallRecords:
         if len(rows) > 1 and rows[0][0] != id_or_prefix:
             raise Invalid(f"several calls begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
         return CallRecord(*rows[0])
+
+    async def find_plan(self, call_id: str) -> PlannedCall | None:
+        """The call of exactly that id with its plan; None when there is none, or it has no plan."""
+        rows = await self._db.fetch(_PLANNED, call_id)
+        return PlannedCall(*rows[0]) if rows else None
+
+    async def list_plans(self, chat: str, limit: int) -> list[PlannedCall]:
+        """The latest calls of the chat that have a plan, newest first, among its last thousand."""
+        return [PlannedCall(*row) for row in await self._db.fetch(_PLANS, chat, limit)]
 
     def _beginning(self, call: Call) -> Row:
         tool, caller = call.tool, call.caller
@@ -217,23 +234,23 @@ def _result(outcome: Outcome) -> str | None:
         return _document({"not_json": type(outcome.value).__name__})
 
 
+def _plan(outcome: Outcome) -> str | None:
+    try:
+        return None if outcome.render_plan is None else _bounded(to_json(outcome.render_plan), PLAN_LIMIT)
+    except _NO_JSON:  # an extension's own; ours are
+        return None
+
+
 def _document(value: Any) -> str | None:
     return None if value is None else _bounded(to_json(value))
 
 
-def _bounded(document: bytes) -> str:
-    if len(document) <= DOCUMENT_LIMIT:
+def _bounded(document: bytes, limit: int = DOCUMENT_LIMIT) -> str:
+    if len(document) <= limit:
         return document.decode()
     digest = hashlib.sha256(document).hexdigest()
     preview = document[:PREVIEW_LIMIT].decode(errors="ignore")
     return to_json({"truncated": True, "bytes": len(document), "sha256": digest, "preview": preview}).decode()
-
-
-def _without(secrets: list[str], text: str) -> str:
-    for secret in secrets:
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, REDACTED)
-    return text
 
 
 def _storable(statement: Statement) -> Statement:

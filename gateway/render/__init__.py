@@ -1,13 +1,15 @@
 """What an outcome looks like: the renderers a toolset declares, and the plan a view is given.
 
-Pure: nothing here opens a file or a connection. `highlight` and `markdown` are imported by name where a
-text is shown; they bring in Pygments and markdown-it, which most processes never need.
+Pure: nothing here opens a file or a connection. `pages`, `highlight` and `markdown` are imported by name
+where something is shown; they bring in Pygments and markdown-it, which most processes never need.
 """
 
+from ..calls import PLAN_LIMIT
+from ..tools import Renderer
 from .artifact import inject
 from .interpolate import Scope, interpolate
-from .plan import PLAN_LIMIT, RenderPlan, make_plan
-from .renderers import RENDERERS, Renderer, declare
+from .plan import RenderPlan, make_plan
+from .renderers import RENDERERS, declare
 
 __all__ = [
     "PLAN_LIMIT",

@@ -10,16 +10,14 @@ from typing import Any
 
 from ..calls import Call, Outcome, to_json
 from ..errors import GatewayError, Invalid
-from ..tools import Tool
+from ..tools import Renderer, Tool
 from .addresses import artifact_path, frame_url, origin, port_number, workspace_path, workspace_uri
 from .bounds import Cut, fit
 from .interpolate import Scope, interpolate
-from .renderers import LANGUAGE_LIMIT, Renderer
+from .renderers import LANGUAGE_LIMIT
 
 VERSION = 1
-PLAN_LIMIT = 256 * 1024
-"""Bytes of a plan as JSON, whatever a call brings; the sections below leave 16 KiB for names and punctuation."""
-
+# Together these leave 16 KiB of `calls.PLAN_LIMIT` for names and punctuation.
 _CONFIG_LIMIT = 160 * 1024
 _INPUT_LIMIT = 64 * 1024
 _ERROR_LIMIT = 16 * 1024
@@ -71,7 +69,7 @@ def make_plan(
     return RenderPlan(
         renderer=renderer.kind,
         config=config,
-        tool=_tool(call.target, call.name),
+        tool=_tool(call.target, call.public_name or call.name),
         call=_call(call, outcome),
         input=arguments,
         status="success" if outcome.ok else "error",

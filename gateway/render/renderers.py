@@ -8,19 +8,12 @@ from typing import Any
 
 from ..errors import Invalid
 from ..names import did_you_mean
+from ..tools import Renderer
 from .addresses import artifact_path, check_url_template, named, port_number, workspace_path
 from .interpolate import roots
 
 LANGUAGE_LIMIT = 64
 _DEPTH_LIMIT = 32
-
-
-@dataclass(frozen=True)
-class Renderer:
-    """A renderer with its config as declared: whole, of the right keys, its expressions unfilled."""
-
-    kind: str
-    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from ..calls import check_chat
 from ..errors import Invalid
 from ..workspace.entries import Entry
 from ..workspace.versions import Versions
+from .renders import COMPLETED, PLAN, VIEW, Renders
 from .resources import FILE, MANIFEST, VERSION, Reader, path_of, walk_files
 from .uris import path_text, template_value
 
@@ -16,12 +17,19 @@ LIMIT = 100
 """What the protocol allows in one answer."""
 
 _HISTORY = 1000
-_VARIABLES = {FILE: ("chat", "path"), VERSION: ("chat", "path", "manifest"), MANIFEST: ("id",)}
+_VARIABLES = {
+    FILE: ("chat", "path"),
+    VERSION: ("chat", "path", "manifest"),
+    MANIFEST: ("id",),
+    PLAN: ("call_id",),
+    VIEW: ("call_id",),
+}
 
 
 class Completions:
-    def __init__(self, versions: Versions) -> None:
+    def __init__(self, versions: Versions, renders: Renders) -> None:
         self._versions = versions
+        self._renders = renders
 
     async def complete(
         self, reader: Reader, template: str, variable: str, begun: str, given: Mapping[str, str]
@@ -37,6 +45,9 @@ class Completions:
             return _answer([], whole=True)
         if variable == "path":
             return await self._versions.in_thread(_paths, self._versions, chat, begun)
+        if variable == "call_id":
+            ids = await self._renders.latest_ids(chat)
+            return _answer([call_id for call_id in ids if call_id.startswith(begun)], whole=len(ids) < COMPLETED)
         return await self._manifests(chat, begun)
 
     async def _manifests(self, chat: str, begun: str) -> dict[str, Any]:

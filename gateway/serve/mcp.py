@@ -13,7 +13,7 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS, is_version_at_least
 from pydantic import ValidationError
 from starlette.requests import Request
 
@@ -25,6 +25,7 @@ from ..executor import Executor
 from ..workspace.versions import Versions
 from .changes import Changes
 from .completions import Completions
+from .renders import Plans, Renders, link
 from .resources import TEMPLATES, Reader, Resources
 from .subscriber import SUBSCRIPTIONS
 
@@ -39,6 +40,9 @@ PAGE = 200
 
 RESOURCE_NOT_FOUND = -32002
 """The handshake era's code for it; 2026-07-28 retired it for -32602."""
+
+RESOURCE_LINKS = "2025-06-18"
+"""The first version whose clients know links in a result; to an earlier one they would spoil the whole of it."""
 
 INSTRUCTIONS = (
     "Files are kept in a workspace of their own for each chat; every path is relative to its root. "
@@ -64,13 +68,18 @@ class GatewayServer(Server[Any]):
 
 
 class McpFace:
-    """One executor, spoken to in MCP. `chat` is where requests go that name none themselves."""
+    """One executor, spoken to in MCP. `chat` is where requests go that name none themselves;
+    `plans` is where the render plans of calls are found, None when they are kept nowhere."""
 
-    def __init__(self, executor: Executor, versions: Versions, chat: str | None = None) -> None:
+    def __init__(
+        self, executor: Executor, versions: Versions, chat: str | None = None, plans: Plans | None = None
+    ) -> None:
         self._executor = executor
         self._chat = chat
-        self._resources = Resources(versions)
-        self._completions = Completions(versions)
+        self._planned = plans is not None
+        renders = Renders(plans, versions, executor)
+        self._resources = Resources(versions, renders)
+        self._completions = Completions(versions, renders)
         self._changes = Changes(versions)
         self._view = _View(executor.catalog)
         executor.watch(self._catalog_changed)
@@ -112,7 +121,10 @@ class McpFace:
         with _refusing(context):
             call = self._translate(context, params)
         outcome = await self._executor.call_tool(call)
-        return result(call, outcome, structured=params.name in self._view.structured)
+        answer = result(call, outcome, structured=params.name in self._view.structured)
+        if outcome.render_plan is not None and self._planned and _takes_links(context):
+            answer["content"] = [*answer["content"], link(call.id, outcome.render_plan)]
+        return answer
 
     async def _list_resources(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
         with _refusing(context):
@@ -244,6 +256,10 @@ def _code(context: Context, refusal: GatewayError) -> int:
 
 def _is_modern(context: Context) -> bool:
     return context.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+def _takes_links(context: Context) -> bool:
+    return is_version_at_least(context.protocol_version, RESOURCE_LINKS)
 
 
 def result(call: Call, outcome: Outcome, structured: bool) -> dict[str, Any]:

@@ -1,15 +1,13 @@
-"""A chat's files and their versions as MCP resources: listed, read and completed."""
+"""A chat's files, their versions and what calls made to be shown, as MCP resources: listed and read."""
 
 from __future__ import annotations
 
-import base64
 import mimetypes
-import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
@@ -17,14 +15,15 @@ from ..errors import Forbidden, GatewayError, Invalid, NotFound
 from ..workspace.beneath import Parts
 from ..workspace.entries import Entry, Walk, modified
 from ..workspace.paths import Root
-from ..workspace.refusals import is_directory, is_link, shown
-from ..workspace.tree import LINK, Tree, changes, diff, encode, locate
+from ..workspace.refusals import shown
+from ..workspace.tree import Tree, changes, diff, encode, locate
 from ..workspace.versions import Versions
-from .uris import SPAN_LIMIT, Address, FileAddress, ManifestAddress, Span, file_uri, parse
+from .contents import Piece, cut, read_file, read_result
+from .renders import RENDER_TEMPLATES, Renders
+from .uris import SPAN_LIMIT, Address, FileAddress, ManifestAddress, RenderAddress, file_uri, parse
 
 PAGE = 500
-SIZE = "dev.toolgate/size"
-"""In the `_meta` of what was read: how many bytes the whole has, so that a reader of ranges knows the end."""
+"""Files on one page of `resources/list`."""
 
 PASSED_OVER = frozenset({".git", "node_modules", "__pycache__"})
 """Directories whose files are not listed; by its URI each of them is read like any other."""
@@ -55,6 +54,7 @@ TEMPLATES: list[dict[str, Any]] = [
         "description": "Every file of a version with its SHA-256, where the version comes from, and what it changed.",
         "mimeType": "application/json",
     },
+    *RENDER_TEMPLATES,
 ]
 
 _TYPES = {
@@ -83,43 +83,40 @@ class Reader:
     principal: str
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some bytes of a content that has `size` of them."""
-
-    content: bytes
-    size: int
-
-
 class Resources:
     """Every verb refuses with a `GatewayError`, and shows nobody a chat that is someone else's."""
 
-    def __init__(self, versions: Versions) -> None:
+    def __init__(self, versions: Versions, renders: Renders) -> None:
         self._versions = versions
+        self._renders = renders
 
     async def page(self, reader: Reader, cursor: str | None) -> dict[str, Any]:
-        """The files after the one the cursor names, so that a change elsewhere shifts no page."""
+        """The files after the one the cursor names, so that a change elsewhere shifts no page; after
+        the last of them the latest render plans."""
         after = _after(cursor)
-        found: list[Entry] = []
-        if await self._versions.may_read(reader.chat, reader.principal):
-            found = await self._versions.in_thread(_first_files, self._versions, reader.chat, after)
-        listed = [_resource(reader.chat, entry) for entry in found[:PAGE]]
+        listed: list[dict[str, Any]] = []
         page: dict[str, Any] = {"resultType": "complete", "resources": listed, "ttlMs": 0, "cacheScope": "private"}
+        if not await self._versions.may_read(reader.chat, reader.principal):
+            return page
+        found = await self._versions.in_thread(_first_files, self._versions, reader.chat, after)
+        listed.extend(_resource(reader.chat, entry) for entry in found[:PAGE])
         if len(found) > PAGE:
             page["nextCursor"] = path_of(found[PAGE - 1])
+        else:
+            listed.extend(await self._renders.latest(reader.chat))
         return page
 
     async def read(self, reader: Reader, uri: str) -> dict[str, Any]:
         address = parse(uri)
+        if isinstance(address, RenderAddress):
+            return await self._renders.read(reader.principal, uri, address)
         if isinstance(address, ManifestAddress):
-            return _result(uri, "application/json", await self._manifest(address, reader.principal), VERSION_SECONDS)
+            piece = await self._manifest(address, reader.principal)
+            return read_result(uri, "application/json", piece, VERSION_SECONDS)
         if not await self._versions.may_read(address.chat, reader.principal):
             raise NotFound(f"chat {address.chat!r} has no files yet", code="FILE_NOT_FOUND")
-        if address.manifest is None:
-            piece, seconds = await self._versions.in_thread(_read_now, self._versions, address), 0
-        else:
-            piece, seconds = await self._read_version(address, address.manifest), VERSION_SECONDS
-        return _result(uri, media_type(address.path), piece, seconds)
+        seconds = 0 if address.manifest is None else VERSION_SECONDS
+        return read_result(uri, media_type(address.path), await read_file(self._versions, address), seconds)
 
     async def followed(self, reader: Reader, uri: str) -> Address:
         """What a subscription to `uri` is about. It need not be there yet."""
@@ -135,13 +132,6 @@ class Resources:
             with suppress(GatewayError):
                 found[uri] = await self.followed(reader, uri)
         return found
-
-    async def _read_version(self, address: FileAddress, id_or_prefix: str) -> Piece:
-        manifest = await self._versions.find(address.chat, id_or_prefix)
-        tree = await self._versions.tree(address.chat, manifest.id)
-        digest = _digest(tree, address.path, manifest.id)
-        content = await self._versions.open_blob(address.chat, digest)
-        return await self._versions.in_thread(_read, content, address.path, address.span)
 
     async def _manifest(self, address: ManifestAddress, principal: str) -> Piece:
         row = await self._versions.manifests.find(address.id)
@@ -161,7 +151,7 @@ class Resources:
             "created_at": row.created_at,
         }
         content = await self._versions.in_thread(_manifest_json, about, old, new)
-        return _cut(content, f"manifest {row.id}", address.span)
+        return cut(content, f"manifest {row.id}", address.span)
 
 
 def walk_files(root: Root, enter: Callable[[Entry], bool]) -> Walk:
@@ -212,70 +202,6 @@ def _resource(chat: str, entry: Entry) -> dict[str, Any]:
     return resource
 
 
-def _read_now(versions: Versions, address: FileAddress) -> Piece:
-    with versions.root(address.chat) as root:
-        return _read(root.open(locate(address.path)), address.path, address.span)
-
-
-def _read(file: BinaryIO, path: str, span: Span | None) -> Piece:
-    with file:
-        size = os.fstat(file.fileno()).st_size
-        if span is not None:
-            # Past the check of a stored content: that would read all of it for every range.
-            return Piece(os.pread(file.fileno(), span.length, span.offset), size)
-        if size > SPAN_LIMIT:
-            raise _too_large(repr(path), size)
-        return _cut(file.read(SPAN_LIMIT + 1), repr(path), None)  # it may have grown meanwhile
-
-
-def _cut(content: bytes, named: str, span: Span | None) -> Piece:
-    if span is not None:
-        return Piece(content[span.offset : span.offset + span.length], len(content))
-    if len(content) > SPAN_LIMIT:
-        raise _too_large(named, len(content))
-    return Piece(content, len(content))
-
-
-def _too_large(named: str, size: int) -> Invalid:
-    return Invalid(
-        f"{named} has {size} bytes, more than the {SPAN_LIMIT} that are read at once; "
-        f"read it in ranges: offset=0&length={SPAN_LIMIT} in the query, and on from there",
-        code="RESOURCE_TOO_LARGE",
-        size=size,
-        limit=SPAN_LIMIT,
-    )
-
-
-def _digest(tree: Tree, path: str, manifest: str) -> str:
-    if tree.meta.get(path) == LINK:
-        raise is_link(repr(path))
-    digest = tree.files.get(path)
-    if digest is None:
-        if path in tree.meta or any(file.startswith(f"{path}/") for file in tree.files):
-            raise is_directory(repr(path))
-        raise NotFound(f"manifest {manifest} has no file {path!r}", code="FILE_NOT_FOUND")
-    return digest
-
-
 def _manifest_json(about: dict[str, Any], old: Tree, new: Tree) -> bytes:
     what = {"files": dict(new.files), "meta": dict(new.meta), "changes": asdict(changes(old, diff(old, new)))}
     return orjson.dumps({**about, **what})
-
-
-def _result(uri: str, known_type: str | None, piece: Piece, seconds: int) -> dict[str, Any]:
-    contents: dict[str, Any] = {"uri": uri, "_meta": {SIZE: piece.size}}
-    text = _text(piece.content)
-    if text is not None:
-        contents |= {"mimeType": known_type or "text/plain", "text": text}
-    else:
-        blob = base64.b64encode(piece.content).decode()
-        contents |= {"mimeType": known_type or "application/octet-stream", "blob": blob}
-    return {"resultType": "complete", "contents": [contents], "ttlMs": seconds * 1000, "cacheScope": "private"}
-
-
-def _text(content: bytes) -> str | None:
-    if b"\0" in content:
-        return None
-    with suppress(UnicodeDecodeError):
-        return content.decode()
-    return None

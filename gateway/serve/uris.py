@@ -1,4 +1,4 @@
-"""Workspace URIs: the address of a file or of a version, as it is written and as it is meant."""
+"""URIs: the address of a file, of a version or of a render plan, as it is written and as it is meant."""
 
 from __future__ import annotations
 
@@ -46,12 +46,25 @@ class ManifestAddress:
     span: Span | None = None
 
 
-Address = FileAddress | ManifestAddress
+@dataclass(frozen=True)
+class RenderAddress:
+    """The plan of how to show what came of a call, or the page that shows it."""
+
+    call_id: str
+    view: bool = False
+    span: Span | None = None
+
+
+Address = FileAddress | ManifestAddress | RenderAddress
 
 
 def file_uri(chat: str, path: str) -> str:
     """The one URI we write for a file; `parse` takes other spellings of it too."""
     return f"workspace://{quote(chat, safe='')}/{quote(os.fsencode(decode(path)), safe=_SEGMENTS)}"
+
+
+def render_uri(call_id: str, *, view: bool = False) -> str:
+    return f"render://{quote(call_id, safe='')}{'/view' if view else ''}"
 
 
 def template_value(path: str) -> str:
@@ -74,6 +87,10 @@ def parse(uri: str) -> Address:
         return FileAddress(_chat(chat), _path(written), options.get("manifest"), _span(options))
     if scheme == "manifest" and "manifest" not in options:
         return ManifestAddress(unquote(place), _span(options))
+    if scheme == "render" and "manifest" not in options:
+        call_id, slash, rest = place.partition("/")
+        if rest in ("", "view") and bool(slash) == bool(rest):
+            return RenderAddress(unquote(call_id), rest == "view", _span(options))
     raise NotFound(f"there is no resource {_short(uri)}; resources/templates/list shows how theirs are written")
 
 

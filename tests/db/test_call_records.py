@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.calls import Call, Caller, Outcome, to_json
+from gateway.calls import PLAN_LIMIT, Call, Caller, Outcome, PlannedCall, to_json
 from gateway.db import Statement
-from gateway.db.records import DOCUMENT_LIMIT, PREVIEW_LIMIT, CallRecord, CallRecords
+from gateway.db.records import DOCUMENT_LIMIT, PLANS_LOOKBACK, PREVIEW_LIMIT, CallRecord, CallRecords
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Cancelled, GatewayError, InputRequired, Invalid, NotFound, ToolFailed
 from gateway.tools import Tool
@@ -54,8 +54,7 @@ def test_a_finished_call_is_recorded_whole(tmp_path: Path) -> None:
     record = recorded(
         tmp_path,
         call,
-        Outcome(value={"id": 7}, pre_manifest="before", post_manifest="after"),
-        render_plan={"renderer": "code"},
+        Outcome(value={"id": 7}, pre_manifest="before", post_manifest="after", render_plan={"renderer": "code"}),
         finished_at=NOON + 1.5,
     )
     assert record == CallRecord(
@@ -248,5 +247,53 @@ def test_a_chat_deleted_meanwhile_is_made_again_for_the_record(tmp_path: Path) -
         await records.record_finished(a_call(id="2"), Outcome(value=1))
         assert [record.id for record in await records.list_calls()] == ["2"]
         assert await db.fetch("SELECT id, principal FROM chats") == [("c1", "ada")]
+
+    on_records(tmp_path, test)
+
+
+def test_a_render_plan_is_kept_whole_up_to_its_own_limit(tmp_path: Path) -> None:
+    plan = {"renderer": "code", "text": "x" * (PLAN_LIMIT - 29)}
+    assert len(to_json(plan)) == PLAN_LIMIT
+    assert recorded(tmp_path, a_call(), Outcome(render_plan=plan)).to_dict()["render_plan"] == plan
+    larger = recorded(tmp_path, a_call(), Outcome(render_plan={**plan, "more": 1})).to_dict()["render_plan"]
+    assert larger["truncated"] is True
+
+
+@pytest.mark.promise("X3")
+def test_a_call_is_recorded_although_its_plan_is_no_json(tmp_path: Path) -> None:
+    record = recorded(tmp_path, a_call(), Outcome(value=1, render_plan={"what": object()}))
+    assert (record.result, record.render_plan) == ("1", None)
+
+
+def test_plans_are_found_by_the_whole_id_and_the_latest_of_a_chat_newest_first(tmp_path: Path) -> None:
+    async def test(records: CallRecords, db: SqliteDatabase) -> None:
+        planned, failed = Outcome(render_plan={"n": 1}), Outcome(error=ToolFailed("no"), render_plan={"n": 2})
+        await records.record_finished(a_call(id="a1"), planned)
+        await records.record_finished(a_call(id="a2"), Outcome(value=1))
+        await records.record_finished(a_call(id="a3"), failed)
+        await records.record_finished(a_call(id="b1", chat="other"), planned)
+
+        found = await records.find_plan("a3")
+        started = "2027-01-15T08:00:00.000+00:00"
+        assert found == PlannedCall("a3", "c1", "notes:add", "notes__add", "error", started, '{"n":2}')
+        assert [await records.find_plan(unknown) for unknown in ("a2", "a", "", "c")] == [None] * 4
+
+        earlier = PlannedCall("a1", "c1", "notes:add", "notes__add", "success", started)
+        assert await records.list_plans("c1", 10) == [replace(found, plan=None), earlier]
+        assert [call.id for call in await records.list_plans("c1", 1)] == ["a3"]
+        assert await records.list_plans("nobody's", 10) == []
+
+    on_records(tmp_path, test)
+
+
+def test_the_look_for_plans_ends_after_a_thousand_calls(tmp_path: Path) -> None:
+    async def test(records: CallRecords, db: SqliteDatabase) -> None:
+        await records.record_finished(a_call(id="0000"), Outcome(render_plan={}))
+        async with anyio.create_task_group() as tasks:
+            for number in range(1, PLANS_LOOKBACK):
+                tasks.start_soon(records.record_finished, a_call(id=f"{number:04}"), Outcome(value=1))
+        assert [call.id for call in await records.list_plans("c1", 5)] == ["0000"]
+        await records.record_finished(a_call(id=f"{PLANS_LOOKBACK:04}"), Outcome(value=1))
+        assert await records.list_plans("c1", 5) == []
 
     on_records(tmp_path, test)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.calls import to_json
-from gateway.db.redaction import REDACTED, is_secret, redact
+from gateway.db.redaction import REDACTED, blot, is_secret, redact
 
 SECRET_KEYS = [
     "password", "PASSWORD", "db_password", "userPassword", "passwd", "secret", "client-secret", "clientSecret",
@@ -66,3 +66,18 @@ def shown(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: REDACTED if key in SECRET_KEYS else shown(item) for key, item in value.items()}
     return [shown(item) for item in value] if isinstance(value, list) else value
+
+
+def test_secrets_are_blotted_out_wherever_they_stand() -> None:
+    secrets = ["hunter2", "hunter2-long", 'say "ä"', "4321", "abc"]
+    quoted = json.dumps({"x": 'say "ä"'})
+    value = {
+        "text": "hunter2-long, hunter2 and abc",
+        "hunter2": [1, None, True, 4321, "4321", ("hunter2",)],
+        "json": [quoted, json.dumps({"x": 'say "ä"'}, ensure_ascii=False)],
+    }
+    assert blot(value, secrets) == {
+        "text": f"{REDACTED}, {REDACTED} and abc",
+        REDACTED: [1, None, True, REDACTED, REDACTED, [REDACTED]],
+        "json": [f'{{"x": "{REDACTED}"}}'] * 2,
+    }

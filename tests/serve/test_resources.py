@@ -21,8 +21,10 @@ from mcp.shared.uri_template import UriTemplate
 
 from gateway import Gateway
 from gateway.calls import LOCAL, Caller
+from gateway.serve.contents import SIZE
 from gateway.serve.mcp import McpFace
-from gateway.serve.resources import FILE, MANIFEST, PAGE, SIZE, VERSION
+from gateway.serve.renders import PLAN, VIEW
+from gateway.serve.resources import FILE, MANIFEST, PAGE, VERSION
 from gateway.serve.uris import SPAN_LIMIT, file_uri
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G4")]
@@ -111,7 +113,7 @@ async def test_resources_their_changes_and_completions_are_announced(gateway: Ga
         assert resources is not None and resources.subscribe and resources.list_changed
         assert client.server_capabilities.completions is not None
         templates = (await client.list_resource_templates()).resource_templates
-    assert [template.uri_template for template in templates] == [FILE, VERSION, MANIFEST]
+    assert [template.uri_template for template in templates] == [FILE, VERSION, MANIFEST, PLAN, VIEW]
     assert all(template.description and "offset=" in template.description for template in templates[:2])
 
 

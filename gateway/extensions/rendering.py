@@ -1,0 +1,83 @@
+"""Rendering: after a call of a tool that has a renderer, the plan of how to show what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio.to_thread
+
+from ..calls import Call, Outcome, Proceed
+from ..db.redaction import blot, redact
+from ..errors import GatewayError, InputRequired, Invalid
+from ..render import make_plan
+from ..tools import Renderer
+from . import Extension
+
+IN_PLACE = 64 * 1024
+"""Bytes of arguments and value up to which a plan is made at once; a larger one is made in a thread."""
+
+
+@dataclass(frozen=True)
+class Directories:
+    """Where a tool sees the chat's workspace and its toolset; None for one that works with relative paths."""
+
+    workspace: str | None = None
+    toolset: str | None = None
+
+
+ELSEWHERE = Directories()
+IN_SANDBOX = Directories("/workspace", "/toolset")
+
+
+def as_mounted(call: Call) -> Directories:
+    """What a toolset's tool sees in a sandbox that has a file system of its own."""
+    return ELSEWHERE if call.target.home is None else IN_SANDBOX
+
+
+class Rendering(Extension):
+    """Adds the plan to outcomes, errors included; a call that still waits for a person has none.
+
+    What the arguments hold of secrets is in no plan: neither in its input, nor where a config or
+    the tool itself repeats it.
+    """
+
+    mode = "observer"
+
+    def __init__(self, directories: Callable[[Call], Directories] = as_mounted) -> None:
+        self._directories = directories
+
+    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+        outcome = await proceed(call)
+        renderer = None if call.tool is None else call.tool.renderer
+        if renderer is None or isinstance(outcome.error, InputRequired):
+            return outcome
+        seen = self._directories(call)
+        if _size(call, outcome) <= IN_PLACE:
+            return outcome.with_plan(_plan(renderer, call, outcome, seen))
+        return outcome.with_plan(await anyio.to_thread.run_sync(_plan, renderer, call, outcome, seen))
+
+
+def _size(call: Call, outcome: Outcome) -> int:
+    try:
+        return len(call.arguments_json) + len(outcome.value_json)
+    except Invalid:  # a value that is no JSON; the plan will say so
+        return 0
+
+
+def _plan(renderer: Renderer, call: Call, outcome: Outcome, seen: Directories) -> dict[str, Any]:
+    document, secrets = redact(call.arguments_json)
+    if document != call.arguments_json:
+        call, outcome = call.with_arguments(json.loads(document)), _blotted(outcome, secrets)
+    return make_plan(renderer, call, outcome, workspace=seen.workspace, toolset=seen.toolset).to_dict()
+
+
+def _blotted(outcome: Outcome, secrets: Sequence[str]) -> Outcome:
+    error = outcome.error
+    if error is None:
+        return replace(outcome, value=blot(outcome.value, secrets))
+    told = GatewayError(blot(error.message, secrets), code=error.code)
+    told.details = blot(error.details, secrets)
+    return replace(outcome, error=told)

@@ -1,0 +1,110 @@
+"""Pages: whatever a plan holds, one document that shows it, runs nothing of it and loads nothing."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.calls import Call, Outcome
+from gateway.errors import ToolFailed
+from gateway.render import declare, make_plan
+from gateway.render.pages import COLOURED, FRAME, LINKS, NO_RIGHTS, SCRIPTS, make_page
+from gateway.tools import Renderer, Tool
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "</pre></code></style><img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "--><iframe srcdoc=x>",
+    "&lt;&amp;\u2028]]>",
+]
+RENDERERS = [
+    declare("code", {"content": "$return"}),
+    declare("code", {"content": "$return", "language": "html"}),
+    declare("code", {"file": "$return"}),
+    declare("document", {"content": "$return"}),
+    declare("frame", {"url": "http://localhost:1/$return"}),
+]
+TAGS = {
+    *("a", "article", "body", "code", "div", "h1", "head", "header", "html", "iframe", "main", "meta", "p", "pre"),
+    *("span", "strong", "style", "title"),
+    *("blockquote", "br", "em", "h2", "h3", "h4", "h5", "h6", "hr", "img", "li", "ol", "ul"),  # of Markdown
+}
+
+
+class Tags(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def planned(renderer: Renderer, outcome: Outcome, title: str = "Show", **arguments: Any) -> dict[str, Any]:
+    tool = Tool("a:b", "", title=title)
+    return make_plan(renderer, Call(name="a__b", arguments=arguments, tool=tool), outcome).to_dict()
+
+
+def check_harmless(page: str) -> None:
+    tags = Tags(page).found
+    assert {tag for tag, _ in tags} <= TAGS
+    for tag, attributes in tags:
+        assert not [name for name in attributes if name.startswith("on") or name == "srcdoc"], (tag, attributes)
+    [policy] = [str(attributes["content"]) for tag, attributes in tags if tag == "meta" and "http-equiv" in attributes]
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("renderer", RENDERERS, ids=lambda renderer: renderer.kind)
+def test_no_text_gets_out_of_its_place(renderer: Renderer, text: str) -> None:
+    for outcome in (Outcome(text), Outcome(error=ToolFailed(text, code=text, why=text))):
+        plan = planned(renderer, outcome, title=text)
+        check_harmless(make_page(plan, text.encode() if "file" in plan["config"] else None, len(text)).html)
+
+
+@given(text=st.text(), kind=st.sampled_from(["code", "document"]))
+def test_any_text_makes_a_harmless_page(text: str, kind: str) -> None:
+    check_harmless(make_page(planned(declare(kind, {"content": "$return"}), Outcome(text), title=text)).html)
+
+
+@given(content=st.binary(max_size=200), kind=st.sampled_from(["code", "document"]))
+def test_any_file_makes_a_harmless_page(content: bytes, kind: str) -> None:
+    plan = planned(declare(kind, {"file": "a.md"}), Outcome(None))
+    check_harmless(make_page(plan, content, len(content)).html)
+
+
+def test_only_what_must_run_is_given_the_right_to() -> None:
+    shown = {
+        kind: make_page(planned(declare(kind, config), Outcome("x")), content).sandbox
+        for kind, config, content in (
+            ("code", {"content": "$return"}, None),
+            ("document", {"content": "$return"}, None),
+            ("html", {"artifact": "a.html"}, b"<p>"),
+            ("frame", {"port": 3000}, None),
+        )
+    }
+    assert shown == {"code": NO_RIGHTS, "document": LINKS, "html": SCRIPTS, "frame": FRAME}
+    assert "allow-scripts" not in LINKS
+    assert "allow-same-origin" not in FRAME
+    failed = planned(declare("html", {"artifact": "a.html"}), Outcome(error=ToolFailed("no")))
+    assert make_page(failed, b"<script>").sandbox == NO_RIGHTS
+
+
+def test_code_too_long_for_colours_is_shown_without() -> None:
+    renderer = declare("code", {"content": "$return", "language": "python"})
+    short, long = (
+        make_page(planned(renderer, Outcome("x=1\n" * (length // 4)))).html for length in (400, COLOURED + 4)
+    )
+    assert 'class="hl-n"' in short and 'class="hl-n"' not in long
+    assert "x=1\nx=1" in long
+
+
+def test_a_plan_of_no_known_shape_is_still_a_page() -> None:
+    for plan in ({}, {"truncated": True, "bytes": 1}, {"renderer": "hologram", "config": {}}):
+        check_harmless(make_page(plan).html)
