@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from ..errors import Conflict, NotFound
+from ..errors import Conflict, Invalid, NotFound
 from ..names import did_you_mean
 from ..workspace import Entry, Parts, Root
 from . import document as yamls
@@ -21,7 +21,7 @@ from . import paths, spec
 from .document import Document
 from .kinds import PythonTool, artifact_path
 from .masking import mask_secrets
-from .spec import FILE_NAME, FILE_NAMES, Toolset
+from .spec import FILE_NAME, FILE_NAMES, INVALID_TOOLSET, Toolset
 from .zips import CHUNK, ZipEntry, ZipReader, ZipWriter, refused
 
 _MEBIBYTE = 1024 * 1024
@@ -78,10 +78,15 @@ class BundleFile:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A toolset and the files around its `toolset.yaml`, which itself is not among them: it is `dump(spec)`."""
+    """A toolset and the files around its `toolset.yaml`, which itself is not among them: it is `dump(spec)`.
+
+    `absent` has the tools whose code is not there, with the reason: only such as were known before.
+    """
 
     spec: Toolset
     files: Mapping[str, BundleFile]
+    absent: Mapping[str, str] = field(default_factory=dict)
+    document: Document = field(default=Document(FILE_NAME, INVALID_TOOLSET), repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -91,16 +96,25 @@ class Bundle:
             whole.update(line.encode())
         return whole.hexdigest()
 
+    def masked(self) -> Bundle:
+        """The bundle as it may be stored and handed over: without literal secrets in its `toolset.yaml`."""
+        return replace(self, spec=mask_secrets(self.spec))
+
+    def refusal(self, reason: str, *place: str | int) -> Invalid:
+        """An error to raise, naming the line of the place in `toolset.yaml`."""
+        return self.document.refusal(reason, place)
+
     def _lines(self) -> Iterator[str]:
         yield f"{FILE_NAME}\0{hashlib.sha256(spec.dump(self.spec).encode()).hexdigest()}\n"
         yield from (f"{path}\0{file.sha256}{file.executable:d}\n" for path, file in self.files.items())
 
 
 @contextmanager
-def open_bundle(path: Path, limits: Limits = LIMITS) -> Iterator[Bundle]:
-    """The bundle in a folder or a ZIP file, for as long as it is used."""
+def open_bundle(path: Path, limits: Limits = LIMITS, known: Collection[str] = ()) -> Iterator[Bundle]:
+    """The bundle in a folder or a ZIP file, for as long as it is used. The code of a tool whose full id
+    is `known` may have gone; any other tool must have some."""
     if path.is_dir():
-        yield read_folder(path, limits)
+        yield read_folder(path, limits, known)
         return
     try:
         file = path.open("rb")
@@ -108,10 +122,10 @@ def open_bundle(path: Path, limits: Limits = LIMITS) -> Iterator[Bundle]:
         reason = f"there is no folder or ZIP file {str(path)!r} to read: {error.strerror}"
         raise NotFound(reason, code="BUNDLE_NOT_FOUND") from None
     with file:
-        yield read_zip(file, limits)
+        yield read_zip(file, limits, known)
 
 
-def read_zip(file: BinaryIO, limits: Limits = LIMITS) -> Bundle:
+def read_zip(file: BinaryIO, limits: Limits = LIMITS, known: Collection[str] = ()) -> Bundle:
     """The bundle in a ZIP file, which must stay open while the bundle is used. The files may lie in
     one folder. Refused whole with `INVALID_BUNDLE` and the path, or `INVALID_TOOLSET` and the line."""
     reader = ZipReader(file, limits.files, limits.zip_bytes)
@@ -120,23 +134,23 @@ def read_zip(file: BinaryIO, limits: Limits = LIMITS) -> Bundle:
     if sum(entry.size for entry in kept) > limits.bytes:
         raise refused(f"the files are larger than {limits.bytes} bytes together")
     folder = _folder([entry.name for entry in kept])
-    return _bundle((_zip_file(reader, entry, folder, limits) for entry in kept), limits)
+    return _bundle((_zip_file(reader, entry, folder, limits) for entry in kept), limits, known)
 
 
-def read_folder(folder: Path, limits: Limits = LIMITS) -> Bundle:
+def read_folder(folder: Path, limits: Limits = LIMITS, known: Collection[str] = ()) -> Bundle:
     """The bundle in a folder; links in it are refused, not followed."""
     if not folder.is_dir():
         raise NotFound(f"there is no folder {str(folder)!r}", code="BUNDLE_NOT_FOUND")
     with Root(folder) as root:
         found = list(_entries(root, limits))
         _check_names(["/".join(entry.parts) for entry in found])
-        return _bundle((_folder_file(folder, entry, limits) for entry in found), limits)
+        return _bundle((_folder_file(folder, entry, limits) for entry in found), limits, known)
 
 
 def write_zip(bundle: Bundle, file: BinaryIO) -> None:
     """Pack the bundle into a file, the same content always as the same bytes. Whoever packs
     a bundle hands it over, so no literal secret of its `toolset.yaml` goes in."""
-    manifest = spec.dump(mask_secrets(bundle.spec)).encode()
+    manifest = spec.dump(bundle.masked().spec).encode()
     spec.load(manifest)  # what could not be read again is not packed
     writer = ZipWriter(file)
     writer.add(FILE_NAME, _PLAIN_FILE, lambda: [manifest], LIMITS.is_bomb)
@@ -237,10 +251,12 @@ def _measured(
     return BundleFile(path, size, digest.hexdigest(), executable, source)
 
 
-def _bundle(found: Iterable[BundleFile], limits: Limits) -> Bundle:
+def _bundle(found: Iterable[BundleFile], limits: Limits, known: Collection[str]) -> Bundle:
     files: dict[str, BundleFile] = {}
     total = 0
     for file in found:
+        if reason := paths.secret_fault(file.path):
+            raise refused(reason, file.path)
         total += file.size
         if total > limits.bytes:
             raise refused(f"the files are larger than {limits.bytes} bytes together", file.path)
@@ -249,8 +265,9 @@ def _bundle(found: Iterable[BundleFile], limits: Limits) -> Bundle:
     toolset, document = spec.read(manifest.read(), manifest.path)
     kept = {path: files[path] for path in sorted(files) if path != manifest.path}
     _check_names([FILE_NAME, *kept])  # the name under which the manifest will be packed
-    _check_declared(toolset, kept, document)
-    return Bundle(toolset, kept)
+    absent = _absent(toolset, kept, document, known)
+    _check_artifacts(toolset, kept, document)
+    return Bundle(toolset, kept, absent, document)
 
 
 def _manifest(files: Mapping[str, BundleFile]) -> BundleFile:
@@ -266,13 +283,25 @@ def _manifest(files: Mapping[str, BundleFile]) -> BundleFile:
     return found[0]
 
 
-def _check_declared(toolset: Toolset, files: Mapping[str, BundleFile], document: Document) -> None:
-    """Refuse a function or an artifact that is declared and not in the bundle."""
+def _absent(
+    toolset: Toolset, files: Mapping[str, BundleFile], document: Document, known: Collection[str]
+) -> dict[str, str]:
+    """The tools whose module is not in the bundle, and why; refused when one of them is not known."""
+    found: dict[str, str] = {}
     for index, tool in enumerate(toolset.tools):
-        if isinstance(tool, PythonTool) and not any(path in files for path in _modules(tool.entrypoint)):
-            wanted = " nor ".join(list(_modules(tool.entrypoint))[::2])
-            near = did_you_mean(next(_modules(tool.entrypoint)), files)
-            raise document.refusal(f"there is no {wanted} in the bundle{near}", ("tools", index, "entrypoint"))
+        if not isinstance(tool, PythonTool) or module_file(tool.entrypoint, files):
+            continue
+        wanted = " nor ".join(list(_modules(tool.entrypoint))[::2])
+        near = did_you_mean(next(_modules(tool.entrypoint)), files)
+        found[tool.id] = f"there is no {wanted} in the bundle{near}"
+        if toolset.full_id(tool.id) not in known:
+            raise document.refusal(found[tool.id], ("tools", index, "entrypoint"))
+    return found
+
+
+def _check_artifacts(toolset: Toolset, files: Mapping[str, BundleFile], document: Document) -> None:
+    """Refuse an artifact that is declared and not in the bundle."""
+    for index, tool in enumerate(toolset.tools):
         if tool.renderer is not None:
             _check_artifact(tool.renderer.config, files, document, ("tools", index, "renderer"))
     for index, override in enumerate(toolset.tool_overrides):
@@ -286,6 +315,11 @@ def _check_artifact(
     path = artifact_path(config)
     if path is not None and path not in files:
         raise document.refusal(f"there is no {path} in the bundle{did_you_mean(path, files)}", (*place, "artifact"))
+
+
+def module_file(entrypoint: str, files: Collection[str]) -> str | None:
+    """The file an entrypoint leads to, if it is there."""
+    return next((path for path in _modules(entrypoint) if path in files), None)
 
 
 def _modules(entrypoint: str) -> Iterator[str]:

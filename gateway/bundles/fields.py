@@ -33,7 +33,7 @@ _CLAUSE = r"(?:===?|!=|~=|[<>]=?)\s*[A-Za-z0-9.*+!_-]+"
 _REQUIREMENT = re.compile(
     rf"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._, -]+\])?\s*(?:{_CLAUSE}(?:\s*,\s*{_CLAUSE})*)?"
 )
-_REFERENCE = re.compile(r"\$\{(?P<whole>(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?:\.[A-Za-z0-9_-]+|\[[0-9]{1,6}\])*)\}")
+REFERENCE = re.compile(r"\$\{(?P<whole>(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?:\.[A-Za-z0-9_-]+|\[[0-9]{1,6}\])*)\}")
 
 
 class Section(BaseModel):
@@ -67,14 +67,14 @@ def inside(*at: str | int) -> Iterator[None]:
 
 def references(text: str) -> list[str]:
     """The names in `${name}`, and the first names in `${name.path[0]}`; refused when a `${` is none."""
-    found = [match["name"] for match in _REFERENCE.finditer(text)]
+    found = [match["name"] for match in REFERENCE.finditer(text)]
     if text.count("${") != len(found):
         raise fault("'${' begins a reference; write ${NAME}, of letters, digits and _")
     return found
 
 
 def without_references(text: str) -> str:
-    return _REFERENCE.sub("", text)
+    return REFERENCE.sub("", text)
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -92,7 +92,7 @@ def texts(value: Any) -> Iterator[str]:
 def variables(text: str) -> list[str]:
     """The names of the environment's variables in a value; refused when a reference is to something else."""
     found = references(text)
-    if any(not _VARIABLE.fullmatch(match["whole"]) for match in _REFERENCE.finditer(text)):
+    if any(not _VARIABLE.fullmatch(match["whole"]) for match in REFERENCE.finditer(text)):
         raise fault("here a ${NAME} is a variable of the environment: letters, digits and _")
     return found
 

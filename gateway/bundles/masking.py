@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from .fields import references, without_references
 from .http import ApiKey, HttpTool
@@ -26,6 +27,14 @@ _TELLING = re.compile(
 )
 """Names of query parameters and options whose values are secrets."""
 
+_HARMLESS = re.compile(r"[a-z]{1,10}|[A-Z]{1,10}|[A-Z][a-z]{1,9}|[0-9]{1,5}")
+_SUSPICIOUS = re.compile(
+    r"key|token|secret|pass|pwd|auth|cred|cookie|session|salt|private|login|user|account|bearer|webhook"
+    r"|(?:^|[^a-z])(?:pin|otp|code|id|sig|pat|jwt|hash|seed|dsn)(?:$|[^a-z])",
+    re.IGNORECASE,
+)
+"""Names of variables and headers that may stand for a secret, however plain the value looks."""
+
 _PARAMETER = re.compile(r"(?P<start>[?&](?P<name>[^=&#]+)=)(?P<value>[^&#]*)")
 _OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w-]*)(?P<value>=.*)?", re.DOTALL)
 _NAME_LIMIT = 120
@@ -35,9 +44,10 @@ def mask_secrets(toolset: Toolset) -> Toolset:
     """The toolset with no literal value of an environment variable, a header, an auth helper, or a query
     parameter or option that is named like a secret; each is a `${NAME}` instead.
 
-    An environment variable gets its own name, anything else its owner's and its own. A value that says
-    more than references and a scheme (`Bearer ${TOKEN}`) is replaced whole. Two different values never
-    get one name.
+    A word of at most ten letters or a number of at most five digits is kept where the variable's or the
+    header's name does not sound like a secret: `LOG_LEVEL: debug`. An environment variable gets its own
+    name, anything else its owner's and its own. A value that says more than references and a scheme
+    (`Bearer ${TOKEN}`) is replaced whole. Two different values never get one name.
     """
     names = _Names(toolset)
     servers = tuple(_server(server, names) for server in toolset.mcp_servers)
@@ -79,6 +89,22 @@ def is_literal(value: str) -> bool:
     return bool(_SCHEME.sub("", without_references(value)))
 
 
+def is_harmless(name: str, value: str) -> bool:
+    """Whether a value of that name is too short and plain to be a secret."""
+    return bool(_HARMLESS.fullmatch(value)) and not _SUSPICIOUS.search(name)
+
+
+def mask_url(url: str) -> str:
+    """An address to remember: without user, password and fragment, the secrets of its query masked."""
+    parts = urlsplit(url)
+    return _PARAMETER.sub(_masked, urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], *parts[2:4], "")))
+
+
+def _masked(match: re.Match[str]) -> str:
+    telling = _TELLING.fullmatch(match["name"]) or _SUSPICIOUS.search(match["name"])
+    return f"{match['start']}${{{_upper(match['name'])}}}" if telling else match[0]
+
+
 def _arguments(toolset: Toolset) -> Iterator[str]:
     for tool in toolset.tools:
         yield from (tool.input_schema or {}).get("properties", ())
@@ -88,7 +114,7 @@ def _arguments(toolset: Toolset) -> Iterator[str]:
 def _server(server: Server, names: _Names) -> Server:
     owner = _upper(server.id)
     changes: dict[str, Any] = {
-        "env": {key: names.mask(value, key, f"{owner}_{_upper(key)}") for key, value in server.env.items()},
+        "env": _environment(server.env, owner, names),
         "headers": _headers(server.headers, owner, names),
         "args": tuple(_options(server.args, owner, names)),
         "url": server.url and _url(server.url, owner, names),
@@ -99,8 +125,7 @@ def _server(server: Server, names: _Names) -> Server:
 def _tool(tool: Any, owner: str, names: _Names) -> Any:
     owner = _upper(owner)
     if isinstance(tool, ShellTool):
-        env = {key: names.mask(value, key, f"{owner}_{_upper(key)}") for key, value in tool.env.items()}
-        return tool.model_copy(update={"env": env})
+        return tool.model_copy(update={"env": _environment(tool.env, owner, names)})
     return tool.model_copy(update=_request(tool, owner, names)) if isinstance(tool, HttpTool) else tool
 
 
@@ -119,9 +144,18 @@ def _request(tool: HttpTool, owner: str, names: _Names) -> dict[str, Any]:
     return {**changes, "auth": tool.auth.model_copy(update=masked)}
 
 
+def _environment(env: Mapping[str, str], owner: str, names: _Names) -> dict[str, str]:
+    return {
+        key: value if is_harmless(key, value) else names.mask(value, key, f"{owner}_{_upper(key)}")
+        for key, value in env.items()
+    }
+
+
 def _headers(headers: Mapping[str, str], owner: str, names: _Names) -> dict[str, str]:
     return {
-        key: value if key.lower() in _PUBLIC_HEADERS else names.mask(value, f"{owner}_{_upper(key)}")
+        key: value
+        if key.lower() in _PUBLIC_HEADERS or is_harmless(key, value)
+        else names.mask(value, f"{owner}_{_upper(key)}")
         for key, value in headers.items()
     }
 

@@ -19,6 +19,13 @@ DEVICES = frozenset(
 SKIPPED = frozenset([".git", ".DS_Store", "__pycache__", "__MACOSX"])
 """What tools leave in folders and archives; never part of a bundle."""
 
+_SECRETS = re.compile(
+    r"\.env(?:\..+)?|\.?_?netrc|\.pypirc|\.git-credentials|\.htpasswd|\.vault[-_]pass(?:word)?|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?"
+    r"|.*\.(?:pem|key|p12|pfx|jks|keystore|kdbx|ppk|ovpn)"
+)
+_SECRETS_SHOWN = re.compile(r"\.env\.(?:example|sample|template|dist)")
+"""An example of a file with secrets has none."""
+
 _DRIVE = re.compile(r"[A-Za-z]:")
 _FOREIGN = re.compile(r'[<>:"|?*]')
 _TEMPORARY = ".toolgate-"  # names of files being written; nothing lists them
@@ -38,6 +45,14 @@ def fault(path: str) -> str | None:
     if len(parts) > DEPTH_LIMIT:
         return f"is deeper than {DEPTH_LIMIT} directories"
     return next(filter(None, map(_name_fault, parts)), None)
+
+
+def secret_fault(path: str) -> str | None:
+    """Why a file of this name is no part of a toolset: it holds secrets wherever it is found."""
+    name = path.rpartition("/")[2].lower()
+    if not _SECRETS.fullmatch(name) or _SECRETS_SHOWN.fullmatch(name):
+        return None
+    return "is where secrets are kept, and a toolset is handed over; declare the variable under 'secrets' instead"
 
 
 def clash(paths: Iterable[str]) -> tuple[str, str] | None:

@@ -10,7 +10,48 @@ from . import schema
 Migration = Sequence[str]
 """Statements that run as one transaction."""
 
-MIGRATIONS: Sequence[Migration] = (schema.TABLES,)
+INSTALLED_TOOLSETS: Migration = (
+    # A row's `spec` is what toolset.yaml says there, whole; the columns beside it say the same to whoever queries.
+    # `position` is its place in the list it comes from.
+    "ALTER TABLE toolsets ADD COLUMN digest TEXT NOT NULL DEFAULT ''",  # of the content, secrets masked
+    "ALTER TABLE toolsets ADD COLUMN live BOOLEAN NOT NULL DEFAULT FALSE",  # its folder is followed
+    "ALTER TABLE toolsets ADD COLUMN updated_at TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE toolsets ADD COLUMN spec TEXT NOT NULL DEFAULT '{}'",
+    "ALTER TABLE toolset_files ADD COLUMN executable BOOLEAN NOT NULL DEFAULT FALSE",
+    "ALTER TABLE tools ADD COLUMN kind TEXT NOT NULL DEFAULT 'builtin'",  # builtin | python | shell | http | steps
+    "ALTER TABLE tools ADD COLUMN position INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE tools ADD COLUMN spec TEXT NOT NULL DEFAULT '{}'",
+    "ALTER TABLE tools ADD COLUMN described TEXT",  # what its code says: schemas, description, flags
+    "ALTER TABLE tools ADD COLUMN missing TEXT",  # why it is gone; NULL while it is there
+    "CREATE INDEX tools_by_toolset ON tools (toolset_id)",
+    "ALTER TABLE tool_overrides ADD COLUMN position INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE tool_overrides ADD COLUMN spec TEXT",  # NULL when only a tool's own 'renderer' says it
+    "ALTER TABLE toolset_mcp_servers ADD COLUMN position INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE toolset_mcp_servers ADD COLUMN spec TEXT NOT NULL DEFAULT '{}'",
+    # What a person changed about a tool, on top of tool_overrides; no new version of the toolset touches it.
+    """
+    CREATE TABLE user_overrides (
+        toolset_id            TEXT NOT NULL REFERENCES toolsets (id) ON DELETE CASCADE,
+        tool_id               TEXT NOT NULL,         -- toolset:tool or server:tool
+        renderer              TEXT,
+        renderer_config       TEXT,
+        name_override         TEXT,
+        description_override  TEXT,
+        requires_confirmation BOOLEAN,
+        enabled               BOOLEAN,
+        PRIMARY KEY (toolset_id, tool_id)
+    )
+    """,
+    # A number that grows with every change of a subject, so that other processes notice by reading one row.
+    """
+    CREATE TABLE revisions (
+        subject  TEXT PRIMARY KEY,
+        revision BIGINT NOT NULL
+    )
+    """,
+)
+
+MIGRATIONS: Sequence[Migration] = (schema.TABLES, INSTALLED_TOOLSETS)
 
 
 def pending(version: int, migrations: Sequence[Migration] = MIGRATIONS) -> list[tuple[int, Migration]]:

@@ -141,6 +141,32 @@ def test_what_is_declared_must_be_in_the_bundle(text: bytes, complaint: str) -> 
     assert complaint in refused.value.message
 
 
+def test_the_code_of_a_tool_that_is_known_may_have_gone(tmp_path: Path) -> None:
+    known = frozenset(["demo:a", "other:b"])
+    found = read_zip(bundle(manifest=TOOL), known=known)
+    assert dict(found.absent) == {"a": "there is no tools/files.py nor tools/tools/files.py in the bundle"}
+    assert read_zip(bundle(Forged("tools/files.py"), manifest=TOOL), known=known).absent == {}
+    with pytest.raises(Invalid, match=r"'tools\.0\.entrypoint'"):
+        read_zip(bundle(manifest=TOOL), known=frozenset(["other:a", "a"]))
+    folder_at(tmp_path, {"toolset.yaml": TOOL})
+    with open_bundle(tmp_path, known=known) as again:
+        assert again.absent == found.absent
+
+
+@pytest.mark.parametrize(
+    "name", [".env", "assets/.env.local", "a.pem", "tls/server.KEY", "id_ed25519", ".netrc", "x.p12", ".pypirc"]
+)
+def test_a_file_where_secrets_are_kept_is_refused_by_name_with_the_fix(name: str) -> None:
+    with pytest.raises(Invalid, match=r"secrets are kept.*declare the variable under 'secrets' instead") as refused:
+        read_zip(bundle(Forged(name, b"x")))
+    assert refused.value.details["path"] == name
+
+
+@pytest.mark.parametrize("name", [".env.example", "assets/.env.sample", "env.py", "keys.py", "monkey", "a.pem.txt"])
+def test_a_file_that_only_sounds_so_is_taken(name: str) -> None:
+    assert list(read_zip(bundle(Forged(name, b"x"))).files) == [name]
+
+
 def test_a_file_that_shrinks_like_a_bomb_is_packed_so_that_it_can_be_read_again(tmp_path: Path) -> None:
     folder_at(tmp_path, {"toolset.yaml": MANIFEST, "assets/zeros": bytes(3 * 1024 * 1024), "assets/small": bytes(1000)})
     again = read_zip(BytesIO(packed(read_folder(tmp_path))))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.bundles import HttpTool, ShellTool, dump, load, mask_secrets
+from gateway.bundles.masking import is_harmless, mask_url
 
 HEAD = 'id: demo\nname: Demo\nversion: "1.0.0"\n'
 
@@ -92,3 +95,72 @@ mcp_servers:
     assert isinstance(tool, ShellTool)
     assert (tool.env, masked.secrets) == ({"KEY": "${DEMO_KEY}"}, ("DEMO_KEY",))
     assert masked.mcp_servers[0].env == {"A": "${B}", "B": "${S_B}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LOG_LEVEL", "debug"),
+        ("LOG_LEVEL", "DEBUG"),
+        ("DEBUG", "true"),
+        ("PORT", "8080"),
+        ("LANG", "de"),
+        ("NODE_ENV", "production"),
+        ("ENCODING", "utf"),
+        ("X-Mode", "Fast"),
+    ],
+)
+def test_a_short_plain_word_under_a_plain_name_is_no_secret(name: str, value: str) -> None:
+    assert is_harmless(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DB_PASSWORD", "hunter"),
+        ("DB_PASS", "letmein"),
+        ("API_KEY", "abc"),
+        ("GITHUB_TOKEN", "x"),
+        ("CARD_PIN", "1234"),
+        ("PIN", "1234"),
+        ("CLIENT_ID", "acme"),
+        ("PGUSER", "admin"),
+        ("Authorization", "secret"),
+        ("Cookie", "abc"),
+        ("LOG_LEVEL", "s3cret"),
+        ("LOG_LEVEL", "correcthorsebattery"),
+        ("LOG_LEVEL", "aBcDeF"),
+        ("LOG_LEVEL", "123456"),
+        ("LOG_LEVEL", "two words"),
+        ("HOME_URL", "http://me:pw@host"),
+    ],
+)
+def test_what_may_be_a_secret_by_its_name_or_by_its_look_is_not_kept(name: str, value: str) -> None:
+    assert not is_harmless(name, value)
+
+
+def test_harmless_values_stay_where_they_are_written() -> None:
+    text = HEAD + (
+        "tools:\n- {id: a, type: shell, command: [ls], env: {LANG: de, KEY: abc}}\n"
+        "mcp_servers:\n- {id: s, command: x, env: {LOG_LEVEL: debug, TOKEN: abc, DEPTH: '3'}}\n"
+        "- {id: r, url: 'https://host/', headers: {X-Mode: fast, X-Auth: fast}}\n"
+    )
+    masked = mask_secrets(load(text))
+    tool = masked.tools[0]
+    assert isinstance(tool, ShellTool)
+    assert tool.env == {"LANG": "de", "KEY": "${KEY}"}
+    assert masked.mcp_servers[0].env == {"LOG_LEVEL": "debug", "TOKEN": "${TOKEN}", "DEPTH": "3"}
+    assert masked.mcp_servers[1].headers == {"X-Mode": "fast", "X-Auth": "${R_X_AUTH}"}
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("https://host/a.zip", "https://host/a.zip"),
+        ("https://me:pw@host:8443/a.zip", "https://host:8443/a.zip"),
+        ("https://host/a.zip?v=1&token=abc&x=2#frag", "https://host/a.zip?v=1&token=${TOKEN}&x=2"),
+        ("https://host?mail=a@b", "https://host?mail=a@b"),
+    ],
+)
+def test_an_address_is_remembered_without_its_secrets(url: str, kept: str) -> None:
+    assert mask_url(url) == kept

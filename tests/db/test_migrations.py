@@ -82,6 +82,31 @@ def test_an_older_database_is_brought_forward_and_keeps_its_rows(tmp_path: Path)
     connection.close()
 
 
+@pytest.mark.promise("T1")
+def test_a_database_of_the_first_version_keeps_its_toolsets(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "toolgate.db", isolation_level=None)
+    migrate(connection, MIGRATIONS[:1])
+    connection.execute(
+        "INSERT INTO toolsets (id, name, version, installed_at, source_type, manifest_version) "
+        "VALUES ('demo', 'Demo', '1.0.0', '2026-01-01', 'zip', '1')"
+    )
+    connection.execute("INSERT INTO tools (tool_id, toolset_id, name) VALUES ('demo:a', 'demo', 'A')")
+    connection.execute("INSERT INTO tools (tool_id, name) VALUES ('read_file', 'Read')")
+    connection.execute("INSERT INTO tool_overrides (id, toolset_id, tool_id) VALUES ('o', 'demo', 'demo:a')")
+    connection.close()
+    connection = connect(tmp_path / "toolgate.db")
+    assert connection.execute("SELECT id, name, enabled, digest, live, spec FROM toolsets").fetchall() == [
+        ("demo", "Demo", 1, "", 0, "{}")
+    ]
+    assert connection.execute("SELECT tool_id, kind, missing FROM tools ORDER BY tool_id").fetchall() == [
+        ("demo:a", "builtin", None),
+        ("read_file", "builtin", None),
+    ]
+    assert connection.execute("SELECT tool_id, spec FROM tool_overrides").fetchall() == [("demo:a", None)]
+    assert connection.execute("SELECT * FROM revisions").fetchall() == []
+    connection.close()
+
+
 def test_a_failed_migration_leaves_the_database_as_it_was(tmp_path: Path) -> None:
     connection = connect(tmp_path / "toolgate.db")
     before = connection.execute("SELECT sql FROM sqlite_master").fetchall()

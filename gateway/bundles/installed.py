@@ -1,0 +1,149 @@
+"""An installed toolset as a value: what it says now, with the person's changes on top, and where its files are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ..calls import to_json
+from ..db.toolsets import StoredToolset, ToolRow, UserOverrideRow
+from .kinds import ToolSpec
+from .spec import AnyToolSpec, Server, ToolOverride, Toolset
+
+_TOOL: TypeAdapter[ToolSpec] = TypeAdapter(AnyToolSpec)
+_CHANGES = tuple(field.name for field in fields(UserOverrideRow) if field.name not in ("toolset_id", "tool_id"))
+
+
+@dataclass(frozen=True)
+class InstalledTool:
+    """One tool. `described` is what its code says, for Python tools; `override` what the toolset and then
+    the person changed. `enabled` is its own switch; a `missing` tool is not offered, whatever that says."""
+
+    id: str
+    spec: ToolSpec
+    described: Mapping[str, Any] | None
+    override: ToolOverride
+    missing: str | None = None
+
+    @property
+    def enabled(self) -> bool:
+        return self.spec.enabled if self.override.enabled is None else self.override.enabled
+
+    @property
+    def name(self) -> str:
+        return str(self.override.name_override or self.said("name", self.spec.id))
+
+    @property
+    def description(self) -> str:
+        return str(self.override.description_override or self.said("description", ""))
+
+    @property
+    def requires_confirmation(self) -> bool:
+        own = self.override.requires_confirmation
+        return bool(self.said("requires_confirmation", False) if own is None else own)
+
+    def said(self, key: str, otherwise: Any = None) -> Any:
+        """What `toolset.yaml` says under a key, else what the code says."""
+        own = getattr(self.spec, key)
+        return own if own not in (None, ()) else (self.described or {}).get(key, otherwise)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """One toolset. `spec` is what an export would say: the tools that are there, the person's changes among
+    the overrides. `tools` has those that are gone too, and `overrides` every override by its full id, also
+    those of servers' tools. What install alone knows: whether it `changed` anything, and the variables that
+    were `masked` and must be set in the environment."""
+
+    spec: Toolset
+    directory: Path
+    digest: str
+    enabled: bool
+    live: bool
+    source_type: str
+    source_ref: str | None
+    installed_at: str
+    updated_at: str
+    tools: tuple[InstalledTool, ...]
+    overrides: Mapping[str, ToolOverride]
+    changed: bool = False
+    masked: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        return self.spec.mcp_servers
+
+
+def installed(stored: StoredToolset, directory: Path) -> Installed:
+    """The toolset in its rows; a `ValueError` when they hold none, which only another version could have written."""
+    row, user = stored.toolset, {change.tool_id: changes_in(change) for change in stored.user_overrides}
+    spec = _spec(stored, user)
+    overrides = {override.tool_id: override for override in spec.overrides()}
+    own = {tool.id: tool for tool in spec.tools}
+    return Installed(
+        spec=spec,
+        directory=directory,
+        digest=row.digest,
+        enabled=row.enabled,
+        live=row.live,
+        source_type=row.source_type,
+        source_ref=row.source_ref,
+        installed_at=row.installed_at,
+        updated_at=row.updated_at,
+        tools=tuple(_tool(tool, own, overrides, user) for tool in stored.tools),
+        overrides=overrides,
+    )
+
+
+def changes_in(row: UserOverrideRow) -> dict[str, Any]:
+    """What a person changed, as an override says it."""
+    said = {key: getattr(row, key) for key in _CHANGES if getattr(row, key) is not None}
+    return said | ({"renderer_config": json.loads(row.renderer_config)} if row.renderer_config is not None else {})
+
+
+def _tool(
+    row: ToolRow,
+    own: Mapping[str, ToolSpec],
+    overrides: Mapping[str, ToolOverride],
+    user: Mapping[str, Mapping[str, Any]],
+) -> InstalledTool:
+    spec = own.get(row.tool_id.partition(":")[2]) if row.missing is None else None
+    if spec is None:
+        spec = _TOOL.validate_json(row.spec)
+    override = overrides.get(row.tool_id) or _override(row.tool_id, user.get(row.tool_id, {}))
+    described = None if row.described is None else json.loads(row.described)
+    return InstalledTool(row.tool_id, spec, described, override, row.missing)
+
+
+def _spec(stored: StoredToolset, user: Mapping[str, Mapping[str, Any]]) -> Toolset:
+    said = json.loads(stored.toolset.spec)
+    said["tools"] = [json.loads(row.spec) for row in stored.tools if row.missing is None]
+    said["tool_overrides"] = list(_overrides(stored, user))
+    said["mcp_servers"] = [json.loads(row.spec) for row in stored.servers]
+    return Toolset.model_validate_json(to_json(said))
+
+
+def _overrides(stored: StoredToolset, user: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The toolset's own in their order, each with the person's on top, then what only the person changed."""
+    there = {row.tool_id: row.tool_id.partition(":")[2] for row in stored.tools if row.missing is None}
+    servers = {row.id for row in stored.servers}
+    written = {row.tool_id: json.loads(row.spec) for row in stored.overrides if row.spec is not None}
+    for tool_id in [*written, *(tool_id for tool_id in user if tool_id not in written)]:
+        if tool_id in there or tool_id.partition(":")[0] in servers:
+            said, own = written.get(tool_id, {"tool_id": there.get(tool_id, tool_id)}), user.get(tool_id, {})
+            if "renderer" in own:
+                said.pop("renderer_config", None)
+            yield said | own
+
+
+def _override(tool_id: str, said: Mapping[str, Any]) -> ToolOverride:
+    return ToolOverride.model_validate_json(to_json({"tool_id": tool_id, **said}))

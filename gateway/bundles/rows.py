@@ -1,0 +1,159 @@
+"""A bundle as rows: what the database is told when a version of a toolset is taken in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from ..calls import to_json
+from ..db.toolsets import FileRow, OverrideRow, ServerRow, StoredToolset, ToolRow, ToolsetRow
+from ..names import new_id
+from .archive import Bundle
+from .kinds import PythonTool, ToolSpec
+from .spec import Server, Toolset
+
+SourceType = Literal["zip", "local", "url"]
+KEPT_LIMIT = 1000
+"""How many tools that are gone are remembered of a toolset, the latest first."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a bundle comes from, and whether it is followed there."""
+
+    source_type: SourceType
+    source_ref: str | None
+    live: bool = False
+
+
+@dataclass(frozen=True)
+class Version:
+    """A bundle about to be stored: what its code says of its tools, and which of them are gone and why."""
+
+    bundle: Bundle
+    described: Mapping[str, Mapping[str, Any]]
+    missing: Mapping[str, str]
+    origin: Origin
+    directory: Path
+    moment: str
+
+
+def stored(version: Version, previous: StoredToolset | None) -> StoredToolset:
+    """The rows of a version; the tools of the previous one that it no longer names stay, as gone."""
+    spec = version.bundle.spec
+    known = {row.tool_id: row for row in previous.tools} if previous else {}
+    tools = [_tool(spec, tool, index, version, known) for index, tool in enumerate(spec.tools)]
+    kept = list(_gone(spec, known, len(tools)))[:KEPT_LIMIT]
+    return StoredToolset(
+        _toolset(version, previous),
+        tuple(_files(version)),
+        (*tools, *kept),
+        tuple(_overrides(spec)),
+        tuple(_server(spec.id, server, index, version.moment) for index, server in enumerate(spec.mcp_servers)),
+    )
+
+
+def _toolset(version: Version, previous: StoredToolset | None) -> ToolsetRow:
+    spec, origin = version.bundle.spec, version.origin
+    return ToolsetRow(
+        id=spec.id,
+        name=spec.name,
+        version=spec.version,
+        description=spec.description,
+        enabled=previous.toolset.enabled if previous else True,
+        installed_at=previous.toolset.installed_at if previous else version.moment,
+        source_type=origin.source_type,
+        source_ref=origin.source_ref,
+        manifest_version=spec.manifest_version,
+        digest=version.bundle.digest,
+        live=origin.live,
+        updated_at=version.moment,
+        spec=_said(spec, "tools", "tool_overrides", "mcp_servers"),
+    )
+
+
+def _files(version: Version) -> Iterator[FileRow]:
+    toolset_id = version.bundle.spec.id
+    for path, file in version.bundle.files.items():
+        stored_path = str(version.directory / path)
+        yield FileRow(toolset_id, path, file.kind, file.sha256, file.size, stored_path, file.executable)
+
+
+def _tool(spec: Toolset, tool: ToolSpec, position: int, version: Version, known: Mapping[str, ToolRow]) -> ToolRow:
+    tool_id = f"{spec.id}:{tool.id}"
+    described = version.described.get(tool.id, {})
+    before = known.get(tool_id) if tool.id in version.missing else None
+    confirmed = tool.requires_confirmation
+    return ToolRow(
+        tool_id=tool_id,
+        toolset_id=spec.id,
+        name=tool.name or described.get("name") or tool.id,
+        description=tool.description if tool.description is not None else described.get("description"),
+        input_schema=_json(tool.input_schema),
+        requires_confirmation=bool(described.get("requires_confirmation") if confirmed is None else confirmed),
+        enabled=tool.enabled,
+        entrypoint=tool.entrypoint if isinstance(tool, PythonTool) else None,
+        kind=getattr(tool, "type"),  # noqa: B009 - every kind has one, the base has none
+        position=position,
+        spec=_said(tool),
+        described=before.described if before else _json(version.described.get(tool.id)),
+        missing=version.missing.get(tool.id),
+    )
+
+
+def _gone(spec: Toolset, known: Mapping[str, ToolRow], position: int) -> Iterator[ToolRow]:
+    named = {f"{spec.id}:{tool.id}" for tool in spec.tools}
+    for number, row in enumerate(row for tool_id, row in known.items() if tool_id not in named):
+        reason = row.missing or f"the toolset.yaml of version {spec.version} no longer names it"
+        yield replace(row, missing=reason, position=position + number)
+
+
+def _overrides(spec: Toolset) -> Iterator[OverrideRow]:
+    written = {spec.full_id(override.tool_id): override for override in spec.tool_overrides}
+    for position, override in enumerate(spec.overrides()):
+        own = written.get(override.tool_id)
+        yield OverrideRow(
+            id=new_id(),
+            toolset_id=spec.id,
+            tool_id=override.tool_id,
+            renderer=override.renderer,
+            renderer_config=_json(override.renderer_config),
+            name_override=override.name_override,
+            description_override=override.description_override,
+            requires_confirmation=override.requires_confirmation,
+            enabled=override.enabled is not False,
+            position=position,
+            spec=_said(own) if own is not None else None,
+        )
+
+
+def _server(toolset_id: str, server: Server, position: int, moment: str) -> ServerRow:
+    return ServerRow(
+        id=server.id,
+        toolset_id=toolset_id,
+        server_type=server.transport or ("stdio" if server.command is not None else "streamable-http"),
+        enabled=server.enabled,
+        command=server.command,
+        args=_json(server.args),
+        cwd=server.cwd,
+        url=server.url,
+        headers=_json(server.headers),
+        env=_json(server.env),
+        requires_confirmation=bool(server.requires_confirmation),
+        created_at=moment,
+        position=position,
+        spec=_said(server),
+    )
+
+
+def _said(section: BaseModel, *without: str) -> str:
+    """What a section of toolset.yaml says, defaults left out."""
+    return to_json(section.model_dump(mode="json", exclude_defaults=True, exclude=set(without))).decode()
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else to_json(value).decode()

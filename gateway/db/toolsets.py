@@ -1,0 +1,267 @@
+"""Installed toolsets as rows: what each says, its files, and what the person changed about its tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import Conflict
+from . import Database, Row, Statement
+
+SUBJECT = "toolsets"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsetRow:
+    """One row of `toolsets`; `spec` is the JSON of everything in toolset.yaml that is no list of other rows."""
+
+    id: str
+    name: str
+    version: str
+    description: str | None
+    enabled: bool
+    installed_at: str
+    source_type: str
+    source_ref: str | None
+    manifest_version: str
+    digest: str
+    live: bool
+    updated_at: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    toolset_id: str
+    path: str
+    kind: str
+    sha256: str
+    size: int
+    stored_path: str
+    executable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRow:
+    """One row of `tools`; `missing` says why the tool is no longer there, `described` what its code said."""
+
+    tool_id: str
+    toolset_id: str
+    name: str
+    description: str | None
+    input_schema: str | None
+    requires_confirmation: bool
+    enabled: bool
+    entrypoint: str | None
+    kind: str
+    position: int
+    spec: str
+    described: str | None
+    missing: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideRow:
+    """One row of `tool_overrides`; without `spec` it only repeats a tool's own renderer."""
+
+    id: str
+    toolset_id: str
+    tool_id: str
+    renderer: str | None
+    renderer_config: str | None
+    name_override: str | None
+    description_override: str | None
+    requires_confirmation: bool | None
+    enabled: bool
+    position: int
+    spec: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRow:
+    id: str
+    toolset_id: str
+    server_type: str
+    enabled: bool
+    command: str | None
+    args: str | None
+    cwd: str | None
+    url: str | None
+    headers: str | None
+    env: str | None
+    requires_confirmation: bool
+    created_at: str
+    position: int
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class UserOverrideRow:
+    """What a person changed; None leaves it as the toolset has it."""
+
+    toolset_id: str
+    tool_id: str
+    renderer: str | None = None
+    renderer_config: str | None = None
+    name_override: str | None = None
+    description_override: str | None = None
+    requires_confirmation: bool | None = None
+    enabled: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredToolset:
+    """Everything the database holds of one toolset, of one moment."""
+
+    toolset: ToolsetRow
+    files: tuple[FileRow, ...] = ()
+    tools: tuple[ToolRow, ...] = ()
+    overrides: tuple[OverrideRow, ...] = ()
+    servers: tuple[ServerRow, ...] = ()
+    user_overrides: tuple[UserOverrideRow, ...] = ()
+
+
+_COLUMNS: dict[type[Any], dict[str, bool]] = {
+    kind: {field.name: str(field.type).startswith("bool") for field in fields(kind)}
+    for kind in (ToolsetRow, FileRow, ToolRow, OverrideRow, ServerRow, UserOverrideRow)
+}
+"""The columns of each kind of row, and which of them are switches."""
+
+_PARTS: tuple[tuple[str, type[Any], str], ...] = (
+    ("toolset_files", FileRow, "path"),
+    ("tools", ToolRow, "position, tool_id"),
+    ("tool_overrides", OverrideRow, "position, tool_id"),
+    ("toolset_mcp_servers", ServerRow, "position, id"),
+    ("user_overrides", UserOverrideRow, "tool_id"),
+)
+"""The tables of a toolset in the order of `StoredToolset`, each with its order."""
+
+_REPLACED = ("toolset_files", "tools", "tool_overrides", "toolset_mcp_servers")
+_REVISION = "SELECT revision FROM revisions WHERE subject = ?"
+_BUMP = Statement(
+    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
+    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
+    (SUBJECT,),
+)
+_UPDATE = (
+    "UPDATE toolsets SET name = ?, version = ?, description = ?, source_type = ?, source_ref = ?, "
+    "manifest_version = ?, digest = ?, live = ?, updated_at = ?, spec = ? WHERE id = ? AND digest = ?"
+)
+
+
+class Toolsets:
+    """The installed toolsets of one database. Every change is one transaction and makes the revision grow."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def revision(self) -> int:
+        """A number that grows with every change, by any process."""
+        rows = await self._db.fetch(_REVISION, SUBJECT)
+        return int(rows[0][0]) if rows else 0
+
+    async def load(self) -> tuple[int, list[StoredToolset]]:
+        """Every toolset by id, and the revision at which they were so."""
+        return await self._read("WHERE {} IS NOT NULL")
+
+    async def find(self, toolset_id: str) -> StoredToolset | None:
+        _, found = await self._read("WHERE {} = ?", toolset_id)
+        return found[0] if found else None
+
+    async def digests(self) -> dict[str, str]:
+        """Which content each toolset has now: `{id: digest}`."""
+        return dict(await self._db.fetch("SELECT id, digest FROM toolsets ORDER BY id"))
+
+    async def tool_ids(self) -> frozenset[str]:
+        """The full ids of all tools of toolsets, those that are gone among them."""
+        rows = await self._db.fetch("SELECT tool_id FROM tools WHERE toolset_id IS NOT NULL")
+        return frozenset(tool_id for (tool_id,) in rows)
+
+    async def servers(self) -> dict[str, str]:
+        """The toolset that brings each MCP server: `{server id: toolset id}`."""
+        return dict(await self._db.fetch("SELECT id, toolset_id FROM toolset_mcp_servers ORDER BY toolset_id DESC"))
+
+    async def put(self, stored: StoredToolset, over: str | None) -> None:
+        """Store a version whole, over the one with the digest given, or as a new toolset; `Conflict` when
+        that is not what is there. The switch, the first date and what the person changed stay."""
+        row = stored.toolset
+        head = _inserted("toolsets", row)
+        if over is not None:
+            said = (row.name, row.version, row.description, row.source_type, row.source_ref)
+            rest = (row.manifest_version, row.digest, row.live, row.updated_at, row.spec)
+            head = Statement(_UPDATE, (*said, *rest, row.id, over), 1)
+        gone = [Statement(f"DELETE FROM {table} WHERE toolset_id = ?", (row.id,)) for table in _REPLACED]  # noqa: S608
+        parts = (stored.files, stored.tools, stored.overrides, stored.servers)
+        new = [_inserted(table, entry) for table, rows in zip(_REPLACED, parts, strict=True) for entry in rows]
+        await self._db.run(head, *gone, *new, _BUMP)
+
+    async def set_source(self, toolset_id: str, source_type: str, source_ref: str | None, live: bool) -> None:
+        """Note that the same content now comes from elsewhere."""
+        sql = "UPDATE toolsets SET source_type = ?, source_ref = ?, live = ? WHERE id = ?"
+        await self._db.run(Statement(sql, (source_type, source_ref, live, toolset_id), 1), _BUMP)
+
+    async def enable(self, toolset_id: str, enabled: bool) -> bool:
+        """Whether there is such a toolset; if so it is switched."""
+        return await self._touched(Statement("UPDATE toolsets SET enabled = ? WHERE id = ?", (enabled, toolset_id), 1))
+
+    async def set_override(self, row: UserOverrideRow) -> None:
+        """Store what the person changed about a tool, in place of what they had changed before."""
+        await self._db.run(_unset(row.toolset_id, row.tool_id), _inserted("user_overrides", row), _BUMP)
+
+    async def remove_override(self, toolset_id: str, tool_id: str) -> bool:
+        """Whether something had been changed; it no longer is."""
+        return await self._touched(_unset(toolset_id, tool_id, 1))
+
+    async def remove(self, toolset_id: str) -> bool:
+        """Whether there was such a toolset; no row of it is left."""
+        return await self._touched(Statement("DELETE FROM toolsets WHERE id = ?", (toolset_id,), 1))
+
+    async def _touched(self, statement: Statement) -> bool:
+        try:
+            await self._db.run(statement, _BUMP)
+        except Conflict:
+            return False
+        return True
+
+    async def _read(self, where: str, *parameters: str) -> tuple[int, list[StoredToolset]]:
+        """As one transaction: between two reads another process could switch to another version."""
+        selects = [Statement(_select("toolsets", ToolsetRow, where.format("id"), "id"), parameters)]
+        for table, kind, order in _PARTS:
+            selects.append(Statement(_select(table, kind, where.format("toolset_id"), order), parameters))
+        revision, heads, *parts = await self._db.run(Statement(_REVISION, (SUBJECT,)), *selects)
+        sorted_parts = [_by_toolset(kind, rows) for (_, kind, _), rows in zip(_PARTS, parts, strict=True)]
+        found = [_entry(ToolsetRow, row) for row in heads]
+        stored = [StoredToolset(row, *(part.get(row.id, ()) for part in sorted_parts)) for row in found]
+        return int(revision[0][0]) if revision else 0, stored
+
+
+def _by_toolset(kind: type[Any], rows: Iterable[Row]) -> dict[str, tuple[Any, ...]]:
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        entry = _entry(kind, row)
+        found.setdefault(entry.toolset_id, []).append(entry)
+    return {toolset_id: tuple(entries) for toolset_id, entries in found.items()}
+
+
+def _entry(kind: type[Any], row: Row) -> Any:
+    """The row with its switches as such: SQLite has only numbers for them."""
+    switches = _COLUMNS[kind].values()
+    return kind(
+        *(bool(value) if switch and value is not None else value for value, switch in zip(row, switches, strict=True))
+    )
+
+
+def _select(table: str, kind: type[Any], where: str, order: str) -> str:
+    return f"SELECT {', '.join(_COLUMNS[kind])} FROM {table} {where} ORDER BY {order}"  # noqa: S608 - own names
+
+
+def _inserted(table: str, entry: Any) -> Statement:
+    columns = _COLUMNS[type(entry)]
+    sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+    return Statement(sql, [getattr(entry, column) for column in columns])
+
+
+def _unset(toolset_id: str, tool_id: str, expect: int | None = None) -> Statement:
+    sql = "DELETE FROM user_overrides WHERE toolset_id = ? AND tool_id = ?"
+    return Statement(sql, (toolset_id, tool_id), expect)

@@ -1,0 +1,181 @@
+"""Bundles that mean harm, all the way through install: each refused whole, by its cause, and nothing left of it.
+
+What code does while it is imported is the inspector's to stop; a sandboxed one can stand in for the fixture.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from gateway.bundles import Limits
+from gateway.bundles.library import Library
+from gateway.errors import GatewayError, Invalid
+
+from .forging import MANIFEST, Forged, bundle, forge
+from .libraries import HEAD, NO_ROWS, Reading, install, on_disk, opened, rows
+from .test_malice import CONTAINERS, LIES, NAMES
+
+pytestmark = pytest.mark.anyio
+
+TOOL = HEAD + "tools:\n- {id: a, entrypoint: 'files:a'}\n"
+CODE = Forged("tools/files.py", b"def a(): ...\n")
+
+
+def said(text: str, *entries: Forged) -> BytesIO:
+    return bundle(CODE, *entries, manifest=text.encode())
+
+
+def alias_bomb() -> str:
+    levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 9)]
+    return HEAD + "l0: &l0 [x]\n" + "".join(levels)
+
+
+MANIFESTS: dict[str, tuple[BytesIO, str]] = {
+    "no YAML": (said("id: [demo\n"), "line 2: this is no YAML"),
+    "a tag": (said(HEAD + "description: !!python/object/apply:os.system [id]\n"), "line 4: the tag"),
+    "an alias bomb": (said(alias_bomb()), "line 4: anchors (&) and aliases (*) are not taken"),
+    "a merge key": (said(HEAD + "tools:\n- <<: {id: a}\n"), "merge keys"),
+    "nesting without end": (said(HEAD + "description: " + "[" * 500 + "]" * 500), "nested deeper than 48"),
+    "a huge manifest": (said(HEAD + "# " + "x" * 1_100_000), "is larger than 1024 KiB"),
+    "too many values": (said(HEAD + "tags: [" + "1," * 100_001 + "]"), "more than 100000 values"),
+    "a key twice": (said(HEAD + "name: Other\n"), "'name' is there twice"),
+    "a second document": (said(HEAD + "---\nid: other\n"), "second document"),
+    "no UTF-8": (bundle(manifest=MANIFEST + b"# \xff\n"), "not UTF-8"),
+    "an unknown key": (said(HEAD + "tols: []\n"), "line 4: 'tols': unknown key; did you mean 'tools'?"),
+    "a reserved id": (said(HEAD.replace("demo", "toolgate")), "'toolgate' is reserved"),
+    "another reserved id": (said(HEAD.replace("demo", "builtin")), "'builtin' is reserved"),
+    "a device as an id": (said(HEAD.replace("demo", "nul")), "'nul' is reserved"),
+    "an id that leaves": (said(HEAD.replace("id: demo", "id: ../demo")), "'../demo' is no id"),
+    "an id that hides": (said(HEAD.replace("id: demo", "id: .staging")), "'.staging' is no id"),
+    "two tools of one id": (said(TOOL + "- {id: a, entrypoint: 'files:a'}\n"), "'a' is there twice"),
+    "an unknown renderer": (said(TOOL.replace("}", ", renderer: {type: image}}")), "'tools.0.renderer.type'"),
+    "a renderer that cannot be": (
+        said(TOOL.replace("}", ", renderer: {type: code, contents: x}}")),
+        "line 5: 'tools.0.renderer': renderer 'code': unknown key 'contents'",
+    ),
+    "an override that cannot be": (
+        said(TOOL + "tool_overrides:\n- {tool_id: a, renderer: frame, renderer_config: {url: 'javascript:x()'}}\n"),
+        "line 7: 'tool_overrides.0.renderer_config'",
+    ),
+    "an artifact outside": (
+        said(TOOL.replace("}", ", renderer: {type: html, artifact: ../../secret.html}}")),
+        "'../../secret.html' has '..' in it",
+    ),
+    "an override of somebody else's tool": (
+        said(TOOL + "tool_overrides:\n- {tool_id: 'other:tool', enabled: false}\n"),
+        "'other:tool' is no tool or server of this toolset",
+    ),
+    "a level its category forbids": (
+        said(TOOL.replace("}", ", category: web, permission: execute}")),
+        "line 5: 'tools.0.permission': the category 'web' does not allow execute",
+    ),
+    "a level forbidden for all": (said("permission: execute\n" + TOOL), "does not allow execute"),
+    "a server above its category": (
+        said(HEAD + "mcp_servers:\n- {id: s, command: x, category: filesystem, permission: execute}\n"),
+        "line 5: 'mcp_servers.0.permission': the category 'filesystem' does not allow execute",
+    ),
+    "a category that is none": (said(TOOL.replace("}", ", category: nowhere}")), "no category 'nowhere'"),
+    "an entrypoint outside": (said(TOOL.replace("files:a", "..evil:a")), "not of the form 'module.path:function'"),
+    "an entrypoint that is not there": (said(TOOL.replace("files:a", "nothing:a")), "there is no nothing.py"),
+    "a function that is not there": (said(TOOL.replace("files:a", "files:z")), "there is no 'z'"),
+    "a command in a shell": (
+        said(HEAD + "tools:\n- {id: a, type: shell, command: [sh, -c, 'ls ${path}']}\n"),
+        "would become code",
+    ),
+    "a host chosen by the caller": (
+        said(HEAD + "tools:\n- {id: a, type: http, url_template: 'https://${host}/'}\n"),
+        "would choose the host",
+    ),
+    "a file of secrets": (
+        said(TOOL, Forged("assets/.env", b"KEY=x")),
+        "'assets/.env' is where secrets are kept, and a toolset is handed over; declare the variable under 'secrets'",
+    ),
+    "a key": (said(TOOL, Forged("assets/server.pem", b"-----BEGIN")), "'assets/server.pem' is where secrets are kept"),
+    "another key": (said(TOOL, Forged("ID_RSA", b"-----BEGIN")), "'ID_RSA' is where secrets are kept"),
+    "a local environment": (said(TOOL, Forged(".env.production", b"K=x")), "declare the variable under 'secrets'"),
+}
+
+
+async def refused(library: Library, data: Path, source: Path) -> GatewayError:
+    """Why it is refused; checked to have left nothing."""
+    with pytest.raises(Invalid) as no:
+        await install(library, source)
+    assert (on_disk(data), rows(data)) == (set(), NO_ROWS)
+    return no.value
+
+
+async def test_every_malicious_zip_is_refused_whole_and_by_its_cause(tmp_path: Path, inspector: Reading) -> None:
+    names = {f"the name {name!r}": (bundle(Forged(name, b"x")), repr(name[:100])[:-1]) for name in NAMES}
+    lies = {name: (bundle(entry), reason) for name, (entry, reason) in LIES.items()}
+    data, source = tmp_path / "data", tmp_path / "given.zip"
+    seen = 0
+    async with opened(data, inspector) as library:
+        for name, (file, reason) in (names | lies | CONTAINERS | MANIFESTS).items():
+            source.write_bytes(file.getvalue())
+            refusal = await refused(library, data, source)
+            assert reason in refusal.message, name
+            assert refusal.code in ("INVALID_BUNDLE", "INVALID_TOOLSET"), name
+            seen += 1
+        assert seen > 100
+        source.write_bytes(said(TOOL).getvalue())
+        assert (await install(library, source)).changed
+        before = (on_disk(data), rows(data), (await library.get("demo")))
+        for name, (file, _) in MANIFESTS.items():
+            source.write_bytes(file.getvalue().replace(b"def a()", b"def a( )"))
+            with pytest.raises(Invalid):
+                await install(library, source)
+            assert (on_disk(data), rows(data), await library.get("demo")) == before, name
+
+
+LIMITS = {
+    "entries": (Limits(files=3), "more than 3"),
+    "bytes": (Limits(bytes=3000), "larger than 3000 bytes together"),
+    "a file's bytes": (Limits(file_bytes=900), "larger than 900 bytes"),
+    "packed bytes": (Limits(zip_bytes=3000), "larger than 3000 bytes"),
+}
+
+
+@pytest.mark.parametrize(("limits", "reason"), LIMITS.values(), ids=LIMITS)
+async def test_a_bundle_over_a_limit_leaves_nothing(tmp_path: Path, limits: Limits, reason: str) -> None:
+    source = tmp_path / "given.zip"
+    entries = [Forged(f"assets/{number}", os.urandom(1000)) for number in range(4)]
+    source.write_bytes(forge(Forged("toolset.yaml", MANIFEST), *entries).getvalue())
+    async with opened(tmp_path / "data", limits=limits) as library:
+        assert reason in (await refused(library, tmp_path / "data", source)).message
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a link to a secret": (lambda place: (place / "x").symlink_to("/etc/passwd"), "'x' is a symbolic link"),
+    "a link to a folder": (lambda place: (place / "x").symlink_to("/etc"), "'x' is a symbolic link"),
+    "a pipe": (lambda place: os.mkfifo(place / "x"), "'x' is a pipe"),
+    "a manifest that is a link": (lambda place: _linked(place), "'toolset.yaml' is a symbolic link"),
+    "names that differ by case": (lambda place: _both(place), "are one path on some systems"),
+    "a file of secrets": (lambda place: (place / ".env").write_text("K=v"), "'.env' is where secrets are kept"),
+}
+
+
+def _linked(place: Path) -> None:
+    (place / "toolset.yaml").rename(place.parent / "elsewhere.yaml")
+    (place / "toolset.yaml").symlink_to(place.parent / "elsewhere.yaml")
+
+
+def _both(place: Path) -> None:
+    (place / "readme").write_text("x")
+    (place / "README").write_text("y")
+
+
+@pytest.mark.parametrize(("spoil", "reason"), FOLDERS.values(), ids=FOLDERS)
+async def test_every_malicious_folder_is_refused_whole(
+    tmp_path: Path, spoil: Callable[[Path], object], reason: str
+) -> None:
+    source = tmp_path / "src"
+    source.mkdir()
+    (source / "toolset.yaml").write_bytes(MANIFEST)
+    spoil(source)
+    async with opened(tmp_path / "data") as library:
+        assert reason in (await refused(library, tmp_path / "data", source)).message
