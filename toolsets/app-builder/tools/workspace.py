@@ -1,0 +1,27 @@
+"""Paths of the workspace: where they lead, and that they stay inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from covalt_toolset import get_context
+
+
+def inside(path: str) -> Path:
+    """The file or folder a path names; refused when it leads out, also by way of a link.
+
+    The sandbox is the wall. This is the sign in front of it, which says where to go instead.
+    """
+    workspace = get_context().workspace.resolve()
+    try:
+        target = (workspace / path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a NUL character, links in a circle
+        raise ValueError(f"{path!r} is no path: {error}") from None
+    if not target.is_relative_to(workspace):
+        raise ValueError(f"{path!r} leads out of the workspace; give a path relative to it, such as 'src/app.py'")
+    return target
+
+
+def shown(target: Path) -> str:
+    """A path as `inside` takes it."""
+    return target.relative_to(get_context().workspace.resolve()).as_posix()
