@@ -1,0 +1,105 @@
+"""Toolset code in sandboxed worker processes: one per toolset and workspace for calls, one in passing for schemas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..bundles.spec import Toolset
+from ..calls import Progress, no_progress
+from ..config import SandboxSettings
+from ..sandbox import Limits, Sandbox
+from . import shelf as shelves
+from .describing import Described, describe
+from .environments import Environments, Installed
+from .jobs import Job, Place
+from .pool import Pool
+from .starting import start
+from .worker_process import Worker
+
+__all__ = ["Described", "Environments", "Installed", "Job", "Runtime"]
+
+FRAME_BYTES = 32 * 1024 * 1024
+"""How large one call's arguments or result may be, as JSON."""
+
+_DESCRIPTIONS = 2
+_MEBIBYTE = 1024 * 1024
+
+
+class Runtime:
+    """Runs toolsets' functions. Nothing is started or looked up before the first call needs it.
+
+    `sandbox` is asked for the sandbox whenever a worker is to be started, and remembers its own answer.
+    `directory` is a folder of the runtime's own.
+    """
+
+    def __init__(
+        self,
+        sandbox: Callable[[], Awaitable[Sandbox]],
+        directory: Path,
+        settings: SandboxSettings,
+        frame_bytes: int = FRAME_BYTES,
+    ) -> None:
+        self._sandbox = sandbox
+        self._directory = directory
+        self._limits = Limits(memory=settings.memory_mb * _MEBIBYTE)
+        self._frame_bytes = frame_bytes
+        self._pool = Pool(self._start, settings.workers, settings.worker_idle)
+        self._shelf: asyncio.Task[shelves.Shelf] | None = None
+        self._describing = asyncio.Semaphore(_DESCRIPTIONS)
+        self.environments = Environments(directory / "environments", settings.allow_source_packages)
+
+    @property
+    def workers(self) -> int:
+        """How many worker processes there are."""
+        return self._pool.living
+
+    async def call(self, job: Job) -> Any:
+        """What the function returned, as JSON. Refused with `INVALID_ARGUMENTS`; fails with `EXECUTION_ERROR`,
+        `INVALID_OUTPUT`, `OUTPUT_LIMIT` or `WORKER_DIED`. Cancelled, it returns at once, and so does the tool."""
+        packages = await self.environments.ensure(job.requirements) if job.requirements else None
+        async with self._pool.worker(Place.of(job, packages)) as worker:
+            return await worker.request(
+                {
+                    "do": "call",
+                    "entrypoint": job.entrypoint,
+                    "arguments": job.arguments,
+                    "chat": job.chat,
+                    "call": job.id,
+                },
+                job.progress,
+            )
+
+    async def describe(
+        self,
+        spec: Toolset,
+        directory: Path,
+        progress: Progress = no_progress,
+        env: Mapping[str, str] | None = None,
+    ) -> Described:
+        """What each Python tool of the toolset in `directory` takes and gives, from its code, run in a worker
+        of its own with an empty workspace. `INVALID_TOOLSET` when the code ends or hangs the worker."""
+        packages = await self.environments.ensure(spec.dependencies, progress) if spec.dependencies else None
+        async with self._describing:
+            return await describe(self._start, spec, directory, packages, env or {}, self._directory / "scratch")
+
+    async def retire(self, directory: Path) -> None:
+        """After a toolset's version was replaced or removed: no further call goes to its workers."""
+        self._pool.retire(directory)
+
+    async def close(self) -> None:
+        """End every worker and what is being installed; returns within seconds, whatever they do."""
+        await self._pool.close()
+        await self.environments.close()
+
+    async def _start(self, place: Place) -> Worker:
+        sandbox = await self._sandbox()
+        return await start(sandbox, place, await self._shelved(), self._limits, self._frame_bytes)
+
+    async def _shelved(self) -> shelves.Shelf:
+        if self._shelf is None or (self._shelf.done() and self._shelf.exception() is not None):
+            making = asyncio.to_thread(shelves.make, self._directory)
+            self._shelf = asyncio.get_running_loop().create_task(making)
+        return await asyncio.shield(self._shelf)

@@ -1,0 +1,189 @@
+"""A toolset's own packages: resolved and locked once, installed whole or not at all, shared by who needs the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import sys
+import sysconfig
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..calls import Progress, no_progress
+from ..workspace.durability import sync_file_system
+from . import shelf, uv
+
+_LOCK, _PACKAGES, _ASIDE = "lock.txt", "packages", ".aside"
+_PINNED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
+_WAIT_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Installed:
+    """One set of requirements as it was resolved: the versions, by name of the package."""
+
+    digest: str
+    versions: dict[str, str]
+
+
+class Environments:
+    """Folders of packages, one per set of requirements, interpreter and platform, in `directory`.
+
+    uv resolves and installs them, outside the sandbox: only wheels, which are unpacked and not run.
+    With `allow_source`, packages that are source only are built, and building one runs its code with
+    all rights of the gateway. Indexes and proxies are uv's own (`UV_…`, `HTTPS_PROXY`); its
+    configuration files are not read.
+    """
+
+    def __init__(self, directory: Path, allow_source: bool = False) -> None:
+        self._directory = directory
+        self._allow_source = allow_source
+        self._ready: dict[tuple[str, ...], Path] = {}
+        self._building: dict[str, asyncio.Task[None]] = {}
+
+    async def ensure(self, requirements: tuple[str, ...], progress: Progress = no_progress) -> Path | None:
+        """The folder to put on the path, installed first when it is not there; None when nothing is required.
+
+        `DEPENDENCY_FAILED` says what could not be had. Who is cancelled here stops waiting, and the next
+        to ask finds it done.
+        """
+        if not requirements:
+            return None
+        if (ready := self._ready.get(requirements)) is not None:
+            return ready
+        digest = digest_of(requirements)
+        folder = self._directory / digest / _PACKAGES
+        if not folder.is_dir():
+            await asyncio.shield(self._build(digest, requirements, progress))
+        self._ready[requirements] = folder
+        return folder
+
+    def installed(self, requirements: tuple[str, ...]) -> Installed | None:
+        """What `ensure` installed for these requirements, or None when it has not."""
+        digest = digest_of(requirements)
+        try:
+            text = (self._directory / digest / _LOCK).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        return Installed(digest, dict(_PINNED.findall(text)))
+
+    def sweep(self, keep: set[str]) -> list[str]:
+        """Remove every set of packages but those whose digests are in `keep`, and leftovers of builds that
+        died; blocking, for a thread. Returns what was removed. What is just being built is left alone."""
+        self._ready.clear()
+        removed = []
+        for lock in sorted(self._directory.glob("*.lock")):
+            digest = lock.name.removesuffix(".lock")
+            with _locked_now(lock) as alone:
+                if alone:
+                    self._remove_leftovers(digest)
+                    if digest not in keep and (self._directory / digest).is_dir():
+                        _remove(self._directory / digest)
+                        removed.append(digest)
+        return removed
+
+    async def close(self) -> None:
+        """Stop what is being installed."""
+        tasks = list(self._building.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _build(self, digest: str, requirements: tuple[str, ...], progress: Progress) -> asyncio.Task[None]:
+        task = self._building.get(digest)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._install(digest, requirements, progress))
+            self._building[digest] = task
+            task.add_done_callback(lambda done: self._built(digest, done))
+        return task
+
+    def _built(self, digest: str, task: asyncio.Task[None]) -> None:
+        del self._building[digest]
+        if not task.cancelled():
+            task.exception()  # told to whoever waits; nobody may
+
+    async def _install(self, digest: str, requirements: tuple[str, ...], progress: Progress) -> None:
+        self._directory.mkdir(0o700, parents=True, exist_ok=True)
+        async with _locked(self._directory / f"{digest}.lock") as lock:
+            if (self._directory / digest).is_dir():  # someone else was first
+                return
+            await asyncio.to_thread(self._remove_leftovers, digest)
+            aside = self._directory / f"{digest}.{secrets.token_hex(4)}{_ASIDE}"
+            aside.mkdir(0o700)
+            try:
+                await self._fill(aside, requirements, progress, lock)
+                await asyncio.to_thread(sync_file_system, aside)
+                aside.rename(self._directory / digest)
+            except BaseException:
+                await asyncio.shield(asyncio.to_thread(_remove, aside))
+                raise
+
+    async def _fill(self, aside: Path, requirements: tuple[str, ...], progress: Progress, lock: int) -> None:
+        """Resolve, lock by hash, and install what the lock says."""
+        wanted, limits, locked = aside / "requirements.in", aside / "constraints.txt", aside / _LOCK
+        wanted.write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
+        limits.write_text("".join(f"{line}\n" for line in shelf.minimum_versions()), encoding="utf-8")
+        run = uv.Uv(aside, self._directory / "cache", lock, [] if self._allow_source else ["--only-binary", ":all:"])
+        await progress(0, 2, "resolving packages…")
+        await run("compile", "--generate-hashes", "--no-header", "-c", limits.name, "-o", _LOCK, wanted.name)
+        count = len(_PINNED.findall(locked.read_text(encoding="utf-8")))
+        await progress(1, 2, f"installing {count} package{'' if count == 1 else 's'}…")
+        how = ("--require-hashes", "--no-deps", "--compile-bytecode", "--link-mode", "copy")
+        await run("install", *how, "--target", _PACKAGES, "-r", _LOCK)
+        await progress(2, 2, "packages installed")
+
+    def _remove_leftovers(self, digest: str) -> None:
+        for aside in self._directory.glob(f"{digest}.*{_ASIDE}"):
+            _remove(aside)
+
+
+def digest_of(requirements: tuple[str, ...]) -> str:
+    """What a set of packages is kept under: the requirements, and all that decides how they are met."""
+    python = (sys.implementation.cache_tag, sysconfig.get_platform(), *sys.version_info[:3])
+    parts = (*sorted(requirements), "", *python, "", *shelf.minimum_versions())
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+@contextlib.asynccontextmanager
+async def _locked(path: Path) -> AsyncIterator[int]:
+    """Alone with one set of packages, between processes; asked for again and again, for a build takes long."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while not _try_lock(descriptor):  # noqa: ASYNC110 - another process sets no event of ours
+            await asyncio.sleep(_WAIT_SECONDS)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _locked_now(path: Path) -> Iterator[bool]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        yield _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove(folder: Path) -> None:
+    """Out of the way first, so that a removal cut short leaves nothing that looks whole."""
+    gone = folder if folder.name.endswith(_ASIDE) else folder.with_name(f"{folder.name}.{secrets.token_hex(4)}{_ASIDE}")
+    with contextlib.suppress(FileNotFoundError):
+        if gone != folder:
+            folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)

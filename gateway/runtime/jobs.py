@@ -1,0 +1,52 @@
+"""What a worker is asked to do, and what it must be started with for that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..calls import Progress, no_progress
+
+Key = tuple[Path, Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One call of a toolset's function. `directory` holds the toolset's version and never changes;
+    `env` has the values of the secrets it declares, `id` names the call."""
+
+    toolset: str
+    directory: Path
+    entrypoint: str
+    arguments: Mapping[str, Any]
+    workspace: Path
+    chat: str
+    id: str
+    requirements: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    progress: Progress = no_progress
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a worker is started with. One that was started with something else cannot serve the call:
+    another secret, other packages, or a workspace that was made anew under the same name."""
+
+    toolset: str
+    directory: Path
+    workspace: Path
+    packages: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    inode: int = 0
+
+    @classmethod
+    def of(cls, job: Job, packages: Path | None) -> Place:
+        inode = os.stat(job.workspace).st_ino  # noqa: PTH116 - on the way of every call
+        return cls(job.toolset, job.directory, job.workspace, packages, job.env, inode)
+
+    @property
+    def key(self) -> Key:
+        return self.directory, self.workspace

@@ -1,0 +1,187 @@
+"""A toolset's own packages: from a real registry where one is reachable, and refusals where none is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import GatewayError, Invalid, Unavailable
+from gateway.runtime import Environments, uv
+from gateway.runtime.environments import digest_of
+
+from .conftest import Bench
+
+pytestmark = pytest.mark.anyio
+
+TINY = ("iniconfig>=2",)
+
+
+@pytest.fixture
+async def environments(tmp_path: Path) -> AsyncIterator[Environments]:
+    made = Environments(tmp_path / "environments")
+    yield made
+    await made.close()
+
+
+async def installed(environments: Environments, requirements: tuple[str, ...] = TINY) -> Path:
+    """The packages; the test is skipped where no registry can be reached."""
+    try:
+        folder = await environments.ensure(requirements)
+    except Unavailable as error:
+        pytest.skip(f"no packages can be had here: {error.message}")
+    assert folder is not None
+    return folder
+
+
+async def test_nothing_required_is_nothing_installed(environments: Environments, tmp_path: Path) -> None:
+    assert await environments.ensure(()) is None
+    assert not (tmp_path / "environments").exists()
+
+
+@pytest.mark.slow
+async def test_packages_are_locked_by_hash_and_found_by_the_tool(boxed: Bench) -> None:
+    await installed(boxed.runtime.environments)
+    boxed.write("""
+        import iniconfig
+        import os
+        from importlib.metadata import version
+
+        def run():
+            return [version("iniconfig"), sorted(name for name in os.environ if name.startswith("UV_"))]
+    """)
+    seen, variables = await boxed.runtime.call(boxed.job("run", {}, requirements=TINY))
+    made = boxed.runtime.environments.installed(TINY)
+    assert made is not None
+    assert made.versions == {"iniconfig": seen}
+    assert variables == []
+    lock = boxed.folder / "runtime/environments" / made.digest / "lock.txt"
+    assert "--hash=sha256:" in lock.read_text()
+
+
+@pytest.mark.slow
+async def test_the_second_who_needs_the_same_finds_it(environments: Environments, tmp_path: Path) -> None:
+    told: list[str | None] = []
+
+    async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
+        told.append(message)
+
+    first = await installed(environments)
+    other = Environments(tmp_path / "environments")
+    assert await other.ensure(TINY, progress) == first
+    assert told == []
+    assert (first / "iniconfig/__init__.py").is_file()
+
+
+@pytest.mark.slow
+async def test_two_processes_building_the_same_build_it_once(environments: Environments, tmp_path: Path) -> None:
+    await installed(environments)
+    fresh = tmp_path / "fresh"
+    told: list[str | None] = []
+
+    async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
+        told.append(message)
+
+    both = [Environments(fresh), Environments(fresh)]
+    folders = await asyncio.gather(*(each.ensure(TINY, progress) for each in both))
+    assert folders[0] == folders[1]
+    assert told == ["resolving packages…", "installing 1 package…", "packages installed"]
+    assert [path.name for path in fresh.iterdir() if path.name.endswith(".aside")] == []
+
+
+@pytest.mark.slow
+async def test_a_build_that_was_killed_leaves_nothing_that_looks_whole(
+    environments: Environments, tmp_path: Path
+) -> None:
+    await installed(environments)
+    folder = tmp_path / "killed"
+    code = (
+        "import asyncio, sys; from pathlib import Path; from gateway.runtime import Environments\n"
+        f"asyncio.run(Environments(Path(sys.argv[1])).ensure({TINY!r}))"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, str(folder), cwd=Path(__file__).parents[2]
+    )
+    async with asyncio.timeout(20):
+        while not list(folder.glob("*.aside")):  # noqa: ASYNC110 - a folder sets no event
+            await asyncio.sleep(0.001)
+    process.kill()
+    await process.wait()
+    assert not (folder / digest_of(TINY)).exists()
+    again = Environments(folder)
+    assert await again.ensure(TINY) is not None
+    assert list(folder.glob("*.aside")) == []
+
+
+@pytest.mark.slow
+async def test_a_sweep_keeps_what_is_named_and_removes_the_rest(environments: Environments, tmp_path: Path) -> None:
+    kept = await installed(environments)
+    other = await installed(environments, ("iniconfig<99", "iniconfig>=2"))
+    leftover = tmp_path / "environments" / f"{digest_of(TINY)}.dead.aside"
+    leftover.mkdir()
+    assert environments.sweep({digest_of(TINY)}) == [digest_of(("iniconfig<99", "iniconfig>=2"))]
+    assert kept.is_dir()
+    assert not other.exists()
+    assert not leftover.exists()
+    assert environments.installed(("iniconfig<99", "iniconfig>=2")) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("requirement", "told"),
+    [
+        ("iniconfig==99.99", "there is no version of iniconfig==99.99"),
+        ("a-package-that-nobody-ever-wrote-1729", "was not found in the package registry"),
+        ("docopt==0.6.2", "sandbox.allow_source_packages"),
+    ],
+)
+async def test_what_cannot_be_had_is_refused_readably(environments: Environments, requirement: str, told: str) -> None:
+    await installed(environments)
+    with pytest.raises(Invalid, match=told) as refused:
+        await environments.ensure((requirement,))
+    assert refused.value.code == "DEPENDENCY_FAILED"
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.slow
+async def test_a_registry_that_does_not_answer_is_said_to_be_unavailable(
+    environments: Environments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_INDEX_URL", "http://user:secret@127.0.0.1:1/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(Unavailable) as refused:
+        await environments.ensure(TINY)
+    assert refused.value.code == "DEPENDENCY_FAILED"
+    assert "secret" not in str(refused.value.to_dict())
+
+
+async def test_a_cancelled_caller_does_not_stop_the_build_and_closing_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "uv"
+    slow.write_text("#!/bin/sh\ntouch started\nsleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(uv, "find", lambda: str(slow))
+    environments = Environments(tmp_path / "environments")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await environments.ensure(TINY)
+    assert list((tmp_path / "environments").glob("*.aside"))
+    await environments.close()
+    assert not list((tmp_path / "environments").glob("*.aside"))
+
+
+async def test_without_uv_the_refusal_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "uv", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(GatewayError, match="pip install uv") as refused:
+        await Environments(tmp_path / "environments").ensure(TINY)
+    assert refused.value.code == "DEPENDENCY_FAILED"
+
+
+def test_the_programs_environment_carries_no_secrets_of_ours() -> None:
+    names = ["PATH", "UV_INDEX_URL", "https_proxy", "API_KEY", "AWS_SECRET_ACCESS_KEY", "PYTHONPATH"]
+    assert [name for name in names if uv.inherits(name)] == ["PATH", "UV_INDEX_URL", "https_proxy"]
