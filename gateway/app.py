@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import config
 from .calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no_progress
@@ -21,7 +23,8 @@ from .db.manifests import Manifests
 from .db.records import CallRecords
 from .db.sqlite import SqliteDatabase
 from .db.tool_names import ToolNames
-from .errors import Invalid, Unavailable
+from .db.toolsets import Toolsets
+from .errors import GatewayError, Invalid, Unavailable
 from .executor import Executor
 from .extensions import Extension
 from .extensions.approval import Approval
@@ -29,16 +32,30 @@ from .extensions.audit import Audit
 from .extensions.ownership import Ownership
 from .extensions.permissions import Permissions
 from .extensions.rate_limit import RateLimit
+from .extensions.rendering import ELSEWHERE, Directories, Rendering
 from .extensions.running import Running
 from .extensions.telemetry import Telemetry
 from .extensions.validation import Validation
 from .extensions.versioning import Versioning
 from .sources import Source
 from .sources.builtin import BuiltinSource
+from .tools import Permission
 from .workspace import Workspaces
 from .workspace.versions import Versions
 
+if TYPE_CHECKING:
+    from .sources.toolset.workshop import Workshop
+
 log = logging.getLogger(__name__)
+
+TOOLSETS = "toolsets"
+"""The source whose tools may bring categories of their own."""
+
+START_PATIENCE = 5.0
+"""Seconds a process that follows waits for its toolsets before it serves; what comes later is announced."""
+
+FOLLOW_SECONDS = 0.5
+"""How often a process that follows asks whether another has changed the toolsets."""
 
 
 class Gateway:
@@ -56,21 +73,29 @@ class Gateway:
         self._db = db
         self._names = ToolNames(db)
         self._running = Running(settings.limits.concurrency, settings.limits.timeout)
-        workspaces = Workspaces(settings.data_dir, _attached(settings))
+        self._workspaces = Workspaces(settings.data_dir, _attached(settings))
         self._chats = Chats(db)
-        self.versions = Versions(Manifests(db), self._chats, workspaces)
-        self._sources = [BuiltinSource(workspaces, self.versions), *sources]
+        self._toolsets = Toolsets(db)
+        self._listed_toolsets = 0
+        self._categories = settings.effective_categories()
+        self.versions = Versions(Manifests(db), self._chats, self._workspaces)
+        self._sources = [BuiltinSource(self._workspaces, self.versions), *sources]
         self.executor = Executor(self._extensions())
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: str | Path | Mapping[str, Any] | Settings | None = None, *, sources: Sequence[Source] = ()
+        cls,
+        settings: str | Path | Mapping[str, Any] | Settings | None = None,
+        *,
+        sources: Sequence[Source] = (),
+        follow: bool = False,
     ) -> AsyncIterator[Gateway]:
         """A running gateway from a settings file, from settings, or from the defaults.
 
         `sources` are tools of your own, offered beside the rest. Several gateways, also of several
-        processes, may share one data directory.
+        processes, may share one data directory; with `follow`, what another process installs, and edits
+        in the folders of toolsets, are offered as soon as they are seen.
         """
         chosen = _settings(settings)
         refuse_unavailable(chosen)
@@ -81,13 +106,30 @@ class Gateway:
             instance = stack.enter_context(closing(Instance(chosen.data_dir / "run")))
             await settle_interrupted(db, chosen.data_dir / "run")
             gateway = cls(chosen, db, instance, sources)
-            await gateway.refresh(strict=True)
             stack.push_async_callback(gateway.drain)
+            if chosen.toolsets:
+                installing = asyncio.get_running_loop().create_task(gateway.workshop.keep_installed())
+                stack.push_async_callback(_cancelled, installing)
+                # Packages to be fetched first may take minutes: a client that waits for us is answered before.
+                await asyncio.wait([installing], timeout=START_PATIENCE if follow else None)
+            await gateway.refresh(strict=True)
+            if follow:
+                stack.push_async_callback(_cancelled, asyncio.get_running_loop().create_task(gateway._follow()))
             yield gateway
 
     @property
     def catalog(self) -> Catalog:
         return self.executor.catalog
+
+    @cached_property
+    def workshop(self) -> Workshop:
+        """The installed toolsets: their library, and what runs them."""
+        # Imported by the first who needs it: a process without toolsets starts in half the time.
+        from .sources.toolset.workshop import Workshop
+
+        made = Workshop(self._db, self.settings, self._workspaces, self._admit)
+        self._sources.append(made.source)
+        return made
 
     async def call(
         self,
@@ -118,10 +160,15 @@ class Gateway:
     async def refresh(self, *, strict: bool = False) -> Catalog:
         """Ask the sources again and offer what they list now. `strict` refuses a catalog with a tool
         above its category's level; otherwise that tool alone is left out."""
-        categories, profile = self.settings.effective_categories(), self.settings.effective_profile()
-        draft = Draft(Policy(categories, profile.permission, self.settings.limits.tools))
+        self._listed_toolsets = await self._toolsets.revision()
+        if self._listed_toolsets:
+            self.workshop  # noqa: B018 - its source is among ours once it is there
+        profile = self.settings.effective_profile()
+        draft = Draft(Policy(self._categories, profile.permission, self.settings.limits.tools))
         for source in self._sources:
             for tool in await source.list_tools():
+                if source.name == TOOLSETS:
+                    self._categories.setdefault(tool.category, self.settings.category(tool.category))
                 draft.consider(source, tool)
         catalog = draft.finish(await self._names.assign(draft.wishes))
         for problem in catalog.problems:
@@ -142,11 +189,39 @@ class Gateway:
         await self._running.drain(self.settings.server.shutdown_grace)
         await self.executor.idle()
         await self.versions.close()
+        if "workshop" in self.__dict__:
+            await self.workshop.close()
+
+    async def _follow(self) -> None:
+        """Offer what changes about the toolsets; runs until it is cancelled."""
+        edited = asyncio.Event()
+        while True:
+            with suppress(GatewayError):  # a store that does not answer now may answer next time
+                if await self._toolsets.revision() != self._listed_toolsets:
+                    await self.refresh()
+                if self._listed_toolsets:
+                    await self.workshop.follow(edited.set)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(edited.wait(), FOLLOW_SECONDS)
+            edited.clear()
+
+    def _seen_by(self, call: Call) -> Directories:
+        """Where the tool of a call sees the chat's workspace and its own toolset."""
+        return ELSEWHERE if call.target.home is None else Directories(*self.workshop.seen(call))
+
+    def _admit(self, category: str, permission: Permission | None) -> None:
+        """Refuse a toolset's tool that its category does not allow."""
+        known = self._categories.get(category) or self.settings.category(category)
+        if permission is not None and not known.permission.allows(permission):
+            raise Invalid(
+                f"it needs {permission.value}, but the category {category!r} allows only {known.permission.value}; "
+                f"raise categories.{category}.permission in the settings, or name another category",
+                code="CATEGORY_TOO_LOW",
+            )
 
     def _extensions(self) -> list[Extension]:
         """Outermost first. The order is the policy; read it top to bottom."""
-        settings, limits = self.settings, self.settings.limits
-        categories = settings.effective_categories()
+        settings, limits, categories = self.settings, self.settings.limits, self._categories
         ours: list[tuple[int, Extension]] = [
             (0, self.telemetry),  # timed, refusals included
             (10, Audit(self.records)),  # written down, refusals included
@@ -155,11 +230,18 @@ class Gateway:
             (30, Permissions(categories, settings.effective_profile().permission)),  # may it do that?
             (40, RateLimit(categories, limits.calls_per_minute)),  # may it now?
             (60, Approval(settings.approval.mode)),  # does a person agree?
+            (65, Rendering(self._seen_by)),  # what will it look like, a timeout included?
             (70, self._running),  # a slot and a deadline; a person who thinks holds neither
             (100, Versioning(self.versions)),  # innermost: the files before and after
         ]
         yours = [(custom.priority, load_extension(custom)) for custom in settings.extensions]
         return [extension for _, extension in sorted([*ours, *yours], key=lambda placed: placed[0])]
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 def load_extension(custom: ExtensionSettings) -> Extension:
@@ -183,9 +265,8 @@ def refuse_unavailable(settings: Settings) -> None:
     ):
         if asked_for:
             raise Invalid(f"{key!r} is not available in this version; {instead}", code="NOT_AVAILABLE")
-    for named, key in ((settings.upstreams, "mcpServers"), (settings.toolsets, "toolsets")):
-        if named:
-            log.warning("%r is not available in this version and is passed over", key)
+    if settings.upstreams:
+        log.warning("'mcpServers' is not available in this version and is passed over")
 
 
 def _settings(given: str | Path | Mapping[str, Any] | Settings | None) -> Settings:

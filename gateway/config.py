@@ -180,15 +180,16 @@ class Settings(_Section):
         What the file says of a category by name wins over the switch for all; a category named in
         `enabled_categories` is on in any case.
         """
-        yours = {name: Category(name, Permission.READ_WRITE) for name in self.categories}
-        known = {**yours, **DEFAULT_CATEGORIES}
+        known = [*self.categories, *(name for name in DEFAULT_CATEGORIES if name not in self.categories)]
         for name in self.tools.enabled_categories:
             if name not in known:
                 raise Invalid(f"there is no category {name!r}{did_you_mean(name, known)}", code="INVALID_CONFIG")
-        return {name: self._effective(category) for name, category in known.items()}
+        return {name: self.category(name) for name in known}
 
-    def _effective(self, category: Category) -> Category:
-        said = self.categories.get(category.name, CategorySettings())
+    def category(self, name: str) -> Category:
+        """One category; one that only a toolset names is as yours are: read-write."""
+        category = DEFAULT_CATEGORIES.get(name) or Category(name, Permission.READ_WRITE)
+        said = self.categories.get(name, CategorySettings())
         enabled = category.enabled if self.tools.enable is None else self.tools.enable
         if said.enabled is not None:
             enabled = said.enabled

@@ -27,15 +27,26 @@ PROMISES: dict[str, Promise] = {
         "A chat's workspace is versioned: any earlier message's files come back byte for byte; retries branch.",
         "built",
     ),
-    "T3": Promise("A bundle is imported whole or not at all, from ZIP, folder or URL, and exports without secrets."),
-    "T4": Promise(
-        "Python tools: schema from type hints, a context, sync and async; failures recorded and snapshotted."
+    "T3": Promise(
+        "A bundle is imported whole or not at all, from ZIP, folder or URL, and exports without secrets.",
+        "built",
     ),
-    "T5": Promise("Renderers code, document, html and frame; a render plan after each call, errors included."),
-    "T6": Promise("Toolsets declare MCP servers, connected on install; no secret value is stored or exported."),
+    "T4": Promise(
+        "Python tools: schema from type hints, a context, sync and async; failures recorded and snapshotted.",
+        "built",
+    ),
+    "T5": Promise(
+        "Renderers code, document, html and frame; a render plan after each call, errors included.",
+        "built",
+    ),
+    "T6": Promise(
+        "Toolsets declare MCP servers, connected on install; no secret value is stored or exported.",
+        "partly",
+        "declared, stored and exported without secrets; connecting comes with upstreams",
+    ),
     "T7": Promise("Management and workspace API, over REST and as MCP tools of an admin toolset."),
     "T8": Promise("A web console, and the same viewers inside any MCP Apps host."),
-    "T9": Promise("The app-builder toolset ships and works from Claude Desktop's settings."),
+    "T9": Promise("The app-builder toolset ships and works from Claude Desktop's settings.", "built"),
     # Bundles over REST, HTTP tools, search
     "B1": Promise("Bundles over REST: PUT, PATCH, soft DELETE, GET with paging."),
     "B2": Promise("Tools by slug and version over REST, invoked and searched there."),
@@ -49,7 +60,11 @@ PROMISES: dict[str, Promise] = {
     ),
     "B7": Promise("HTTP tools: a placeholder cannot change the host, nor a redirect reach a private address."),
     "B8": Promise("An OpenAPI document imports as a toolset."),
-    "B9": Promise("What disappears is disabled, and comes back as it was."),
+    "B9": Promise(
+        "What disappears is disabled, and comes back as it was.",
+        "partly",
+        "functions, files and tools of toolsets; upstream tools come with upstreams",
+    ),
     "B10": Promise("Multi-step tools, declared in YAML, shown as one tool."),
     "B11": Promise("Limits on calls a minute, bytes in and out, and tools; the error names the limit.", "built"),
     # Specs, one executor, extensions
@@ -69,7 +84,7 @@ PROMISES: dict[str, Promise] = {
         "partly",
         "roles, Prometheus and OpenTelemetry come later",
     ),
-    "X4": Promise("Shell tools get arguments as data, never spliced into a command."),
+    "X4": Promise("Shell tools get arguments as data, never spliced into a command.", "built"),
     # Core tools and approval
     "C1": Promise("File tools on the chat's workspace, from which no path, link or race leads out.", "built"),
     "C2": Promise("run_code in a sandbox: nothing outside the workspace, no network, hard limits."),

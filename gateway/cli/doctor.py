@@ -16,6 +16,7 @@ from .. import __version__, config
 from ..app import Gateway
 from ..config import Settings
 from ..errors import GatewayError
+from ..sandbox.choose import FIXES, survey
 from ..workspace import Openat2, best_way
 from ..workspace.sweep import sizes
 from . import clients
@@ -40,7 +41,8 @@ class Finding:
 @settings_options
 def doctor(settings: Settings, as_json: bool) -> int:
     """Look at everything the gateway needs. Exit 1 when something must be mended."""
-    findings = [*_machine(), *_files(settings), *run(lambda: _gateway(settings)), *_kept(settings), *_clients()]
+    opened = run(lambda: _gateway(settings))
+    findings = [*_machine(), *run(_sandbox), *_files(settings), *opened, *_kept(settings), *_clients()]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -66,6 +68,16 @@ def _machine() -> Iterator[Finding]:
         yield Finding(
             "search", "note", "search_code works, and is several times faster with ripgrep (package 'ripgrep')"
         )
+
+
+async def _sandbox() -> list[Finding]:
+    found = await survey()
+    tried = [Finding("sandbox", "note", f"{each.backend} does not work here: {each.reason}") for each in found.tried]
+    if found.sandbox is None:
+        advice = "toolsets cannot run: this machine offers no sandbox; " + "; ".join(FIXES)
+        return [*tried, Finding("sandbox", "fail", advice)]
+    weak = [Finding("sandbox", "note", f"{found.sandbox.name}: {weakness}") for weakness in found.sandbox.weaknesses]
+    return [*tried, Finding("sandbox", "ok", f"toolsets run in {found.sandbox.name}"), *weak]
 
 
 def _files(settings: Settings) -> Iterator[Finding]:

@@ -70,10 +70,10 @@ def serve(
 
 async def _serve(settings: Settings, transports: tuple[str, ...], host: str, port: int) -> None:
     """Both faces in front of one gateway; the first to end ends the other."""
-    async with Gateway.open(settings) as gateway, anyio.create_task_group() as tasks:
+    async with Gateway.open(settings, follow=True) as gateway, anyio.create_task_group() as tasks:
         stop = anyio.Event()
         tasks.start_soon(_stop_on_signal, stop)
-        face = McpFace(gateway.executor, gateway.versions, gateway.chat)
+        face = McpFace(gateway.executor, gateway.versions, gateway.chat, gateway.records)
         async with anyio.create_task_group() as serving:
             if "http" in transports:
                 serving.start_soon(_over_http, gateway, face, host, port, stop)

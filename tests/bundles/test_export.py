@@ -22,6 +22,7 @@ from .test_round_trip import paths, toolsets
 
 
 @pytest.mark.anyio
+@pytest.mark.promise("T3", "T6")
 async def test_an_export_says_what_was_installed_and_the_secrets_as_references(tmp_path: Path) -> None:
     source = folder(tmp_path / "src", FULL, CODE | {"artifacts/x.html": "<b>", "assets/data.bin": bytes(9000)})
     (source / "tools/files.py").chmod(0o755)

@@ -20,7 +20,7 @@ from .forging import MANIFEST, Forged, bundle, forge
 from .libraries import HEAD, NO_ROWS, Reading, install, on_disk, opened, rows
 from .test_malice import CONTAINERS, LIES, NAMES
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("T3")]
 
 TOOL = HEAD + "tools:\n- {id: a, entrypoint: 'files:a'}\n"
 CODE = Forged("tools/files.py", b"def a(): ...\n")

@@ -16,7 +16,7 @@ from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailabl
 
 from .libraries import CODE, HEAD, NO_ROWS, TWO_TOOLS, Reading, exported, folder, install, on_disk, opened, rows
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("T3", "B9")]
 
 FULL = (
     HEAD

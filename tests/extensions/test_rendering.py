@@ -20,7 +20,7 @@ from gateway.extensions.rendering import IN_PLACE, Directories, Rendering
 from gateway.render import declare
 from gateway.tools import Access, Permission, Renderer, Tool
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("T5")]
 
 Body = Callable[[Call], Awaitable[Outcome]]
 HOME = Path("/home/of/the/toolset")

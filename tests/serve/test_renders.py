@@ -27,7 +27,7 @@ from gateway.serve.resources import PAGE
 from gateway.serve.uris import SPAN_LIMIT
 from gateway.tools import Access, Permission, Tool
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("T5")]
 
 ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
 BREAKOUT = "</script><script>alert(1)</script><!--\u2028"

@@ -1,0 +1,70 @@
+"""Tools of installed toolsets: listed from the library, run in workers and programs apart from us."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from ...bundles import PythonTool, ShellTool
+from ...bundles.installed import Installed, InstalledTool
+from ...bundles.library import Library
+from ...calls import Call, Outcome
+from ...errors import NotFound
+from ...runtime import Job, Runtime
+from ...tools import Tool
+from ...workspace import Workspaces
+from .listing import tools_of
+from .shell import Programs
+
+
+class ToolsetSource:
+    """Lists what is installed and runs it; `environment` is where the secrets are that toolsets declare."""
+
+    name = "toolsets"
+
+    def __init__(
+        self,
+        library: Library,
+        runtime: Runtime,
+        programs: Programs,
+        workspaces: Workspaces,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._library = library
+        self._runtime = runtime
+        self._programs = programs
+        self._workspaces = workspaces
+        self._environment = environment
+        self._installed: Mapping[str, tuple[Installed, InstalledTool]] = {}
+
+    async def list_tools(self) -> Sequence[Tool]:
+        installed = await self._library.list()
+        self._installed = {item.id: (toolset, item) for toolset in installed for item in toolset.tools}
+        return [tool for toolset in installed for tool in tools_of(toolset)]
+
+    async def call_tool(self, call: Call) -> Outcome:
+        toolset, item = self._find(call.target.id)
+        workspace = self._workspaces.path(call.chat)
+        env = {name: self._environment[name] for name in toolset.spec.secrets if name in self._environment}
+        if isinstance(item.spec, ShellTool):
+            return Outcome(await self._programs.run(item.spec, call, toolset.directory, workspace, env))
+        assert isinstance(item.spec, PythonTool)  # noqa: S101 - no other kind is offered
+        job = Job(
+            toolset=toolset.id,
+            directory=toolset.directory,
+            entrypoint=item.spec.entrypoint,
+            arguments=call.arguments,
+            workspace=workspace,
+            chat=call.chat,
+            id=call.id,
+            requirements=toolset.spec.dependencies,
+            env=env,
+            progress=call.progress,
+        )
+        return Outcome(await self._runtime.call(job))
+
+    def _find(self, tool_id: str) -> tuple[Installed, InstalledTool]:
+        found = self._installed.get(tool_id)
+        if found is None:
+            raise NotFound(f"{tool_id} has just been uninstalled", code="UNKNOWN_TOOL")
+        return found

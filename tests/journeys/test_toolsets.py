@@ -1,0 +1,127 @@
+"""Toolsets as their users have them: named in the settings, called by a real client, shown, and edited meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import Client
+
+from tests.sources.toolset.conftest import require_sandbox, write_toolset
+
+from .clients import call, every_tool, over_http, over_stdio
+from .processes import on_http
+from .wire import ERAS, MODERN
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
+
+SHIPPED = Path(__file__).parents[2] / "toolsets"
+PAGE = (
+    "<!doctype html><html><head><title>T</title></head><body><script>show(window.__TOOL_DATA__)</script></body></html>"
+)
+MANIFEST = """
+id: lab
+name: Lab
+version: 1.0.0
+tools:
+  - id: {tool}
+    entrypoint: code:{tool}
+    renderer: {{type: html, artifact: artifacts/page.html, data: $return}}
+"""
+CODE = """
+from covalt_toolset import tool
+
+@tool
+def {tool}(text: str) -> dict:
+    '''Say it.'''
+    return {{"said": text}}
+"""
+
+
+def edit(folder: Path, tool: str) -> None:
+    (folder / "artifacts").mkdir(parents=True, exist_ok=True)
+    (folder / "artifacts/page.html").write_text(PAGE)
+    write_toolset(folder, MANIFEST.format(tool=tool), code=CODE.format(tool=tool))
+
+
+@pytest.fixture(params=ERAS)
+def era(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["stdio", "http"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@asynccontextmanager
+async def connected(tmp_path: Path, transport: str, era: str, hear: Any) -> AsyncIterator[Client]:
+    await require_sandbox()
+    edit(tmp_path / "lab", "say")
+    settings = tmp_path / "toolgate.yaml"
+    settings.write_text(f"toolsets: [./lab, {SHIPPED / 'app-builder'}]\napproval: {{mode: never}}\n")
+    options = ("--config", str(settings))
+    if transport == "stdio":
+        async with over_stdio(tmp_path, era, *options, hear=hear) as client:
+            yield client
+    else:
+        with on_http(tmp_path, *options) as listening:
+            async with over_http(listening.url, era, hear) as client:
+                yield client
+
+
+@pytest.mark.promise("T9", "T5")
+async def test_from_the_settings_to_a_page(tmp_path: Path, transport: str, era: str) -> None:
+    changed = anyio.Event()
+
+    async def hear(message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            changed.set()
+
+    async with connected(tmp_path, transport, era, hear) as client:
+        names = {tool.name for tool in await every_tool(client)}
+        assert {"lab__say", *(f"app-builder__{tool}" for tool in ("write_file", "read_file", "run_command"))} <= names
+        wrote = await call(client, "app-builder__write_file", {"path": "a.py", "content": "print(6 * 7)\n"})
+        assert not wrote.is_error, wrote.content
+        ran = await call(client, "app-builder__run_command", {"command": "python3 a.py"})
+        assert ran.structured_content == {"command": "python3 a.py", "output": "42\n", "exit_code": 0}
+
+        said = await call(client, "lab__say", {"text": "</script><b>"})
+        [link] = [block for block in said.content if isinstance(block, types.ResourceLink)]
+        plan = json.loads(await read(client, link.uri))
+        assert plan["renderer"] == "html"
+        assert plan["config"] == {"artifact": "artifacts/page.html", "data": {"said": "</script><b>"}}
+        assert plan["input"] == {"text": "</script><b>"}
+        page = await read(client, f"{link.uri}/view")
+        assert "window.__TOOL_DATA__" in page
+        assert "</script><b>" not in page
+
+        async with listening(client, era):
+            edit(tmp_path / "lab", "shout")
+            with anyio.fail_after(10):
+                await changed.wait()
+        names = {tool.name for tool in await every_tool(client)}
+        assert "lab__shout" in names
+        assert "lab__say" not in names
+        assert not (await call(client, "lab__shout", {"text": "x"})).is_error
+
+
+@asynccontextmanager
+async def listening(client: Client, era: str) -> AsyncIterator[None]:
+    if era != MODERN:
+        yield
+        return
+    async with client.listen(tools_list_changed=True):
+        yield
+
+
+async def read(client: Client, uri: str) -> str:
+    [content] = (await client.read_resource(str(uri))).contents
+    assert isinstance(content, types.TextResourceContents)
+    return content.text

@@ -1,0 +1,94 @@
+"""A toolset still being written: edits are offered within a second, bad ones change nothing, nor do other folders."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway import Gateway
+
+from .conftest import require_sandbox, write_toolset
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+MANIFEST = "id: lab\nname: Lab\nversion: 1.0.0\ntools:\n  - {{id: {tool}, entrypoint: 'code:{tool}'}}\n"
+CODE = '''
+from covalt_toolset import tool
+
+@tool(access="none")
+def {tool}() -> int:
+    """One."""
+    return {value}
+'''
+
+
+def edit(folder: Path, tool: str, value: object) -> Path:
+    return write_toolset(folder, MANIFEST.format(tool=tool), code=CODE.format(tool=tool, value=value))
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    await require_sandbox()
+    edit(tmp_path / "lab", "one", 1)
+    settings = {"data_dir": str(tmp_path / "data"), "toolsets": [str(tmp_path / "lab")]}
+    async with Gateway.open(settings, follow=True) as gateway:
+        await anyio.sleep(1)  # until the folder is watched
+        yield gateway
+
+
+async def until(holds: Callable[[], bool], seconds: float = 10) -> None:
+    with anyio.fail_after(seconds):
+        while not holds():  # noqa: ASYNC110 - what is waited for tells nobody
+            await anyio.sleep(0.02)
+
+
+def offered(gateway: Gateway) -> set[str]:
+    return {entry.tool.id for entry in gateway.catalog if entry.tool.owner}
+
+
+async def test_an_edit_is_offered_and_announced(gateway: Gateway, tmp_path: Path) -> None:
+    told: list[set[str]] = []
+    gateway.executor.watch(lambda catalog: told.append({entry.tool.id for entry in catalog if entry.tool.owner}))
+    assert (await gateway.call("lab:one")).value == 1
+    edit(tmp_path / "lab", "two", 2)
+    await until(lambda: offered(gateway) == {"lab:two"})
+    assert told[-1] == {"lab:two"}
+    assert (await gateway.call("lab:two")).value == 2
+
+
+async def test_only_the_code_changes_and_the_next_call_runs_it(gateway: Gateway, tmp_path: Path) -> None:
+    assert (await gateway.call("lab:one")).value == 1
+    edit(tmp_path / "lab", "one", 11)
+    digests = {gateway.catalog.find("lab:one").tool.home}
+    await until(lambda: gateway.catalog.find("lab:one").tool.home not in digests)
+    assert (await gateway.call("lab:one")).value == 11
+
+
+async def test_a_bad_edit_changes_nothing_until_it_is_mended(
+    gateway: Gateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "lab/tools/code.py").write_text("def one(:\n")
+    await until(lambda: "stays as it was" in caplog.text)
+    assert "code.py line 1" in caplog.text
+    assert (await gateway.call("lab:one")).value == 1
+    edit(tmp_path / "lab", "two", 2)
+    await until(lambda: offered(gateway) == {"lab:two"})
+
+
+async def test_what_another_process_does_is_noticed(gateway: Gateway, tmp_path: Path) -> None:
+    other = write_toolset(
+        tmp_path / "other",
+        MANIFEST.format(tool="three").replace("id: lab", "id: other"),
+        code=CODE.format(tool="three", value=3),
+    )
+    async with Gateway.open({"data_dir": str(gateway.settings.data_dir)}) as second:
+        library = second.workshop.library
+        await library.install(other, source_type="local", source_ref=str(other))
+        await until(lambda: "other:three" in offered(gateway))
+        await library.enable("other", False)
+        await until(lambda: "other:three" not in offered(gateway))
+        await library.uninstall("lab")
+        await until(lambda: not offered(gateway))

@@ -1,0 +1,181 @@
+"""Tools of installed toolsets on the one road: called, versioned, recorded, shown, and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from gateway import Gateway
+from tests.toolsets import seeds
+
+from .conftest import install, write_toolset
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+MANIFEST = dedent(
+    """
+    id: lab
+    name: Lab
+    version: 1.0.0
+    tools:
+      - {id: first, entrypoint: "code:first"}
+      - {id: second, entrypoint: "code:second"}
+    """
+)
+CODE = dedent(
+    '''
+    from covalt_toolset import get_context, tool
+
+    @tool
+    def first(text: str) -> dict:
+        """First."""
+        context = get_context()
+        context.progress(1, 2, "half")
+        (context.workspace / "made.txt").write_text(text)
+        if text == "fail":
+            raise ValueError("no such luck")
+        return {"chat": context.chat_id, "call": context.tool_call_id}
+
+    @tool(access="none", requires_confirmation=True)
+    def second() -> int:
+        """Second."""
+        return 2
+    '''
+)
+
+
+@pytest.mark.promise("T4")
+async def test_the_specifications_own_examples_run_unchanged(gateway: Gateway, tmp_path: Path) -> None:
+    await install(gateway, seeds.app_builder(tmp_path / "app-builder"))
+    await install(gateway, seeds.my_toolset(tmp_path / "my-toolset"))
+    wrote = await gateway.call("app-builder__write_file", {"path": "a/b.txt", "content": "hi"}, chat="c")
+    assert wrote.value == {"written": "a/b.txt", "size": 2}
+    read = await gateway.call("app-builder:read_file", {"path": "a/b.txt"}, chat="c")
+    assert read.value == {"path": "a/b.txt", "content": "hi", "size": 2}
+    ran = await gateway.call("app-builder:run_command", {"command": "cat a/b.txt; exit 3"}, chat="c")
+    assert ran.value == {"command": "cat a/b.txt; exit 3", "output": "hi", "exit_code": 3}
+    await gateway.call("app-builder:write_file", {"path": "data.csv", "content": "1\n2\n"}, chat="c")
+    analyzed = await gateway.call("my-toolset:analyze_data", {"filename": "data.csv"}, chat="c")
+    assert analyzed.ok, analyzed.error
+    assert analyzed.value["output_file"] == "output.json"
+    assert analyzed.render_plan is not None
+    assert analyzed.render_plan["renderer"] == "html"
+    assert analyzed.render_plan["config"]["data"] == analyzed.value
+
+
+@pytest.mark.promise("T4", "T5")
+async def test_a_call_is_versioned_recorded_and_told_of_also_when_it_fails(gateway: Gateway, tmp_path: Path) -> None:
+    await install(gateway, write_toolset(tmp_path / "lab", MANIFEST, code=CODE))
+    told: list[tuple[float, float | None, str | None]] = []
+
+    async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
+        told.append((done, total, message))
+
+    outcome = await gateway.call("lab:first", {"text": "x"}, chat="c", progress=progress)
+    assert outcome.value["chat"] == "c"
+    assert told == [(1, 2, "half")]
+    assert outcome.post_manifest != outcome.pre_manifest
+    failed = await gateway.call("lab:first", {"text": "fail"}, chat="c")
+    assert failed.error is not None
+    assert failed.error.code == "EXECUTION_ERROR"
+    assert "no such luck" in failed.error.message
+    assert failed.post_manifest not in (None, outcome.post_manifest)
+    [last, first] = await gateway.records.list_calls(chat="c")
+    assert (first.id, first.status, last.status) == (outcome.value["call"], "success", "error")
+    refused = await gateway.call("lab:first", {"text": 1}, chat="c")
+    assert refused.error is not None
+    assert refused.error.code == "INVALID_ARGUMENTS"
+
+
+@pytest.mark.promise("B9")
+async def test_what_disappears_is_withheld_and_comes_back_as_it_was(gateway: Gateway, tmp_path: Path) -> None:
+    folder = write_toolset(tmp_path / "lab", MANIFEST, code=CODE)
+    await install(gateway, folder)
+    await gateway.workshop.library.override("lab", "lab:second", {"name_override": "Mine"})
+    write_toolset(folder, MANIFEST, code=CODE[: CODE.index("@tool(access")])
+    await install(gateway, folder)
+    gone = await gateway.call("lab:second")
+    assert gone.error is not None
+    assert gone.error.code == "TOOL_DISABLED"
+    assert "comes back" in gone.error.message
+    assert (await gateway.call("lab:first", {"text": "x"})).ok
+    write_toolset(folder, MANIFEST, code=CODE)
+    await install(gateway, folder)
+    assert (await gateway.call("lab:second")).value == 2
+    assert gateway.catalog.find("lab:second").tool.title == "Mine"
+
+
+async def test_switches_are_felt_at_once_and_say_how_to_turn_back(gateway: Gateway, tmp_path: Path) -> None:
+    await install(gateway, write_toolset(tmp_path / "lab", MANIFEST, code=CODE))
+    library = gateway.workshop.library
+    await library.enable("lab", False)
+    await gateway.refresh()
+    off = await gateway.call("lab__first", {"text": "x"})
+    assert off.error is not None
+    assert "toolgate toolset enable lab" in off.error.message
+    await library.enable("lab", True)
+    await library.override("lab", "first", {"enabled": False})
+    await gateway.refresh()
+    assert [entry.tool.id for entry in gateway.catalog if entry.tool.owner == "lab"] == ["lab:second"]
+    await library.uninstall("lab")
+    await gateway.refresh()
+    assert (await gateway.call("lab:first", {"text": "x"})).error is not None
+    assert not list((gateway.settings.data_dir / "toolsets").iterdir())
+
+
+async def test_a_category_of_its_own_is_read_write_and_no_more(gateway: Gateway, tmp_path: Path) -> None:
+    own = MANIFEST.replace("version: 1.0.0", "version: 1.0.0\ncategory: weather")
+    await install(gateway, write_toolset(tmp_path / "lab", own, code=CODE))
+    assert gateway.catalog.find("lab:first").tool.category == "weather"
+    higher = own.replace("id: lab", "id: high").replace("category:", "permission: execute\ncategory:")
+    with pytest.raises(Exception, match="allows only read-write") as refused:
+        await install(gateway, write_toolset(tmp_path / "high", higher, code=CODE))
+    assert "categories.weather.permission" in str(refused.value)
+
+
+@pytest.mark.promise("X4")
+async def test_shell_tools_get_arguments_as_data(gateway: Gateway, tmp_path: Path) -> None:
+    manifest = dedent(
+        """
+        id: sh
+        name: Shell
+        version: 1.0.0
+        secrets: [SH_TOKEN]
+        tools:
+          - {id: print, type: shell, command: [printf, "%s|", "${words}"], input_schema:
+              {type: object, properties: {words: {type: array, items: {type: string}}}, required: [words]}}
+          - {id: count, type: shell, command: [wc, -c], stdin: "${text}"}
+          - {id: json, type: shell, command: [cat, "${path}"], output_schema: {type: object}}
+          - {id: save, type: shell, command: [cp, "${source}", "${target}"]}
+          - {id: own, type: shell, command: [./bin/own, "${name}"], env: {TOKEN: "${SH_TOKEN}"}, success_codes: [0, 7]}
+          - {id: none, type: shell, command: [there-is-no-such-program]}
+        """
+    )
+    folder = write_toolset(tmp_path / "sh", manifest)
+    (folder / "bin").mkdir()
+    (folder / "bin/own").write_text('#!/bin/sh\necho "$1 $TOKEN $PWD"; exit 7\n')
+    (folder / "bin/own").chmod(0o755)
+    await install(gateway, folder)
+    nasty = ["; touch /tmp/x", "$(id)", "a b", "`id`", "'", "${HOME}"]
+    printed = await gateway.call("sh:print", {"words": nasty}, chat="c")
+    assert printed.ok, printed.error
+    assert printed.value["stdout"] == "".join(f"{word}|" for word in nasty)
+    assert (await gateway.call("sh:count", {"text": "12345"}, chat="c")).value["stdout"].split() == ["5"]
+    await gateway.call("write_file", {"path": "a.json", "content": '{"a": 1}'}, chat="c")
+    assert (await gateway.call("sh:json", {"path": "a.json"}, chat="c")).value == {"a": 1}
+    saved = await gateway.call("sh:save", {"source": "a.json", "target": "b.json"}, chat="c")
+    assert saved.post_manifest != saved.pre_manifest
+    own = await gateway.call("sh:own", {"name": "--x"}, chat="c")
+    assert own.error is not None
+    assert "for an option" in own.error.message
+    own = await gateway.call("sh:own", {"name": "Ann"}, chat="c")
+    assert own.value["exitCode"] == 7
+    assert own.value["stdout"].startswith("Ann ")
+    failed = await gateway.call("sh:save", {"source": "none", "target": "c"}, chat="c")
+    assert failed.error is not None
+    assert "No such file" in failed.error.message
+    missing = await gateway.call("sh:none", {}, chat="c")
+    assert missing.error is not None
+    assert missing.error.code == "PROGRAM_NOT_FOUND"
