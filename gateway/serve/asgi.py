@@ -88,6 +88,8 @@ class Door:
     def before(self, app: ASGIApp) -> ASGIApp:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
+                # Spaces around a value are not part of it (RFC 9110, 5.5); the parser leaves those after it.
+                scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
                 try:
                     self._check(Headers(scope=scope))
                 except GatewayError as refusal:

@@ -141,6 +141,12 @@ def test_a_call_that_says_one_thing_in_its_headers_and_another_in_its_body_is_re
     assert (answer.status, answer.message["error"]["code"]) == (400, -32020)
 
 
+def test_spaces_around_a_header_are_no_part_of_it(listening: Listening, chat: str) -> None:
+    asked = call(MODERN, 1, "list_directory", {}, chat)
+    answer = post(listening.url, asked, {"mcp-name": "  list_directory \t", "origin": " http://localhost  "})
+    assert (answer.status, answer.message["result"]["isError"]) == (200, False)
+
+
 @pytest.mark.promise("G3")
 def test_a_version_nobody_knows_is_answered_with_those_the_gateway_speaks(listening: Listening) -> None:
     message = request(MODERN, 1, "tools/list", {"_meta": {"io.modelcontextprotocol/protocolVersion": "2099-01-01"}})
