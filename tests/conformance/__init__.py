@@ -1,0 +1,1 @@
+"""The public conformance suite, against a server of our own and against the gateway in front of it."""
