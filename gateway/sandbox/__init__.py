@@ -16,12 +16,14 @@ Killed = Literal["memory", "disk", "processes", "output", "timeout"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program and all it starts may use. `memory`, `processes` and `disk` are totals of the
-    whole tree; `disk` is what its writable folders may grow by."""
+    """What a program and all it starts may use. `memory`, `processes`, `disk` and `files` are totals
+    of the whole tree; its writable folders may grow by `disk` bytes and `files` files. A process may
+    have several threads: together they may be four times as many as processes."""
 
     memory: int = 1024 * _MEBIBYTE
     processes: int = 64
     disk: int = 1024 * _MEBIBYTE
+    files: int = 100_000
     file_bytes: int = 512 * _MEBIBYTE
     tmp_bytes: int = 64 * _MEBIBYTE
     open_files: int = 256
@@ -41,7 +43,8 @@ class Mount:
 @dataclass(frozen=True)
 class Program:
     """What to run, and everything it is given: nothing is inherited. `argv[0]` is an absolute path;
-    `readable` are files and folders it sees read-only under their own names."""
+    `readable` are files and folders it sees read-only under their own names. In a sandbox that has no
+    `/tmp` of its own, `HOME` and `TMPDIR` lead to a folder that is removed afterwards."""
 
     argv: tuple[str, ...]
     mounts: tuple[Mount, ...] = ()
@@ -61,19 +64,24 @@ class Exit:
 
 
 class Process(Protocol):
-    """A program that runs. It and all it started die with the gateway, whatever kills that."""
+    """A program that runs. It and all it started die with the gateway, whatever kills that.
+
+    Its limits are looked at many times a second while it is `busy`, as it is from the start; one
+    that only waits for its next task should say so.
+    """
 
     pid: int
+    busy: bool
     stdin: asyncio.StreamWriter | None
     stdout: asyncio.StreamReader
     stderr: asyncio.StreamReader
 
-    def kill(self) -> None:
-        """End the whole tree now; harmless when it has ended."""
+    def kill(self, reason: Killed | None = None) -> None:
+        """End the whole tree now; harmless when it has ended. `reason` is told by `Exit.killed`."""
         ...
 
     async def wait(self) -> Exit:
-        """How it ended, once nothing of it is left."""
+        """How it ended, once nothing of it is left; `SANDBOX_UNAVAILABLE` when it never began."""
         ...
 
 
@@ -88,5 +96,5 @@ class Sandbox(Protocol):
         ...
 
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
-        """Start it; `SANDBOX_UNAVAILABLE` when that fails."""
+        """Start it, from the event loop's own thread; `SANDBOX_UNAVAILABLE` when that fails."""
         ...

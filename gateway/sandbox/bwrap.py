@@ -1,0 +1,240 @@
+"""The sandbox of choice on Linux: bubblewrap's namespaces, our filter, and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import Invalid
+from . import Mount, Process, Program, seccomp
+from .growth import Filled, Gauge, Size, growth_of
+from .process import Running, handed, spawn, unavailable
+from .rlimits import rlimits
+from .system import SYSTEM_FILES, SYSTEM_FOLDERS
+from .watchdog import Watch
+
+_PLACES = os.pathsep.join(("/usr/bin", "/usr/local/bin", "/bin", "/run/current-system/sw/bin"))
+_RUN_BYTES = 1024 * 1024
+_SHM_BYTES = 16 * 1024 * 1024
+_USER = "1000"
+_PATIENCE = 50
+"""How often the first process inside is killed before bubblewrap itself is."""
+
+
+class Bubblewrap:
+    """A program has its own file system, processes, network and users; nothing of ours is in them but
+    what it is given."""
+
+    name = "bwrap"
+
+    def __init__(self, executable: str | None = None) -> None:
+        if not seccomp.supported():
+            raise unavailable("there is no filter of system calls for this kind of machine")
+        self._executable = executable or find()
+        self._options = _known_options(self._executable)
+        self.weaknesses = tuple(self._weaknesses())
+
+    def inside(self, mount: Mount) -> str:
+        return mount.target
+
+    async def start(self, program: Program, *, stdin: bool = False) -> Process:
+        _require_no_nul(program)
+        gate_inside, gate = _gate()
+        status, status_write = os.pipe()
+        ours = [handed(seccomp.build(shared=False)), gate_inside, status_write]
+        # The arguments go by descriptor: a command line is for all to read, inside too.
+        ours.append(handed(b"".join(os.fsencode(argument) + b"\0" for argument in self._arguments(program, *ours))))
+        argv = [self._executable, "--args", str(ours[-1]), "--", *program.argv]
+        child: subprocess.Popen[bytes] | None = None
+        try:
+            child = spawn(argv, (*ours, *program.pass_fds), stdin=stdin)
+        finally:
+            for fd in (*ours, *(() if child else (gate, status))):
+                os.close(fd)
+        hold = _Namespace(child, gate, status)
+        running = await Running.open(child, hold)
+        async with running.ended_on_failure():
+            if (first := await hold.first()) is None:
+                await running.wait()  # refuses, and says why
+                raise unavailable("bubblewrap ended before it began")
+            self._limit(program, first)
+        hold.release()
+        running.guard(Watch(program.limits, first, self._gauges(program, first)))
+        return running
+
+    def _arguments(self, program: Program, code: int, gate: int, status: int) -> Iterator[str]:
+        yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+        yield from ("--unshare-net", "--die-with-parent", "--new-session", "--hostname", "sandbox")
+        yield from ("--cap-drop", "ALL", "--uid", _USER, "--gid", _USER)
+        if "--disable-userns" in self._options:
+            yield "--disable-userns"
+        yield from _system()
+        # Started by root, its user is root outside: what only file modes protect in /proc must be read-only.
+        yield from ("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev")
+        limits = program.limits
+        for place, size in (("/dev/shm", _SHM_BYTES), ("/tmp", limits.tmp_bytes), ("/run", _RUN_BYTES)):  # noqa: S108
+            yield from ("--size", str(size)) if "--size" in self._options else ()
+            yield from ("--tmpfs", place)
+        for path in program.readable:
+            yield from ("--ro-bind", str(path), str(path))
+        for mount in program.mounts:
+            yield from ("--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target)
+        for place in ("/dev", "/run", "/"):
+            yield from ("--remount-ro", place)
+        for name, value in program.env.items():
+            yield from ("--setenv", name, value)
+        yield from ("--chdir", program.cwd)
+        yield from ("--seccomp", str(code), "--block-fd", str(gate), "--json-status-fd", str(status))
+
+    def _limit(self, program: Program, first: int) -> None:
+        """Hold the first process inside, which waits at the gate, to what all others inherit. Before the
+        namespace, the number of processes would count all that the user runs."""
+        with suppress(ProcessLookupError):
+            for number, value in rlimits(program.limits, 0):
+                hard = resource.prlimit(first, number)[1]
+                value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+                resource.prlimit(first, number, (value, value))
+
+    def _gauges(self, program: Program, first: int) -> list[Gauge]:
+        limits = program.limits
+        tmp = Path("/proc", str(first), "root", "tmp")
+        return [Filled(tmp, Size(limits.tmp_bytes, limits.files), host=Path("/tmp")), *growth_of(program)]  # noqa: S108
+
+    def _weaknesses(self) -> Iterator[str]:
+        if os.getuid() == 0:
+            yield "the gateway runs as root, so programs own root's files in their folders; run it as a normal user"
+        if "--disable-userns" not in self._options:
+            yield "this bubblewrap is older than 0.8: nested namespaces are refused by the filter alone"
+        if "--size" not in self._options:
+            yield "this bubblewrap is older than 0.6: /tmp is only bounded by the watchdog"
+
+
+def find() -> str:
+    found = shutil.which("bwrap", path=_PLACES) or shutil.which("bwrap")
+    if found is None:
+        raise unavailable("bubblewrap is not installed")
+    return found
+
+
+@functools.cache
+def _known_options(executable: str) -> frozenset[str]:
+    try:
+        told = subprocess.run([executable, "--help"], capture_output=True, env={}, timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise unavailable(f"{executable} does not run: {error}") from error
+    return frozenset(word for word in told.decode(errors="replace").split() if word.startswith("--"))
+
+
+def _require_no_nul(program: Program) -> None:
+    """Arguments for bubblewrap are divided by NUL: a value with one in it could add others."""
+    mounts = [str(part) for mount in program.mounts for part in (mount.source, mount.target)]
+    values = (*program.argv, *program.env, *program.env.values(), program.cwd, *map(str, program.readable), *mounts)
+    if any("\0" in value for value in values):
+        raise Invalid("a NUL character cannot be part of a program's arguments, environment or paths")
+
+
+def _system() -> Iterator[str]:
+    for path in map(Path, SYSTEM_FOLDERS):
+        if path.is_symlink():
+            yield from ("--symlink", str(path.readlink()), str(path))
+        elif path.is_dir():
+            yield from ("--ro-bind", str(path), str(path))
+    for name in SYSTEM_FILES:
+        yield from ("--ro-bind-try", name, name)
+
+
+class _Namespace:
+    """A program in a process namespace: when the first process in it dies, so do all."""
+
+    def __init__(self, child: subprocess.Popen[bytes], gate: int, status: int) -> None:
+        self._child = child
+        self._gate = gate
+        self._status = status
+        self._said = b""
+        self._first = -1
+        self._asked = 0
+        self._loop = asyncio.get_running_loop()
+        self._known: asyncio.Future[int | None] = self._loop.create_future()
+        os.set_blocking(status, False)
+        self._loop.add_reader(status, self._listen)
+
+    async def first(self) -> int | None:
+        """The first process inside; None when bubblewrap ends without one."""
+        return await asyncio.shield(self._known)
+
+    def release(self) -> None:
+        """Open the gate, before which nothing of the program has run."""
+        os.write(self._gate, b"\n")
+
+    def end(self) -> None:
+        """The first process is killed and not bubblewrap, which then ends after the last one inside.
+        Were it killed while it builds the namespace, what it has begun would live on without it."""
+        self._asked += 1
+        self._listen()
+        self._kill_first()
+        if self._asked > _PATIENCE:
+            self._child.kill()
+
+    async def settle(self) -> str | None:
+        self._listen()
+        self._kill_first()  # there is none any more, unless bubblewrap itself was killed
+        for fd in (self._gate, self._status, self._first):
+            if fd >= 0:
+                os.close(fd)
+        # It tells an exit code only of a program that began; a killed one has no time to tell.
+        began = "exit-code" in self._told() or self._asked or self._child.returncode < 0
+        return None if began else ""
+
+    def _listen(self) -> None:
+        """Take in what bubblewrap tells of the namespace so far: JSON, line by line, until it ends."""
+        over = False
+        with suppress(BlockingIOError):
+            while more := os.read(self._status, 4096):
+                self._said += more
+            over = True
+        first = self._told().get("child-pid")
+        if over:
+            self._loop.remove_reader(self._status)
+        if over or first is not None:
+            self._learn(first)
+
+    def _learn(self, first: int | None) -> None:
+        """It is known by a descriptor, so that a later process with its number is never taken for it."""
+        if self._known.done():
+            return
+        self._known.set_result(first)
+        if first is not None:
+            with suppress(ProcessLookupError):
+                self._first = os.pidfd_open(first)
+
+    def _kill_first(self) -> None:
+        if self._first >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+
+    def _told(self) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        for line in self._said.splitlines():
+            with suppress(ValueError):
+                told.update(json.loads(line))
+        return told
+
+
+def _gate() -> tuple[int, int]:
+    """A pipe at which bubblewrap waits. Its end can be written to as well, so that it never reads as
+    closed: the program of a gateway that dies meanwhile must not begin."""
+    inside, ours = os.pipe()
+    try:
+        return os.open(f"/proc/self/fd/{inside}", os.O_RDWR | os.O_CLOEXEC), ours
+    finally:
+        os.close(inside)

@@ -1,0 +1,134 @@
+"""Which sandbox this machine offers: found by starting a program in each, best first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import SandboxSettings
+from ..errors import GatewayError, Unavailable
+from . import Limits, Program, Sandbox
+from .bwrap import Bubblewrap
+from .landlock import Landlock
+from .run import run
+from .unconfined import Unconfined
+
+_log = logging.getLogger(__name__)
+_PATIENCE = 20.0
+
+_CAUSES = (
+    ("not installed", "bubblewrap is not installed"),
+    ("uid map", "AppArmor forbids user namespaces to ordinary programs (Ubuntu 23.10 and newer)"),
+    ("RTM_NEWADDR", "AppArmor forbids user namespaces to ordinary programs (Ubuntu 23.10 and newer)"),
+    ("mount proc", "the container forbids mounting /proc"),
+    ("namespace", "user namespaces are disabled here"),
+    ("no Landlock", "the kernel has no Landlock (needs Linux 5.13 or newer, with lsm=landlock)"),
+)
+"""What bubblewrap says when it fails, and what that means."""
+
+FIXES = (
+    "Debian, Ubuntu: sudo apt install bubblewrap",
+    "Fedora: sudo dnf install bubblewrap",
+    "Ubuntu 23.10 and newer: add an AppArmor profile that allows userns to /usr/bin/bwrap",
+    "Docker: run on a host with Landlock, or allow user namespaces in the container's seccomp profile",
+    "last resort: sandbox.allow_unsandboxed: true (code then has all rights of your account)",
+)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A sandbox that does not work here, why, and in whose words."""
+
+    backend: str
+    reason: str
+    raw: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What this machine offers: the sandbox that is used, or none, and those that did not work."""
+
+    sandbox: Sandbox | None
+    tried: tuple[Tried, ...] = ()
+
+
+async def choose(settings: SandboxSettings) -> Sandbox:
+    """The best sandbox that works here; `SANDBOX_UNAVAILABLE` when there is none, unless the operator
+    allowed programs to run without."""
+    found = await survey()
+    if found.sandbox is not None:
+        return found.sandbox
+    if settings.allow_unsandboxed:
+        return _unconfined()
+    raise Unavailable(
+        "this machine offers no sandbox, and code is never run without one",
+        code="SANDBOX_UNAVAILABLE",
+        **_details(found),
+    )
+
+
+async def survey() -> Survey:
+    """Try each sandbox, once per process; a machine does not change under us."""
+    if not _known:
+        _known.append(await _survey())
+    return _known[0]
+
+
+_known: list[Survey] = []
+_allowed: list[Unconfined] = []
+
+
+async def _survey() -> Survey:
+    tried: list[Tried] = []
+    for name, make in _candidates():
+        try:
+            return Survey(await _proven(make), tuple(tried))
+        except GatewayError as error:
+            tried.append(Tried(name, _cause(error.message), error.message))
+            _log.info("no %s sandbox: %s", name, error.message)
+    return Survey(None, tuple(tried))
+
+
+def _candidates() -> Iterator[tuple[str, Callable[[], Sandbox]]]:
+    if sys.platform == "linux":
+        yield "bwrap", Bubblewrap
+        yield "landlock", Landlock
+
+
+async def _proven(make: Callable[[], Sandbox]) -> Sandbox:
+    """The sandbox, after a program has run in it."""
+    sandbox = await asyncio.get_running_loop().run_in_executor(None, make)
+    finished = await run(sandbox, _nothing(), timeout=_PATIENCE)
+    if finished.exit.code != 0:
+        said = finished.stderr.decode(errors="replace").strip()
+        raise Unavailable(f"a program that does nothing ended with {finished.exit.code}: {said}")
+    return sandbox
+
+
+def _nothing() -> Program:
+    limits = Limits(cpu_seconds=10)
+    if true := shutil.which("true", path="/usr/bin:/bin"):
+        return Program((true,), limits=limits)
+    prefixes = tuple({Path(sys.prefix), Path(sys.base_prefix)})
+    return Program((sys.executable, "-I", "-S", "-c", ""), readable=prefixes, limits=limits)
+
+
+def _cause(message: str) -> str:
+    return next((cause for words, cause in _CAUSES if words in message), message)
+
+
+def _details(found: Survey) -> dict[str, Any]:
+    return {"tried": [asdict(attempt) for attempt in found.tried], "fix": list(FIXES)}
+
+
+def _unconfined() -> Unconfined:
+    if not _allowed:
+        _log.warning("no sandbox works here; code runs with all rights of this account (sandbox.allow_unsandboxed)")
+        _allowed.append(Unconfined())
+    return _allowed[0]

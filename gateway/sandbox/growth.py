@@ -1,0 +1,221 @@
+"""How much a program's folders have grown, found out without walking them more often than needed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from . import Program
+
+DEPTH_LIMIT = 256
+"""Below it nothing is measured, so a program that makes or changes a folder there has gone too far."""
+
+_CLOCK_TICK = 0.02
+
+_FIRST_WALK = 0.4
+"""Seconds a program may run before its folders are walked; most have ended by then."""
+
+_STALE = 5.0
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Size:
+    bytes: int = 0
+    files: int = 0
+
+    def __sub__(self, other: Size) -> Size:
+        return Size(self.bytes - other.bytes, self.files - other.files)
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.bytes + other.bytes, self.files + other.files)
+
+    def exceeds(self, limit: Size, share: float = 1) -> bool:
+        return self.bytes > limit.bytes * share or self.files > limit.files * share
+
+    def within(self, least: Size, most: Size) -> Size:
+        return Size(
+            min(max(self.bytes, least.bytes), most.bytes),
+            min(max(self.files, least.files), most.files),
+        )
+
+
+class Gauge(Protocol):
+    """Something that fills up while a program runs."""
+
+    def renew(self) -> None:
+        """What is there now is not the program's doing. Called from any thread."""
+        ...
+
+    def full(self) -> bool: ...
+
+
+class Filled:
+    """A file system of the program's own, which tells what is in it. Until it is there, the path leads to
+    the `host`'s."""
+
+    def __init__(self, path: Path, limit: Size, host: Path) -> None:
+        self._path = path
+        self._limit = limit
+        self._host = host
+
+    def renew(self) -> None:
+        return
+
+    def full(self) -> bool:
+        try:
+            found, host = os.statvfs(self._path), self._host.stat()
+            if self._path.stat().st_dev == host.st_dev:
+                return False
+        except OSError:
+            return False  # not there yet, or not any more
+        used = Size((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree)
+        return used.exceeds(self._limit)
+
+
+class Growth:
+    """Folders on file systems that others use too.
+
+    Walking a large folder costs more than most programs. The file system says at once how much was
+    taken from it, by whomever; the folders are walked only when that could be too much, and now and
+    then. What was taken before the first walk, and is there in new files, counts as the program's.
+    """
+
+    _base: Size | None
+    _growth: Size
+    _free_then: Size
+    _since: float
+    _walked: float
+    _effort: float
+
+    def __init__(self, folders: Sequence[Path], limit: Size) -> None:
+        self._folders = folders
+        self._limit = limit
+        self._renewed = False
+        self._begin()
+
+    def renew(self) -> None:
+        self._renewed = True
+
+    def full(self) -> bool:
+        if self._renewed:
+            self._renewed = False
+            self._begin()
+            return False
+        free = _free(self._folders)
+        if not self._suspicious(self._free_then - free):
+            return False
+        began = time.monotonic()
+        walk = _Walk(self._since, self._base.files + self._limit.files if self._base else None)
+        size = walk.measure(self._folders)
+        if self._base is None:
+            # Others take from the file system too: what is older than the program is none of its doing.
+            self._base = size - (self._free_then - free).within(Size(), walk.fresh)
+        self._growth = size - self._base
+        self._free_then = free
+        self._walked = time.monotonic()
+        self._effort = self._walked - began
+        return walk.buried or self._growth.exceeds(self._limit)
+
+    def _begin(self) -> None:
+        self._since = time.time() - _CLOCK_TICK
+        self._base = None
+        self._growth = Size()
+        self._free_then = _free(self._folders)
+        self._walked = time.monotonic()
+        self._effort = 0.0
+
+    def _suspicious(self, taken: Size) -> bool:
+        age = time.monotonic() - self._walked
+        if taken.exceeds(self._limit - self._growth, share=0.5):
+            return age > 4 * self._effort
+        return age > (_FIRST_WALK if self._base is None else max(_STALE, 20 * self._effort))
+
+
+def growth_of(program: Program) -> list[Gauge]:
+    """A gauge of all folders a program may write to, if there are any."""
+    folders = [mount.source for mount in program.mounts if mount.writable]
+    return [Growth(folders, Size(program.limits.disk, program.limits.files))] if folders else []
+
+
+def _free(folders: Sequence[Path]) -> Size:
+    """What the file systems of these folders have left."""
+    left: dict[int, Size] = {}
+    for folder in folders:
+        with suppress(OSError):
+            found = os.statvfs(folder)
+            left[folder.stat().st_dev] = Size(found.f_bfree * found.f_frsize, found.f_ffree)
+    return sum(left.values(), Size())
+
+
+class _Walk:
+    """Counts blocks and files beneath folders, following nothing; stops at `enough` files. `fresh` is
+    what changed `since` then, and `buried` whether anything did that is too deep to look at."""
+
+    def __init__(self, since: float, enough: int | None) -> None:
+        self.buried = False
+        self._since = since
+        self._enough = enough
+        self._blocks = self._fresh_blocks = 0
+        self._files = self._fresh_files = 0
+        self._linked: set[tuple[int, int]] = set()
+
+    def measure(self, folders: Sequence[Path]) -> Size:
+        for folder in folders:
+            with suppress(OSError):
+                self._enter(os.open(folder, _DIRECTORY), 0)
+        return Size(self._blocks * 512, self._files)
+
+    @property
+    def fresh(self) -> Size:
+        return Size(self._fresh_blocks * 512, self._fresh_files)
+
+    @property
+    def _done(self) -> bool:
+        return self.buried or (self._enough is not None and self._files > self._enough)
+
+    def _enter(self, fd: int, depth: int) -> None:
+        try:
+            found = os.fstat(fd)
+            self._count(found)
+            if depth > DEPTH_LIMIT:
+                self.buried = self.buried or found.st_ctime >= self._since
+                return
+            for name in self._folders_in(fd):
+                if self._done:
+                    return
+                with suppress(OSError):
+                    self._enter(os.open(name, _DIRECTORY, dir_fd=fd), depth + 1)
+        finally:
+            os.close(fd)
+
+    def _folders_in(self, fd: int) -> list[str]:
+        folders = []
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                self._files += 1
+                if self._done:
+                    break
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                    continue
+                with suppress(OSError):
+                    self._count(entry.stat(follow_symlinks=False))
+        return folders
+
+    def _count(self, found: os.stat_result) -> None:
+        if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
+            key = (found.st_dev, found.st_ino)
+            if key in self._linked:
+                return
+            self._linked.add(key)
+        self._blocks += found.st_blocks
+        if found.st_ctime >= self._since:
+            self._fresh_blocks += found.st_blocks
+            self._fresh_files += 1

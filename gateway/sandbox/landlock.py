@@ -1,0 +1,114 @@
+"""The sandbox for Linux without user namespaces: Landlock's rules on files, and a filter for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import Mount, Process, Program, seccomp
+from .launched import launch
+from .process import unavailable
+from .system import SYSTEM_FILES, SYSTEM_FOLDERS
+from .tree import tasks_of
+
+_CREATE, _VERSION = 444, 1
+_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
+"""How many rights on files a version knows; later ones know 16."""
+
+_READ = 0b1101  # execute, read file, read folder
+_USE = 0b0110  # write file, read file
+_NO_DEVICES = ~(1 << 6 | 1 << 11 | 1 << 15)  # making devices, and their ioctls
+_NO_TCP, _NO_ABSTRACT_SOCKETS_NOR_SIGNALS = 3, 3
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_OF_PROC = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version")
+_FRESH = 2.0
+
+
+class Landlock:
+    """A program shares processes and the view of files with the machine, and can open only what it is
+    given. What Landlock does not look at, the filter refuses."""
+
+    name = "landlock"
+
+    def __init__(self) -> None:
+        self._version = version()
+        if not self._version:
+            raise unavailable("the kernel has no Landlock (needs Linux 5.13 or newer, with lsm=landlock)")
+        self.weaknesses = tuple(self._weaknesses())
+        self._counted = -_FRESH
+        self._tasks = 0
+
+    def inside(self, mount: Mount) -> str:
+        return str(mount.source)
+
+    async def start(self, program: Program, *, stdin: bool = False) -> Process:
+        tasks = await self._running_tasks()
+        scratch = Path(tempfile.mkdtemp(prefix="toolgate-"))
+        return await launch(
+            program,
+            stdin=stdin,
+            scratch=scratch,
+            confine=self._confinement(program, scratch),
+            code=seccomp.build(shared=True),
+            tasks=tasks,
+        )
+
+    def _confinement(self, program: Program, scratch: Path) -> dict[str, Any]:
+        rights = (1 << _RIGHTS.get(self._version, 16)) - 1
+        attributes = struct.pack("<QQQ", rights, _NO_TCP, _NO_ABSTRACT_SOCKETS_NOR_SIGNALS)
+        known = 8 if self._version < 4 else 16 if self._version < 6 else 24
+        return {
+            "attributes": attributes[:known],
+            "rights": rights,
+            "rules": [*_machine(), *_given(program, scratch, rights & _NO_DEVICES)],
+        }
+
+    async def _running_tasks(self) -> int | None:
+        """The kernel counts all of a user's threads together, and never root's."""
+        if os.getuid() == 0:
+            return None
+        if time.monotonic() - self._counted > _FRESH:
+            self._tasks = await asyncio.get_running_loop().run_in_executor(None, tasks_of, os.getuid())
+            self._counted = time.monotonic()
+        return self._tasks
+
+    def _weaknesses(self) -> Iterator[str]:
+        yield "programs can learn that a file exists, its size and its times, though not open it"
+        yield "chmod, chown and setting times by name do nothing inside"
+        if os.getuid() == 0:
+            yield "the gateway runs as root, so programs own root's files in their folders; run it as a normal user"
+        if self._version < 6:
+            yield "this kernel lets programs signal other processes of the account (needs Linux 6.12)"
+        if self._version < 2:
+            yield "files cannot be moved from folder to folder inside (needs Linux 5.19)"
+
+
+def version() -> int:
+    """What this kernel's Landlock can do; 0 when there is none."""
+    if sys.platform != "linux" or not seccomp.supported():
+        return 0
+    found: int = ctypes.CDLL(None).syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION))
+    return max(found, 0)
+
+
+def _machine() -> Iterator[tuple[str, int, bool]]:
+    for path in (*SYSTEM_FOLDERS, *SYSTEM_FILES, *_OF_PROC):
+        yield path, _READ, False
+    for path in _DEVICES:
+        yield path, _USE, False
+
+
+def _given(program: Program, scratch: Path, everything: int) -> Iterator[tuple[str, int, bool]]:
+    yield str(scratch), everything, True
+    for path in program.readable:
+        yield str(path), _READ, True
+    for mount in program.mounts:
+        yield str(mount.source), everything if mount.writable else _READ, True

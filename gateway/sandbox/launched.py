@@ -1,0 +1,139 @@
+"""Starts programs behind the launcher, for sandboxes without a process namespace of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import marshal
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from . import Program
+from .growth import Gauge, Growth, Size, growth_of
+from .launcher import remove
+from .process import Running, handed, spawn
+from .rlimits import rlimits
+from .watchdog import Watch
+
+_LAUNCHER = Path(__file__).with_name("launcher.py")
+_BOOT = """
+import marshal, sys
+with open(int(sys.argv[1]), "rb") as file:
+    code, order = marshal.load(file)
+exec(code, room := {"__name__": "launcher"})
+room["main"](order)
+"""
+_PATIENCE = 50
+"""How often the launcher is asked to end everything before it is ended itself."""
+
+
+async def launch(
+    program: Program, *, stdin: bool, scratch: Path, confine: Any = None, code: bytes | None = None, tasks: int | None
+) -> Running:
+    """Start the program behind a launcher that confines it; `scratch` is removed when it has ended."""
+    lifeline_read, lifeline = os.pipe()
+    status, status_write = os.pipe()
+    os.set_blocking(status, False)
+    order = {
+        "argv": program.argv,
+        "env": _environment(program, scratch),
+        "cwd": program.cwd,
+        "scratch": str(scratch),
+        "pass_fds": program.pass_fds,
+        "rlimits": rlimits(program.limits, tasks),
+        "confine": confine,
+        "filter": code,
+        "lifeline": lifeline_read,
+        "status": status_write,
+    }
+    ours = (handed(marshal.dumps((_launcher(), order))), lifeline_read, status_write)
+    argv = [sys.executable, "-I", "-S", "-c", _BOOT, str(ours[0])]
+    hold: _Launched | None = None
+    try:
+        child = spawn(argv, (*ours, *program.pass_fds), stdin=stdin)
+        hold = _Launched(child, lifeline, status, scratch)
+    finally:
+        for fd in ours:
+            os.close(fd)
+        if hold is None:
+            os.close(lifeline)
+            os.close(status)
+            remove(str(scratch))
+    running = await Running.open(child, hold)
+    running.guard(Watch(program.limits, child.pid, _gauges(program, scratch)))
+    return running
+
+
+@functools.cache
+def _launcher() -> CodeType:
+    return compile(_LAUNCHER.read_text(), str(_LAUNCHER), "exec")
+
+
+class _Launched:
+    """A program behind its launcher."""
+
+    def __init__(self, child: subprocess.Popen[bytes], lifeline: int, status: int, scratch: Path) -> None:
+        self._child = child
+        self._lifeline = lifeline
+        self._status = status
+        self._scratch = scratch
+        self._said = b""
+        self._asked = 0
+
+    def end(self) -> None:
+        """The launcher ends everything when its lifeline is cut. The group is killed at once besides: it
+        is the whole tree where it cannot be left, and a program may have stopped the launcher."""
+        self._cut()
+        self._kill_group()
+        self._asked += 1
+        if self._asked > _PATIENCE:
+            self._child.kill()
+
+    async def settle(self) -> str | None:
+        if self._child.returncode < 0:  # the launcher itself was killed, and so could not clear up
+            self._kill_group()
+        self._cut()
+        pid, _, problem = self._listen().partition(b"\n")
+        os.close(self._status)
+        if self._scratch.exists():
+            await asyncio.get_running_loop().run_in_executor(None, remove, str(self._scratch))
+        if self._asked or (pid and not problem):
+            return None
+        return problem.decode(errors="replace").strip()
+
+    def _cut(self) -> None:
+        fd, self._lifeline = self._lifeline, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _kill_group(self) -> None:
+        pid = self._listen().partition(b"\n")[0]
+        if pid:
+            with suppress(OSError):
+                os.killpg(int(pid), signal.SIGKILL)
+
+    def _listen(self) -> bytes:
+        """What came so far: the program's process id, and why it did not start."""
+        with suppress(BlockingIOError):
+            while more := os.read(self._status, 4096):
+                self._said += more
+        return self._said
+
+
+def _environment(program: Program, scratch: Path) -> dict[str, str]:
+    environment = dict(program.env)
+    for name in ("HOME", "TMPDIR"):
+        if environment.get(name, "/tmp").startswith("/tmp"):  # noqa: S108 - the one of a sandbox that has its own
+            environment[name] = str(scratch)
+    return environment
+
+
+def _gauges(program: Program, scratch: Path) -> list[Gauge]:
+    limits = program.limits
+    return [Growth([scratch], Size(limits.tmp_bytes, limits.files)), *growth_of(program)]

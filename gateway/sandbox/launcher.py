@@ -1,0 +1,220 @@
+"""The program between the gateway and a program: confines it, and lets nothing of it survive.
+
+Whatever the program starts and abandons becomes this process's child. When the program ends, or the
+gateway does, all of it is killed and reaped. It runs under `python -I -S` with as little of the
+standard library as it can: each import delays every program. `launched.py` hands it over compiled.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]  # what `signal` wraps, without its enums
+import ctypes
+import os
+import resource
+import select
+import sys
+
+TYPE_CHECKING = False  # what `typing` has to say costs more than all else here
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    Order = dict[str, Any]
+
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+SECCOMP_FILTER = 2
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
+LANDLOCK_PATH_BENEATH = 1
+FILE_RIGHTS = 0b1100_0000_0000_0111
+"""The Landlock rights that mean something for a file: execute, write, read, truncate, device ioctl."""
+
+CAPABILITY_VERSION_3 = 0x20080522
+DIRECTORY = 0o040000
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(order: Order) -> NoReturn:
+    if sys.platform == "linux":
+        check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper")
+    wake, alarm = os.pipe()
+    os.set_blocking(alarm, False)
+    signal.set_wakeup_fd(alarm)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    program = os.fork()
+    if program == 0:
+        become(order)
+    let_go(order)
+    code = supervise(program, order["lifeline"], wake)
+    end_all(program)
+    remove(order["scratch"])
+    os._exit(code)
+
+
+def let_go(order: Order) -> None:
+    """What the program was given is its alone: others see it closed when the program closes it."""
+    for fd in (order["status"], *order["pass_fds"]):
+        os.close(fd)
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+
+
+def supervise(program: int, lifeline: int, wake: int) -> int:
+    """The program's exit code once it has ended, or that of a killed one when the gateway let go."""
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == lifeline:
+                return 128 + 9
+            os.read(wake, 512)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return 128 + 9
+            if pid == program:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+            if pid == 0:
+                break
+
+
+def end_all(program: int) -> None:
+    """Kill the group, then whoever left it, until there is no child any more."""
+    me = os.getpid()
+    group = program
+    while True:
+        try:
+            if group:
+                os.killpg(group, 9)
+        except OSError:
+            group = 0
+        try:
+            with open(f"/proc/{me}/task/{me}/children") as children:  # noqa: PTH123 - one import less
+                for child in children.read().split():
+                    os.kill(int(child), 9)
+        except OSError:
+            pass
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                select.select((), (), (), 0.002)
+        except ChildProcessError:
+            return
+
+
+def remove(folder: str) -> None:
+    """Remove a folder that a program filled, however deep and whatever it is named: each folder in it
+    is lifted to the top before it is emptied."""
+    seen: set[str] = set()
+    queue = [folder]
+    while queue:
+        here = queue[-1]
+        known = len(queue)
+        for below in empty(here):
+            top = below if here == folder else f"{folder}/.{os.getpid()}.{len(seen)}"
+            if top not in seen and (top == below or attempt(os.rename, below, top)):
+                seen.add(top)
+                queue.append(top)
+        if len(queue) == known:
+            queue.pop()
+            attempt(os.rmdir, here)
+
+
+def empty(folder: str) -> list[str]:
+    """Remove all that is no folder; the folders that are left."""
+    attempt(os.chmod, folder, 0o700)
+    folders = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    attempt(os.unlink, entry.path)
+    except OSError:
+        pass
+    return folders
+
+
+def attempt(action: Callable[..., object], *arguments: object) -> bool:
+    try:
+        action(*arguments)
+    except OSError:
+        return False
+    return True
+
+
+def become(order: Order) -> NoReturn:
+    try:
+        os.setsid()
+        os.write(order["status"], b"%d\n" % os.getpid())
+        os.close(order["lifeline"])
+        os.set_inheritable(order["status"], False)
+        for number, value in order["rlimits"]:
+            hard = resource.getrlimit(number)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(number, (value, value))
+        if order["confine"] is not None:
+            confine(**order["confine"])
+        os.chdir(order["cwd"])
+        for name in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+            signal.signal(name, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        if order["filter"] is not None:
+            install(order["filter"])
+        os.execve(order["argv"][0], order["argv"], order["env"])  # noqa: S606
+    except BaseException as error:
+        os.write(order["status"], f"{error}\n".encode(errors="replace")[:2048])
+    os._exit(127)
+
+
+def confine(attributes: bytes, rights: int, rules: list[tuple[str, int, bool]]) -> None:
+    """From here on: no capability, no way to gain one, and only these paths. A rule is a path, what may
+    be done beneath it, and whether the path has to be there."""
+    check(libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0), "parent death signal")
+    drop_capabilities()
+    check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+    size = ctypes.c_size_t(len(attributes))
+    ruleset = check(libc.syscall(LANDLOCK_CREATE, attributes, size, ctypes.c_uint(0)), "landlock ruleset")
+    for path, allowed, required in rules:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            if required:
+                raise
+            continue
+        if os.fstat(fd).st_mode & 0o170000 != DIRECTORY:
+            allowed &= FILE_RIGHTS
+        rule = (allowed & rights).to_bytes(8, "little") + fd.to_bytes(4, "little")
+        kind = ctypes.c_uint(LANDLOCK_PATH_BENEATH)
+        check(libc.syscall(LANDLOCK_ADD, ruleset, kind, rule, ctypes.c_uint(0)), f"landlock rule for {path}")
+        os.close(fd)
+    check(libc.syscall(LANDLOCK_RESTRICT, ruleset, ctypes.c_uint(0)), "landlock")
+    os.close(ruleset)
+
+
+def drop_capabilities() -> None:
+    """Also those that root would get back when it runs a program."""
+    capability = 0
+    while libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+        capability += 1
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    check(libc.capset(header, (ctypes.c_uint32 * 6)()), "capabilities")
+
+
+class Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+def install(code: bytes) -> None:
+    check(libc.prctl(PR_SET_SECCOMP, SECCOMP_FILTER, ctypes.byref(Filter(len(code) // 8, code)), 0, 0), "seccomp")
+
+
+def check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result

@@ -1,0 +1,254 @@
+"""A program that runs, however it is held: its streams, its end, and the limit it ended for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import IO, Protocol, cast
+
+import anyio
+
+from ..errors import Unavailable
+from . import Exit, Killed
+from .watchdog import Watch
+
+_NEXT_BLOW = 0.02
+_RUN_DRY = 0.2
+_PATIENCE = 10.0
+_BEGINNING = 2048
+_LAST_WORDS = 1.0
+"""Seconds in which what is left in the pipes of an ended program can still be read."""
+
+
+class Hold(Protocol):
+    """How a sandbox holds the tree of one program."""
+
+    def end(self) -> None:
+        """Kill all of it; called again while it has not ended."""
+        ...
+
+    async def settle(self) -> str | None:
+        """Clear up after the end. Why the program never began, if so; empty when only stderr tells."""
+        ...
+
+
+def spawn(argv: Sequence[str], pass_fds: Sequence[int], *, stdin: bool) -> subprocess.Popen[bytes]:
+    """A process with pipes, the given descriptors, and nothing else of ours."""
+    try:
+        return subprocess.Popen(
+            argv,
+            bufsize=0,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={},
+            cwd="/",
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise unavailable(f"{argv[0]} does not start: {error.strerror}") from error
+
+
+def handed(data: bytes) -> int:
+    """A descriptor from which a child can read the data."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("toolgate")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def unavailable(message: str) -> Unavailable:
+    return Unavailable(message, code="SANDBOX_UNAVAILABLE")
+
+
+class _Stream(asyncio.StreamReaderProtocol):
+    """A pipe of a program, whose beginning is remembered."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        super().__init__(reader)
+        self.beginning = bytearray()
+        self.over = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        self.beginning += data[: _BEGINNING - len(self.beginning)]
+        super().data_received(data)
+
+    def eof_received(self) -> bool | None:
+        self.over.set()
+        return super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over.set()
+        super().connection_lost(exc)
+
+
+class Running:
+    """One program, from its start to its end."""
+
+    def __init__(self, child: subprocess.Popen[bytes], hold: Hold) -> None:
+        self.pid = child.pid
+        self.stdin: asyncio.StreamWriter | None = None
+        self.stdout = asyncio.StreamReader()
+        self.stderr = asyncio.StreamReader()
+        self._child = child
+        self._hold = hold
+        self._loop = asyncio.get_running_loop()
+        self._killed: Killed | None = None
+        self._dead = False
+        self._watch: Watch | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._streams: list[tuple[asyncio.ReadTransport, _Stream]] = []
+        self._exit: asyncio.Future[Exit] = self._loop.create_future()
+        self._exit.add_done_callback(_seen)
+        self._connecting = self._loop.create_task(self._connect())
+
+    @classmethod
+    async def open(cls, child: subprocess.Popen[bytes], hold: Hold) -> Running:
+        """The program with its streams connected."""
+        running = cls(child, hold)
+        _when_dead(running._loop, child, running._on_death)
+        async with running.ended_on_failure():
+            await asyncio.shield(running._connecting)  # so that all that is open has an owner
+        return running
+
+    @asynccontextmanager
+    async def ended_on_failure(self) -> AsyncIterator[None]:
+        """What fails or is cancelled inside leaves nothing running."""
+        try:
+            yield
+        except BaseException:
+            await self.end()
+            raise
+
+    async def end(self) -> None:
+        """Kill it and see it dead, also in a task that was cancelled."""
+        self.kill()
+        with anyio.move_on_after(_PATIENCE, shield=True), suppress(Unavailable):
+            await self.wait()
+
+    @property
+    def busy(self) -> bool:
+        return self._watch is not None and self._watch.busy
+
+    @busy.setter
+    def busy(self, busy: bool) -> None:
+        if self._watch is not None:
+            self._watch.busy = busy
+
+    def guard(self, watch: Watch) -> None:
+        """From now on the watch looks after the limits; called by the sandbox that started it."""
+        self._watch = watch
+        if self._dead:
+            watch.stop()
+        else:
+            watch.start(self._loop, self.kill)
+
+    def kill(self, reason: Killed | None = None) -> None:
+        if self._dead:
+            return
+        self._killed = self._killed or reason
+        self._end()
+
+    async def wait(self) -> Exit:
+        return await asyncio.shield(self._exit)
+
+    def _end(self) -> None:
+        """Until it is dead: a tree that is still being built may not be reached by the first blow."""
+        if self._again is not None:
+            self._again.cancel()
+        if not self._dead:
+            self._hold.end()
+            self._again = self._loop.call_later(_NEXT_BLOW, self._end)
+
+    async def _connect(self) -> None:
+        child = self._child
+        await self._read(cast(IO[bytes], child.stdout), self.stdout)
+        await self._read(cast(IO[bytes], child.stderr), self.stderr)
+        if child.stdin is not None:
+            # A writer asks its protocol whether it may go on, and this is the public one that answers.
+            transport, protocol = await self._loop.connect_write_pipe(
+                lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), child.stdin
+            )
+            self.stdin = asyncio.StreamWriter(transport, protocol, None, self._loop)
+
+    async def _read(self, pipe: IO[bytes], reader: asyncio.StreamReader) -> None:
+        self._streams.append(await self._loop.connect_read_pipe(lambda: _Stream(reader), pipe))
+
+    def _on_death(self) -> None:
+        if self._dead:
+            return
+        self._dead = True
+        if self._again is not None:
+            self._again.cancel()
+        code = self._child.wait()
+        if self._watch is not None:
+            self._watch.stop()
+        self._settling = self._loop.create_task(self._settle(code if code >= 0 else 128 - code))
+
+    async def _settle(self, code: int) -> None:
+        try:
+            await self._connecting
+            problem = await self._hold.settle()
+            await self._run_dry()
+            if problem is None:
+                self._exit.set_result(Exit(code, self._killed))
+            else:
+                said = problem or bytes(self._streams[-1][1].beginning).decode(errors="replace").strip()
+                self._exit.set_exception(unavailable(f"the program does not start: {said}"))
+        except Exception as error:
+            self._exit.set_exception(error)
+        finally:
+            if self.stdin is not None:
+                self.stdin.close()
+            self._loop.call_later(_LAST_WORDS, self._close)
+
+    async def _run_dry(self) -> None:
+        """What it wrote last is read, unless nobody reads or someone else holds its pipes."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RUN_DRY):
+                for transport, stream in self._streams:
+                    await stream.over.wait()
+                    transport.close()
+
+    def _close(self) -> None:
+        for transport, _ in self._streams:
+            transport.close()
+
+
+def _seen(future: asyncio.Future[Exit]) -> None:
+    """Nobody has to ask how a program ended."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _when_dead(loop: asyncio.AbstractEventLoop, child: subprocess.Popen[bytes], then: Callable[[], None]) -> None:
+    """Call `then` in the loop once the process has ended; asyncio's own way would wait for its pipes too."""
+    if hasattr(os, "pidfd_open"):
+        fd = os.pidfd_open(child.pid)
+
+        def on_end() -> None:
+            loop.remove_reader(fd)
+            os.close(fd)
+            then()
+
+        loop.add_reader(fd, on_end)
+        return
+
+    def wait() -> None:
+        child.wait()
+        with suppress(RuntimeError):  # the loop has closed meanwhile
+            loop.call_soon_threadsafe(then)
+
+    threading.Thread(target=wait, name="toolgate-wait", daemon=True).start()

@@ -1,0 +1,249 @@
+"""A program that uses more than it may is ended, and nothing of it is left.
+
+Every program here is bounded in itself: where a limit does not hold, the test fails and the machine lives.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway.sandbox import Exit, Limits, Sandbox
+from gateway.sandbox.launcher import remove
+from gateway.sandbox.run import Finished, run
+
+from .siege import python, running, workspace
+
+pytestmark = pytest.mark.anyio
+MIB = 2**20
+
+FORK_BOMB = """
+import os, sys, time
+print("begun", flush=True)
+for _ in range(150):
+    try:
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+    except OSError:
+        break
+time.sleep(20)
+"""
+
+THREAD_BOMB = """
+import threading, time
+print("begun", flush=True)
+for _ in range(150):
+    try:
+        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+    except RuntimeError:
+        break
+time.sleep(20)
+"""
+
+MEMORY_BOMB = """
+import time
+print("begun", flush=True)
+kept = []
+for _ in range(60):
+    kept.append(bytearray(b"x") * (8 << 20))
+    time.sleep(0.01)
+print("survived", flush=True)
+"""
+
+MEMORY_BOMB_OF_MANY = """
+import os, time
+print("begun", flush=True)
+for _ in range(4):
+    if os.fork() == 0:
+        kept = bytearray(b"x") * (40 << 20)
+        time.sleep(20)
+        os._exit(0)
+time.sleep(20)
+"""
+
+SHARED_MEMORY = """
+import mmap, os, time
+print("begun", flush=True)
+kept = mmap.mmap(-1, 200 << 20)
+for _ in range(200):
+    kept.write(b"x" * (1 << 20))
+    time.sleep(0.005)
+print("survived", flush=True)
+"""
+
+PAGE_TABLES = """
+import mmap, time
+print("begun", flush=True)
+kept = mmap.mmap(-1, 200 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)
+kept.madvise(mmap.MADV_NOHUGEPAGE)
+for at in range(0, 200 << 30, 2 << 20):
+    kept[at]
+    if at % (64 << 20) == 0:
+        time.sleep(0.0005)
+print("survived", flush=True)
+"""
+
+DISK_BOMB = """
+import os, time
+print("begun", flush=True)
+for number in range(40):
+    with open(str(number), "wb") as file:
+        file.write(os.urandom(1 << 20) * 2)
+    time.sleep(0.02)
+print("survived", flush=True)
+"""
+
+FILE_BOMB = """
+import os, time
+print("begun", flush=True)
+for number in range(2000):
+    open(str(number), "wb").close()
+time.sleep(10)
+print("survived", flush=True)
+"""
+
+DEEP_BOMB = """
+import os, time
+print("begun", flush=True)
+for _ in range(400):
+    os.mkdir("d")
+    os.chdir("d")
+with open("hidden", "wb") as file:
+    file.write(b"x")
+time.sleep(10)
+print("survived", flush=True)
+"""
+
+
+async def let_loose(sandbox: Sandbox, folder: Path, code: str, limits: Limits) -> Finished:
+    token = uuid.uuid4().hex
+    program = python(code, token, limits=limits, **workspace(folder / "workspace", sandbox))
+    finished = await run(sandbox, program, timeout=8)
+    assert finished.stdout.startswith(b"begun"), finished
+    assert running(token) == []
+    return finished
+
+
+async def test_a_fork_bomb_is_bounded(any_sandbox: Sandbox, tmp_path: Path) -> None:
+    finished = await let_loose(any_sandbox, tmp_path, FORK_BOMB, Limits(processes=16))
+    assert finished.exit == Exit(137, "processes")
+    assert finished.duration < 5
+
+
+async def test_threads_are_bounded(sandbox: Sandbox, tmp_path: Path) -> None:
+    finished = await let_loose(sandbox, tmp_path, THREAD_BOMB, Limits(processes=8))
+    assert finished.exit == Exit(137, "processes")
+
+
+@pytest.mark.parametrize("bomb", [MEMORY_BOMB, MEMORY_BOMB_OF_MANY, SHARED_MEMORY], ids=["one", "many", "shared"])
+async def test_a_memory_bomb_is_ended(any_sandbox: Sandbox, tmp_path: Path, bomb: str) -> None:
+    finished = await let_loose(any_sandbox, tmp_path, bomb, Limits(memory=96 * MIB))
+    assert finished.exit == Exit(137, "memory")
+    assert b"survived" not in finished.stdout
+
+
+async def test_page_tables_are_memory_too(sandbox: Sandbox, tmp_path: Path) -> None:
+    finished = await let_loose(sandbox, tmp_path, PAGE_TABLES, Limits(memory=96 * MIB))
+    assert finished.exit == Exit(137, "memory")
+
+
+async def test_memory_that_processes_share_counts_once(sandbox: Sandbox, tmp_path: Path) -> None:
+    code = """
+import os, time
+kept = bytearray(b"x") * (48 << 20)
+print("begun", flush=True)
+children = []
+for _ in range(4):
+    if (child := os.fork()) == 0:
+        time.sleep(0.4)
+        os._exit(0)
+    children.append(child)
+for child in children:
+    os.waitpid(child, 0)
+"""
+    finished = await let_loose(sandbox, tmp_path, code, Limits(memory=128 * MIB))
+    assert finished.exit == Exit(0)
+
+
+@pytest.mark.parametrize("bomb", [DISK_BOMB, FILE_BOMB, DEEP_BOMB], ids=["bytes", "files", "depth"])
+async def test_a_disk_bomb_is_ended(any_sandbox: Sandbox, tmp_path: Path, bomb: str) -> None:
+    finished = await let_loose(any_sandbox, tmp_path, bomb, Limits(disk=8 * MIB, files=500))
+    remove(str(tmp_path / "workspace"))
+    assert finished.exit == Exit(137, "disk")
+    assert finished.duration < 4
+
+
+async def test_what_was_there_before_is_not_growth(sandbox: Sandbox, tmp_path: Path) -> None:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"old{number}").write_bytes(os.urandom(2 * MIB))
+    code = "import time; print('begun', flush=True); open('new', 'w').write('x'); time.sleep(0.8)"
+    finished = await let_loose(sandbox, tmp_path, code, Limits(disk=8 * MIB))
+    assert finished.exit == Exit(0)
+
+
+async def test_one_file_has_a_size(sandbox: Sandbox, tmp_path: Path) -> None:
+    code = """
+import os
+print("begun", flush=True)
+for attempt in (lambda: os.write(os.open("big", os.O_CREAT | os.O_WRONLY), bytes(4 << 20)),
+                lambda: os.truncate(os.open("sparse", os.O_CREAT | os.O_WRONLY), 1 << 40)):
+    try:
+        print(attempt())
+    except OSError as error:
+        print(error.strerror)
+"""
+    finished = await let_loose(sandbox, tmp_path, code, Limits(file_bytes=MIB))
+    assert finished.stdout.splitlines()[1:] == [str(MIB).encode(), b"File too large"]
+    assert (tmp_path / "workspace/big").stat().st_size == MIB
+
+
+async def test_its_own_tmp_is_bounded_and_gone_afterwards(sandbox: Sandbox, tmp_path: Path) -> None:
+    code = """
+import os, tempfile, time
+print("begun", flush=True)
+print(tempfile.gettempdir(), flush=True)
+try:
+    for number in range(40):
+        with open(f"{tempfile.gettempdir()}/{number}", "wb") as file:
+            file.write(os.urandom(1 << 20))
+        time.sleep(0.02)
+    print("survived", flush=True)
+except OSError as error:
+    print(error.strerror)
+"""
+    finished = await let_loose(sandbox, tmp_path, code, Limits(tmp_bytes=8 * MIB))
+    assert finished.exit.killed == "disk" or b"No space left on device" in finished.stdout
+    assert b"survived" not in finished.stdout
+    place = finished.stdout.splitlines()[1].decode()
+    assert place == "/tmp" or not Path(place).exists()
+
+
+async def test_a_program_that_computes_too_long_is_ended_by_the_kernel(sandbox: Sandbox, tmp_path: Path) -> None:
+    code = "print('begun', flush=True)\nwhile True: pass"
+    finished = await let_loose(sandbox, tmp_path, code, Limits(cpu_seconds=1))
+    assert finished.exit.code in (137, 152)
+    assert finished.duration < 6
+
+
+async def test_one_that_waits_is_looked_at_again_when_it_works(sandbox: Sandbox, tmp_path: Path) -> None:
+    code = """
+import sys, time
+for line in sys.stdin:
+    kept = bytearray(b"x") * (160 << 20)
+    time.sleep(9)
+"""
+    process = await sandbox.start(python(code, limits=Limits(memory=96 * MIB)), stdin=True)
+    process.busy = False
+    await anyio.sleep(0.2)
+    process.busy = True
+    assert process.stdin is not None
+    process.stdin.write(b"go\n")
+    with anyio.fail_after(4):
+        assert await process.wait() == Exit(137, "memory")
