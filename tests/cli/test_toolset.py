@@ -11,8 +11,7 @@ from textwrap import dedent
 
 import anyio
 import pytest
-
-from tests.sources.toolset.conftest import require_sandbox, write_toolset
+from sources.toolset.writing import require_sandbox, write_toolset
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.promise("T3")]
 

@@ -12,8 +12,7 @@ import anyio
 import mcp_types as types
 import pytest
 from mcp import Client
-
-from tests.sources.toolset.conftest import require_sandbox, write_toolset
+from sources.toolset.writing import require_sandbox, write_toolset
 
 from .clients import call, every_tool, over_http, over_stdio
 from .processes import on_http

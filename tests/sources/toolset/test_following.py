@@ -10,7 +10,7 @@ import pytest
 
 from gateway import Gateway
 
-from .conftest import require_sandbox, write_toolset
+from .writing import require_sandbox, write_toolset
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

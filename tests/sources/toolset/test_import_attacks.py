@@ -12,7 +12,7 @@ from gateway import Gateway
 from gateway.errors import Invalid
 from gateway.runtime import describing
 
-from .conftest import install, write_toolset
+from .writing import install, write_toolset
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90), pytest.mark.promise("T3")]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from shipped import seeds
 
 from gateway import Gateway
-from tests.toolsets import seeds
 
-from .conftest import install, write_toolset
+from .writing import install, write_toolset
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
