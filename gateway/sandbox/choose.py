@@ -67,7 +67,7 @@ async def choose(settings: SandboxSettings) -> Sandbox:
     if settings.allow_unsandboxed:
         return _unconfined()
     raise Unavailable(
-        f"this machine offers no sandbox, and code is never run without one; {FIXES[0]} ('toolgate doctor' has the rest)",
+        f"this machine offers no sandbox, and code is never run without one; {FIXES[0]} (more: toolgate doctor)",
         code="SANDBOX_UNAVAILABLE",
         **_details(found),
     )
