@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import platformdirs
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from .errors import Invalid, NotFound
@@ -44,8 +44,25 @@ class ToolFilter(_Section):
     deny: list[str] = []
 
 
+class ToolOverrideSettings(_Section):
+    """What you change about one tool of an upstream, by the server's own name for it."""
+
+    name: str | None = None
+    description: str | None = None
+    requires_confirmation: bool | None = None
+    category: str | None = None
+    renderer: str | None = None
+    renderer_config: dict[str, Any] | None = None
+    enabled: bool | None = None
+
+
 class UpstreamSettings(_Section):
-    """One upstream server, in Claude Desktop's shape, with Toolgate's own keys beside it."""
+    """One upstream server, in Claude Desktop's shape, with Toolgate's own keys beside it.
+
+    `trusted` believes the server's annotations about what its tools do. `sharing` says who shares one
+    connection to a server that may keep state. `pinning` says whether its first words are believed;
+    with `off` all its later ones are too.
+    """
 
     command: str | None = None
     args: list[str] = []
@@ -54,13 +71,24 @@ class UpstreamSettings(_Section):
     url: str | None = None
     headers: dict[str, str] = {}
     type: Literal["stdio", "sse", "http", "streamable-http"] | None = None
-    prefix: str | None = None
+    prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{0,32}$")
     enabled: bool = True
     requires_confirmation: bool | None = None
     category: str = "upstream"
+    permission: Permission | None = None
+    trusted: bool = False
     timeout: float | None = Field(default=None, gt=0)
     lazy: bool = True
+    sharing: Literal["principal", "chat", "all"] = "principal"
+    pinning: Literal["trust", "hold", "off"] = "trust"
     tools: ToolFilter = ToolFilter()
+    overrides: dict[str, ToolOverrideSettings] = {}
+
+    @model_validator(mode="after")
+    def _is_started_or_reached(self) -> UpstreamSettings:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("a server has either a 'command' to start or a 'url' to reach")
+        return self
 
 
 class CategorySettings(_Section):

@@ -8,6 +8,7 @@ GatewayError         a bug of ours; the caller sees INTERNAL and the call's id
 ├── RateLimited      the caller may, but not yet
 ├── InputRequired    nobody is wrong: a person must answer first
 ├── ToolFailed       the tool ran and refused; the model should read why
+│   └── UpstreamFault  an upstream server answered with a protocol error, which its caller shall see as it is
 ├── Cancelled        the caller, or a stopping gateway, called it off
 └── Unavailable      something we depend on did not answer
     └── Timeout      it did not answer in time
@@ -70,6 +71,17 @@ class InputRequired(GatewayError):
 class ToolFailed(GatewayError):
     default_code = "EXECUTION_ERROR"
     status = 422
+
+
+class UpstreamFault(ToolFailed):
+    """`fault` is the number of the JSON-RPC error, `data` what came with it."""
+
+    default_code = "UPSTREAM_ERROR"
+
+    def __init__(self, message: str, *, fault: int, data: Any = None) -> None:
+        super().__init__(message, fault=fault, data=data)
+        self.fault = fault
+        self.data = data
 
 
 class Cancelled(GatewayError):

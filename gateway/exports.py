@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .tools import Permission, Tool
@@ -11,7 +12,10 @@ RENDERER = "dev.toolgate/renderer"
 
 
 def mcp_tool(name: str, tool: Tool) -> dict[str, Any]:
-    """As MCP lists it. The hints follow from what the tool declares; they grant nothing."""
+    """As MCP lists it. The hints follow from what the tool declares; they grant nothing. An upstream's tool is
+    listed as that upstream lists it."""
+    if tool.wire is not None:
+        return _renamed(name, tool, tool.wire)
     read_only = tool.permission is Permission.READ_ONLY
     shape: dict[str, Any] = {
         "name": name,
@@ -31,6 +35,13 @@ def mcp_tool(name: str, tool: Tool) -> dict[str, Any]:
     meta = dict(tool.meta) if tool.renderer is None else {**tool.meta, RENDERER: tool.renderer.kind}
     if meta:
         shape["_meta"] = meta
+    return shape
+
+
+def _renamed(name: str, tool: Tool, wire: Mapping[str, Any]) -> dict[str, Any]:
+    shape = {"name": name, **wire}
+    if tool.renderer is not None:
+        shape["_meta"] = {**shape.get("_meta", {}), RENDERER: tool.renderer.kind}
     return shape
 
 

@@ -70,7 +70,7 @@ class Tool:
     toolset or an upstream. `kind` names the backend that runs it. `destructive`, `idempotent` and
     `open_world` are hints for clients; what a tool may do is its `permission`. `home` is the
     directory of the toolset that owns it, where its artifacts are. `withheld` says why a tool that
-    is known cannot be called now.
+    is known cannot be called now. `wire` is an upstream's own definition of it, all but its name.
     """
 
     id: str
@@ -94,6 +94,7 @@ class Tool:
     renderer: Renderer | None = None
     home: Path | None = None
     withheld: str | None = None
+    wire: Mapping[str, Any] | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:

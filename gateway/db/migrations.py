@@ -51,7 +51,53 @@ INSTALLED_TOOLSETS: Migration = (
     """,
 )
 
-MIGRATIONS: Sequence[Migration] = (schema.TABLES, INSTALLED_TOOLSETS)
+UPSTREAMS: Migration = (
+    # Servers added by hand, beside those of the settings file and of toolsets; secrets only as ${VAR}.
+    """
+    CREATE TABLE upstreams (
+        name       TEXT PRIMARY KEY,
+        settings   TEXT NOT NULL,
+        enabled    BOOLEAN NOT NULL DEFAULT TRUE,
+        created_at TEXT NOT NULL,
+        updated_at TEXT NOT NULL
+    )
+    """,
+    # What any server said when it last answered, so that a list never waits for one that is dead.
+    """
+    CREATE TABLE upstream_memory (
+        server       TEXT PRIMARY KEY,
+        era          TEXT,                           -- the protocol version it spoke
+        tools        TEXT,                           -- as listed: a JSON array
+        prompts      TEXT,
+        templates    TEXT,
+        instructions TEXT,
+        seen_at      TEXT,
+        error        TEXT,                           -- why it did not answer; NULL since it did
+        error_at     TEXT
+    )
+    """,
+    # Each definition of a server: the one that was accepted, and beside it the one that waits or was refused.
+    """
+    CREATE TABLE pins (
+        server          TEXT NOT NULL,
+        kind            TEXT NOT NULL,               -- tool | prompt | template | instructions
+        name            TEXT NOT NULL,
+        state           TEXT NOT NULL CHECK (state IN ('accepted', 'held', 'rejected')),
+        digest          TEXT,                        -- of the accepted one; NULL before any was
+        definition      TEXT,
+        held_digest     TEXT,
+        held_definition TEXT,
+        first_seen      TEXT NOT NULL,
+        held_at         TEXT,
+        decided_at      TEXT,
+        decided_by      TEXT,                        -- a principal, or 'first sight'
+        PRIMARY KEY (server, kind, name)
+    )
+    """,
+    "CREATE INDEX pins_held ON pins (server, kind, name) WHERE state = 'held'",
+)
+
+MIGRATIONS: Sequence[Migration] = (schema.TABLES, INSTALLED_TOOLSETS, UPSTREAMS)
 
 
 def pending(version: int, migrations: Sequence[Migration] = MIGRATIONS) -> list[tuple[int, Migration]]:

@@ -1,0 +1,252 @@
+"""Servers added by hand, and what any server said when it last answered."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ..calls import to_json
+from ..errors import Conflict, Invalid, NotFound
+from . import Database, Row, Statement, timestamp
+from .redaction import is_secret
+
+SUBJECT = "upstreams"
+SETTINGS_LIMIT = 64 * 1024
+LIST_LIMIT = 4 * 1024 * 1024
+"""Bytes of one remembered list of definitions."""
+ERROR_LIMIT = 2000
+
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+_SCHEME = re.compile(r"\b(?:bearer|basic|token|key|apikey|digest)\b|[\W_]", re.IGNORECASE)
+_OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w-]*)(?:=(?P<value>.*))?", re.DOTALL)
+_WELL_KNOWN = re.compile(
+    r"\b(?:sk-[\w-]{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|xox[abprs]-[\w-]{10}|AKIA[0-9A-Z]{12}"
+    r"|AIza[\w-]{20}|eyJ[\w-]{10,}\.eyJ[\w-]{10})"
+)
+"""Tokens whose issuers gave them a shape of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRow:
+    """A server added by hand: `settings` is what `mcpServers` would say of it, secrets as `${VAR}`."""
+
+    name: str
+    settings: Mapping[str, Any]
+    enabled: bool
+    created_at: str
+    updated_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a server last said, by whichever way it is known to us; None is what it never said.
+    `error` is why it did not answer after that, None while it does."""
+
+    server: str
+    era: str | None = None
+    tools: Sequence[Any] | None = None
+    prompts: Sequence[Any] | None = None
+    templates: Sequence[Any] | None = None
+    instructions: str | None = None
+    seen_at: str | None = None
+    error: str | None = None
+    error_at: str | None = None
+
+
+_BUMP = Statement(
+    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
+    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
+    (SUBJECT,),
+)
+_REVISION = Statement("SELECT revision FROM revisions WHERE subject = ?", (SUBJECT,))
+_SELECT = "SELECT name, settings, enabled, created_at, updated_at FROM upstreams"
+_ADD = "INSERT INTO upstreams (name, settings, enabled, created_at, updated_at) VALUES (?, ?, ?, ?, ?)"
+_RECALL = (
+    "SELECT server, era, tools, prompts, templates, instructions, seen_at, error, error_at FROM upstream_memory "
+    "WHERE server = ?"
+)
+_REMEMBER = """
+    INSERT INTO upstream_memory (server, era, tools, prompts, templates, instructions, seen_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (server) DO UPDATE SET
+        era = COALESCE(excluded.era, upstream_memory.era),
+        tools = COALESCE(excluded.tools, upstream_memory.tools),
+        prompts = COALESCE(excluded.prompts, upstream_memory.prompts),
+        templates = COALESCE(excluded.templates, upstream_memory.templates),
+        instructions = COALESCE(excluded.instructions, upstream_memory.instructions),
+        seen_at = excluded.seen_at, error = NULL, error_at = NULL
+"""
+_FAILED = (
+    "INSERT INTO upstream_memory (server, error, error_at) VALUES (?, ?, ?) "
+    "ON CONFLICT (server) DO UPDATE SET error = excluded.error, error_at = excluded.error_at"
+)
+
+
+class Upstreams:
+    """The servers of one database. A change of the settings makes the revision grow; what is remembered does not."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def revision(self) -> int:
+        """A number that grows with every change, by any process."""
+        rows = await self._db.fetch(_REVISION.sql, *_REVISION.parameters)
+        return int(rows[0][0]) if rows else 0
+
+    async def load(self) -> tuple[int, list[UpstreamRow]]:
+        """Every server by name, and the revision at which they were so."""
+        revision, rows = await self._db.run(_REVISION, Statement(f"{_SELECT} ORDER BY name"))
+        return int(revision[0][0]) if revision else 0, [_row(row) for row in rows]
+
+    async def find(self, name: str) -> UpstreamRow:
+        rows = await self._db.fetch(f"{_SELECT} WHERE name = ?", name)
+        if not rows:
+            raise _unknown(name)
+        return _row(rows[0])
+
+    async def add(self, name: str, settings: Mapping[str, Any], enabled: bool = True) -> None:
+        """Store a new server; `Conflict` when the name is taken, `Invalid` when the settings hold a secret."""
+        at = timestamp(time.time())
+        try:
+            await self._db.run(Statement(_ADD, (name, checked_settings(settings), enabled, at, at)), _BUMP)
+        except Conflict:
+            raise Conflict(f"there is an upstream {name!r} already; remove it first", code="UPSTREAM_EXISTS") from None
+
+    async def change(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Store other settings for a server that is there."""
+        sql = "UPDATE upstreams SET settings = ?, updated_at = ? WHERE name = ?"
+        await self._touch(name, sql, checked_settings(settings), timestamp(time.time()))
+
+    async def enable(self, name: str, enabled: bool) -> None:
+        await self._touch(
+            name, "UPDATE upstreams SET enabled = ?, updated_at = ? WHERE name = ?", enabled, timestamp(time.time())
+        )
+
+    async def remove(self, name: str) -> None:
+        """Remove a server and all that is remembered of it."""
+        forgotten = Statement("DELETE FROM upstream_memory WHERE server = ?", (name,))
+        await self._touch(name, "DELETE FROM upstreams WHERE name = ?", also=forgotten)
+
+    async def recall(self, server: str) -> Memory:
+        """What is remembered of a server; an empty memory when nothing is."""
+        rows = await self._db.fetch(_RECALL, server)
+        return _memory(rows[0]) if rows else Memory(server)
+
+    async def remember(
+        self,
+        server: str,
+        *,
+        era: str | None = None,
+        tools: Sequence[Any] | None = None,
+        prompts: Sequence[Any] | None = None,
+        templates: Sequence[Any] | None = None,
+        instructions: str | None = None,
+    ) -> None:
+        """Note that a server answered, and what it said; None leaves what it said before, an empty text takes
+        instructions back. Refused when a list is too large to keep."""
+        lists = [_stored(server, *each) for each in (("tools", tools), ("prompts", prompts), ("templates", templates))]
+        said = None if instructions is None else _stored(server, "instructions", instructions)
+        await self._db.run(Statement(_REMEMBER, (server, era, *lists, said, timestamp(time.time()))))
+
+    async def failed(self, server: str, error: str) -> None:
+        """Note why a server does not answer; what it said before stays."""
+        shown = error if len(error) <= ERROR_LIMIT else f"{error[:ERROR_LIMIT]}…"
+        clean = shown.encode("utf-8", "replace").decode().replace("\x00", " ")
+        await self._db.run(Statement(_FAILED, (server, clean, timestamp(time.time()))))
+
+    async def forget(self, server: str) -> None:
+        await self._db.run(Statement("DELETE FROM upstream_memory WHERE server = ?", (server,)))
+
+    async def _touch(self, name: str, sql: str, *parameters: Any, also: Statement | None = None) -> None:
+        try:
+            await self._db.run(Statement(sql, (*parameters, name), 1), *([also] if also else []), _BUMP)
+        except Conflict:
+            raise _unknown(name) from None
+
+
+def checked_settings(settings: Mapping[str, Any]) -> str:
+    """The settings as JSON. Refused when a value that is or looks like a secret is not a `${VAR}`: what is
+    stored here is copied, shown and backed up."""
+    for place in _literals(settings):
+        variable = re.sub(r"[^A-Za-z0-9]+", "_", place.rpartition(".")[2]).strip("_").upper() or "SECRET"
+        raise Invalid(
+            f"{place} holds a secret; put it into the environment and write ${{{variable}}} in its place",
+            code="LITERAL_SECRET",
+            key=place,
+        )
+    text = to_json(dict(settings)).decode()
+    if len(text) > SETTINGS_LIMIT:
+        raise Invalid(f"the settings of an upstream are larger than {SETTINGS_LIMIT // 1024} KiB", code="TOO_LARGE")
+    return text
+
+
+def _literals(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Where a secret is written out."""
+    for key in ("env", "headers"):
+        for name, value in (settings.get(key) or {}).items():
+            if _is_literal(str(value)) and (is_secret(name) or name.lower() == "cookie" or _shows(value)):
+                yield f"{key}.{name}"
+    url = urlsplit(str(settings.get("url") or ""))
+    if url.password and _is_literal(url.password):
+        yield "url.password"
+    for name, value in parse_qsl(url.query):
+        if _is_literal(value) and (is_secret(name) or _shows(value)):
+            yield f"url.{name}"
+    yield from _literal_arguments(settings.get("args") or ())
+
+
+def _literal_arguments(arguments: Sequence[Any]) -> Iterator[str]:
+    """`--token=abc`, `--token abc`, and whatever has the shape of a well-known token."""
+    awaited: str | None = None
+    for argument in map(str, arguments):
+        option = _OPTION.fullmatch(argument)
+        name = option["name"] if option and is_secret(option["name"]) else None
+        value = option["value"] if option else argument if awaited else None
+        if (value and (name or awaited) and _is_literal(value)) or _shows(argument):
+            yield f"args.{name or awaited or 'token'}"
+        awaited = name if option and not option["value"] else None
+
+
+def _is_literal(value: str) -> bool:
+    """Whether a value says something beside references and the scheme before them."""
+    rest = _VARIABLE.sub("", value)
+    return bool(_SCHEME.sub("", rest)) if rest != value else bool(value)
+
+
+def _shows(value: Any) -> bool:
+    return _WELL_KNOWN.search(str(value)) is not None
+
+
+def _stored(server: str, what: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        text = to_json(value).decode()
+    except Invalid:  # lone surrogates, which servers can send; escaped they do no harm
+        text = json.dumps(value)
+    if len(text) > LIST_LIMIT:
+        raise Invalid(f"{server!r} lists more {what} than are remembered ({LIST_LIMIT} bytes)", code="TOO_LARGE")
+    return text
+
+
+def _row(row: Row) -> UpstreamRow:
+    name, settings, enabled, created_at, updated_at = row
+    return UpstreamRow(name, json.loads(settings), bool(enabled), created_at, updated_at)
+
+
+def _memory(row: Row) -> Memory:
+    server, era, *texts, seen_at, error, error_at = row
+    tools, prompts, templates, instructions = (None if text is None else json.loads(text) for text in texts)
+    return Memory(server, era, tools, prompts, templates, instructions or None, seen_at, error, error_at)
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(
+        f"no upstream {name!r} was added by hand; servers of the settings file and of toolsets are changed there",
+        code="UNKNOWN_UPSTREAM",
+    )
