@@ -1,0 +1,65 @@
+"""Where an upstream server is, and who we say we are: the two things a link is opened with."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+Transport = Literal["auto", "sse", "streamable-http"]
+
+
+@dataclass(frozen=True)
+class StdioEndpoint:
+    """A program that speaks over its stdin and stdout. It gets `env` and a few variables every program
+    needs, and starts in `cwd` or else where the gateway did."""
+
+    command: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: str | None = None
+
+    @property
+    def label(self) -> str:
+        return PurePath(self.command).name
+
+
+@dataclass(frozen=True)
+class HttpEndpoint:
+    """A URL. `auto` speaks streamable HTTP, and the old HTTP+SSE to a server that knows only that.
+    `tls` replaces the system's trusted certificates."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    transport: Transport = "auto"
+    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def label(self) -> str:
+        """The URL without what may be secret in it."""
+        try:
+            parts = urlsplit(self.url)
+            port = f":{parts.port}" if parts.port else ""
+        except ValueError:
+            return "an invalid URL"
+        return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+
+
+Endpoint = StdioEndpoint | HttpEndpoint
+
+
+@dataclass(frozen=True)
+class ClientFace:
+    """Who we are to the server. In the handshake eras `capabilities` hold for the whole link; in the modern
+    one each request says its own, and these are said where it says none."""
+
+    name: str
+    version: str
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def info(self) -> dict[str, str]:
+        return {"name": self.name, "version": self.version}

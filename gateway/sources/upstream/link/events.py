@@ -1,0 +1,82 @@
+"""Server-sent events out of chunks, as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`id` is what to resume after; `retry` the milliseconds the server would have us wait before that."""
+
+    data: bytes
+    kind: str = "message"
+    id: str | None = None
+    retry: int | None = None
+
+
+class EventTooLarge(Exception):
+    pass
+
+
+class EventParser:
+    """Lines may end in LF, CR or both. An event over the limit is an error: what follows cannot be trusted
+    to be the answer somebody waits for."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._after_return = False
+        self._data: list[bytes] = []
+        self._kind = ""
+        self._id: str | None = None
+        self._retry: int | None = None
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        if self._after_return and chunk[:1] == b"\n":
+            chunk = chunk[1:]
+        self._after_return = False
+        if not chunk:
+            return
+        self._size += len(chunk)
+        if self._size > self._limit:
+            raise EventTooLarge
+        if b"\n" not in chunk and b"\r" not in chunk:
+            self._parts.append(chunk)
+            return
+        if self._parts:
+            chunk = b"".join([*self._parts, chunk])
+            self._parts = []
+        self._after_return = chunk.endswith(b"\r")
+        for line in chunk.splitlines(keepends=True):
+            if line[-1] not in b"\r\n":
+                self._parts = [line]
+            elif event := self._line(line.rstrip(b"\r\n")):
+                yield event
+
+    def _line(self, line: bytes) -> Event | None:
+        if not line:
+            return self._dispatch()
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._kind = value.decode(errors="replace")
+        elif name == b"id" and b"\0" not in value:
+            self._id = value.decode(errors="replace")
+        elif name == b"retry" and value.isdigit():
+            self._retry = int(value[:9])
+        return None
+
+    def _dispatch(self) -> Event | None:
+        self._size = sum(map(len, self._parts))
+        data, self._data = self._data, []
+        kind, self._kind = self._kind, ""
+        id_, self._id = self._id, None
+        retry, self._retry = self._retry, None
+        if not data and id_ is None and retry is None:
+            return None
+        return Event(b"\n".join(data), kind or "message", id_, retry)

@@ -1,0 +1,52 @@
+"""The wire of modern HTTP: nothing connects one request with another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ....calls import to_json
+from . import sdk
+from .exchange import Exchange
+from .messages import Message
+from .pool import Pool
+from .requests import header_lines
+from .streamable import POSTED, REPEATABLE, Hearing, settle
+
+if TYPE_CHECKING:
+    from .link import Link
+
+
+class StatelessWire:
+    """To close its stream is to cancel a request. A failure is one request's: the next may well succeed."""
+
+    def __init__(self, link: Link, pool: Pool) -> None:
+        self._link = link
+        self._pool = pool
+
+    async def carry(self, exchange: Exchange, message: Message) -> None:
+        body = to_json(message)
+        reply = await self._pool.send(
+            "POST",
+            POSTED + self._routing(exchange.method, message["params"]),
+            body,
+            sink=Hearing(self._link, exchange),
+            repeatable=exchange.method in REPEATABLE,
+        )
+        settle(self._link, exchange, reply)
+        if exchange.method == "tools/list":
+            match exchange.answer.result():
+                case {"tools": list(tools)}:
+                    self._link.note_tools(tools)
+
+    async def tell(self, message: Message) -> None:
+        """This wire carries nothing but requests; one that was called off has lost its connection already."""
+
+    def say(self, message: Message) -> None:
+        pass
+
+    async def close(self) -> None:
+        self._pool.close()
+
+    def _routing(self, method: str, params: dict[str, Any]) -> bytes:
+        headers = sdk.routing_headers(self._link.era, method, params, self._link.header_maps)
+        return header_lines(headers)

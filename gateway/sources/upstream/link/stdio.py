@@ -1,0 +1,86 @@
+"""The wire to a child: a line per message in either direction."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ....calls import to_json
+from ....errors import Unavailable
+from . import sdk
+from .child import Child
+from .endpoints import StdioEndpoint
+from .exchange import Exchange
+from .faults import LinkLost
+from .lines import Lines, TooLong
+from .messages import MESSAGE_LIMIT, Message, decode, refusal
+
+if TYPE_CHECKING:
+    from .link import Link
+
+FAREWELL_SECONDS = 1.0
+"""How long a child that closed its output has to end by itself, so that we learn how."""
+
+_log = logging.getLogger(__name__)
+
+
+class StdioWire:
+    """Nothing on this wire says which request a question of the server belongs to; see `Attribution`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._lines = Lines(MESSAGE_LIMIT)
+        self._child: Child
+        self._watching: asyncio.Task[None]
+
+    async def start(self, endpoint: StdioEndpoint) -> None:
+        self._child = await Child.start(endpoint, self._read)
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def carry(self, exchange: Exchange, message: Message) -> None:
+        line = to_json(message) + b"\n"
+        exchange.sent = True
+        self._child.stdin.write(line)
+        with suppress(ConnectionError):  # the end of its output tells why
+            await self._child.stdin.drain()
+
+    async def tell(self, message: Message) -> None:
+        self.say(message)
+
+    def say(self, message: Message) -> None:
+        if not self._child.stdin.is_closing():
+            self._child.stdin.write(to_json(message) + b"\n")
+
+    async def close(self) -> None:
+        await self._child.end()
+        self._watching.cancel()
+
+    def _read(self, chunk: bytes) -> None:
+        for line in self._lines.feed(chunk):
+            if isinstance(line, TooLong):
+                self._refuse(line)
+                continue
+            messages = decode(line)
+            if not messages and line.strip():
+                _log.debug("%s wrote what is no message: %.200r", self._link.label, line)
+            for message in messages:
+                self._link.receive(message)
+
+    def _refuse(self, line: TooLong) -> None:
+        _log.warning("%s sent a message over %d bytes, which was dropped", self._link.label, MESSAGE_LIMIT)
+        if line.number is not None:
+            error = {"code": sdk.INTERNAL_ERROR, "message": f"the answer has more than {MESSAGE_LIMIT} bytes"}
+            self._link.receive(refusal(line.number, error))
+
+    async def _watch(self) -> None:
+        await self._child.over.wait()
+        label = self._link.label
+        try:
+            code = await self._child.wait(FAREWELL_SECONDS)
+        except Unavailable as error:
+            self._link.lose(LinkLost(f"{label} did not start: {error.message}"))
+            return
+        how = "closed its output" if code is None else f"ended with exit code {code}"
+        self._link.lose(LinkLost(f"{label} {how}", exit_code=code, stderr=self._child.last_words))

@@ -1,0 +1,82 @@
+"""What both kinds of streamable HTTP have in common: a POST per request, answered with JSON or with a stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .connection import Reply
+from .events import Event
+from .exchange import Exchange
+from .faults import BadAnswer, LinkLost, Unauthorized
+from .messages import decode
+from .requests import header_lines
+
+if TYPE_CHECKING:
+    from .link import Link
+
+POSTED = header_lines((("content-type", "application/json"), ("accept", "application/json, text/event-stream")))
+HEARD = header_lines((("accept", "text/event-stream"),))
+
+REPEATABLE = frozenset(
+    {
+        "completion/complete",
+        "ping",
+        "prompts/get",
+        "prompts/list",
+        "resources/list",
+        "resources/read",
+        "resources/templates/list",
+        "server/discover",
+        "subscriptions/listen",
+        "tools/list",
+    }
+)
+"""Requests that do no harm when a server gets them twice. Calls of tools are not among them."""
+
+
+TELL_SECONDS = 30.0
+"""How long a server may take to accept what needs no answer."""
+
+
+class Hearing:
+    """Takes the events of a stream for the request it answers, or for none, and knows where to resume it."""
+
+    def __init__(self, link: Link, exchange: Exchange | None = None) -> None:
+        self.last_id: str | None = None
+        self.retry: int | None = None
+        self._link = link
+        self._exchange = exchange
+
+    def __call__(self, event: Event) -> bool:
+        if event.id is not None:
+            self.last_id = event.id
+        if event.retry is not None:
+            self.retry = event.retry
+        if event.kind == "message" and event.data:
+            for message in decode(event.data):
+                self._link.receive(message, self._exchange)
+        return self._exchange is not None and self._exchange.answer.done()
+
+
+def settle(link: Link, exchange: Exchange, reply: Reply) -> None:
+    """Give the request the answer in its reply; refused when there is none."""
+    if exchange.answer.done():
+        return
+    if reply.streaming:
+        raise LinkLost(f"{link.label} ended the stream of {exchange.method} without an answer")
+    check(link, exchange.method, reply)
+    if reply.kind == "application/json":
+        for message in decode(reply.body):
+            link.receive(message, exchange)
+    if not exchange.answer.done():
+        raise BadAnswer(
+            f"{link.label} answered {exchange.method} with HTTP {reply.status} and no JSON-RPC", status=reply.status
+        )
+
+
+def check(link: Link, method: str, reply: Reply) -> None:
+    if reply.status in (401, 403):
+        raise Unauthorized(
+            f"{link.label} refused {method} with HTTP {reply.status}: check the credentials in its headers",
+            reply.header(b"www-authenticate"),
+        )
