@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import importlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +20,12 @@ from .db import Database
 from .db.chats import Chats
 from .db.instances import Instance, settle_interrupted
 from .db.manifests import Manifests
+from .db.pins import Pins
 from .db.records import CallRecords
 from .db.sqlite import SqliteDatabase
 from .db.tool_names import ToolNames
 from .db.toolsets import Toolsets
+from .db.upstreams import Upstreams
 from .errors import GatewayError, Invalid, Unavailable
 from .executor import Executor
 from .extensions import Extension
@@ -44,15 +46,21 @@ from .workspace import Workspaces
 from .workspace.versions import Versions
 
 if TYPE_CHECKING:
+    from .bundles.installed import Installed
     from .sources.toolset.workshop import Workshop
+    from .sources.upstream.relay import Relay
+    from .sources.upstream.switchboard import Switchboard
 
 log = logging.getLogger(__name__)
 
-TOOLSETS = "toolsets"
-"""The source whose tools may bring categories of their own."""
+TOOLSETS, UPSTREAMS = "toolsets", "upstreams"
+"""The sources of strangers' tools."""
 
 START_PATIENCE = 5.0
-"""Seconds a process that follows waits for its toolsets before it serves; what comes later is announced."""
+"""Seconds a process that follows waits for toolsets and upstreams before it serves; what comes later is announced."""
+
+LOOK_PATIENCE = 30.0
+"""The same for a process that lists once and is done."""
 
 FOLLOW_SECONDS = 0.5
 """How often a process that follows asks whether another has changed the toolsets."""
@@ -76,7 +84,12 @@ class Gateway:
         self._workspaces = Workspaces(settings.data_dir, _attached(settings))
         self._chats = Chats(db)
         self._toolsets = Toolsets(db)
-        self._listed_toolsets = 0
+        self._upstreams = Upstreams(db)
+        self._pins = Pins(db)
+        self._listed: tuple[int, ...] = ()
+        self._refreshing = asyncio.Lock()
+        self._soon: asyncio.Task[None] | None = None
+        self._listeners: list[Callable[[], None]] = []
         self._categories = settings.effective_categories()
         self.versions = Versions(Manifests(db), self._chats, self._workspaces)
         self._sources = [BuiltinSource(self._workspaces, self.versions), *sources]
@@ -112,6 +125,9 @@ class Gateway:
                 stack.push_async_callback(_cancelled, installing)
                 # Packages to be fetched first may take minutes: a client that waits for us is answered before.
                 await asyncio.wait([installing], timeout=START_PATIENCE if follow else None)
+            if await gateway._has_upstreams():
+                await gateway.switchboard.sync()
+                await gateway.switchboard.look(START_PATIENCE if follow else LOOK_PATIENCE)
             await gateway.refresh(strict=True)
             if follow:
                 stack.push_async_callback(_cancelled, asyncio.get_running_loop().create_task(gateway._follow()))
@@ -130,6 +146,28 @@ class Gateway:
         made = Workshop(self._db, self.settings, self._workspaces, self._admit)
         self._sources.append(made.source)
         return made
+
+    @cached_property
+    def switchboard(self) -> Switchboard:
+        """The upstream servers."""
+        # Imported by the first who needs it, for the same reason.
+        from .sources.upstream.switchboard import Switchboard
+
+        made = Switchboard(self._db, self.settings, self._refresh_soon, self._installed)
+        self._sources.append(made.source)
+        return made
+
+    @cached_property
+    def relay(self) -> Relay:
+        """What upstreams have besides tools, now and once there are any."""
+        # Imported by whoever serves it: a command that only lists tools has no use for it.
+        from .sources.upstream.relay import Relay
+
+        return Relay(lambda: self.switchboard.source.upstreams if "switchboard" in self.__dict__ else {})
+
+    def watch_upstreams(self, listener: Callable[[], None]) -> None:
+        """Tell `listener` whenever upstreams may offer other prompts or resources."""
+        self._listeners.append(listener)
 
     async def call(
         self,
@@ -160,23 +198,30 @@ class Gateway:
     async def refresh(self, *, strict: bool = False) -> Catalog:
         """Ask the sources again and offer what they list now. `strict` refuses a catalog with a tool
         above its category's level; otherwise that tool alone is left out."""
-        self._listed_toolsets = await self._toolsets.revision()
-        if self._listed_toolsets:
-            self.workshop  # noqa: B018 - its source is among ours once it is there
-        profile = self.settings.effective_profile()
-        draft = Draft(Policy(self._categories, profile.permission, self.settings.limits.tools))
-        for source in self._sources:
-            for tool in await source.list_tools():
-                if source.name == TOOLSETS:
-                    self._categories.setdefault(tool.category, self.settings.category(tool.category))
-                draft.consider(source, tool)
-        catalog = draft.finish(await self._names.assign(draft.wishes))
-        for problem in catalog.problems:
-            if strict and problem.code == "CATEGORY_TOO_LOW":
+        async with self._refreshing:
+            listed = await self._revisions()
+            if listed[0]:
+                self.workshop  # noqa: B018 - its source is among ours once it is there
+            profile = self.settings.effective_profile()
+            draft = Draft(Policy(self._categories, profile.permission, self.settings.limits.tools))
+            for source in self._sources:
+                await self._consider(draft, source, strict)
+            catalog = draft.finish(await self._names.assign(draft.wishes))
+            for problem in catalog.problems:
+                log.warning("%s", problem)
+            self.executor.swap(catalog)
+            self._listed = listed
+            return catalog
+
+    async def _consider(self, draft: Draft, source: Source, strict: bool) -> None:
+        known = len(draft.problems)
+        for tool in await source.list_tools():
+            if source.name == TOOLSETS:
+                self._categories.setdefault(tool.category, self.settings.category(tool.category))
+            draft.consider(source, tool)
+        for problem in draft.problems[known:]:  # a toolset or an upstream is a stranger, and stops nobody's start
+            if strict and problem.code == "CATEGORY_TOO_LOW" and source.name not in (TOOLSETS, UPSTREAMS):
                 raise problem
-            log.warning("%s", problem)
-        self.executor.swap(catalog)
-        return catalog
 
     async def ready(self) -> None:
         """Refuses while the store does not answer or the gateway is stopping."""
@@ -189,21 +234,53 @@ class Gateway:
         await self._running.drain(self.settings.server.shutdown_grace)
         await self.executor.idle()
         await self.versions.close()
+        if self._soon is not None:
+            await _cancelled(self._soon)
+        if "switchboard" in self.__dict__:
+            await self.switchboard.close()
         if "workshop" in self.__dict__:
             await self.workshop.close()
 
     async def _follow(self) -> None:
-        """Offer what changes about the toolsets; runs until it is cancelled."""
+        """Offer what changes about toolsets and upstreams; runs until it is cancelled."""
         edited = asyncio.Event()
         while True:
             with suppress(GatewayError):  # a store that does not answer now may answer next time
-                if await self._toolsets.revision() != self._listed_toolsets:
+                if await self._revisions() != self._listed:
+                    if await self._has_upstreams():
+                        await self.switchboard.sync()
+                        await self.switchboard.look(0)
                     await self.refresh()
-                if self._listed_toolsets:
+                if self._listed[0]:
                     await self.workshop.follow(edited.set)
             with suppress(TimeoutError):
                 await asyncio.wait_for(edited.wait(), FOLLOW_SECONDS)
             edited.clear()
+
+    async def _revisions(self) -> tuple[int, ...]:
+        """Numbers that grow with every change, by any process, of what is installed, connected and accepted."""
+        return await self._toolsets.revision(), await self._upstreams.revision(), await self._pins.revision()
+
+    async def _has_upstreams(self) -> bool:
+        if self.settings.upstreams or "switchboard" in self.__dict__ or await self._upstreams.revision():
+            return True
+        return any(toolset.servers for toolset in await self._installed())
+
+    async def _installed(self) -> Sequence[Installed]:
+        return await self.workshop.library.list() if await self._toolsets.revision() else ()
+
+    def _refresh_soon(self) -> None:
+        """An upstream lists something else now."""
+        if self._soon is None or self._soon.done():
+            self._soon = asyncio.get_running_loop().create_task(self._refreshed())
+
+    async def _refreshed(self) -> None:
+        try:
+            await self.refresh()
+        except GatewayError as error:
+            log.warning("what changed is not offered yet: %s", error)
+        for listener in self._listeners:
+            listener()
 
     def _seen_by(self, call: Call) -> Directories:
         """Where the tool of a call sees the chat's workspace and its own toolset."""
@@ -257,7 +334,7 @@ def load_extension(custom: ExtensionSettings) -> Extension:
 
 
 def refuse_unavailable(settings: Settings) -> None:
-    """Refuse settings this version cannot honour and that must not be ignored; warn of the others."""
+    """Refuse settings this version cannot honour and that must not be ignored."""
     for asked_for, key, instead in (
         (settings.auth.required or settings.auth.jwt, "auth", "serve on loopback only, which needs none"),
         (settings.database_url, "database_url", "leave it out for SQLite in data_dir"),
@@ -265,8 +342,6 @@ def refuse_unavailable(settings: Settings) -> None:
     ):
         if asked_for:
             raise Invalid(f"{key!r} is not available in this version; {instead}", code="NOT_AVAILABLE")
-    if settings.upstreams:
-        log.warning("'mcpServers' is not available in this version and is passed over")
 
 
 def _settings(given: str | Path | Mapping[str, Any] | Settings | None) -> Settings:

@@ -27,6 +27,12 @@ Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 Proceed = Callable[["Call"], Awaitable["Outcome"]]
 
+Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
+"""Puts an MCP request of a server (elicitation, sampling, roots) to the caller's client, and brings its result."""
+
+Log = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Hands on a log message of a server, as MCP writes it."""
+
 
 async def no_progress(done: float, total: float | None = None, message: str | None = None) -> None:
     """For callers who did not ask to be told."""
@@ -40,6 +46,21 @@ class Caller:
     surface: str = "library"
     client: str | None = None
     permission: Permission = Permission.EXECUTE
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The MCP client at the other end, as an upstream server may need it: what it can do, the `_meta` it sent,
+    its answers to what was asked of it in an earlier round, and the way to ask it while the call runs, which
+    the newest protocol does not have. `level` is the least of log messages it wants, None when it wants none."""
+
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    ask: Ask | None = None
+    log: Log | None = None
+    level: str | None = None
+    modern: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +81,7 @@ class Call:
     message: str | None = None
     parent_message: str | None = None
     caller: Caller = field(default_factory=Caller)
+    peer: Peer | None = None
     confirmed: bool = False
     progress: Progress = no_progress
     id: str = field(default_factory=new_id)
@@ -85,7 +107,8 @@ class Call:
 class Outcome:
     """What came of a call: a value, or an error. `content` is what the model reads, as MCP blocks;
     without it the model reads the value as JSON. The manifests are the chat's files before and
-    after, where the call could change them; the render plan is how to show it, where the tool says."""
+    after, where the call could change them; the render plan is how to show it, where the tool says.
+    `wire` is an upstream's result as it came."""
 
     value: Any = None
     error: GatewayError | None = None
@@ -93,6 +116,7 @@ class Outcome:
     pre_manifest: str | None = None
     post_manifest: str | None = None
     render_plan: Mapping[str, Any] | None = None
+    wire: Mapping[str, Any] | None = None
 
     @property
     def ok(self) -> bool:

@@ -43,7 +43,7 @@ FORBIDDEN = {"serve": {"db", "sources"}}
 
 LAZY = {
     "gateway/__init__.py": 1,
-    "gateway/app.py": 1,
+    "gateway/app.py": 3,
     "gateway/cli/serve.py": 2,
     "gateway/serve/renders.py": 1,
 }

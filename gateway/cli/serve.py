@@ -73,7 +73,8 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
     async with Gateway.open(settings, follow=True) as gateway, anyio.create_task_group() as tasks:
         stop = anyio.Event()
         tasks.start_soon(_stop_on_signal, stop)
-        face = McpFace(gateway.executor, gateway.versions, gateway.chat, gateway.records)
+        face = McpFace(gateway.executor, gateway.versions, gateway.chat, gateway.records, gateway.relay)
+        gateway.watch_upstreams(face.upstreams_changed)
         async with anyio.create_task_group() as serving:
             if "http" in transports:
                 serving.start_soon(_over_http, gateway, face, host, port, stop)

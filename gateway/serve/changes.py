@@ -10,13 +10,22 @@ from typing import Any
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.server.session import ServerSession
-from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ServerEvent, ToolsListChanged
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import event_to_notification
 
 from ..errors import GatewayError
 from ..workspace.tree import Changes as FileChanges
 from ..workspace.versions import Versions
+from .relays import Relay
 from .resources import Reader
 from .subscriber import Subscriber
 from .uris import Address
@@ -55,6 +64,11 @@ class Changes:
             connection.exit_stack.callback(self._disconnected, connection)
         return subscriber
 
+    def level(self, session: ServerSession) -> str | None:
+        """The level of log messages the connection asked for, if it is known and has."""
+        subscriber = self._connections.get(session._connection)
+        return subscriber.level if subscriber is not None else None
+
     def look_at(self, subscriber: Subscriber, chat: str) -> None:
         """Tell the subscriber when files come to the chat's list or go from it."""
         if subscriber.look_at(chat):
@@ -65,15 +79,26 @@ class Changes:
         if (file := subscriber.follow(uri, address)) is not None:
             self._index(subscriber, file.chat)
 
+    async def relay(self, subscriber: Subscriber, uri: str, relay: Relay) -> None:
+        """Tell the subscriber when an upstream says that its resource has changed."""
+        subscriber.heed(uri, await relay.follow(uri, lambda: subscriber.tell(ResourceUpdated(uri))))
+
     def unfollow(self, subscriber: Subscriber, uri: str) -> None:
         before = subscriber.chats
         subscriber.files.pop(uri, None)
+        subscriber.drop(uri)
         self._drop(subscriber, before - subscriber.chats)
 
     async def listen(
-        self, context: Context, wanted: types.SubscriptionFilter, reader: Reader, files: Mapping[str, Address]
+        self,
+        context: Context,
+        wanted: types.SubscriptionFilter,
+        reader: Reader,
+        files: Mapping[str, Address],
+        relay: Relay,
     ) -> types.SubscriptionsListenResult:
-        """Serve one stream until it ends; `wanted` is what will be acknowledged."""
+        """Serve one stream until it ends; `wanted` is what will be acknowledged. What is not among `files` is an
+        upstream's."""
         if len(self._streams) >= STREAMS:
             raise MCPError(types.INTERNAL_ERROR, f"{STREAMS} streams are open already; try again later")
         bus = InMemorySubscriptionBus()
@@ -84,6 +109,9 @@ class Changes:
                 self.look_at(subscriber, reader.chat)
             for uri, address in files.items():
                 self.follow(subscriber, uri, address)
+            for uri in wanted.resource_subscriptions or ():
+                if uri not in files:
+                    await self.relay(subscriber, uri, relay)
             return await stream(context, types.SubscriptionsListenRequestParams(notifications=wanted))
         finally:
             del self._streams[subscriber]
@@ -92,6 +120,12 @@ class Changes:
     def tools_changed(self) -> None:
         for subscriber in (*self._connections.values(), *self._streams):
             subscriber.tell(ToolsListChanged())
+
+    def others_changed(self) -> None:
+        """What upstreams have besides tools may be another now."""
+        for subscriber in (*self._connections.values(), *self._streams):
+            subscriber.tell(PromptsListChanged())
+            subscriber.tell(ResourcesListChanged())
 
     def close(self) -> None:
         for stream in self._streams.values():

@@ -8,32 +8,33 @@ from contextlib import contextmanager
 from typing import Any
 
 import mcp_types as types
-from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS, is_version_at_least
+from mcp_types.version import is_version_at_least
 from pydantic import ValidationError
 from starlette.requests import Request
 
 from .. import __version__
-from ..calls import DEFAULT_CHAT, LOCAL, Call, Caller, Outcome, check_chat, text_content
+from ..calls import DEFAULT_CHAT, LOCAL, Call, Caller, check_chat
 from ..catalog import Catalog
-from ..errors import GatewayError, Invalid, NotFound, Unavailable
+from ..errors import GatewayError, Invalid, NotFound, Unavailable, UpstreamFault
 from ..executor import Executor
 from ..workspace.versions import Versions
 from .changes import Changes
 from .completions import Completions
+from .peers import Context, is_modern, peer_of, result
+from .relays import NoRelay, Relay
 from .renders import Plans, Renders, link
 from .resources import TEMPLATES, Reader, Resources
 from .subscriber import SUBSCRIPTIONS
+from .uris import is_ours
 
 CHAT = "dev.toolgate/chat"
 MESSAGE = "dev.toolgate/message"
 PARENT_MESSAGE = "dev.toolgate/parent_message"
-CALL_ID = "dev.toolgate/call_id"
-ERROR = "dev.toolgate/error"
 
 PAGE = 200
 """Tools on one page of `tools/list`: small enough for any client, large enough to be one page for most."""
@@ -49,7 +50,6 @@ INSTRUCTIONS = (
     "A failed call answers 'CODE: message', and the message says how to mend it."
 )
 
-Context = ServerRequestContext[Any, Any]
 log = logging.getLogger(__name__)
 
 
@@ -63,18 +63,27 @@ class GatewayServer(Server[Any]):
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
         # The SDK's HTTP manager passes none, and would announce listChanged=false.
-        announced = notification_options or NotificationOptions(tools_changed=True, resources_changed=True)
+        announced = notification_options or NotificationOptions(
+            tools_changed=True, resources_changed=True, prompts_changed=True
+        )
         return super().create_initialization_options(announced, experimental_capabilities, extensions)
 
 
 class McpFace:
     """One executor, spoken to in MCP. `chat` is where requests go that name none themselves;
-    `plans` is where the render plans of calls are found, None when they are kept nowhere."""
+    `plans` is where the render plans of calls are found, None when they are kept nowhere; `relay` has what
+    upstreams offer besides tools."""
 
     def __init__(
-        self, executor: Executor, versions: Versions, chat: str | None = None, plans: Plans | None = None
+        self,
+        executor: Executor,
+        versions: Versions,
+        chat: str | None = None,
+        plans: Plans | None = None,
+        relay: Relay | None = None,
     ) -> None:
         self._executor = executor
+        self._relay = relay or NoRelay()
         self._chat = chat
         self._planned = plans is not None
         renders = Renders(plans, versions, executor)
@@ -90,7 +99,7 @@ class McpFace:
             "toolgate",
             version=__version__,
             title="Toolgate",
-            instructions=INSTRUCTIONS,
+            instructions=self._instructions(),
             # Without a lookup the SDK runs the whole tools/list handler before every call.
             get_tool_input_schema=lambda name: self._view.header_schemas.get(name),
             on_subscriptions_listen=self._listen,
@@ -102,6 +111,9 @@ class McpFace:
         server.add_request_handler("resources/read", types.ReadResourceRequestParams, self._read_resource)
         server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribe)
         server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribe)
+        server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
+        server.add_request_handler("prompts/list", types.PaginatedRequestParams, self._list_prompts)
+        server.add_request_handler("prompts/get", types.GetPromptRequestParams, self._get_prompt)
         server.add_request_handler("completion/complete", types.CompleteRequestParams, self._complete)
         server.middleware.extend([_contain, self._connected])
         return server
@@ -109,6 +121,14 @@ class McpFace:
     def _catalog_changed(self, catalog: Catalog) -> None:
         self._view = _View(catalog)
         self._changes.tools_changed()
+
+    def upstreams_changed(self) -> None:
+        """What upstreams offer besides tools may be another now."""
+        self.server.instructions = self._instructions()
+        self._changes.others_changed()
+
+    def _instructions(self) -> str:
+        return "\n\n".join(filter(None, [INSTRUCTIONS, self._relay.instructions()]))
 
     def close(self) -> None:
         """End the streams on which clients wait for changes."""
@@ -129,29 +149,62 @@ class McpFace:
     async def _list_resources(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
         with _refusing(context):
             reader = self._reader(context)
-            if not _is_modern(context):  # from here on, so that no change falls between the list and the watching
+            if not is_modern(context):  # from here on, so that no change falls between the list and the watching
                 self._changes.look_at(self._changes.connection(context.session, reader.principal), reader.chat)
-            return await self._resources.page(reader, params.cursor)
+            page = await self._resources.page(reader, params.cursor)
+            if "nextCursor" not in page:
+                page["resources"] += await self._relay.resources(self._caller(context), reader.chat)
+            return page
 
     async def _list_templates(self, _: Context, __: types.PaginatedRequestParams) -> dict[str, Any]:
-        return {"resultType": "complete", "resourceTemplates": TEMPLATES, "ttlMs": 0, "cacheScope": "private"}
+        templates = [*TEMPLATES, *self._relay.templates()]
+        return {"resultType": "complete", "resourceTemplates": templates, "ttlMs": 0, "cacheScope": "private"}
 
     async def _read_resource(self, context: Context, params: types.ReadResourceRequestParams) -> dict[str, Any]:
         with _refusing(context, uri=params.uri):
-            return await self._resources.read(self._reader(context), params.uri)
+            reader = self._reader(context)
+            if not self._is_relayed(params.uri):
+                return await self._resources.read(reader, params.uri)
+            peer = peer_of(context, params)
+            read = await self._relay.read(params.uri, self._caller(context), reader.chat, peer)
+            return {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", **read}
+
+    async def _set_level(self, context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
+        """From here on the connection is told log messages of upstreams from this level on; ours are no client's."""
+        self._changes.connection(context.session, _principal(context)).level = params.level
+        return types.EmptyResult()
+
+    async def _list_prompts(self, _: Context, __: types.PaginatedRequestParams) -> dict[str, Any]:
+        prompts = self._relay.prompts()
+        return {"resultType": "complete", "prompts": prompts, "ttlMs": 0, "cacheScope": "private"}
+
+    async def _get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> dict[str, Any]:
+        with _refusing(context):
+            reader, peer = self._reader(context), peer_of(context, params)
+            given = params.arguments or {}
+            got = await self._relay.get_prompt(params.name, given, self._caller(context), reader.chat, peer)
+            return {"resultType": "complete", **got}
 
     async def _complete(self, context: Context, params: types.CompleteRequestParams) -> dict[str, Any]:
         template = params.ref.uri if isinstance(params.ref, types.ResourceTemplateReference) else params.ref.name
         given = (params.context and params.context.arguments) or {}
         with _refusing(context):
             reader, argument = self._reader(context), params.argument
+            if not is_ours(template):
+                asked = params.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"meta"})
+                told = await self._relay.complete(asked, self._caller(context), reader.chat, peer_of(context, params))
+                if told is not None:
+                    return {"resultType": "complete", **told}
             return await self._completions.complete(reader, template, argument.name, argument.value, given)
 
     async def _subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
         with _refusing(context, uri=params.uri):
             reader = self._reader(context)
-            address = await self._resources.followed(reader, params.uri)
-            self._changes.follow(self._changes.connection(context.session, reader.principal), params.uri, address)
+            connection = self._changes.connection(context.session, reader.principal)
+            if self._is_relayed(params.uri):
+                await self._changes.relay(connection, params.uri, self._relay)
+            else:
+                self._changes.follow(connection, params.uri, await self._resources.followed(reader, params.uri))
         return types.EmptyResult()
 
     async def _unsubscribe(self, context: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
@@ -166,9 +219,10 @@ class McpFace:
         with _refusing(context):
             reader = self._reader(context)
             uris = (wanted.resource_subscriptions or [])[:SUBSCRIPTIONS]
-            files = await self._resources.followable(reader, uris)
-            honored = wanted.model_copy(update={"resource_subscriptions": list(files)})
-            return await self._changes.listen(context, honored, reader, files)
+            relayed = [uri for uri in uris if self._is_relayed(uri)]
+            files = await self._resources.followable(reader, [uri for uri in uris if uri not in relayed])
+            honored = wanted.model_copy(update={"resource_subscriptions": [*files, *relayed]})
+            return await self._changes.listen(context, honored, reader, files, self._relay)
 
     async def _connected(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         """Remember each handshake-era connection: it is told of a changed list without asking."""
@@ -186,9 +240,16 @@ class McpFace:
             chat=reader.chat,
             message=_text(meta, MESSAGE),
             parent_message=_text(meta, PARENT_MESSAGE),
-            caller=Caller(principal=reader.principal, surface="mcp", client=_client(context.session)),
+            caller=self._caller(context),
+            peer=peer_of(context, params, self._changes.level(context.session)),
             progress=context.session.report_progress,
         )
+
+    def _is_relayed(self, uri: str) -> bool:
+        return not is_ours(uri) and self._relay.owns(uri)
+
+    def _caller(self, context: Context) -> Caller:
+        return Caller(principal=_principal(context), surface="mcp", client=_client(context.session))
 
     def _reader(self, context: Context) -> Reader:
         chat = _text(context.meta or {}, CHAT) or self._connection_chat(context)
@@ -244,42 +305,20 @@ def _refusing(context: Context, **details: Any) -> Iterator[None]:
     """A `GatewayError` in here leaves as the error its era has for it."""
     try:
         yield
+    except UpstreamFault as fault:
+        raise MCPError(fault.fault, fault.message, fault.data) from None
     except GatewayError as refusal:
         raise MCPError(_code(context, refusal), str(refusal), {**details, **refusal.to_dict()}) from None
 
 
 def _code(context: Context, refusal: GatewayError) -> int:
-    if isinstance(refusal, NotFound) and not _is_modern(context):
+    if isinstance(refusal, NotFound) and not is_modern(context):
         return RESOURCE_NOT_FOUND
     return types.INTERNAL_ERROR if isinstance(refusal, Unavailable) else types.INVALID_PARAMS
 
 
-def _is_modern(context: Context) -> bool:
-    return context.protocol_version in MODERN_PROTOCOL_VERSIONS
-
-
 def _takes_links(context: Context) -> bool:
     return is_version_at_least(context.protocol_version, RESOURCE_LINKS)
-
-
-def result(call: Call, outcome: Outcome, structured: bool) -> dict[str, Any]:
-    """An outcome as an MCP tool result."""
-    if outcome.error is not None:
-        return {
-            "resultType": "complete",
-            "isError": True,
-            "content": text_content(str(outcome.error)),
-            "_meta": {CALL_ID: call.id, ERROR: outcome.error.to_dict()},
-        }
-    shape: dict[str, Any] = {
-        "resultType": "complete",
-        "isError": False,
-        "content": outcome.content or text_content(outcome.value_json.decode()),
-        "_meta": {CALL_ID: call.id},
-    }
-    if structured:
-        shape["structuredContent"] = outcome.value
-    return shape
 
 
 def _text(meta: Mapping[str, Any], key: str) -> str | None:

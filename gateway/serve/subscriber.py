@@ -26,15 +26,18 @@ Send = Callable[[ServerEvent], Awaitable[None]]
 class Subscriber:
     """A connection of the handshake era, or one `subscriptions/listen` of the 2026-07-28 era.
 
-    It knows which chats' lists of files it looks at and which files it follows. News waits here
+    It knows which chats' lists of files it looks at and which files it follows, and in the handshake era
+    the least `level` of log messages it wants. News waits here
     until it is read, once each: a client that does not read keeps nobody from hearing, and nothing
     piles up.
     """
 
     def __init__(self, principal: str, send: Send) -> None:
         self.principal = principal
+        self.level: str | None = None
         self.lists: set[str] = set()
         self.files: dict[str, FileAddress] = {}
+        self._relayed: dict[str, Callable[[], None]] = {}
         self._send = send
         self._waiting: dict[ServerEvent, None] = {}
         self._sending: asyncio.Task[None] | None = None
@@ -59,6 +62,16 @@ class Subscriber:
         self.files[uri] = address
         return address
 
+    def heed(self, uri: str, unfollow: Callable[[], None]) -> None:
+        """Keep the way to give up a resource of an upstream, which this subscriber follows now."""
+        self.drop(uri)
+        self._relayed[uri] = unfollow
+
+    def drop(self, uri: str) -> None:
+        """Give up a resource of an upstream, if it is followed."""
+        if (unfollow := self._relayed.pop(uri, None)) is not None:
+            unfollow()
+
     def news(self, chat: str, what: Changes) -> list[ServerEvent]:
         """What of a change in a chat concerns this subscriber."""
         return list(self._news(chat, what))
@@ -69,6 +82,8 @@ class Subscriber:
             self._sending = asyncio.get_running_loop().create_task(self._send_waiting())
 
     def leave(self) -> None:
+        for uri in list(self._relayed):
+            self.drop(uri)
         if self._sending is not None:
             self._sending.cancel()
 

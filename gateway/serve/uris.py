@@ -58,6 +58,14 @@ class RenderAddress:
 Address = FileAddress | ManifestAddress | RenderAddress
 
 
+_SCHEMES = ("workspace://", "manifest://", "render://")
+
+
+def is_ours(uri: str) -> bool:
+    """Whether a URI, or a template of one, is of a kind that only the gateway itself has."""
+    return uri.startswith(_SCHEMES)
+
+
 def file_uri(chat: str, path: str) -> str:
     """The one URI we write for a file; `parse` takes other spellings of it too."""
     return f"workspace://{quote(chat, safe='')}/{quote(os.fsencode(decode(path)), safe=_SEGMENTS)}"

@@ -40,7 +40,8 @@ def conformance_server(directory: Path, era: str = "both") -> Iterator[str]:
 @contextmanager
 def gateway(directory: Path, upstream: Mapping[str, object]) -> Iterator[str]:
     """A gateway over HTTP in front of one upstream whose names it leaves as they are."""
-    settings = {"mcpServers": {"conformance": {**upstream, "prefix": ""}}, "approval": {"mode": "never"}}
+    server = {**upstream, "prefix": "", "pinning": "off"}  # scenarios change what it says, and want to see it
+    settings = {"mcpServers": {"conformance": server}, "approval": {"mode": "never"}}
     config = directory / "toolgate.yaml"
     config.write_text(yaml.safe_dump(settings))
     options = ["--transport", "http", "--port", "0", "--config", str(config), "--data-dir", str(directory / "data")]

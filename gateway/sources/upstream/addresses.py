@@ -1,0 +1,68 @@
+"""Upstreams' URIs as ours: told apart by server, and back again without a table."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+APP = "ui://"
+_SCHEME = "mcp+"
+_PLAIN = re.compile(r"[a-z0-9][a-z0-9-]*")
+_SPELLED = re.compile(r"x\.([a-z2-7]+)")
+
+
+def outer(prefix: str, uri: str) -> str:
+    """The URI, or URI template, under which clients find an upstream's. The empty prefix leaves it as it is;
+    pages keep the scheme by which hosts know them."""
+    if not prefix:
+        return uri
+    if uri.startswith(APP):
+        return f"{APP}{_spelled(prefix)}/{uri.removeprefix(APP)}"
+    return f"{_SCHEME}{_spelled(prefix)}:{uri}"
+
+
+def inner(uri: str) -> tuple[str, str] | None:
+    """The prefix and the upstream's own URI; None for one that names no upstream."""
+    if uri.startswith(APP):
+        spelled, slash, rest = uri.removeprefix(APP).partition("/")
+        return (_read(spelled), f"{APP}{rest}") if slash else None
+    if not uri.startswith(_SCHEME):
+        return None
+    spelled, colon, rest = uri.removeprefix(_SCHEME).partition(":")
+    return (_read(spelled), rest) if colon else None
+
+
+def outer_blocks(prefix: str, blocks: Sequence[Any]) -> list[Any]:
+    """Content with the URIs in it as clients find them."""
+    return [_outer_block(prefix, block) for block in blocks] if prefix else list(blocks)
+
+
+def _outer_block(prefix: str, block: Any) -> Any:
+    if not isinstance(block, Mapping):
+        return block
+    if block.get("type") == "resource_link" and isinstance(block.get("uri"), str):
+        return {**block, "uri": outer(prefix, block["uri"])}
+    held = block.get("resource")
+    if block.get("type") == "resource" and isinstance(held, Mapping) and isinstance(held.get("uri"), str):
+        return {**block, "resource": {**held, "uri": outer(prefix, held["uri"])}}
+    return block
+
+
+def _spelled(prefix: str) -> str:
+    """The prefix as a scheme or host takes it, which ignore case."""
+    if _PLAIN.fullmatch(prefix):
+        return prefix
+    return "x." + base64.b32encode(prefix.encode()).decode().lower().rstrip("=")
+
+
+def _read(spelled: str) -> str:
+    match = _SPELLED.fullmatch(spelled)
+    if match is None:
+        return spelled
+    padding = "=" * (-len(match[1]) % 8)
+    try:
+        return base64.b32decode(match[1].upper() + padding).decode()
+    except ValueError:
+        return spelled

@@ -1,0 +1,367 @@
+"""One upstream server: what it said last, under which terms it is offered, and the ways to it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...calls import LOCAL, Call
+from ...db.pins import Pins
+from ...db.upstreams import Upstreams
+from ...errors import GatewayError, Timeout, Unavailable
+from ...tools import Tool
+from .definitions import COUNT_LIMIT, Kind, define, define_all
+from .lane import Lane
+from .link import ClientFace, Link, McpFault, open_link
+from .listing import list_tools
+from .pinning import Decision, Standing, Verdict, settle
+from .spec import Spec
+
+LIST_SECONDS = 30.0
+START_SECONDS = 60.0
+IDLE_SECONDS = 600.0
+SETTLE_SECONDS = 0.05
+"""How long a server's list must have been quiet before it is asked for: changes come in bursts."""
+
+AGAIN_SECONDS = 15.0
+"""When a server that did not say what it has, or ended the stream of its changes, is asked again."""
+
+LANES_LIMIT = 64
+"""Connections to one server, or children of it, at once."""
+
+_PAGES = 200
+_LISTS = {
+    "tools": ("tools/list", "tools"),
+    "prompts": ("prompts/list", "prompts"),
+    "resources": ("resources/templates/list", "resourceTemplates"),
+}
+"""By the capability that promises it: how a list is asked for, and under which key it comes."""
+_CHANGED = frozenset(f"notifications/{what}/list_changed" for what in _LISTS)
+_METHOD_NOT_FOUND = -32601
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Said:
+    """Everything a server defines, as it came."""
+
+    tools: tuple[Any, ...] = ()
+    prompts: tuple[Any, ...] = ()
+    templates: tuple[Any, ...] = ()
+    instructions: str | None = None
+
+
+class Upstream:
+    """Its tools are known from the last time until it is asked again; nothing here waits for it but a call.
+
+    `changed` is told whenever what is offered may be another. `others` names the tools of other servers.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        memory: Upstreams,
+        pins: Pins,
+        face: ClientFace,
+        changed: Callable[[], None],
+        others: Callable[[], Collection[str]] = tuple,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.spec = spec
+        self.tools: tuple[Tool, ...] = ()
+        self.prompts: tuple[dict[str, Any], ...] = ()
+        self.templates: tuple[dict[str, Any], ...] = ()
+        self.instructions: str | None = None
+        self.problems: tuple[GatewayError, ...] = ()
+        self._memory = memory
+        self._pins = pins
+        self._face = face
+        self._changed = changed
+        self._others = others
+        self._environment = environment
+        self._era: str | None = None
+        self._said: Said | None = None
+        self._lanes: dict[str, Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._taking = asyncio.Lock()
+        self._tried = asyncio.Event()
+        self._keeping = False
+        self._closed = False
+
+    @property
+    def error(self) -> str | None:
+        """Why it is not available, as far as anyone has tried."""
+        lane = self._lanes.get(self._main)
+        return lane.error if lane is not None else None
+
+    @property
+    def connected(self) -> bool:
+        lane = self._lanes.get(self._main)
+        return lane is not None and lane.connected
+
+    @property
+    def known(self) -> bool:
+        """Whether it ever said what it has, to whichever process."""
+        return self._said is not None
+
+    @property
+    def era(self) -> str | None:
+        return self._era
+
+    async def recall(self) -> None:
+        """Offer what it said last time, to whichever process."""
+        kept = await self._memory.recall(self.spec.name)
+        self._era = kept.era
+        if kept.tools is not None:
+            said = Said(tuple(kept.tools), tuple(kept.prompts or ()), tuple(kept.templates or ()), kept.instructions)
+            await self._take(said)
+
+    async def settle(self) -> None:
+        """Decide anew on what it said: a person may have accepted something."""
+        await self._take(None)
+
+    async def look(self) -> None:
+        """Connect and ask what there is; returns when that was tried. It is tried again until it is known, and a
+        server that is not lazy is kept connected."""
+        if not self._keeping and not self._closed:
+            self._keeping = True
+            self._spawn(self._keep())
+        await self._tried.wait()
+
+    def lane(self, call: Call) -> Lane:
+        """The way this call takes: no two principals share a server that may keep state. While a call waits for an
+        answer on a lane that takes one at a time, the next has another."""
+        key = self._key(call.caller.principal, call.chat)
+        lane = self._lane(key)
+        for number in itertools.count(2):
+            if not lane.asking:
+                break
+            lane = self._lane(f"{key}\n\n{number}")
+        return lane
+
+    async def close(self) -> None:
+        self._closed = True
+        self._tried.set()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *(lane.close() for lane in self._lanes.values()), return_exceptions=True)
+
+    @property
+    def _main(self) -> str:
+        """The way on which lists are asked for."""
+        return self._key(LOCAL, "")
+
+    def _key(self, principal: str, chat: str) -> str:
+        sharing = self.spec.settings.sharing
+        return "" if sharing == "all" else principal if sharing == "principal" else f"{principal}\n{chat}"
+
+    def _lane(self, key: str) -> Lane:
+        lane = self._lanes.get(key)
+        if lane is not None:
+            return lane
+        if self._closed:
+            raise Unavailable(f"the upstream server {self.spec.name!r} was removed", code="UPSTREAM_UNAVAILABLE")
+        self._make_room()
+        main = key == self._main
+        idle = IDLE_SECONDS if self.spec.settings.lazy or not main else None
+        lane = Lane(self.spec.name, self._open, self._opened if main else _unheard, idle, self._forget)
+        self._lanes[key] = lane
+        return lane
+
+    def _make_room(self) -> None:
+        """Close the lane that has been there longest of those nobody uses, when there are too many."""
+        if len(self._lanes) < LANES_LIMIT:
+            return
+        for key, lane in self._lanes.items():
+            if key != self._main and not lane.used:
+                del self._lanes[key]
+                self._spawn(lane.close())
+                return
+        raise Unavailable(
+            f"{LANES_LIMIT} connections to {self.spec.name!r} are in use; let its callers share them (sharing: all), "
+            "or call again later",
+            code="OVERLOADED",
+        )
+
+    def _forget(self, lane: Lane) -> None:
+        self._lanes = {key: each for key, each in self._lanes.items() if each is not lane}
+
+    async def _keep(self) -> None:
+        """Connect until it is known what there is, and for as long as it is to stay connected."""
+        lane = self._lane(self._main)
+        try:
+            while not (self.known and self.spec.settings.lazy):
+                try:
+                    link = await lane.link()
+                except GatewayError:
+                    self._tried.set()
+                    await asyncio.sleep(max(lane.wait, 0.1))
+                else:
+                    await link.closed()
+        finally:
+            self._keeping = False
+            self._tried.set()
+
+    async def _open(self) -> Link:
+        try:
+            endpoint = self.spec.endpoint(self._environment)
+            link = await open_link(endpoint, client=self._face, timeout=START_SECONDS, era=self._era)
+        except (GatewayError, McpFault) as error:
+            await self._memory.failed(self.spec.name, error.message)
+            raise
+        self._era = link.era
+        return link
+
+    def _opened(self, link: Link) -> None:
+        stale = asyncio.Event()
+        stale.set()
+
+        def heard(method: str, _: object) -> None:
+            if method in _CHANGED:
+                stale.set()
+
+        link.on_notification = heard
+        self._spawn(self._ask_while_stale(link, stale))
+        if link.modern and _announces(link):
+            self._spawn(self._listen(link, stale))
+
+    async def _listen(self, link: Link, stale: asyncio.Event) -> None:
+        """Hear of changed lists for as long as the link lives; what changed while nobody heard is asked for."""
+        wanted = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+        while link.lost is None:
+            try:
+                listening = await link.listen(wanted)
+                stale.set()
+                await listening.ended()
+            except McpFault as fault:
+                if fault.code == _METHOD_NOT_FOUND:
+                    return
+                log.debug("upstream %s cannot be listened to: %s", self.spec.name, fault)
+            except GatewayError as error:
+                log.debug("upstream %s cannot be listened to: %s", self.spec.name, error)
+            await _for_a_while(link, AGAIN_SECONDS)
+
+    async def _ask_while_stale(self, link: Link, stale: asyncio.Event) -> None:
+        """Ask for all it defines: at first, and once for however many changes it announced meanwhile."""
+        while link.lost is None:
+            await _either(link, stale)
+            stale.clear()
+            try:
+                await self._ask(link)
+            except (GatewayError, McpFault) as error:
+                if link.lost is None:
+                    log.warning("upstream %s does not say what it has: %s", self.spec.name, error)
+                    await _for_a_while(link, AGAIN_SECONDS)
+                    stale.set()
+            self._tried.set()
+            await _for_a_while(link, SETTLE_SECONDS)
+
+    async def _ask(self, link: Link) -> None:
+        try:
+            async with asyncio.timeout(LIST_SECONDS):
+                tools, prompts, templates = [await _listed(link, what) for what in _LISTS]
+        except TimeoutError:
+            raise Timeout(f"its lists took longer than {LIST_SECONDS:g} s") from None
+        said = Said(tools, prompts, templates, link.instructions)
+        await self._memory.remember(
+            self.spec.name,
+            era=link.era,
+            tools=said.tools,
+            prompts=said.prompts,
+            templates=said.templates,
+            instructions=said.instructions or "",
+        )
+        await self._take(said)
+
+    async def _take(self, fresh: Said | None) -> None:
+        """Offer what of `fresh`, or of what it said before, is accepted; one at a time, so that the newest stays."""
+        async with self._taking:
+            said = fresh or self._said
+            if said is None:
+                return
+            definitions = define_all(said.tools, said.prompts, said.templates, said.instructions)
+            if self.spec.settings.pinning == "off":
+                verdict = Verdict({key: Decision(each, Standing.OFFERED) for key, each in definitions.found.items()})
+            else:
+                verdict = await settle(self._pins, self.spec.name, definitions.found, self.spec.policy, self._others())
+            listing = await asyncio.to_thread(list_tools, self.spec.terms, said.tools, verdict)
+            self._said, self.problems = said, (*definitions.problems, *listing.problems)
+            prompts = tuple(each for each in said.prompts if _is_offered(verdict, Kind.PROMPT, each))
+            templates = tuple(each for each in said.templates if _is_offered(verdict, Kind.TEMPLATE, each))
+            instructions = said.instructions if verdict.offers(Kind.INSTRUCTIONS, "instructions") else None
+            offered = (listing.tools, prompts, templates, instructions)
+            if offered != (self.tools, self.prompts, self.templates, self.instructions):
+                self.tools, self.prompts, self.templates, self.instructions = offered
+                self._changed()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _is_offered(verdict: Verdict, kind: Kind, raw: Any) -> bool:
+    """Whether this very definition was accepted."""
+    try:
+        definition = define(kind, raw)
+    except GatewayError:
+        return False
+    decision = verdict.decisions.get(definition.key)
+    return decision is not None and decision.offered and decision.definition.text == definition.text
+
+
+def _announces(link: Link) -> bool:
+    return any((link.capabilities.get(what) or {}).get("listChanged") for what in _LISTS)
+
+
+async def _either(link: Link, event: asyncio.Event) -> None:
+    """Wait for the event or for the end of the link."""
+    waiting = asyncio.ensure_future(event.wait())
+    ending = asyncio.ensure_future(link.closed())
+    try:
+        await asyncio.wait([waiting, ending], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        ending.cancel()
+
+
+async def _for_a_while(link: Link, seconds: float) -> None:
+    """Wait so long, or until the link has ended."""
+    ending = asyncio.ensure_future(link.closed())
+    try:
+        await asyncio.wait([ending], timeout=seconds)
+    finally:
+        ending.cancel()
+
+
+async def _listed(link: Link, what: str) -> tuple[Any, ...]:
+    """All pages of a list the server says it has. Not every server that has resources has templates."""
+    if what not in link.capabilities:
+        return ()
+    method, key = _LISTS[what]
+    found: list[Any] = []
+    cursor: str | None = None
+    for _ in range(_PAGES):
+        try:
+            page = await link.request(method, {"cursor": cursor} if cursor else None)
+        except McpFault as fault:
+            if fault.code == _METHOD_NOT_FOUND and what != "tools":
+                break
+            raise
+        items = page.get(key)
+        found += items if isinstance(items, list) else []
+        cursor = page.get("nextCursor")
+        if not isinstance(cursor, str) or len(found) > COUNT_LIMIT:
+            break
+    return tuple(found)
+
+
+def _unheard(_: Link) -> None:
+    """Only one link of a server is asked for its lists."""

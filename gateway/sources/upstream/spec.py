@@ -1,0 +1,74 @@
+"""An upstream server as it is set up, wherever that was said: in the settings, by hand, or by a toolset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ...config import UpstreamSettings, resolve_variables
+from .link import Endpoint, HttpEndpoint, StdioEndpoint
+from .listing import Override, Terms
+from .pinning import Policy
+
+Sharing = Literal["principal", "chat", "all"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One server. `origin` says where it was set up; `${VAR}`s are resolved when it is reached, never before."""
+
+    name: str
+    settings: UpstreamSettings
+    origin: str
+    terms: Terms
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        settings: UpstreamSettings,
+        origin: str,
+        overrides: Mapping[str, Override] | None = None,
+        home: Path | None = None,
+    ) -> Spec:
+        """`overrides` of a toolset stand below those of the settings; `home` is where its pages are."""
+        own = {tool: Override(**vars(said)) for tool, said in settings.overrides.items()}
+        terms = Terms(
+            server=name,
+            prefix=settings.prefix,
+            category=settings.category,
+            permission=settings.permission,
+            trusted=settings.trusted,
+            requires_confirmation=settings.requires_confirmation,
+            timeout=settings.timeout,
+            allow=tuple(settings.tools.allow),
+            deny=tuple(settings.tools.deny),
+            overrides={**(overrides or {}), **own},
+            home=home,
+        )
+        return cls(name, settings, origin, terms)
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(trust_first=self.settings.pinning == "trust")
+
+    def endpoint(self, environment: Mapping[str, str] = os.environ) -> Endpoint:
+        """Where the server is, its variables resolved; refused when one is not set."""
+
+        def resolved(text: str) -> str:
+            return resolve_variables(text, environment)
+
+        said = self.settings
+        if said.url is not None:
+            headers = {name: resolved(value) for name, value in said.headers.items()}
+            return HttpEndpoint(resolved(said.url), headers, "sse" if said.type == "sse" else "auto")
+        assert said.command is not None  # noqa: S101 - the settings have one of the two
+        return StdioEndpoint(
+            command=resolved(said.command),
+            args=tuple(map(resolved, said.args)),
+            env={name: resolved(value) for name, value in said.env.items()},
+            cwd=resolved(said.cwd) if said.cwd is not None else None,
+        )

@@ -1,0 +1,49 @@
+"""Upstreams' URIs: told apart, and found again, whatever they are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.sources.upstream.addresses import inner, outer, outer_blocks
+
+PREFIXES = st.text("abcXYZ019_-", min_size=1, max_size=32)
+URIS = st.sampled_from(["file:///a b.txt", "ui://app/page.html", "memo://insights", "x", "mcp+a:b:c", "file:///{path}"])
+
+
+@given(PREFIXES, URIS)
+def test_what_is_made_outer_is_found_again(prefix: str, uri: str) -> None:
+    assert inner(outer(prefix, uri)) == (prefix, uri)
+
+
+@given(PREFIXES, PREFIXES, URIS, URIS)
+def test_two_servers_never_meet(one: str, other: str, uri: str, another: str) -> None:
+    if (one, uri) != (other, another):
+        assert outer(one, uri).lower() != outer(other, another).lower() or uri.lower() == another.lower()
+
+
+def test_pages_stay_pages_and_the_empty_prefix_changes_nothing() -> None:
+    assert outer("docs", "ui://app/a.html") == "ui://docs/app/a.html"
+    assert outer("docs", "file:///a") == "mcp+docs:file:///a"
+    assert outer("", "file:///a") == "file:///a"
+
+
+@pytest.mark.parametrize("uri", ["workspace://c/a", "render://x", "mcp+docs", "ui://alone", ""])
+def test_what_names_no_upstream(uri: str) -> None:
+    assert inner(uri) is None
+
+
+def test_links_and_held_resources_in_content_are_changed_and_nothing_else() -> None:
+    blocks = [
+        {"type": "text", "text": "file:///a", "uri": "file:///a"},
+        {"type": "resource_link", "uri": "file:///a", "name": "a", "new": 1},
+        {"type": "resource", "resource": {"uri": "file:///b", "text": "b"}},
+        "odd",
+    ]
+    changed = outer_blocks("docs", blocks)
+    assert changed[0] is blocks[0]
+    assert changed[1] == {"type": "resource_link", "uri": "mcp+docs:file:///a", "name": "a", "new": 1}
+    assert changed[2]["resource"]["uri"] == "mcp+docs:file:///b"
+    assert changed[3] == "odd"
+    assert outer_blocks("", blocks) == blocks
