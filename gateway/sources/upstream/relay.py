@@ -135,8 +135,8 @@ class Relay:
         return next(((upstream, uri) for upstream in self._upstreams().values() if not _prefix(upstream)), None)
 
     async def _resources(self, upstream: Upstream, caller: Caller, chat: str) -> list[dict[str, Any]]:
-        """What one server lists, if it is connected: nobody waits for it to start for this."""
-        if not upstream.connected:
+        """What one server lists, if it answers soon; one that is known to be down is not waited for."""
+        if upstream.error is not None:
             return []
         try:
             async with asyncio.timeout(LIST_SECONDS):

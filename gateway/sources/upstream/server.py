@@ -21,6 +21,7 @@ from .link import ClientFace, Link, McpFault, open_link
 from .listing import list_tools
 from .pinning import Decision, Standing, Verdict, settle
 from .spec import Spec
+from .subscriptions import Subscriptions
 
 LIST_SECONDS = 30.0
 START_SECONDS = 60.0
@@ -41,6 +42,7 @@ _LISTS = {
     "resources": ("resources/templates/list", "resourceTemplates"),
 }
 """By the capability that promises it: how a list is asked for, and under which key it comes."""
+_UPDATED = "notifications/resources/updated"
 _CHANGED = frozenset(f"notifications/{what}/list_changed" for what in _LISTS)
 _METHOD_NOT_FOUND = -32601
 
@@ -89,6 +91,7 @@ class Upstream:
         self._said: Said | None = None
         self._lanes: dict[str, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.subscriptions = Subscriptions(lambda: self._lane(self._main).link())
         self._taking = asyncio.Lock()
         self._tried = asyncio.Event()
         self._keeping = False
@@ -148,6 +151,7 @@ class Upstream:
     async def close(self) -> None:
         self._closed = True
         self._tried.set()
+        self.subscriptions.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -223,12 +227,15 @@ class Upstream:
         stale = asyncio.Event()
         stale.set()
 
-        def heard(method: str, _: object) -> None:
+        def heard(method: str, params: Mapping[str, Any]) -> None:
             if method in _CHANGED:
                 stale.set()
+            elif method == _UPDATED:
+                self.subscriptions.updated(params.get("uri"))
 
         link.on_notification = heard
         self._spawn(self._ask_while_stale(link, stale))
+        self.subscriptions.renew(link)
         if link.modern and _announces(link):
             self._spawn(self._listen(link, stale))
 
