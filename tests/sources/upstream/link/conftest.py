@@ -1,0 +1,70 @@
+"""Real servers for links: an SDK server over HTTP for the whole run, and children on demand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.sources.upstream.link import ClientFace, StdioEndpoint
+
+SERVERS = Path(__file__).parent / "servers"
+MODERN = "2026-07-28"
+HANDSHAKE = "2025-11-25"
+FACE = ClientFace("links", "1", {"elicitation": {}, "sampling": {}, "roots": {}})
+
+
+def server(name: str, *arguments: str, **env: str) -> StdioEndpoint:
+    return StdioEndpoint(sys.executable, (str(SERVERS / name), *arguments), env=env)
+
+
+class HttpServer:
+    """`everything.py` over HTTP, which can be killed and started again at the same address."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        argv = [sys.executable, str(SERVERS / "everything.py"), "http", str(self.port)]
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+        for _ in range(200):
+            try:
+                urllib.request.urlopen(f"{self.url}/nothing", timeout=5)
+            except urllib.error.HTTPError:
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError("the server does not answer")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def http_server() -> Iterator[HttpServer]:
+    running = HttpServer()
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def own_http_server() -> Iterator[HttpServer]:
+    running = HttpServer()
+    yield running
+    running.kill()

@@ -1,0 +1,573 @@
+"""HTTP as servers in the wild speak it: kept connections, streams that break, redirects, limits, sessions that end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trustme
+
+from gateway.errors import Invalid, Unavailable
+from gateway.sources.upstream.link import (
+    BadAnswer,
+    HttpEndpoint,
+    Link,
+    LinkLost,
+    McpFault,
+    Unauthorized,
+    Unreachable,
+    connection,
+    open_link,
+)
+from gateway.sources.upstream.link.pool import Pool
+
+from .conftest import FACE, HANDSHAKE, MODERN, HttpServer
+from .scripted import Request, handshake, modern, scripted
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+async def limit() -> AsyncIterator[None]:
+    async with asyncio.timeout(30):
+        yield
+
+
+async def call(link: Link, tool: str = "t", **options: Any) -> dict[str, Any]:
+    return await link.request("tools/call", {"name": tool, "arguments": {}}, **options)
+
+
+async def napping(link: Link) -> asyncio.Future[dict[str, Any]]:
+    """A call that the server has begun, and will not answer soon."""
+    begun = asyncio.Event()
+
+    async def progress(*_: Any) -> None:
+        begun.set()
+
+    nap = asyncio.ensure_future(call(link, "nap", progress=progress))
+    await begun.wait()
+    return nap
+
+
+async def test_requests_share_a_connection_and_say_what_they_are() -> None:
+    async def answer(request: Request) -> None:
+        request.result({"ok": True})
+
+    async with scripted(modern(answer)) as (script, url):
+        headers = {"Authorization": "Bearer x", "Content-Type": "text/plain", "X-Own": "1"}
+        link = await open_link(HttpEndpoint(url + "?key=1", headers=headers), client=FACE)
+        for _ in range(5):
+            assert await call(link, "naïve") == {"ok": True}
+        await link.close()
+    assert script.connections == 1
+    request = script.requests[-1]
+    assert (request.method, request.path) == ("POST", "/mcp?key=1")
+    wanted = {
+        "authorization": "Bearer x",
+        "x-own": "1",
+        "content-type": "application/json",
+        "mcp-protocol-version": MODERN,
+        "mcp-method": "tools/call",
+        "mcp-name": "=?base64?bmHDr3Zl?=",
+    }
+    assert {name: request.headers.get(name) for name in wanted} == wanted
+    assert "key=1" not in link.label
+
+
+@pytest.mark.parametrize("cut", [1, 3, 50])
+async def test_a_reply_may_come_in_any_pieces(cut: int) -> None:
+    async def answer(request: Request) -> None:
+        body = b'{"jsonrpc": "2.0", "id": %d, "result": {"ok": true}}' % request.body["id"]
+        if request.body["params"]["name"] == "stream":
+            body = b"retry: 5\r\n: comment\r\nevent: message\r\nid: 1\r\ndata: " + body + b"\r\n\r\n"
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\n"
+        else:
+            head = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Type: Application/JSON\r\n\r\n"
+        whole = head + body
+        for at in range(0, len(whole), cut):
+            request.send(whole[at : at + cut])
+            await asyncio.sleep(0)
+        request.writer.close()
+
+    async with scripted(modern(answer)) as (_, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        assert await call(link, "plain") == {"ok": True}
+        assert await call(link, "stream") == {"ok": True}
+        await link.close()
+
+
+async def test_a_connection_closed_while_it_rested_is_not_used() -> None:
+    async def answer(request: Request) -> None:
+        request.result({})
+
+    async with scripted(modern(answer)) as (script, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        for _ in range(3):
+            script.drop()
+            await asyncio.sleep(0.05)
+            await call(link)
+        await link.close()
+    assert script.connections == 4
+
+
+async def test_only_what_may_be_repeated_is_sent_again_when_a_kept_connection_breaks() -> None:
+    broken: list[int] = []
+
+    async def answer(request: Request) -> None:
+        if request.connection not in broken:  # closes without a byte, as a race with its timer looks to us
+            broken.append(request.connection)
+            request.hang_up()
+        else:
+            request.result({})
+
+    async def first_fails(request: Request) -> None:
+        if request.connection == 1:
+            request.hang_up()
+        else:
+            request.result({"served": request.connection})
+
+    async with scripted(modern(first_fails)) as (script, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        assert await link.request("tools/list") == {"served": 2}
+        await link.close()
+    async with scripted(modern(first_fails)) as (script, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        with pytest.raises(LinkLost, match="broke off"):
+            await call(link)
+        assert [request.body["method"] for request in script.requests] == ["server/discover", "tools/call"]
+        assert (link.lost, await call(link)) == (None, {"served": 2})
+        await link.close()
+    async with scripted(modern(answer)) as (script, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        with pytest.raises(LinkLost):  # a new connection that breaks is no stale one
+            await link.request("tools/list")
+        assert len(script.requests) == 3
+        await link.close()
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_away_costs_only_the_requests_of_that_time(own_http_server: HttpServer) -> None:
+    link = await open_link(HttpEndpoint(f"{own_http_server.url}/mcp"), client=FACE)
+    assert link.modern
+    nap = await napping(link)
+    own_http_server.kill()
+    with pytest.raises(LinkLost, match="broke off"):
+        await nap
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        await call(link, "echo")
+    await asyncio.to_thread(own_http_server.start)
+    assert (await call(link, "echo"))["isError"] is False
+    await link.close()
+
+
+@pytest.mark.slow
+async def test_a_handshake_session_that_is_forgotten_ends_the_link(own_http_server: HttpServer) -> None:
+    link = await open_link(HttpEndpoint(f"{own_http_server.url}/mcp"), client=FACE, era=HANDSHAKE)
+    own_http_server.kill()
+    with pytest.raises((Unreachable, LinkLost)):
+        await call(link, "echo")
+    await asyncio.to_thread(own_http_server.start)
+    with pytest.raises(LinkLost, match="has ended our session"):
+        await call(link, "echo")
+    assert "session" in (await link.closed()).message
+    with pytest.raises(LinkLost):
+        await call(link, "echo")
+    await link.close()
+
+
+@pytest.mark.slow
+async def test_the_end_of_the_old_stream_ends_the_link(own_http_server: HttpServer) -> None:
+    link = await open_link(HttpEndpoint(f"{own_http_server.url}/sse"), client=FACE)
+    assert (link.era, link.modern) == (HANDSHAKE, False)
+    nap = await napping(link)
+    own_http_server.kill()
+    with pytest.raises(LinkLost, match=r"the stream of .* ended"):
+        await nap
+    assert (await link.closed()).code == "UPSTREAM_LOST"
+    await link.close()
+
+
+async def test_a_broken_stream_fails_its_request_only() -> None:
+    async def answer(request: Request) -> None:
+        if request.body["params"]["name"] == "t":
+            request.stream()
+            request.event({"method": "notifications/progress", "params": {"progressToken": 2, "progress": 1}})
+            request.hang_up()
+        else:
+            await asyncio.sleep(0.1)
+            request.result({"ok": 1})
+
+    async with scripted(modern(answer)) as (_, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        other = asyncio.ensure_future(call(link, "other"))
+        with pytest.raises(LinkLost):
+            await call(link)
+        assert (await other, link.lost) == ({"ok": 1}, None)
+        await link.close()
+
+
+async def test_a_broken_stream_is_resumed_where_it_ended() -> None:
+    async def answer(request: Request) -> None:
+        if request.method == "POST":
+            request.stream()
+            request.send(b"9\r\nretry: 1\n\r\n")
+            request.event(None, event_id="e-7")
+            request.hang_up()
+        else:
+            request.stream()
+            request.event({"id": 2, "result": {"after": request.headers["last-event-id"]}}, event_id="e-8")
+            request.end()
+
+    async with scripted(handshake(answer)) as (script, url):
+        link = await open_link(HttpEndpoint(url), client=FACE, era=HANDSHAKE)
+        assert link.era == "2025-06-18"
+        assert await call(link) == {"after": "e-7"}
+        await link.close()
+    resumed = script.requests[-2]
+    assert (resumed.headers["mcp-session-id"], resumed.headers["mcp-protocol-version"]) == ("s-1", "2025-06-18")
+    assert script.requests[-1].method == "DELETE"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, b""),
+        (404, b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": "gone"}}'),
+        (400, b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32000, "message": "No valid session ID provided"}}'),
+    ],
+)
+async def test_a_session_that_is_over_ends_the_link_however_it_is_said(status: int, body: bytes) -> None:
+    async def answer(request: Request) -> None:
+        if request.body["params"]["name"] == "unknown":
+            error = b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32601, "message": "Method not found"}}'
+            request.answer(404, error, content_type="application/json")
+        else:
+            request.answer(status, body, content_type="application/json")
+
+    async with scripted(handshake(answer)) as (script, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        with pytest.raises(McpFault, match="Method not found"):
+            await call(link, "unknown")
+        with pytest.raises(LinkLost, match="has ended our session"):
+            await call(link)
+        await link.closed()
+        await link.close()
+        assert "DELETE" not in [request.method for request in script.requests]
+
+
+async def test_a_subscription_tells_how_it_ended() -> None:
+    async def answer(request: Request) -> None:
+        number = request.body["id"]
+        about = {"_meta": {"io.modelcontextprotocol/subscriptionId": number}}
+        wanted = request.body["params"]["notifications"]
+        request.stream()
+        request.event(
+            {"method": "notifications/subscriptions/acknowledged", "params": {**about, "notifications": wanted}}
+        )
+        request.event({"method": "notifications/tools/list_changed", "params": about})
+        if "lost" in wanted:
+            await request.writer.drain()
+            await asyncio.sleep(0.05)
+            request.hang_up()
+        elif "ended" in wanted:
+            request.event({"id": number, "result": {"resultType": "complete", **about}})
+            request.end()
+
+    async with scripted(modern(answer)) as (_, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        heard: list[str] = []
+        link.on_notification = lambda method, params: heard.append(method)
+        lost = await link.listen({"lost": True})
+        assert isinstance(await lost.ended(), LinkLost)
+        assert await (await link.listen({"ended": True})).ended() is None
+        stays = await link.listen({"stays": True})
+        await link.close()
+        assert str(await stays.ended()).endswith("was closed")
+        assert heard == ["notifications/tools/list_changed"] * 3
+
+
+async def test_a_modern_server_that_asks_as_in_the_old_days_is_not_answered() -> None:
+    asked: list[str] = []
+
+    async def ask(method: str, params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(method)
+        return {}
+
+    async def answer(request: Request) -> None:
+        request.stream()
+        request.event({"id": 1, "method": "elicitation/create", "params": {"message": "?"}})
+        request.event({"id": request.body["id"], "result": {}})
+        request.end()
+
+    async with scripted(modern(answer)) as (_, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        assert (await call(link, ask=ask), asked) == ({}, [])
+        await link.close()
+
+
+async def test_the_old_transport_is_found_where_it_is_the_only_one(http_server: HttpServer) -> None:
+    link = await open_link(HttpEndpoint(f"{http_server.url}/sse"), client=FACE)
+    assert (link.era, (await call(link, "echo"))["isError"]) == (HANDSHAKE, False)
+    await link.close()
+    with pytest.raises(BadAnswer, match="HTTP 405"):
+        await open_link(HttpEndpoint(f"{http_server.url}/sse", transport="streamable-http"), client=FACE)
+
+
+async def test_tools_known_from_before_need_not_be_listed_again(http_server: HttpServer) -> None:
+    first = await open_link(HttpEndpoint(f"{http_server.url}/mcp"), client=FACE)
+    tools = (await first.request("tools/list"))["tools"]
+    await first.close()
+    link = await open_link(HttpEndpoint(f"{http_server.url}/mcp"), client=FACE, era=MODERN)
+    params = {"name": "place", "arguments": {"region": "eu"}}
+    with pytest.raises(McpFault, match="header"):
+        await link.request("tools/call", params)
+    link.note_tools(tools)
+    assert (await link.request("tools/call", params))["content"][0]["text"] == "eu"
+    await link.close()
+
+
+async def test_to_cancel_a_modern_request_is_to_close_its_connection() -> None:
+    begun = asyncio.Event()
+
+    async def answer(request: Request) -> None:
+        begun.set()
+
+    async with scripted(modern(answer)) as (script, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        waiting = asyncio.ensure_future(call(link))
+        await begun.wait()
+        waiting.cancel()
+        await script.lost.wait()
+        assert len(script.requests) == 2
+        await link.close()
+
+
+async def test_a_connection_given_back_is_not_closed_by_whoever_had_it_before() -> None:
+    """The first request is cancelled in the very moment its reply is complete and the next one has begun."""
+
+    async def answer(request: Request) -> None:
+        request.result({})
+
+    async with scripted(answer) as (script, url):
+        pool = Pool(HttpEndpoint(url))
+        rest = pool._rest
+        tasks: list[asyncio.Task[Any]] = []
+
+        def send(number: int) -> asyncio.Task[Any]:
+            return asyncio.get_running_loop().create_task(pool.send("POST", b"", b'{"id": %d}' % number))
+
+        def hurry(resting: connection.Connection) -> None:
+            rest(resting)
+            if len(tasks) == 1:
+                tasks.append(send(2))
+                tasks[0].cancel()
+
+        setattr(pool, "_rest", hurry)  # noqa: B010 - as the pool will see it
+        tasks.append(send(1))
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+        assert ((await tasks[1]).status, script.connections) == (200, 1)
+        pool.close()
+
+
+async def test_a_stream_that_has_answered_gives_its_connection_back_or_loses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.1)
+
+    async def answer(request: Request) -> None:
+        request.stream()
+        request.event({"id": request.body["id"], "result": {}})
+        if request.body["params"]["name"] == "ends":
+            request.end()
+
+    async with scripted(modern(answer)) as (script, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        await call(link, "ends")
+        await asyncio.sleep(0.02)
+        await call(link, "hangs")
+        assert script.connections == 1
+        await script.lost.wait()
+        await call(link, "ends")
+        assert script.connections == 2
+        await link.close()
+
+
+async def test_redirects_stay_on_the_origin_and_keep_the_method() -> None:
+    async def answer(request: Request) -> None:
+        if request.path == "/mcp":
+            request.answer(307, location="/mcp/")
+        elif request.body["method"] == "server/discover":
+            request.result({"supportedVersions": [MODERN], "capabilities": {}})
+        else:
+            status, _, location = request.body["params"]["name"].partition(" ")
+            if request.path == "/there":
+                request.result({"path": request.path})
+            else:
+                request.answer(int(status), location=location)
+
+    async with scripted(answer) as (_, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        assert await call(link, "308 /there") == {"path": "/there"}
+        for tool in ("302 /there", "307 http://127.0.0.1:9/there", "307 https://localhost/there"):
+            with pytest.raises(BadAnswer, match=r"redirects to .*not followed"):
+                await call(link, tool)
+        with pytest.raises(BadAnswer, match="from one address to the next"):
+            await call(link, "307 /mcp/")
+        await link.close()
+
+
+async def test_what_is_no_answer_is_refused_and_named() -> None:
+    async def answer(request: Request) -> None:
+        match request.body["params"]["name"]:
+            case "html":
+                request.answer(500, b"<h1>Oops</h1>", content_type="text/html")
+            case "accepted":
+                request.answer(202)
+            case "login":
+                request.answer(401, www_authenticate='Bearer resource_metadata="x"')
+            case "gzip":
+                request.answer(200, b"\x1f\x8b", content_type="application/json", content_encoding="gzip")
+            case "headers":
+                request.answer(200, b"{}", x="y" * 100_000)
+            case "garbage":
+                request.send(b"SSH-2.0-OpenSSH_9.6\r\n")
+            case "list":
+                request.result([1, 2])
+            case "error":
+                body = b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32020, "message": "mismatch", "data": [1]}}'
+                request.answer(400, body, content_type="application/json")
+            case _:
+                request.result({"ok": True})
+
+    async with scripted(modern(answer)) as (_, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        for tool, kind, words in (
+            ("html", BadAnswer, "HTTP 500"),
+            ("accepted", BadAnswer, "HTTP 202"),
+            ("login", Unauthorized, "HTTP 401"),
+            ("gzip", LinkLost, "compressed"),
+            ("headers", LinkLost, "65536 bytes of headers"),
+            ("garbage", LinkLost, "no HTTP"),
+            ("list", BadAnswer, "neither result nor error"),
+        ):
+            with pytest.raises(kind, match=words) as refused:
+                await call(link, tool)
+            assert isinstance(refused.value, Unavailable)
+            assert await call(link) == {"ok": True}
+        with pytest.raises(McpFault) as fault:
+            await call(link, "error")
+        assert fault.value.to_dict() == {"code": -32020, "message": "mismatch", "data": [1]}
+        await link.close()
+
+
+async def test_a_body_or_event_over_the_limit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MESSAGE_LIMIT", 100_000)
+
+    async def answer(request: Request) -> None:
+        if request.body["params"]["name"] == "body":
+            request.result({"text": "x" * 200_000})
+            return
+        request.stream()
+        for _ in range(30):
+            request.chunk(b"data: " + b"x" * 10_000 + b"\n")
+        await request.writer.drain()
+
+    async with scripted(modern(answer)) as (_, url):
+        link = await open_link(HttpEndpoint(url), client=FACE)
+        for tool in ("body", "event"):
+            with pytest.raises(LinkLost, match="more than 100000 bytes"):
+                await call(link, tool)
+        await link.close()
+
+
+async def test_credentials_that_are_missing_are_no_sign_of_another_era() -> None:
+    async def answer(request: Request) -> None:
+        request.answer(401, www_authenticate="Bearer")
+
+    async with scripted(answer) as (script, url):
+        with pytest.raises(Unauthorized, match="check the credentials") as refused:
+            await open_link(HttpEndpoint(url), client=FACE)
+        assert (refused.value.challenge, len(script.requests)) == ("Bearer", 1)
+
+
+async def test_the_old_transports_endpoint_may_not_lead_elsewhere() -> None:
+    async def answer(request: Request) -> None:
+        if request.method == "POST":
+            request.answer(405)
+            return
+        request.stream()
+        request.chunk(b"event: endpoint\ndata: http://127.0.0.1:9/steal\n\n")
+
+    async with scripted(answer) as (_, url):
+        with pytest.raises(Unavailable):
+            await open_link(HttpEndpoint(url), client=FACE, timeout=5)
+
+
+async def test_a_url_or_header_that_cannot_be_is_refused_before_anything_is_sent() -> None:
+    for url in ("ftp://x/", "http://", "http://user:pass@x/", "http://x:99999/", "mcp"):
+        with pytest.raises(Invalid):
+            await open_link(HttpEndpoint(url), client=FACE)
+    for headers in ({"a": "b\r\nx: y"}, {"a b": "c"}, {"": "c"}):
+        with pytest.raises(Invalid, match="not a header"):
+            await open_link(HttpEndpoint("http://localhost:9/", headers=headers), client=FACE)
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        await open_link(HttpEndpoint("http://localhost:9/"), client=FACE)
+
+
+async def test_https_is_spoken_to_servers_we_trust_only() -> None:
+    async def answer(request: Request) -> None:
+        request.result({"ok": True})
+
+    authority = trustme.CA()
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(serving)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    async with scripted(modern(answer), serving) as (script, url):
+        link = await open_link(HttpEndpoint(url, tls=trusting), client=FACE)
+        for _ in range(3):
+            assert await call(link) == {"ok": True}
+        assert script.connections == 1
+        await link.close()
+        with pytest.raises(Unreachable, match="certificate we do not trust"):
+            await open_link(HttpEndpoint(url), client=FACE)
+
+
+async def test_a_failing_asker_or_listener_breaks_nothing(http_server: HttpServer) -> None:
+    link = await open_link(HttpEndpoint(f"{http_server.url}/mcp"), client=FACE, era=HANDSHAKE)
+
+    async def ask(method: str, params: dict[str, Any]) -> dict[str, Any]:
+        raise RuntimeError("secret detail")
+
+    async def progress(*_: Any) -> None:
+        raise RuntimeError
+
+    with pytest.raises(McpFault) as fault:
+        await call(link, "elicit", ask=ask)
+    assert "secret" not in str(fault.value)
+    assert (await call(link, "count", progress=progress))["isError"] is False
+    await link.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "era"), [("/mcp", MODERN), ("/mcp", HANDSHAKE), ("/sse", HANDSHAKE)])
+async def test_two_hundred_links_leave_no_descriptor_or_task(http_server: HttpServer, path: str, era: str) -> None:
+    endpoint = HttpEndpoint(http_server.url + path, transport="sse" if path == "/sse" else "auto")
+    await (await open_link(endpoint, client=FACE, era=era)).close()
+    await asyncio.sleep(0.05)
+    before = (len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()))
+    for number in range(200):
+        link = await open_link(endpoint, client=FACE, era=era)
+        if number % 20 == 0:
+            nap = await napping(link)
+            await link.close()
+            with pytest.raises(LinkLost, match="was closed"):
+                await nap
+        await link.close()
+    await asyncio.sleep(0.05)
+    assert (len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())) == before

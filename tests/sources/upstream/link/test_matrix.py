@@ -1,0 +1,280 @@
+"""The same behaviours in both eras over every transport, against one SDK server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from gateway.errors import Timeout
+from gateway.sources.upstream.link import Endpoint, HttpEndpoint, Link, McpFault, open_link
+
+from .conftest import FACE, HANDSHAKE, MODERN, HttpServer, server
+
+pytestmark = pytest.mark.anyio
+
+COMBINATIONS = [
+    pytest.param((transport, era), id=f"{transport}-{era}")
+    for transport in ("stdio", "http", "sse")
+    for era in (MODERN, HANDSHAKE)
+]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", params=COMBINATIONS)
+async def link(request: pytest.FixtureRequest, http_server: HttpServer) -> AsyncIterator[Link]:
+    transport, era = request.param
+    endpoints: dict[str, Endpoint] = {
+        "stdio": server("everything.py", "stdio"),
+        "http": HttpEndpoint(f"{http_server.url}/mcp"),
+        "sse": HttpEndpoint(f"{http_server.url}/sse", transport="sse"),
+    }
+    opened = await open_link(endpoints[transport], client=FACE, era=era)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture(autouse=True)
+async def limit() -> AsyncIterator[None]:
+    async with asyncio.timeout(20):
+        yield
+
+
+async def call(link: Link, tool: str, arguments: dict[str, Any] | None = None, **options: Any) -> Any:
+    """The text a tool answers with; a whole result when it is no text."""
+    result = await link.request("tools/call", {"name": tool, "arguments": arguments or {}}, **options)
+    match result:
+        case {"content": [{"type": "text", "text": str(text)}]}:
+            return text
+        case _:
+            return result
+
+
+async def cancelled_upstream(link: Link, name: str) -> None:
+    """Returns when the server has seen the nap of that name cancelled."""
+    while name not in (await call(link, "cancellations")).split(","):  # noqa: ASYNC110 - it is another process
+        await asyncio.sleep(0.01)
+
+
+def answering(asked: list[tuple[str, Any]]) -> Any:
+    async def ask(method: str, params: dict[str, Any]) -> dict[str, Any]:
+        asked.append((method, params.get("message")))
+        if method == "roots/list":
+            return {"roots": [{"uri": "file:///here"}]}
+        if method == "sampling/createMessage":
+            return {"role": "assistant", "content": {"type": "text", "text": "sampled"}, "model": "m"}
+        return {"action": "accept", "content": {"answer": f"to {params['message']}"}}
+
+    return ask
+
+
+async def test_the_server_is_known_once_the_link_is_open(link: Link) -> None:
+    assert (link.modern, link.era in (MODERN, HANDSHAKE)) == (link.era == MODERN, True)
+    assert link.server_info == {"name": "everything", "version": "1.0"}
+    assert link.capabilities["tools"] == {"listChanged": True}
+    assert link.instructions == "try them all"
+
+
+async def test_a_call_is_answered_with_the_raw_result(link: Link) -> None:
+    result = await link.request("tools/call", {"name": "echo", "arguments": {"text": "äöü"}})
+    assert (result["content"], result["isError"]) == ([{"type": "text", "text": "äöü"}], False)
+
+
+async def test_many_calls_at_once_each_get_their_own_answer(link: Link) -> None:
+    texts = [str(number) for number in range(40)]
+    assert await asyncio.gather(*(call(link, "echo", {"text": text}) for text in texts)) == texts
+
+
+async def test_tools_whose_names_and_arguments_travel_in_headers_can_be_called(link: Link) -> None:
+    tools = (await link.request("tools/list"))["tools"]
+    assert "naïve" in [tool["name"] for tool in tools]
+    assert await call(link, "naïve") == "naïve"
+    assert await call(link, "place", {"region": "zürich"}) == "zürich"
+    assert await call(link, "place") == "None"
+
+
+async def test_a_large_answer_arrives_whole(link: Link) -> None:
+    assert await call(link, "big", {"size": 2_000_000}) == "x" * 2_000_000
+
+
+async def test_the_servers_error_is_a_fault(link: Link) -> None:
+    with pytest.raises(McpFault) as refused:
+        await link.request("no/such/method")
+    assert refused.value.code == -32601
+
+
+async def test_progress_is_told_to_whoever_asked_for_it(link: Link) -> None:
+    reports: list[tuple[float, float | None, str | None]] = []
+
+    async def progress(*report: Any) -> None:
+        reports.append(report)
+
+    assert await call(link, "count", progress=progress) == "counted"
+    assert reports == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
+    assert await call(link, "count") == "counted"
+    assert len(reports) == 3
+
+
+async def test_log_messages_go_to_the_request_they_belong_to(link: Link) -> None:
+    lines: list[Any] = []
+
+    async def log(params: dict[str, Any]) -> None:
+        lines.append(params["data"])
+
+    meta = {"io.modelcontextprotocol/logLevel": "debug"}
+    assert await call(link, "chatter", log=log, meta=meta) == "logged"
+    assert lines == ["one", "two"]
+
+
+async def test_notes_and_capabilities_are_handed_on(link: Link) -> None:
+    meta = {"traceparent": "00-1", "progressToken": "the caller's own"}
+    result = await call(link, "meta", meta=meta, capabilities={"sampling": {}})
+    seen = result["structuredContent"]["meta"]
+    assert (seen["traceparent"], "progressToken" in seen) == ("00-1", False)
+    if link.modern:
+        assert seen["io.modelcontextprotocol/clientCapabilities"] == {"sampling": {}}
+        assert seen["io.modelcontextprotocol/clientInfo"] == {"name": "links", "version": "1"}
+    else:
+        assert not [key for key in seen if key.startswith("io.modelcontextprotocol/")]
+
+
+async def test_a_cancelled_call_is_cancelled_upstream_and_disturbs_nobody(link: Link) -> None:
+    asleep = asyncio.Event()
+    name = f"{link.label}-{link.era}-cancelled"
+
+    async def progress(*_: Any) -> None:
+        asleep.set()
+
+    nap = asyncio.ensure_future(call(link, "nap", {"name": name}, progress=progress))
+    other = asyncio.ensure_future(call(link, "nap", {"name": "other", "seconds": 0.5}))
+    await asleep.wait()
+    nap.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await nap
+    await cancelled_upstream(link, name)
+    assert await other == "awake"
+
+
+async def test_calls_are_untouched_by_others_that_are_cancelled_at_any_moment(link: Link) -> None:
+    chance = random.Random(7)
+
+    async def one(number: int) -> str | None:
+        calling = asyncio.ensure_future(call(link, "echo", {"text": str(number)}))
+        if number % 3 == 0:
+            await asyncio.sleep(chance.random() * 0.03)
+            calling.cancel()
+        try:
+            return str(await calling)
+        except asyncio.CancelledError:
+            return None
+
+    for start in range(0, 150, 15):
+        numbers = range(start, start + 15)
+        answers = await asyncio.gather(*map(one, numbers))
+        expected = [(str(number), None) if number % 3 == 0 else (str(number),) for number in numbers]
+        assert all(answer in right for answer, right in zip(answers, expected, strict=True))
+
+
+async def test_a_call_that_takes_too_long_is_cancelled_upstream(link: Link) -> None:
+    name = f"{link.label}-{link.era}-late"
+    with pytest.raises(Timeout, match=r"did not answer tools/call within 0\.3 seconds"):
+        await call(link, "nap", {"name": name}, timeout=0.3)
+    await cancelled_upstream(link, name)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+async def test_questions_reach_the_asker_or_come_as_a_result(link: Link, rounds: int) -> None:
+    asked: list[tuple[str, Any]] = []
+    result = await call(link, "elicit", {"rounds": rounds}, ask=answering(asked))
+    questions = [("elicitation/create", str(number)) for number in range(rounds)]
+    if not link.modern:
+        assert (result, asked) == (",".join(f"to {number}" for number in range(rounds)), questions)
+        assert link.asks_mid_call
+        return
+    for number in range(rounds):
+        assert result["resultType"] == "input_required"
+        assert result["inputRequests"]["q"]["params"]["message"] == str(number)
+        answers = {"q": {"action": "accept", "content": {"answer": f"to {number}"}}}
+        params = {"name": "elicit", "arguments": {"rounds": rounds}}
+        again = {**params, "inputResponses": answers, "requestState": result["requestState"]}
+        result = await link.request("tools/call", again, ask=answering(asked))
+    assert result["content"][0]["text"] == ",".join(f"to {number}" for number in range(rounds))
+    assert asked == []
+
+
+async def test_sampling_and_roots_reach_the_asker(link: Link) -> None:
+    asked: list[tuple[str, Any]] = []
+    if link.modern:
+        pytest.skip("asked by results only")
+    assert await call(link, "sample", ask=answering(asked)) == "sampled"
+    assert await call(link, "roots", ask=answering(asked)) == "file:///here"
+    assert await call(link, "roots", {"related": False}, ask=answering(asked)) == "file:///here"
+    assert [method for method, _ in asked] == ["sampling/createMessage", "roots/list", "roots/list"]
+
+
+async def test_a_refusing_asker_is_heard_and_the_call_goes_on(link: Link) -> None:
+    if link.modern:
+        pytest.skip("asked by results only")
+
+    async def refuse(method: str, params: dict[str, Any]) -> dict[str, Any]:
+        raise McpFault(-1, "the user is away")
+
+    with suppress(McpFault):
+        assert "the user is away" in str(await call(link, "elicit", ask=refuse))
+    with suppress(McpFault):
+        assert "nobody answers" in str(await call(link, "elicit"))
+    assert await call(link, "echo", {"text": "still here"}) == "still here"
+
+
+async def test_changes_are_heard(link: Link) -> None:
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    link.on_notification = lambda method, params: heard.put_nowait(method)
+    if link.modern:
+        wanted = {"toolsListChanged": True, "resourceSubscriptions": ["file:///x"]}
+        listening = await link.listen(wanted)
+        assert listening.honored == wanted
+        await call(link, "change")
+    else:
+        await link.request("resources/subscribe", {"uri": "file:///x"})
+        await call(link, "change")
+    assert {await heard.get(), await heard.get()} == {
+        "notifications/tools/list_changed",
+        "notifications/resources/updated",
+    }
+    if link.modern:
+        listening.close()
+        assert await listening.ended() is None
+    else:
+        with pytest.raises(McpFault, match="has no subscriptions/listen"):
+            await link.listen({})
+
+
+async def test_questions_of_calls_that_run_at_once_are_never_mixed_up(link: Link) -> None:
+    """Over streamable HTTP each goes to its own caller; where nothing says whose it is, to nobody."""
+    if link.modern:
+        pytest.skip("asked by results only")
+    heard: dict[str, list[tuple[str, Any]]] = {name: [] for name in "abc"}
+
+    async def one(name: str) -> Any:
+        try:
+            return await call(link, "elicit", {"name": name}, ask=answering(heard[name]))
+        except McpFault as fault:
+            return str(fault)
+
+    results = await asyncio.gather(*(one(name) for name in "abc"))
+    if link.label.endswith("/mcp"):
+        assert results == ["to a0", "to b0", "to c0"]
+    for name, asked in heard.items():
+        assert asked in ([], [("elicitation/create", f"{name}0")])
+    if not link.label.endswith("/mcp"):
+        assert any("nothing says which one asks" in str(result) for result in results)
+        async with link.exclusive:
+            assert await call(link, "elicit", {"name": "d"}, ask=answering([])) == "to d0"

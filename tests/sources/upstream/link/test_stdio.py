@@ -1,0 +1,343 @@
+"""Servers that are our children: how they start, what they may do to us, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.errors import Timeout
+from gateway.sources.upstream.link import (
+    Link,
+    LinkLost,
+    McpFault,
+    StdioEndpoint,
+    Unreachable,
+    child,
+    lines,
+    open_link,
+    stdio,
+)
+
+from .conftest import FACE, HANDSHAKE, MODERN, SERVERS, server
+
+pytestmark = pytest.mark.anyio
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives a server little time to leave."""
+    monkeypatch.setattr(child, "LEAVE_SECONDS", 0.3)
+    monkeypatch.setattr(stdio, "FAREWELL_SECONDS", 0.2)
+
+
+async def gone(*pids: int) -> bool:
+    for _ in range(500):
+        if not any(alive(pid) for pid in pids):
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+async def call(link: Link, tool: str, **arguments: Any) -> dict[str, Any]:
+    return await link.request("tools/call", {"name": tool, "arguments": arguments}, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("habits", "version"), [("refuses", HANDSHAKE), ("dies", HANDSHAKE), ("ancient", "2024-11-05")]
+)
+async def test_a_server_of_the_handshake_era_is_found_out_at_once(habits: str, version: str) -> None:
+    started = time.monotonic()
+    link = await open_link(server("old.py", habits), client=FACE)
+    assert (link.era, link.modern, link.server_info) == (version, False, {"name": "old", "version": "1"})
+    assert time.monotonic() - started < 1.5
+    await link.close()
+
+
+async def test_a_server_that_ignores_what_it_does_not_know_is_not_waited_for() -> None:
+    started = time.monotonic()
+    link = await open_link(server("old.py", "ignores"), client=FACE)
+    assert link.era == HANDSHAKE
+    assert time.monotonic() - started < 4
+    await link.close()
+
+
+async def test_a_remembered_era_spares_the_probing() -> None:
+    started = time.monotonic()
+    link = await open_link(server("old.py", "ignores"), client=FACE, era=HANDSHAKE)
+    assert time.monotonic() - started < 1.4
+    await link.close()
+
+
+@pytest.mark.slow
+async def test_a_modern_server_that_starts_slowly_is_still_met_as_modern(tmp_path: Path) -> None:
+    late = tmp_path / "late.sh"
+    late.write_text(f"#!/bin/sh\nsleep 2.5\nexec {sys.executable} {SERVERS / 'everything.py'} stdio\n")
+    late.chmod(0o755)
+    for era in (None, HANDSHAKE):
+        link = await open_link(StdioEndpoint(str(late)), client=FACE, era=era)
+        assert link.era == (era or MODERN)
+        assert (await call(link, "echo", text="x"))["content"][0]["text"] == "x"
+        await link.close()
+
+
+async def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(Unreachable, match="'no-such-program' is not there"):
+        await open_link(StdioEndpoint("no-such-program"), client=FACE)
+
+
+async def test_a_program_that_cannot_start_says_why(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o755)
+    with pytest.raises(LinkLost, match=r"did not start.*No such file"):
+        await open_link(StdioEndpoint(str(broken)), client=FACE)
+    with pytest.raises(Unreachable, match=r"cannot be started.*No such file"):
+        await open_link(StdioEndpoint(sys.executable, cwd=str(tmp_path / "nowhere")), client=FACE)
+
+
+async def test_a_program_that_ends_at_once_tells_how() -> None:
+    endpoint = StdioEndpoint(sys.executable, ("-c", "import sys; sys.exit('no licence')"))
+    with pytest.raises(LinkLost, match="ended with exit code 1") as lost:
+        await open_link(endpoint, client=FACE)
+    assert (lost.value.code, lost.value.exit_code, lost.value.stderr) == ("UPSTREAM_LOST", 1, "no licence")
+    assert "licence" not in str(lost.value.to_dict())
+
+
+async def test_a_program_that_never_answers_is_ended_in_time(impatient: None) -> None:
+    endpoint = StdioEndpoint(sys.executable, ("-c", "import os, time; print(os.getpid()); time.sleep(300)"))
+    with pytest.raises(Timeout, match=r"did not answer within 0\.5 seconds"):
+        await open_link(endpoint, client=FACE, timeout=0.5)
+    assert not [pid for pid in children() if "time.sleep(300)" in cmdline(pid)]
+
+
+async def test_a_child_gets_little_of_our_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TOOLGATE_SECRET", "ours")
+    endpoint = StdioEndpoint(
+        sys.executable, (str(SERVERS / "old.py"),), env={"TOKEN": "theirs", "HOME": "/other"}, cwd=str(tmp_path)
+    )
+    link = await open_link(endpoint, client=FACE, era=HANDSHAKE)
+    seen = await call(link, "environment")
+    await link.close()
+    assert (seen["env"]["TOKEN"], seen["env"]["HOME"], seen["cwd"]) == ("theirs", "/other", str(tmp_path))
+    assert set(seen["env"]) <= {"PATH", "HOME", "LANG", "TMPDIR", "USER", "TOKEN", "LC_CTYPE"}
+
+
+async def test_what_is_no_message_is_passed_over() -> None:
+    link = await open_link(server("old.py"), client=FACE)
+    assert (await call(link, "garbage", text="fine"))["content"] == [{"type": "text", "text": "fine"}]
+    assert await call(link, "nan") == {"value": None, "text": "?"}
+    await link.close()
+
+
+async def test_an_answer_over_the_limit_fails_its_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdio, "MESSAGE_LIMIT", 2 * 1024 * 1024)
+    link = await open_link(server("old.py"), client=FACE)
+    with pytest.raises(McpFault, match="more than 2097152 bytes"):
+        await call(link, "long", mebibytes=5)
+    assert len((await call(link, "long", mebibytes=1))["text"]) == 1024 * 1024
+    await link.close()
+
+
+async def test_a_crash_fails_what_is_under_way_and_tells_how_it_ended() -> None:
+    link = await open_link(server("old.py"), client=FACE)
+    waiting = [asyncio.ensure_future(call(link, "crash")), asyncio.ensure_future(call(link, "echo"))]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(results[0], LinkLost)
+    assert isinstance(results[1], LinkLost)
+    reason = await link.closed()
+    assert (reason.exit_code, reason.stderr) == (7, "last words")
+    assert str(reason).endswith("ended with exit code 7")
+    with pytest.raises(LinkLost, match="exit code 7"):
+        await call(link, "echo")
+    await link.close()
+
+
+async def test_a_child_that_closes_its_output_is_lost_and_ended(impatient: None) -> None:
+    link = await open_link(server("old.py"), client=FACE)
+    pid = (await call(link, "environment"))["pid"]
+    with pytest.raises(LinkLost, match="closed its output"):
+        await call(link, "hush")
+    await link.close()
+    assert await gone(pid)
+
+
+async def test_a_ping_is_answered_by_the_link_itself() -> None:
+    link = await open_link(server("old.py"), client=FACE)
+    assert await call(link, "ping") == {"got": {"jsonrpc": "2.0", "id": "p-1", "result": {}}}
+    assert not link.asks_mid_call
+    await link.close()
+
+
+async def test_a_child_that_does_not_read_holds_up_nobody_for_ever(impatient: None) -> None:
+    link = await open_link(server("old.py"), client=FACE)
+    deaf = asyncio.ensure_future(call(link, "deaf"))
+    await asyncio.sleep(0)
+    with pytest.raises(Timeout):
+        await link.request("tools/call", {"name": "x", "arguments": {"text": "y" * 5_000_000}}, timeout=0.3)
+    async with asyncio.timeout(3):
+        await link.close()
+    with pytest.raises(LinkLost, match="was closed"):
+        await deaf
+
+
+async def test_closing_ends_the_child_and_all_it_started() -> None:
+    command = f"sleep 300 & exec {sys.executable} {SERVERS / 'old.py'}"
+    link = await open_link(StdioEndpoint("sh", ("-c", command)), client=FACE)
+    pids = await call(link, "child")
+    sleeping = [pid for pid in children() if cmdline(pid) == "sleep 300"]
+    assert len(sleeping) == 1
+    started = time.monotonic()
+    await link.close()
+    assert time.monotonic() - started < child.LEAVE_SECONDS  # it leaves when its input ends
+    assert await gone(pids["pid"], pids["own"], *sleeping)
+    assert await link.closed()
+
+
+async def test_a_crash_ends_what_the_child_had_started() -> None:
+    link = await open_link(server("old.py"), client=FACE)
+    pids = await call(link, "child")
+    with pytest.raises(LinkLost):
+        await call(link, "crash")
+    assert await gone(pids["pid"], pids["own"])
+    await link.close()
+
+
+@pytest.mark.slow
+async def test_a_child_that_will_not_leave_is_killed_in_bounded_time() -> None:
+    link = await open_link(server("old.py", "stubborn"), client=FACE)
+    pid = (await call(link, "child"))["own"]
+    started = time.monotonic()
+    await link.close()
+    assert (alive(pid), time.monotonic() - started < 6) == (False, True)
+
+
+async def test_a_child_that_listens_to_sigterm_only_gets_it(impatient: None) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('bye', file=sys.stderr, flush=True), sys.exit(0)))\n"
+        f"exec(open({str(SERVERS / 'old.py')!r}).read())\n"
+        "while True: time.sleep(1)\n"
+    )
+    link = await open_link(StdioEndpoint(sys.executable, ("-c", program)), client=FACE)
+    ending = link.wire._child  # type: ignore[attr-defined]
+    await link.close()
+    assert ending.last_words == "bye"
+
+
+async def test_a_cancelled_opening_leaves_nothing() -> None:
+    for delay in (0.0, 0.01, 0.05, 0.1):
+        opening = asyncio.ensure_future(open_link(server("old.py", "ignores"), client=FACE))
+        await asyncio.sleep(delay)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+    for _ in range(300):
+        if not [pid for pid in children() if "old.py" in cmdline(pid)]:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("a child is left")
+
+
+async def test_kill_minus_nine_of_the_gateway_ends_the_children_and_theirs(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import asyncio, sys\n"
+        "from gateway.sources.upstream.link import ClientFace, StdioEndpoint, open_link\n"
+        "async def main():\n"
+        "    command = 'sleep 300 & echo $! >&2; ' + sys.executable + ' ' + sys.argv[1]\n"
+        "    link = await open_link(StdioEndpoint('sh', ('-c', command)), client=ClientFace('t', '1'))\n"
+        "    pids = await link.request('tools/call', {'name': 'child'})\n"
+        "    print(pids['pid'], pids['own'], link.wire._child.last_words, flush=True)\n"
+        "    await asyncio.sleep(300)\n"
+        "asyncio.run(main())\n"
+    )
+    argv = [sys.executable, str(program), str(SERVERS / "old.py")]
+    gateway = subprocess.Popen(argv, stdout=subprocess.PIPE)  # noqa: ASYNC220
+    assert gateway.stdout is not None
+    pids = [int(pid) for pid in (await asyncio.to_thread(gateway.stdout.readline)).split()]
+    assert (len(pids), all(alive(pid) for pid in pids)) == (3, True)
+    gateway.send_signal(signal.SIGKILL)
+    gateway.wait()
+    gateway.stdout.close()
+    assert await gone(*pids)
+
+
+@pytest.mark.slow
+async def test_two_hundred_links_leave_no_descriptor_task_or_process() -> None:
+    for _ in range(3):
+        await (await open_link(server("old.py"), client=FACE, era=HANDSHAKE)).close()
+    await asyncio.sleep(1.2)
+    before = (len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()), len(children()))
+    for number in range(200):
+        link = await open_link(server("old.py"), client=FACE, era=HANDSHAKE)
+        if number % 3 == 0:
+            with pytest.raises(LinkLost):
+                await call(link, "crash")
+        await link.close()
+    await asyncio.sleep(1.2)  # the sandbox keeps pipes a moment for last words
+    assert (len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()), len(children())) == before
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mcp_server_time") is None, reason="mcp-server-time is not installed")
+async def test_a_server_of_the_wild_is_understood() -> None:
+    endpoint = StdioEndpoint(sys.executable, ("-m", "mcp_server_time", "--local-timezone", "UTC"))
+    link = await open_link(endpoint, client=FACE)
+    tools = (await link.request("tools/list"))["tools"]
+    assert {tool["name"] for tool in tools} == {"get_current_time", "convert_time"}
+    assert "UTC" in (await call(link, "get_current_time", timezone="UTC"))["content"][0]["text"]
+    await link.close()
+
+
+def children() -> list[int]:
+    """All processes below this one."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents.setdefault(parent, []).append(int(entry.parent.name))
+    found, queue = [], [os.getpid()]
+    while queue:
+        below = parents.get(queue.pop(), [])
+        found += below
+        queue += below
+    return [pid for pid in found if alive(pid)]
+
+
+def cmdline(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_lines_are_the_same_however_they_are_cut(size: int) -> None:
+    text = (
+        b"one\n\ntwo words\n"
+        + b"x" * 90
+        + b'\n{"jsonrpc": "2.0", "id": 7, "result": "'
+        + b"y" * 200
+        + b'"}\nlast\nrest'
+    )
+    splitter = lines.Lines(100)
+    found = [line for at in range(0, len(text), size) for line in splitter.feed(text[at : at + size])]
+    kept = [line if isinstance(line, bytes) else line.number for line in found]
+    assert kept == [b"one", b"", b"two words", b"x" * 90, 7, b"last"]
