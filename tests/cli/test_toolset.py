@@ -85,6 +85,7 @@ def test_a_toolsets_whole_life(toolgate: Run, tmp_path: Path) -> None:
     assert (tmp_path / "again.zip").read_bytes() == first
 
 
+@pytest.mark.slow
 def test_refusals_are_one_line_that_names_the_fix(toolgate: Run, tmp_path: Path) -> None:
     write_toolset(tmp_path / "lab", MANIFEST.replace("entrypoint", "entrypiont"), code=CODE)
     refused = toolgate("toolset", "install", "lab", code=1).stderr

@@ -54,7 +54,7 @@ def era(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["stdio", "http"])
+@pytest.fixture(params=["stdio", pytest.param("http", marks=pytest.mark.slow)])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

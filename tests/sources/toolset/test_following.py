@@ -59,6 +59,7 @@ async def test_an_edit_is_offered_and_announced(gateway: Gateway, tmp_path: Path
     assert (await gateway.call("lab:two")).value == 2
 
 
+@pytest.mark.slow
 async def test_only_the_code_changes_and_the_next_call_runs_it(gateway: Gateway, tmp_path: Path) -> None:
     assert (await gateway.call("lab:one")).value == 1
     edit(tmp_path / "lab", "one", 11)
@@ -78,6 +79,7 @@ async def test_a_bad_edit_changes_nothing_until_it_is_mended(
     await until(lambda: offered(gateway) == {"lab:two"})
 
 
+@pytest.mark.slow
 async def test_what_another_process_does_is_noticed(gateway: Gateway, tmp_path: Path) -> None:
     other = write_toolset(
         tmp_path / "other",

@@ -35,7 +35,12 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+QUICK = ("exits at once", "crashes", "does not parse")
+
+
+@pytest.mark.parametrize(
+    "attack", [attack if attack in QUICK else pytest.param(attack, marks=pytest.mark.slow) for attack in ATTACKS]
+)
 async def test_it_is_refused_whole(gateway: Gateway, tmp_path: Path, attack: str) -> None:
     code, cause = ATTACKS[attack]
     tail = "" if "run" in code else TOOL
@@ -56,6 +61,7 @@ async def test_code_that_never_ends_is_given_up(
     await nothing_is_left(gateway)
 
 
+@pytest.mark.slow
 async def test_a_fork_bomb_is_held(gateway: Gateway, tmp_path: Path) -> None:
     code = """
     import os, time
