@@ -142,6 +142,7 @@ ASK = "import sys, json, test_process as t; print(json.dumps(t.post(sys.argv[1],
 
 
 @pytest.mark.promise("G3")
+@pytest.mark.slow
 def test_started_by_hand_on_a_terminal_it_says_what_it_waits_for(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [*TOOLGATE, "serve", "--data-dir", str(tmp_path)]
@@ -183,6 +184,7 @@ def test_an_error_is_one_line_with_a_code_and_the_right_status(
     assert run.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

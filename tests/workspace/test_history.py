@@ -19,7 +19,7 @@ from .folders import disturb, new_checkout, require_sound_blobs, walk
 pytestmark = pytest.mark.promise("T2")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_a_long_history_is_seen_and_restored_exactly(tmp_path: Path, seed: int) -> None:
     checkout, work, chance = new_checkout(tmp_path), tmp_path / "files", random.Random(seed)
     history, state = [EMPTY], EMPTY

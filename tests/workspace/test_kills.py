@@ -64,6 +64,7 @@ def fill(work: Path, chance: random.Random) -> None:
     (work / "empty").mkdir()
 
 
+@pytest.mark.slow
 def test_a_restore_killed_at_any_step_is_completed_by_doing_it_again(tmp_path: Path) -> None:
     checkout, work, chance = new_checkout(tmp_path), tmp_path / "files", random.Random(1)
     fill(work, chance)
@@ -86,6 +87,7 @@ def test_a_restore_killed_at_any_step_is_completed_by_doing_it_again(tmp_path: P
     require_sound_blobs(tmp_path / "blobs")
 
 
+@pytest.mark.slow
 def test_a_snapshot_killed_at_any_step_leaves_only_whole_contents(tmp_path: Path) -> None:
     work, chance = tmp_path / "files", random.Random(2)
     new_checkout(tmp_path)

@@ -38,7 +38,7 @@ class Link:
 
     `exclusive` is for servers whose questions name no request (`asks_mid_call` over stdio or HTTP+SSE):
     one who holds it while a request with an asker runs is asked, others at that time make questions
-    ambiguous, and those are refused.
+    ambiguous, and those are refused. `shared` says that requests of several principals run over it.
     """
 
     def __init__(self, label: str, face: ClientFace) -> None:
@@ -50,6 +50,7 @@ class Link:
         self.instructions: str | None = None
         self.on_notification: OnNotification = _unheard
         self.asks_mid_call = False
+        self.shared = False
         self.exclusive = asyncio.Lock()
         self.lost: LinkLost | None = None
         self.wire: Wire
@@ -279,11 +280,8 @@ class Link:
             if isinstance(request_id, int | str) and request_id in self._asking:
                 self._asking[request_id].cancel()
             return
-        if method == "notifications/message":
-            exchange = origin or self._attribution.logger()
-            if exchange is not None and exchange.reports is not None and exchange.reports.wants_log:
-                exchange.reports.log(params)
-                return
+        if method == "notifications/message" and self._logged(params, origin):
+            return
         if method == "notifications/subscriptions/acknowledged":
             self._acknowledged(params)
             return
@@ -291,6 +289,16 @@ class Link:
             self.on_notification(method, params)
         except Exception:
             _log.exception("a notification of %s was not taken", self.label)
+
+    def _logged(self, params: dict[str, Any], origin: Exchange | None) -> bool:
+        """Whether a request heard the message: the one it belongs to, or, where nothing tells which that is, all of
+        one caller's."""
+        exchange = origin or self._attribution.logger()
+        candidates = [exchange] if exchange is not None else [] if self.shared else list(self._under_way.values())
+        reports = [each.reports for each in candidates if each.reports is not None and each.reports.wants_log]
+        for each in reports:
+            each.log(params)
+        return bool(reports)
 
     def _acknowledged(self, params: dict[str, Any]) -> None:
         match params:
