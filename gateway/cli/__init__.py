@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": ("serve", "Run the gateway, over stdio or HTTP."),
     "tool": ("tool", "List, show and call tools."),
     "toolset": ("toolset", "Install toolsets, look at them, change them, hand them on."),
+    "upstream": ("upstream", "Put other MCP servers behind this one, and watch over what they say."),
     "workspace": ("workspace", "Look at a chat's files and their versions, and go back to any of them."),
     "call": ("call", "Look at the record of tool calls."),
     "client": ("clients", "Put the gateway into an MCP client's settings."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sqlite3
 import sys
@@ -21,6 +22,8 @@ from ..workspace import Openat2, best_way
 from ..workspace.sweep import sizes
 from . import clients
 from .options import as_json, print_json, run, settings_options
+from .upstream.desk import Desk, desk
+from .upstream.probing import Answer, probe_all
 
 WAL_RESET_FIXED = (3, 51, 3)
 LARGEST = 3
@@ -41,8 +44,10 @@ class Finding:
 @settings_options
 def doctor(settings: Settings, as_json: bool) -> int:
     """Look at everything the gateway needs. Exit 1 when something must be mended."""
+    logging.getLogger("gateway.sources.upstream").setLevel(logging.ERROR)  # what it would warn of is found here
     opened = run(lambda: _gateway(settings))
-    findings = [*_machine(), *run(_sandbox), *_files(settings), *opened, *_kept(settings), *_clients()]
+    upstreams = run(lambda: _upstreams(settings))
+    findings = [*_machine(), *run(_sandbox), *_files(settings), *opened, *upstreams, *_kept(settings), *_clients()]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -111,6 +116,36 @@ async def _gateway(settings: Settings) -> list[Finding]:
             ]
     except GatewayError as error:
         return [Finding("gateway", "fail", str(error))]
+
+
+async def _upstreams(settings: Settings) -> list[Finding]:
+    """Every upstream that is on, asked now."""
+    try:
+        async with desk(settings) as at:
+            wanted = [spec for spec in at.specs.values() if spec.settings.enabled]
+            tried = await probe_all(at, wanted)
+            return [*(finding for spec, answer in tried for finding in _upstream(spec.name, answer)), *_vault(at)]
+    except GatewayError:  # as the gateway itself has said
+        return []
+
+
+def _upstream(name: str, answer: Answer | GatewayError) -> Iterator[Finding]:
+    if isinstance(answer, GatewayError):
+        yield Finding("upstream", "fail", f"{answer.message}; once that is mended: toolgate upstream test {name}")
+        return
+    offered = sum(tool.state == "offered" for tool in answer.tools)
+    told = f"{name} answers ({answer.title}, protocol {answer.era}); {offered} of {len(answer.tools)} tools on"
+    yield Finding("upstream", "ok", told)
+    if answer.waiting:
+        yield Finding(
+            "upstream", "note", f"{answer.waiting} of {name} waiting for you: toolgate upstream review {name}"
+        )
+
+
+def _vault(at: Desk) -> Iterator[Finding]:
+    path = at.vault.path
+    if path.exists() and path.stat().st_mode & 0o077:
+        yield Finding("secrets", "fail", f"others can read {path}; chmod 600 shuts them out")
 
 
 def _kept(settings: Settings) -> Iterator[Finding]:

@@ -277,8 +277,7 @@ def _hints(installed: Installed) -> Iterator[str]:
     if missing:
         yield f"not set in the environment: {', '.join(missing)}"
     if installed.servers:
-        names = ", ".join(server.id for server in installed.servers)
-        yield f"its MCP servers are kept and not connected by this version: {names}"
+        yield f"it brings MCP servers: {', '.join(server.id for server in installed.servers)}"
 
 
 def _shape(installed: Installed, tools: list[Tool]) -> dict[str, Any]:

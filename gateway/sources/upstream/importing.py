@@ -24,6 +24,7 @@ _KEYS = ("mcpServers", "servers", "mcp.servers", "context_servers")
 """Under which the servers stand: in the files of Claude, Cursor, Windsurf and most others, in VS Code's own file,
 in VS Code's settings, in Zed's."""
 _URLS = ("url", "serverUrl", "httpUrl", "uri")
+_SAYING = frozenset(["command", *_URLS])
 _TRANSPORTS = {"stdio": None, "local": None, "remote": None, "sse": "sse", "http": "http", "streamablehttp": "http"}
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _DEFAULTED = re.compile(r"(?P<name>[A-Za-z_]\w*):-(?P<default>.*)", re.DOTALL)
@@ -134,12 +135,7 @@ def _groups(data: Any, around: Around) -> Iterator[_Group]:
 
 
 def _entries(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    wanted = ("command", *_URLS)
-    return {
-        name: entry
-        for name, entry in data.items()
-        if isinstance(entry, Mapping) and any(key in entry for key in wanted)
-    }
+    return {name: entry for name, entry in data.items() if isinstance(entry, Mapping) and not _SAYING.isdisjoint(entry)}
 
 
 def _inputs(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -156,7 +152,7 @@ def _taken(group: _Group, name: str, entry: Any, names: Names) -> Candidate | Sk
             raise Invalid("it is no JSON object")
         reading = _Reading(group)
         settings = reading.settings(_flat(entry))
-        if ours.startswith("toolgate") or is_toolgate(settings):
+        if name.lower() == "toolgate" or is_toolgate(settings):
             raise Invalid("it is this gateway, which would call itself")
         masked, values = mask(ours, settings, names)
         values |= {variable: value for variable, value in reading.values.items() if variable not in values}
@@ -245,7 +241,7 @@ class _Reading:
         return folder if project is None or VARIABLE.match(folder) else str(project / folder)
 
     def _file(self, said: Any) -> dict[str, str]:
-        """The variables of the file it names, each a reference whose value is kept apart."""
+        """The variables of the file it names."""
         if not isinstance(said, str) or not said:
             return {}
         path = Path(self._text(said))

@@ -38,6 +38,8 @@ RAW: dict[str, Any] = {
     "vendor": {"anything": None},
 }
 
+pytestmark = pytest.mark.promise("P2")
+
 
 def trusting(raw: Any) -> Verdict:
     return decide("srv", {}, define_all(raw).found, pinning.Policy(hold_at=None))[0]

@@ -25,6 +25,8 @@ from gateway.sources.upstream.suspicion import Severity
 TRUST, STRICT = Policy(), Policy(trust_first=False)
 ADD = Key(Kind.TOOL, "add")
 
+pytestmark = pytest.mark.promise("G9")
+
 
 def listed(*tools: tuple[str, str], instructions: str | None = None) -> dict[Key, Definition]:
     raw = [{"name": name, "description": text, "inputSchema": {"type": "object"}} for name, text in tools]

@@ -1,0 +1,133 @@
+"""What the commands about upstreams work on: every server that is set up, none of them asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from ...app import Gateway, refuse_unavailable
+from ...bundles.fields import RESERVED
+from ...bundles.installed import Installed
+from ...config import Settings, UpstreamSettings
+from ...db.instances import Instance
+from ...db.sqlite import SqliteDatabase
+from ...db.toolsets import Toolsets
+from ...errors import Conflict, Invalid, NotFound
+from ...names import did_you_mean
+from ...sources.upstream.importing import NAME
+from ...sources.upstream.server import Upstream
+from ...sources.upstream.spec import Spec
+from ...sources.upstream.switchboard import ADDED, FACE, Switchboard
+from ...sources.upstream.vault import Vault
+
+
+@dataclass(frozen=True)
+class Desk:
+    """The stores, and `specs`: every server by name, those that are off among them."""
+
+    settings: Settings
+    board: Switchboard
+    specs: Mapping[str, Spec]
+    toolsets: frozenset[str]
+
+    @property
+    def vault(self) -> Vault:
+        return self.board.vault
+
+    def spec(self, name: str) -> Spec:
+        if name not in self.specs:
+            hint = did_you_mean(name, self.specs) or "; see: toolgate upstream list"
+            raise NotFound(f"there is no upstream {name!r}{hint}", code="UNKNOWN_UPSTREAM")
+        return self.specs[name]
+
+    def environment(self, spec: Spec) -> Mapping[str, str]:
+        """What `${VAR}` means to a server."""
+        return self.vault.environment(spec.name) if spec.origin == ADDED else os.environ
+
+    def upstream(self, spec: Spec) -> Upstream:
+        """A server to be asked apart from all others; whoever asks for it closes it."""
+
+        def others() -> set[str]:
+            return {
+                tool.id.partition(":")[2]
+                for name, each in self.board.upstreams.items()
+                if name != spec.name
+                for tool in each.tools
+            }
+
+        board = self.board
+        return Upstream(spec, board.memory, board.pins, FACE, _unheard, others, self.environment(spec))
+
+    def require_free(self, name: str) -> None:
+        """Refuse a name no new server can have."""
+        if not NAME.fullmatch(name):
+            raise Invalid(
+                f"{name[:80]!r} cannot be the name of an upstream: letters, digits, - and _, at most 64, first a "
+                "letter or digit",
+                code="INVALID_NAME",
+            )
+        if name.lower() in RESERVED:
+            raise Invalid(f"{name!r} is reserved; choose another name", code="INVALID_NAME")
+        if name in self.specs:
+            origin = self.specs[name].origin
+            fix = f"remove it first: toolgate upstream remove {name}" if origin == ADDED else "choose another name"
+            raise Conflict(f"there is an upstream {name!r} already, from {origin}; {fix}", code="UPSTREAM_EXISTS")
+        if name in self.toolsets:
+            raise Conflict(
+                f"{name!r} is the id of a toolset, whose tools it would meet; choose another name", code="NAME_TAKEN"
+            )
+
+    def require_added(self, name: str) -> Spec:
+        """A server one can change here; refused when it was set up elsewhere."""
+        spec = self.spec(name)
+        if spec.origin != ADDED:
+            raise Conflict(f"{name!r} is set up in {spec.origin}; change it there", code="SET_UP_ELSEWHERE")
+        return spec
+
+
+@asynccontextmanager
+async def desk(settings: Settings) -> AsyncIterator[Desk]:
+    """Everything at hand and nothing started: a server that hangs must keep nobody from removing it."""
+    refuse_unavailable(settings)
+    async with AsyncExitStack() as stack:
+        settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        db = await SqliteDatabase.open(settings.data_dir / "toolgate.db")
+        stack.push_async_callback(db.close)
+        instance = stack.enter_context(closing(Instance(settings.data_dir / "run")))
+        gateway = Gateway(settings, db, instance, ())
+        stack.push_async_callback(gateway.drain)
+
+        async def installed() -> Sequence[Installed]:
+            return await gateway.workshop.library.list() if await Toolsets(db).revision() else ()
+
+        board = Switchboard(db, settings, _unheard, installed)
+        stack.push_async_callback(board.close)
+        await board.sync()
+        toolsets = frozenset(toolset.id for toolset in await installed())
+        yield Desk(settings, board, await _specs(settings, board), toolsets)
+
+
+async def _specs(settings: Settings, board: Switchboard) -> dict[str, Spec]:
+    found = {spec.name: spec for spec in await board.specs()}
+    for name, said in settings.upstreams.items():
+        found.setdefault(name, Spec.of(name, said, "the settings"))
+    _, rows = await board.memory.load()
+    for row in rows:
+        if row.name not in found:
+            found[row.name] = Spec.of(row.name, _read(row.settings, row.enabled), ADDED)
+    return dict(sorted(found.items()))
+
+
+def _read(settings: Mapping[str, object], enabled: bool) -> UpstreamSettings:
+    try:
+        return UpstreamSettings.model_validate({**settings, "enabled": enabled})
+    except ValidationError:  # written by another version; it can still be looked at and removed
+        return UpstreamSettings(command="unreadable", enabled=False)
+
+
+def _unheard() -> None:
+    """Nobody is offered anything here: there is no catalog to make anew."""
