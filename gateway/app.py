@@ -89,6 +89,7 @@ class Gateway:
         self._listed: tuple[int, ...] = ()
         self._refreshing = asyncio.Lock()
         self._soon: asyncio.Task[None] | None = None
+        self._stale = False
         self._listeners: list[Callable[[], None]] = []
         self._categories = settings.effective_categories()
         self.versions = Versions(Manifests(db), self._chats, self._workspaces)
@@ -270,17 +271,20 @@ class Gateway:
         return await self.workshop.library.list() if await self._toolsets.revision() else ()
 
     def _refresh_soon(self) -> None:
-        """An upstream lists something else now."""
+        """An upstream lists something else now; what changes during a refresh is taken in by another."""
+        self._stale = True
         if self._soon is None or self._soon.done():
             self._soon = asyncio.get_running_loop().create_task(self._refreshed())
 
     async def _refreshed(self) -> None:
-        try:
-            await self.refresh()
-        except GatewayError as error:
-            log.warning("what changed is not offered yet: %s", error)
-        for listener in self._listeners:
-            listener()
+        while self._stale:
+            self._stale = False
+            try:
+                await self.refresh()
+            except GatewayError as error:
+                log.warning("what changed is not offered yet: %s", error)
+            for listener in self._listeners:
+                listener()
 
     def _seen_by(self, call: Call) -> Directories:
         """Where the tool of a call sees the chat's workspace and its own toolset."""

@@ -25,7 +25,7 @@ from ..executor import Executor
 from ..workspace.versions import Versions
 from .changes import Changes
 from .completions import Completions
-from .peers import Context, is_modern, peer_of, result
+from .peers import Context, Verbatim, is_modern, peer_of, result
 from .relays import NoRelay, Relay
 from .renders import Plans, Renders, link
 from .resources import TEMPLATES, Reader, Resources
@@ -115,7 +115,7 @@ class McpFace:
         server.add_request_handler("prompts/list", types.PaginatedRequestParams, self._list_prompts)
         server.add_request_handler("prompts/get", types.GetPromptRequestParams, self._get_prompt)
         server.add_request_handler("completion/complete", types.CompleteRequestParams, self._complete)
-        server.middleware.extend([_contain, self._connected])
+        server.middleware.extend([_contain, self._connected, Verbatim(server)])
         return server
 
     def _catalog_changed(self, catalog: Catalog) -> None:

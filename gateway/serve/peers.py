@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 import mcp_types as types
-from mcp.server.context import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
+from mcp_types import methods
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 
@@ -17,8 +19,10 @@ from ..errors import UpstreamFault
 CALL_ID = "dev.toolgate/call_id"
 ERROR = "dev.toolgate/error"
 
-LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 LEVELS = frozenset(get_args(types.LoggingLevel))
+
+VERBATIM = frozenset({"tools/list", "tools/call"})
+"""What `Verbatim` answers."""
 
 Context = ServerRequestContext[Any, Any]
 
@@ -27,22 +31,20 @@ def is_modern(context: Context) -> bool:
     return context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
-def peer_of(context: Context, params: BaseModel, level: str | None = None) -> Peer:
+def peer_of(context: Context, _: BaseModel, level: str | None = None) -> Peer:
     """What an upstream may learn of the client, and how it is asked where its era can be. `level` is what it set for
     log messages, in the era in which that is set once."""
-    session = context.session
-    capabilities = session.client_capabilities
-    answers = params.model_dump(
-        mode="json", by_alias=True, exclude_none=True, include={"input_responses", "request_state"}
-    )
+    said: Mapping[str, Any] = context.params or {}  # as it came: what the SDK does not know may matter to the server
+    meta: Mapping[str, Any] = said.get("_meta") or {}
+    modern = is_modern(context)
     return Peer(
-        capabilities=capabilities.model_dump(mode="json", by_alias=True, exclude_none=True) if capabilities else {},
-        meta=context.meta or {},
-        answers=answers,
-        ask=_asker(context) if session.can_send_request and not is_modern(context) else None,
+        capabilities=_capabilities(context, meta),
+        meta=meta,
+        answers={key: said[key] for key in ("inputResponses", "requestState") if said.get(key) is not None},
+        ask=_asker(context) if context.session.can_send_request and not modern else None,
         log=_logger(context),
-        level=_wanted(context) if is_modern(context) else level,
-        modern=is_modern(context),
+        level=_wanted(meta) if modern else level,
+        modern=modern,
     )
 
 
@@ -70,17 +72,70 @@ def result(call: Call, outcome: Outcome, structured: bool) -> dict[str, Any]:
     return shape
 
 
+class Verbatim:
+    """Middleware, innermost: gives answers out as the handlers made them. The SDK would drop every key it does not
+    know from an upstream's words, and refuse them whole for a kind of content it does not know.
+
+    What comes in is checked as ever, and a client of the handshake era gets nothing that only the newest has.
+    """
+
+    def __init__(self, server: Server[Any]) -> None:
+        self._server = server
+
+    async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        entry = self._server.get_request_handler(ctx.method) if ctx.method in VERBATIM else None
+        if entry is None or not ctx.session._connection.initialize_accepted:
+            return await call_next(ctx)
+        methods.validate_client_request(ctx.method, ctx.protocol_version, ctx.params)
+        params = entry.params_type.model_validate(ctx.params or {}, by_name=False)
+        answer = await entry.handler(ctx, params)
+        if not isinstance(answer, dict):
+            return await call_next(ctx)
+        return self._signed(answer) if is_modern(ctx) else _older(answer)
+
+    def _signed(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Every answer of the newest era says who gave it."""
+        said = {types.SERVER_INFO_META_KEY: self._server.server_info_stamp}
+        return {**answer, "_meta": {**(answer.get("_meta") or {}), **said}}
+
+
+def _older(answer: dict[str, Any]) -> dict[str, Any]:
+    """The same for the handshake era, which knows no other structured results than objects."""
+    told = {key: value for key, value in answer.items() if key not in ("resultType", "ttlMs", "cacheScope")}
+    if not isinstance(told.get("structuredContent", {}), dict):
+        del told["structuredContent"]
+    if isinstance(told.get("tools"), list):
+        told["tools"] = [_older_tool(tool) for tool in told["tools"]]
+    return told
+
+
+def _older_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("outputSchema", {}).get("type", "object") == "object":
+        return tool
+    return {key: value for key, value in tool.items() if key != "outputSchema"}
+
+
 def _relayed(call: Call, outcome: Outcome, wire: Mapping[str, Any]) -> dict[str, Any]:
-    meta = wire.get("_meta")
-    shape = {"resultType": "complete", **wire, "_meta": {**(meta if isinstance(meta, dict) else {}), CALL_ID: call.id}}
+    said = wire.get("_meta")
+    meta = {**said} if isinstance(said, dict) else {}
+    meta.pop(types.SERVER_INFO_META_KEY, None)  # it is we who answer
+    shape = {"resultType": "complete", **wire, "_meta": {**meta, CALL_ID: call.id}}
     if shape["resultType"] == "complete":
         shape["content"] = list(outcome.content or ())
     return shape
 
 
-def _wanted(context: Context) -> str | None:
-    level = (context.meta or {}).get(LOG_LEVEL)
-    return level if isinstance(level, str) else None
+def _capabilities(context: Context, meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    if is_modern(context):
+        said = meta.get(types.CLIENT_CAPABILITIES_META_KEY)
+        return said if isinstance(said, dict) else {}
+    known = context.session.client_capabilities
+    return known.model_dump(mode="json", by_alias=True, exclude_none=True) if known else {}
+
+
+def _wanted(meta: Mapping[str, Any]) -> str | None:
+    level = meta.get(types.LOG_LEVEL_META_KEY)
+    return level if level in LEVELS else None
 
 
 def _logger(context: Context) -> Log:

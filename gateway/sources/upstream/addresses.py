@@ -5,9 +5,15 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .spec import Spec
 
 APP = "ui://"
+PAGE = "ui/resourceUri"
+"""How older MCP Apps name a tool's page in its `_meta`."""
+
 _SCHEME = "mcp+"
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9-]*")
 _SPELLED = re.compile(r"x\.([a-z2-7]+)")
@@ -32,6 +38,25 @@ def inner(uri: str) -> tuple[str, str] | None:
         return None
     spelled, colon, rest = uri.removeprefix(_SCHEME).partition(":")
     return (_read(spelled), rest) if colon else None
+
+
+def prefix_of(spec: Spec) -> str:
+    """What tells a server's URIs from others': its own prefix for tools, else its name."""
+    return spec.name if spec.settings.prefix is None else spec.settings.prefix
+
+
+def outer_tool(prefix: str, wire: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool's definition with the address of its page as clients find it."""
+    meta = wire.get("_meta")
+    if not prefix or not isinstance(meta, Mapping):
+        return wire
+    changed = dict(meta)
+    if isinstance(changed.get(PAGE), str):
+        changed[PAGE] = outer(prefix, changed[PAGE])
+    page = changed.get("ui")
+    if isinstance(page, Mapping) and isinstance(page.get("resourceUri"), str):
+        changed["ui"] = {**page, "resourceUri": outer(prefix, page["resourceUri"])}
+    return {**wire, "_meta": changed}
 
 
 def outer_blocks(prefix: str, blocks: Sequence[Any]) -> list[Any]:

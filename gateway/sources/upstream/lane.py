@@ -61,8 +61,8 @@ class Lane:
 
     @property
     def error(self) -> str | None:
-        """Why there is no link now, where opening one failed."""
-        return self._error
+        """Why there is no link now, where opening one failed or the last was lost."""
+        return self._link.lost.message if self._link is not None and self._link.lost is not None else self._error
 
     @property
     def connected(self) -> bool:

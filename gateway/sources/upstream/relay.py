@@ -10,7 +10,7 @@ from typing import Any
 from ... import names
 from ...calls import Call, Caller, Peer
 from ...errors import GatewayError, NotFound, UpstreamFault
-from .addresses import inner, outer, outer_blocks
+from .addresses import inner, outer, outer_blocks, prefix_of
 from .link import McpFault
 from .server import Upstream
 
@@ -189,8 +189,7 @@ def _call(upstream: Upstream, caller: Caller, chat: str, peer: Peer) -> Call:
 
 
 def _prefix(upstream: Upstream) -> str:
-    prefix = upstream.spec.settings.prefix
-    return upstream.spec.name if prefix is None else prefix
+    return prefix_of(upstream.spec)
 
 
 def _outer_message(prefix: str, message: Any) -> Any:

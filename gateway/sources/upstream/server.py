@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...calls import LOCAL, Call
@@ -15,6 +15,7 @@ from ...db.pins import Pins
 from ...db.upstreams import Upstreams
 from ...errors import GatewayError, Timeout, Unavailable
 from ...tools import Tool
+from .addresses import outer_tool, prefix_of
 from .definitions import COUNT_LIMIT, Kind, define, define_all
 from .lane import Lane
 from .link import ClientFace, Link, McpFault, open_link
@@ -48,6 +49,9 @@ _METHOD_NOT_FOUND = -32601
 
 log = logging.getLogger(__name__)
 
+Key = tuple[str, str, int]
+"""Whose a lane is, for which chat, and which of those beside each other."""
+
 
 @dataclass(frozen=True)
 class Said:
@@ -62,7 +66,8 @@ class Said:
 class Upstream:
     """Its tools are known from the last time until it is asked again; nothing here waits for it but a call.
 
-    `changed` is told whenever what is offered may be another. `others` names the tools of other servers.
+    `changed` is told whenever what is offered may be another. `others` names the tools of other servers. `asks` is
+    set once it has asked something in the middle of a call.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Upstream:
         self.templates: tuple[dict[str, Any], ...] = ()
         self.instructions: str | None = None
         self.problems: tuple[GatewayError, ...] = ()
+        self.asks = False
         self._memory = memory
         self._pins = pins
         self._face = face
@@ -89,7 +95,7 @@ class Upstream:
         self._environment = environment
         self._era: str | None = None
         self._said: Said | None = None
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[Key, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.subscriptions = Subscriptions(lambda: self._lane(self._main).link())
         self._taking = asyncio.Lock()
@@ -140,12 +146,10 @@ class Upstream:
     def lane(self, call: Call) -> Lane:
         """The way this call takes: no two principals share a server that may keep state. While a call waits for an
         answer on a lane that takes one at a time, the next has another."""
-        key = self._key(call.caller.principal, call.chat)
-        lane = self._lane(key)
-        for number in itertools.count(2):
+        for number in itertools.count():
+            lane = self._lane(self._key(call.caller.principal, call.chat, number))
             if not lane.asking:
                 break
-            lane = self._lane(f"{key}\n\n{number}")
         return lane
 
     async def close(self) -> None:
@@ -158,22 +162,22 @@ class Upstream:
         await asyncio.gather(*tasks, *(lane.close() for lane in self._lanes.values()), return_exceptions=True)
 
     @property
-    def _main(self) -> str:
+    def _main(self) -> Key:
         """The way on which lists are asked for."""
         return self._key(LOCAL, "")
 
-    def _key(self, principal: str, chat: str) -> str:
+    def _key(self, principal: str, chat: str, number: int = 0) -> Key:
         sharing = self.spec.settings.sharing
-        return "" if sharing == "all" else principal if sharing == "principal" else f"{principal}\n{chat}"
+        return ("" if sharing == "all" else principal, chat if sharing == "chat" else "", number)
 
-    def _lane(self, key: str) -> Lane:
+    def _lane(self, key: Key) -> Lane:
         lane = self._lanes.get(key)
         if lane is not None:
             return lane
         if self._closed:
             raise Unavailable(f"the upstream server {self.spec.name!r} was removed", code="UPSTREAM_UNAVAILABLE")
-        self._make_room()
-        main = key == self._main
+        if not (main := key == self._main):
+            self._make_room()
         idle = IDLE_SECONDS if self.spec.settings.lazy or not main else None
         lane = Lane(self.spec.name, self._open, self._opened if main else _unheard, idle, self._forget)
         self._lanes[key] = lane
@@ -220,7 +224,7 @@ class Upstream:
         except (GatewayError, McpFault) as error:
             await self._memory.failed(self.spec.name, error.message)
             raise
-        self._era = link.era
+        self._era, link.shared = link.era, self.spec.settings.sharing == "all"
         return link
 
     def _opened(self, link: Link) -> None:
@@ -303,7 +307,8 @@ class Upstream:
             prompts = tuple(each for each in said.prompts if _is_offered(verdict, Kind.PROMPT, each))
             templates = tuple(each for each in said.templates if _is_offered(verdict, Kind.TEMPLATE, each))
             instructions = said.instructions if verdict.offers(Kind.INSTRUCTIONS, "instructions") else None
-            offered = (listing.tools, prompts, templates, instructions)
+            tools = tuple(_with_pages(self.spec, tool) for tool in listing.tools)
+            offered = (tools, prompts, templates, instructions)
             if offered != (self.tools, self.prompts, self.templates, self.instructions):
                 self.tools, self.prompts, self.templates, self.instructions = offered
                 self._changed()
@@ -312,6 +317,13 @@ class Upstream:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _with_pages(spec: Spec, tool: Tool) -> Tool:
+    """The tool with the address of its page, where it has one, as clients find it."""
+    if tool.wire is None or (wire := outer_tool(prefix_of(spec), tool.wire)) is tool.wire:
+        return tool
+    return replace(tool, wire=wire)
 
 
 def _is_offered(verdict: Verdict, kind: Kind, raw: Any) -> bool:

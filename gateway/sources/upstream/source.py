@@ -12,6 +12,7 @@ from mcp.shared.exceptions import MCPError
 from ...calls import Ask, Call, Outcome, Peer, no_progress
 from ...errors import InputRequired, NotFound, ToolFailed, Unavailable, UpstreamFault
 from ...tools import Tool
+from .addresses import outer_blocks, prefix_of
 from .lane import Lane, Taken
 from .link import Link, McpFault
 from .logs import heard, tune
@@ -48,7 +49,7 @@ class UpstreamSource:
         if upstream is None:
             raise NotFound(f"the upstream of {call.target.id} has just been removed", code="UNKNOWN_TOOL")
         try:
-            return _outcome(await self._result(upstream, call))
+            return _outcome(await self._result(upstream, call), prefix_of(upstream.spec))
         except McpFault as fault:
             raise UpstreamFault(fault.message, fault=fault.code, data=fault.data) from None
         except Unavailable as error:
@@ -76,12 +77,26 @@ async def _relay(upstream: Upstream, ask: Ask | None, call: Call) -> dict[str, A
             link = await lane.link()
             if link.modern:
                 return await _rounds(link, call)
-            # Over a wire that does not say which call a question belongs to, one call at a time may be asked.
+            asker = ask and _asker(upstream, lane, link, partial(_if_able, call.peer or Peer(), ask))
             try:
-                async with lane.turn() if link.asks_mid_call else nullcontext():
-                    return await _request(link, call, ask and partial(_asked, lane, link, call.peer or Peer(), ask))
+                # Over a wire that does not say which call a question belongs to, one call at a time may be asked.
+                async with lane.turn() if upstream.asks else nullcontext():
+                    return await _request(link, call, asker)
             except Taken:
                 continue
+            finally:
+                upstream.asks = upstream.asks or link.asks_mid_call
+
+
+def _asker(upstream: Upstream, lane: Lane, link: Link, ask: Ask) -> Ask:
+    """`ask`, letting others know that the lane waits for an answer."""
+
+    async def asked(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        upstream.asks = upstream.asks or link.asks_mid_call
+        with lane.asked() if upstream.asks else nullcontext():
+            return await ask(method, params)
+
+    return asked
 
 
 async def _rounds(link: Link, call: Call) -> dict[str, Any]:
@@ -112,13 +127,6 @@ def _questions(call: Call, peer: Peer, result: Mapping[str, Any]) -> dict[str, t
             raise ToolFailed(f"{call.target.id} asks for {method}, which this caller cannot answer", code="CANNOT_ASK")
         found[key] = (str(method), params)
     return found
-
-
-async def _asked(
-    lane: Lane, link: Link, peer: Peer, ask: Ask, method: str, params: Mapping[str, Any]
-) -> dict[str, Any]:
-    with lane.asked() if link.asks_mid_call else nullcontext():
-        return await _if_able(peer, ask, method, params)
 
 
 async def _if_able(peer: Peer, ask: Ask | None, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,9 +184,9 @@ def _naming(upstream: Upstream, error: Unavailable) -> Unavailable:
     return Unavailable(message, code=error.code, server=name, **error.details)
 
 
-def _outcome(result: dict[str, Any]) -> Outcome:
+def _outcome(result: dict[str, Any], prefix: str) -> Outcome:
     content = result.get("content")
-    blocks = content if isinstance(content, list) else []
+    blocks = outer_blocks(prefix, content) if isinstance(content, list) else []
     if result.get("resultType") == "input_required":
         asked = InputRequired("the server asks for more before it answers", reason="the server asks for more")
         return Outcome(error=asked, wire=result)

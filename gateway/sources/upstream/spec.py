@@ -6,14 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ...config import UpstreamSettings, resolve_variables
 from .link import Endpoint, HttpEndpoint, StdioEndpoint
 from .listing import Override, Terms
 from .pinning import Policy
-
-Sharing = Literal["principal", "chat", "all"]
 
 
 @dataclass(frozen=True)
@@ -64,11 +61,17 @@ class Spec:
         said = self.settings
         if said.url is not None:
             headers = {name: resolved(value) for name, value in said.headers.items()}
-            return HttpEndpoint(resolved(said.url), headers, "sse" if said.type == "sse" else "auto")
+            # `http` is what clients' own settings say for either: such a server may be of the old kind.
+            transport = said.type if said.type in ("sse", "streamable-http") else "auto"
+            return HttpEndpoint(resolved(said.url), headers, transport)
         assert said.command is not None  # noqa: S101 - the settings have one of the two
         return StdioEndpoint(
             command=resolved(said.command),
             args=tuple(map(resolved, said.args)),
             env={name: resolved(value) for name, value in said.env.items()},
-            cwd=resolved(said.cwd) if said.cwd is not None else None,
+            cwd=self._directory(resolved(said.cwd) if said.cwd is not None else None),
         )
+
+    def _directory(self, said: str | None) -> str | None:
+        """Where a program starts; a toolset's starts in the toolset, whatever place in it is said."""
+        return said if self.terms.home is None else str(self.terms.home / (said or ""))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...config import Settings, UpstreamSettings
 from ...db import Database
 from ...db.pins import Pins
 from ...db.upstreams import UpstreamRow, Upstreams
+from ...errors import GatewayError
 from .link import ClientFace
 from .listing import Override
 from .server import Upstream
 from .source import UpstreamSource
 from .spec import Spec
+from .vault import Vault
 
 if TYPE_CHECKING:  # a process without toolsets imports none of it
     from ...bundles.installed import Installed
@@ -28,7 +31,7 @@ FACE = ClientFace(
     "toolgate",
     __version__,
     # What our own clients can be asked differs; a question to one that cannot be asked is refused then.
-    {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {"listChanged": True}},
+    {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}},
 )
 ADDED = "added by hand"
 _KEPT = ("command", "cwd", "url", "enabled", "requires_confirmation", "prefix", "permission", "timeout")
@@ -47,11 +50,12 @@ class Switchboard:
         self.source = UpstreamSource()
         self.memory = Upstreams(db)
         self.pins = Pins(db)
+        self.vault = Vault(settings.data_dir)
         self._settings = settings
         self._changed = changed
         self._toolsets = toolsets
         self._pinned = 0
-        self._looking: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def upstreams(self) -> dict[str, Upstream]:
@@ -60,52 +64,62 @@ class Switchboard:
     async def sync(self) -> None:
         """Bring the upstreams in line with what is set up now: new ones are remembered, changed ones begin anew."""
         specs = {spec.name: spec for spec in await self.specs()}
-        kept = {name: each for name, each in self.source.upstreams.items() if specs.get(name) == each.spec}
-        left = [each for name, each in self.source.upstreams.items() if name not in kept]
+        before = self.source.upstreams
+        kept = {name: each for name, each in before.items() if specs.get(name) == each.spec}
         fresh = {name: self._upstream(spec) for name, spec in specs.items() if name not in kept}
         self.source.upstreams = {name: kept.get(name) or fresh[name] for name in specs}
+        for name, each in before.items():
+            if name not in kept:
+                self._spawn(each.close())  # nobody waits for one that does not want to end
+        if len(kept) < len(before):
+            self._changed()
         for each in fresh.values():
-            await each.recall()
-        await asyncio.gather(*(each.close() for each in left), return_exceptions=True)
+            await self._each(each, each.recall())
         if await self.pins.revision() != self._pinned:
             await self.settle()
 
     async def settle(self) -> None:
         """Offer what was accepted meanwhile, and nothing that was rejected."""
-        for each in self.source.upstreams.values():
-            await each.settle()
         self._pinned = await self.pins.revision()
-
-    async def revision(self) -> tuple[int, int]:
-        """Grows with every server added or removed, and every definition accepted or rejected, by any process."""
-        return await self.memory.revision(), await self.pins.revision()
+        for each in self.source.upstreams.values():
+            await self._each(each, each.settle())
 
     async def look(self, patience: float) -> None:
         """Ask those that are wanted at once, or were never seen; what takes longer is announced when it comes."""
-        for each in self.source.upstreams.values():
-            if not each.tools or not each.spec.settings.lazy:
-                task = asyncio.get_running_loop().create_task(each.look())
-                self._looking.add(task)
-                task.add_done_callback(self._looking.discard)
-        if self._looking:
-            await asyncio.wait(self._looking, timeout=patience)
+        wanted = [each for each in self.source.upstreams.values() if not each.known or not each.spec.settings.lazy]
+        looking = [self._spawn(each.look()) for each in wanted]
+        if looking and patience:
+            await asyncio.wait(looking, timeout=patience)
 
     async def close(self) -> None:
-        for task in list(self._looking):
-            task.cancel()
         await self.source.close()
-        await asyncio.gather(*(each.close() for each in self.source.upstreams.values()), return_exceptions=True)
+        upstreams, self.source.upstreams = self.source.upstreams, {}
+        await asyncio.gather(*(each.close() for each in upstreams.values()), *self._tasks, return_exceptions=True)
 
     async def specs(self) -> list[Spec]:
-        """Every server that is on. Of two with one name, the settings' counts, then the one added by hand."""
+        """Every server that is on. Of two with one name, the settings' counts, then the one added by hand, whether
+        it is on or off."""
         found: dict[str, Spec] = {}
         _, rows = await self.memory.load()
         for spec in [*self._of_settings(), *_of_rows(rows), *_of_toolsets(await self._toolsets())]:
             if spec.name in found:
                 log.warning("the upstream %r of %s is passed over: there is one of that name", spec.name, spec.origin)
-            elif spec.settings.enabled:
+            else:
                 found[spec.name] = spec
-        return list(found.values())
+        return [spec for spec in found.values() if spec.settings.enabled]
+
+    async def _each(self, upstream: Upstream, work: Awaitable[None]) -> None:
+        """One server whose memory or pins cannot be read now keeps no other from being offered."""
+        try:
+            await work
+        except GatewayError as error:
+            log.warning("upstream %s: %s", upstream.spec.name, error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _of_settings(self) -> Iterator[Spec]:
         for name, settings in self._settings.upstreams.items():
@@ -116,7 +130,9 @@ class Switchboard:
             strangers = [each for each in self.source.upstreams.values() if each.spec.name != spec.name]
             return {tool.id.partition(":")[2] for each in strangers for tool in each.tools}
 
-        return Upstream(spec, self.memory, self.pins, FACE, self._changed, others)
+        # What is kept for a server added by hand is for none that a toolset brings under the same name.
+        environment = self.vault.environment(spec.name) if spec.origin == ADDED else os.environ
+        return Upstream(spec, self.memory, self.pins, FACE, self._changed, others, environment)
 
 
 def _of_rows(rows: Sequence[UpstreamRow]) -> Iterator[Spec]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sources.upstream.addresses import inner, outer, outer_blocks
+from gateway.sources.upstream.addresses import inner, outer, outer_blocks, outer_tool
 
 PREFIXES = st.text("abcXYZ019_-", min_size=1, max_size=32)
 URIS = st.sampled_from(["file:///a b.txt", "ui://app/page.html", "memo://insights", "x", "mcp+a:b:c", "file:///{path}"])
@@ -47,3 +47,17 @@ def test_links_and_held_resources_in_content_are_changed_and_nothing_else() -> N
     assert changed[2]["resource"]["uri"] == "mcp+docs:file:///b"
     assert changed[3] == "odd"
     assert outer_blocks("", blocks) == blocks
+
+
+def test_a_tools_page_is_found_under_its_outer_address() -> None:
+    wire = {
+        "description": "d",
+        "_meta": {"ui": {"resourceUri": "ui://a/b", "x": 1}, "ui/resourceUri": "ui://a/b", "k": 2},
+    }
+    page = "ui://docs/a/b"
+    assert outer_tool("docs", wire) == {
+        "description": "d",
+        "_meta": {"ui": {"resourceUri": page, "x": 1}, "ui/resourceUri": page, "k": 2},
+    }
+    assert outer_tool("", wire) is wire
+    assert outer_tool("docs", {"description": "d"}) == {"description": "d"}

@@ -314,7 +314,8 @@ class Link:
         try:
             if self.modern:
                 raise McpFault(sdk.METHOD_NOT_FOUND, f"{self.era} has no {method}: ask with an input_required result")
-            self.asks_mid_call = self.asks_mid_call or self._attribution.may_ask()
+            # One that asks on the stream of a request says whose question it is.
+            self.asks_mid_call = self.asks_mid_call or (origin is None and self._attribution.may_ask())
             if not isinstance(request_id, int | str):
                 raise McpFault(sdk.INVALID_REQUEST, "a request's id is a number or a string")
             if len(self._asking) >= ASK_LIMIT or request_id in self._asking:

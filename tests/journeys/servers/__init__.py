@@ -1,0 +1,1 @@
+"""Servers to put behind a gateway."""

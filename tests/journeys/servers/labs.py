@@ -1,0 +1,76 @@
+"""The lab, put behind a gateway: as settings of a program to start, or as a running server to reach."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+LAB = Path(__file__).with_name("lab.py")
+LAB_ERAS = ("modern", "handshake")
+
+
+def on_stdio(era: str = "modern", **env: str) -> dict[str, Any]:
+    """What `mcpServers` says of a lab that is started; `env` is its own, `LAB_FILE` where it notes what happens."""
+    return {"command": sys.executable, "args": ["-S", str(LAB), "stdio", era], "env": env}
+
+
+@contextmanager
+def on_http(era: str = "modern", **env: str) -> Iterator[str]:
+    """A lab that runs; where it is reached."""
+    argv = [sys.executable, "-S", str(LAB), "http", era]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, **env})
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def notes(file: Path) -> list[str]:
+    """What a lab noted so far."""
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def running(marker: str) -> list[int]:
+    """The processes whose command or environment mentions `marker`, our own left out."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+            except OSError:
+                continue
+            if marker.encode() in told and b"lab.py" in told:
+                found.append(int(process.name))
+    return found
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+async def until(true: Callable[[], bool], seconds: float = 10) -> None:
+    """Wait for what another process does, of which nothing tells us."""
+    with anyio.fail_after(seconds):
+        while not true():  # noqa: ASYNC110
+            await anyio.sleep(0.02)
+
+
+async def noted(file: Path, line: str) -> None:
+    """Wait until a lab has noted this."""
+    await until(lambda: line in notes(file))
+
+
+async def gone(marker: str) -> None:
+    """Wait until nothing that mentions `marker` runs any more."""
+    await until(lambda: not running(marker))

@@ -1,0 +1,475 @@
+"""Tools of upstream servers, as a client sees them through the gateway: every pairing of eras and transports."""
+
+from __future__ import annotations
+
+import json
+import signal
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import Client, MCPError
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.shared.message import SessionMessage
+
+from gateway import Gateway
+from gateway.db.pins import Pins
+from gateway.db.sqlite import SqliteDatabase
+from gateway.serve.mcp import McpFace
+from gateway.serve.peers import Verbatim
+
+from .clients import CALL_ID, every_tool, text
+from .processes import LOGS, PATIENCE, Listening, environment, on_http, serve_command
+from .servers import lab, labs
+from .wire import ERAS, HANDSHAKE, INITIALIZE, INITIALIZED, MODERN, open_session, post, request
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90), pytest.mark.promise("G1", "G2")]
+
+UPSTREAMS = ["stdio-modern", "stdio-handshake", "http-modern", "http-handshake"]
+
+
+class Seen:
+    """A client that can be asked everything, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self.questions: list[str] = []
+        self.logs: list[tuple[str, str | None, Any]] = []
+        self.changed = anyio.Event()
+
+    async def elicit(self, context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        self.questions.append(params.message)
+        return types.ElicitResult(action="accept", content={"answer": f"to {params.message}"})
+
+    async def sample(self, context: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+        [message] = params.messages
+        assert isinstance(message.content, types.TextContent)
+        said = types.TextContent(text=f"{message.content.text} {params.max_tokens}")
+        return types.CreateMessageResult(role="assistant", content=said, model="m")
+
+    async def roots(self, context: Any) -> types.ListRootsResult:
+        return types.ListRootsResult(roots=[types.Root(uri=cast(Any, "file:///here"), name="here")])
+
+    async def log(self, params: types.LoggingMessageNotificationParams) -> None:
+        self.logs.append((params.level, params.logger, params.data))
+
+    async def hear(self, message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self.changed.set()
+
+    @asynccontextmanager
+    async def on(self, transport: Any, era: str) -> AsyncIterator[Client]:
+        async with Client(
+            transport,
+            mode="auto" if era == MODERN else "legacy",
+            read_timeout_seconds=PATIENCE,
+            cache=None,
+            elicitation_callback=self.elicit,
+            sampling_callback=self.sample,
+            list_roots_callback=self.roots,
+            logging_callback=self.log,
+            log_level="debug" if era == MODERN else None,
+            message_handler=self.hear,
+        ) as client:
+            assert client.protocol_version == era
+            yield client
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all labs note what happens to them."""
+    return tmp_path_factory.mktemp("labs") / "notes"
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Iterator[Path]:
+    """Settings with a lab of each era over each transport, every call allowed."""
+    with (
+        labs.on_http("modern", LAB_FILE=str(notes)) as modern,
+        labs.on_http("handshake", LAB_FILE=str(notes)) as handshake,
+    ):
+        servers = {
+            "stdio-modern": labs.on_stdio("modern", LAB_FILE=str(notes)),
+            "stdio-handshake": labs.on_stdio("handshake", LAB_FILE=str(notes)),
+            "http-modern": {"url": modern},
+            "http-handshake": {"url": handshake},
+        }
+        file = tmp_path_factory.mktemp("settings") / "toolgate.yaml"
+        file.write_text(json.dumps({"mcpServers": servers, "approval": {"mode": "never"}}))
+        yield file
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory, settings: Path) -> Iterator[Listening]:
+    with on_http(tmp_path_factory.mktemp("gateway"), "--config", str(settings)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def http_modern(gateway: Listening) -> AsyncIterator[tuple[Client, Seen]]:
+    async with Seen().on(gateway.url, MODERN) as client:
+        yield client, _seen(client)
+
+
+@pytest.fixture(scope="module")
+async def http_handshake(gateway: Listening) -> AsyncIterator[tuple[Client, Seen]]:
+    async with Seen().on(gateway.url, HANDSHAKE) as client:
+        await _want_logs(client)
+        yield client, _seen(client)
+
+
+@pytest.fixture(scope="module")
+async def stdio_modern(tmp_path_factory: pytest.TempPathFactory, settings: Path) -> AsyncIterator[tuple[Client, Seen]]:
+    async with _over_stdio(tmp_path_factory.mktemp("stdio"), settings, MODERN) as client:
+        yield client, _seen(client)
+
+
+@pytest.fixture(scope="module")
+async def stdio_handshake(
+    tmp_path_factory: pytest.TempPathFactory, settings: Path
+) -> AsyncIterator[tuple[Client, Seen]]:
+    async with _over_stdio(tmp_path_factory.mktemp("stdio"), settings, HANDSHAKE) as client:
+        await _want_logs(client)
+        yield client, _seen(client)
+
+
+@pytest.fixture(
+    params=[
+        "http_modern",
+        "http_handshake",
+        pytest.param("stdio_modern", marks=pytest.mark.slow),
+        pytest.param("stdio_handshake", marks=pytest.mark.slow),
+    ]
+)
+def connected(request: pytest.FixtureRequest) -> tuple[Client, Seen]:
+    """A client of one era, over one transport, and what it saw."""
+    client, seen = request.getfixturevalue(request.param)
+    seen.forget()
+    return client, seen
+
+
+@pytest.fixture(params=UPSTREAMS)
+def upstream(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def test_a_tool_is_listed_as_its_server_lists_it(connected: tuple[Client, Seen], upstream: str) -> None:
+    tools = {tool.name: tool for tool in await every_tool(connected[0])}
+    plain = tools[f"{upstream}__plain"]
+    assert plain.description == "The plain tool."
+    assert plain.input_schema == {"type": "object", "x-lab": True}
+    assert plain.annotations is not None
+    assert plain.annotations.read_only_hint is True
+    assert plain.annotations.destructive_hint is None
+    assert (plain.meta or {})["lab.example/tool"] == "plain"
+
+
+async def test_a_result_arrives_as_it_was_given(connected: tuple[Client, Seen], upstream: str) -> None:
+    result = await connected[0].call_tool(f"{upstream}__plain", {})
+    assert result.structured_content == lab.PLAIN["structuredContent"]
+    assert not result.is_error
+    assert result.meta is not None
+    assert result.meta["lab.example/result"] == {"x": 1}
+    assert result.meta[CALL_ID]
+    [block] = result.content
+    assert isinstance(block, types.TextContent)
+    assert block.text == "grüße"
+    assert block.annotations is not None
+    assert (block.annotations.audience, block.annotations.priority) == (["user"], 0.5)
+    assert block.meta == {"lab.example/block": [1, None]}
+
+
+async def test_a_failure_and_a_protocol_error_arrive_as_they_were_given(
+    connected: tuple[Client, Seen], upstream: str
+) -> None:
+    client, _ = connected
+    refused = await client.call_tool(f"{upstream}__refused", {})
+    assert refused.is_error
+    assert text(refused) == "not today"
+    with pytest.raises(MCPError) as caught:
+        await client.call_tool(f"{upstream}__fault", {})
+    assert (caught.value.code, caught.value.message) == (-32077, "the lab is closed")
+    assert caught.value.data == {"until": [9, None], "e": ""}
+
+
+async def test_progress_and_logs_arrive_while_the_call_runs(connected: tuple[Client, Seen], upstream: str) -> None:
+    client, seen = connected
+    steps: list[tuple[float, float | None, str | None]] = []
+
+    async def count(progress: float, total: float | None, message: str | None) -> None:
+        steps.append((progress, total, message))
+
+    await client.call_tool(f"{upstream}__count", {}, progress_callback=count)
+    assert steps == [(1, 3, "on"), (2, 3, "on"), (3, 3, "on")]
+    await client.call_tool(f"{upstream}__chatter", {})
+    assert seen.logs == [(level, "lab", {"said": level}) for level in ("debug", "info", "error")]
+
+
+async def test_a_cancelled_call_is_cancelled_at_its_server(
+    connected: tuple[Client, Seen], upstream: str, notes: Path, chat: str
+) -> None:
+    client, _ = connected
+    begun = anyio.Event()
+
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        begun.set()
+
+    async with anyio.create_task_group() as tasks:
+
+        async def call() -> None:
+            await client.call_tool(f"{upstream}__nap", {"name": chat}, progress_callback=note)
+
+        tasks.start_soon(call)
+        with anyio.fail_after(PATIENCE):
+            await begun.wait()
+        tasks.cancel_scope.cancel()
+    await labs.noted(notes, f"cancelled {chat}")
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+async def test_a_server_asks_a_person(connected: tuple[Client, Seen], upstream: str, rounds: int) -> None:
+    client, seen = connected
+    asked = {"method": "elicitation/create", "rounds": rounds, "name": "who"}
+    result = await client.call_tool(f"{upstream}__ask", asked)
+    questions = [f"who {number}" for number in range(rounds)]
+    assert seen.questions == questions
+    answers = json.loads(text(result))
+    assert [answer["content"] for answer in answers] == [{"answer": f"to {question}"} for question in questions]
+
+
+async def test_a_server_asks_for_a_sample_and_for_roots(connected: tuple[Client, Seen], upstream: str) -> None:
+    client, _ = connected
+    [sampled] = json.loads(text(await client.call_tool(f"{upstream}__ask", {"method": "sampling/createMessage"})))
+    assert sampled["content"]["text"] == "hello 5"
+    [listed] = json.loads(text(await client.call_tool(f"{upstream}__ask", {"method": "roots/list"})))
+    assert listed["roots"] == [{"uri": "file:///here", "name": "here"}]
+
+
+async def test_a_changed_list_is_announced(connected: tuple[Client, Seen], upstream: str) -> None:
+    client, seen = connected
+    async with AsyncExitStack() as stack:
+        if client.protocol_version == MODERN:
+            await stack.enter_async_context(client.listen(tools_list_changed=True))
+        new = json.loads(text(await client.call_tool(f"{upstream}__grow", {})))
+        with anyio.fail_after(PATIENCE):
+            while f"{upstream}__{new}" not in {tool.name for tool in await every_tool(client)}:
+                await seen.changed.wait()
+                seen.changed = anyio.Event()
+    assert text(await client.call_tool(f"{upstream}__{new}", {})) == f'"{new}"'
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_no_library_knows_is_kept(gateway: Listening, upstream: str, era: str) -> None:
+    headers = {} if era == MODERN else open_session(gateway.url)
+
+    async def answer(message: dict[str, Any]) -> dict[str, Any]:
+        return post(gateway.url, message, headers).message
+
+    await _as_the_lab_said_it(answer, upstream, era)
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_verbatim_keeps_what_no_library_knows(tmp_path: Path, era: str) -> None:
+    settings = {"data_dir": str(tmp_path), "approval": {"mode": "never"}, "mcpServers": {"lab": labs.on_stdio()}}
+    async with Gateway.open(settings) as gateway, anyio.create_task_group() as tasks:
+        server = McpFace(gateway.executor, gateway.versions).server
+        server.middleware.append(Verbatim(server))
+        to_server, from_client = anyio.create_memory_object_stream[Any](10)
+        to_client, from_server = anyio.create_memory_object_stream[Any](10)
+        tasks.start_soon(server.run, from_client, to_client, server.create_initialization_options())
+
+        async def answer(message: dict[str, Any]) -> dict[str, Any]:
+            await to_server.send(SessionMessage(types.jsonrpc_message_adapter.validate_python(message)))
+            told = (await from_server.receive()).message if "id" in message else None
+            return told.model_dump(by_alias=True, exclude_unset=True) if told is not None else {}
+
+        if era == HANDSHAKE:
+            early = await answer(request(era, 0, "tools/list"))
+            assert early["error"]["code"] == types.INVALID_PARAMS
+            await answer(INITIALIZE)
+            await answer(INITIALIZED)
+        await _as_the_lab_said_it(answer, "lab", era)
+        wrong = await answer(request(era, 9, "tools/call", {"arguments": {}}))
+        assert wrong["error"]["code"] == types.INVALID_PARAMS
+        tasks.cancel_scope.cancel()
+        for stream in (to_server, from_client, to_client, from_server):
+            stream.close()
+
+
+async def test_an_upstream_learns_of_the_client_what_concerns_it(gateway: Listening, upstream: str) -> None:
+    meta = {
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "dev.toolgate/chat": "private",
+        "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}, "unheard": {"of": 1}},
+    }
+    told = post(gateway.url, _call(MODERN, f"{upstream}__echo", {"a": 1}, meta)).message
+    params = told["result"]["structuredContent"]["params"]
+    assert (params["name"], params["arguments"]) == ("echo", {"a": 1})
+    said = params["_meta"]
+    assert said["traceparent"] == meta["traceparent"]
+    assert "dev.toolgate/chat" not in said
+    if "modern" in upstream:
+        assert said["io.modelcontextprotocol/clientInfo"]["name"] == "toolgate"
+        assert said["io.modelcontextprotocol/clientCapabilities"] == meta["io.modelcontextprotocol/clientCapabilities"]
+    else:
+        assert said == {"traceparent": meta["traceparent"]}
+
+
+@pytest.mark.parametrize("parked", ["stdio-handshake", "http-handshake"])
+async def test_a_parked_call_is_resumed_once_and_by_its_own_caller_only(gateway: Listening, parked: str) -> None:
+    arguments = {"method": "elicitation/create", "name": parked}
+    asked = post(gateway.url, _ask(parked, arguments)).message["result"]
+    assert asked["resultType"] == "input_required"
+    [(key, question)] = asked["inputRequests"].items()
+    assert question["method"] == "elicitation/create"
+    assert question["params"]["message"] == f"{parked} 0"
+
+    answers = {key: {"action": "accept", "content": {"answer": "yes", "more": None}}}
+    retry = {"requestState": asked["requestState"], "inputResponses": answers}
+    for other in (
+        _ask(parked, {**arguments, "name": "another"}, retry),
+        _ask(parked, arguments, retry, chat="another"),
+        _ask(parked, arguments, {**retry, "requestState": asked["requestState"][:-1]}),
+    ):
+        assert _refusal(post(gateway.url, other).message) == "INVALID_STATE"
+    missing = _ask(parked, arguments, {**retry, "inputResponses": {"no": {"action": "accept"}}})
+    assert _refusal(post(gateway.url, missing).message) == "ANSWER_MISSING"
+
+    result = post(gateway.url, _ask(parked, arguments, retry)).message["result"]
+    assert json.loads(result["content"][0]["text"]) == [answers[key]]
+    assert _refusal(post(gateway.url, _ask(parked, arguments, retry)).message) == "INVALID_STATE"
+
+
+async def test_what_a_client_cannot_be_asked_its_server_is_told(gateway: Listening, upstream: str) -> None:
+    capabilities: dict[str, Any] = {"elicitation": {"form": {}}}
+    for method, extra in (("sampling/createMessage", {}), ("elicitation/create", {"mode": "url", "url": "http://x"})):
+        message = _ask(upstream, {"method": method, "with": extra}, capabilities=capabilities)
+        result = post(gateway.url, message).message["result"]
+        if "modern" in upstream:
+            assert _refusal({"result": result}) == "CANNOT_ASK"
+        else:
+            [answer] = json.loads(result["content"][0]["text"])
+            assert answer["error"]["code"] == -32601
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+async def test_nothing_outlives_the_gateway(tmp_path: Path, end: int) -> None:
+    """Not a server that is asked something, nor one that hangs at its start, however the gateway ends."""
+    servers = {
+        "asking": labs.on_stdio("handshake", LAB_FILE=str(tmp_path / "notes")),
+        "hanging": labs.on_stdio("modern", LAB_FILE=str(tmp_path / "notes"), LAB_HABITS="hangs"),
+    }
+    with _running(tmp_path, servers) as gateway:
+        asked = post(gateway.url, _ask("asking", {"method": "elicitation/create"})).message["result"]
+        assert asked["resultType"] == "input_required"
+        assert len(labs.running(str(tmp_path))) >= 4  # two servers and their keepers
+        gateway.signal(end)
+        gateway.wait(20)
+    await labs.gone(str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.promise("G9")
+async def test_what_a_server_said_last_is_offered_when_it_is_gone_and_a_change_when_it_is_accepted(
+    tmp_path: Path,
+) -> None:
+    with _running(tmp_path, {"lab": labs.on_stdio(LAB_WORDS="As ever.")}) as gateway:
+        assert "lab__echo" in _names(gateway)
+    with _running(tmp_path, {"lab": labs.on_stdio(LAB_HABITS="dies")}) as gateway:
+        assert "lab__echo" in _names(gateway)
+        refused = post(gateway.url, _call(MODERN, "lab__echo")).message
+        assert _refusal(refused) == "UPSTREAM_UNAVAILABLE"
+    with _running(tmp_path, {"lab": {**labs.on_stdio(LAB_WORDS="Another."), "lazy": False}}) as gateway:
+        await labs.until(lambda: "lab__echo" not in _names(gateway), PATIENCE)
+        assert "lab__plain" in _names(gateway)
+        refused = post(gateway.url, _call(MODERN, "lab__echo")).message
+        assert "no longer the one that was accepted" in refused["result"]["content"][0]["text"]
+        db = await SqliteDatabase.open(tmp_path / "data" / "toolgate.db")
+        pins = Pins(db)
+        held = (await pins.find("lab", "tool", "echo")).pin.held_digest
+        assert held is not None
+        await pins.accept("lab", "tool", "echo", held, "ann")
+        await db.close()
+        await labs.until(lambda: "lab__echo" in _names(gateway), 3)  # a second, and what a busy machine adds
+
+
+async def _as_the_lab_said_it(answer: Callable[[Any], Awaitable[dict[str, Any]]], upstream: str, era: str) -> None:
+    listed = (await answer(request(era, 1, "tools/list")))["result"]
+    [plain] = [tool for tool in listed["tools"] if tool["name"] == f"{upstream}__plain"]
+    assert plain["colour"] == "blue"
+    assert plain["annotations"] == {"readOnlyHint": True, "scent": "pine"}
+
+    result = (await answer(_call(era, f"{upstream}__plain")))["result"]
+    own = {"io.modelcontextprotocol/serverInfo", CALL_ID}
+    assert {key for key in result["_meta"] if key not in own} == lab.PLAIN["_meta"].keys()
+    kept = {key: value for key, value in result.items() if key not in ("_meta", "resultType")}
+    assert kept == {key: value for key, value in lab.PLAIN.items() if key != "_meta"}
+    assert ("resultType" in result) == (era == MODERN)
+    if era == MODERN:
+        assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "toolgate"
+    strange = (await answer(_call(era, f"{upstream}__hologram")))["result"]
+    assert strange["content"] == [{"type": "hologram", "beams": 3}]
+
+
+@contextmanager
+def _running(directory: Path, servers: dict[str, Any]) -> Iterator[Listening]:
+    settings = directory / "toolgate.yaml"
+    settings.write_text(json.dumps({"mcpServers": servers, "approval": {"mode": "never"}}))
+    with on_http(directory, "--config", str(settings)) as gateway:
+        yield gateway
+
+
+def _names(gateway: Listening) -> set[str]:
+    listed = post(gateway.url, request(MODERN, 1, "tools/list")).message["result"]
+    return {tool["name"] for tool in listed["tools"]}
+
+
+def _seen(client: Client) -> Seen:
+    callback = client.logging_callback
+    assert callback is not None
+    seen = cast(Any, callback).__self__
+    assert isinstance(seen, Seen)
+    return seen
+
+
+async def _want_logs(client: Client) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        await client.set_logging_level("debug")
+
+
+@asynccontextmanager
+async def _over_stdio(directory: Path, settings: Path, era: str) -> AsyncIterator[Client]:
+    command, *arguments = serve_command(directory / "data", "--config", str(settings))
+    log = directory / "stderr.log"
+    LOGS.append(log)
+    server = StdioServerParameters(command=command, args=arguments, env=environment(directory), cwd=directory)
+    with log.open("a") as errlog:
+        async with Seen().on(stdio_client(server, errlog=errlog), era) as client:
+            yield client
+
+
+def _call(era: str, name: str, arguments: Any = None, meta: Any = None) -> dict[str, Any]:
+    return request(era, 7, "tools/call", {"name": name, "arguments": arguments or {}, "_meta": meta or {}})
+
+
+def _ask(
+    upstream: str, arguments: Any, retry: Any = None, chat: str = "default", capabilities: Any = None
+) -> dict[str, Any]:
+    able = {"elicitation": {}} if capabilities is None else capabilities
+    meta = {"io.modelcontextprotocol/clientCapabilities": able, "dev.toolgate/chat": chat}
+    message = _call(MODERN, f"{upstream}__ask", arguments, meta)
+    message["params"] |= retry or {}
+    return message
+
+
+def _refusal(message: dict[str, Any]) -> str:
+    return str(message["result"]["_meta"]["dev.toolgate/error"]["code"])

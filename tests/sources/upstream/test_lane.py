@@ -1,0 +1,204 @@
+"""Lanes: a link for whoever needs one, opened once, opened again, and never in a rush."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from journeys.servers import labs
+
+from gateway.errors import Unavailable
+from gateway.sources.upstream import lane as lanes
+from gateway.sources.upstream.lane import Lane, Taken
+from gateway.sources.upstream.link import ClientFace, HttpEndpoint, Link, StdioEndpoint, open_link
+
+pytestmark = pytest.mark.anyio
+
+FACE = ClientFace("lanes", "1", {})
+
+
+@asynccontextmanager
+async def lane_to(
+    endpoint: StdioEndpoint | HttpEndpoint, opened: Callable[[Link], None] = lambda _: None, **options: Any
+) -> AsyncIterator[Lane]:
+    lane = Lane("lab", lambda: open_link(endpoint, client=FACE, timeout=10), opened, **options)
+    try:
+        yield lane
+    finally:
+        await lane.close()
+
+
+def lab(**env: str) -> StdioEndpoint:
+    said = labs.on_stdio(**env)
+    return StdioEndpoint(said["command"], tuple(said["args"]), said["env"])
+
+
+async def pid(link: Link) -> int:
+    result = await link.request("tools/call", {"name": "echo"})
+    return int(result["structuredContent"]["pid"])
+
+
+async def lost(link: Link) -> None:
+    """Kill the child of a link, and wait until the link knows."""
+    labs.kill(await pid(link))
+    await link.closed()
+
+
+async def test_however_many_need_a_link_it_is_opened_once(tmp_path: Path) -> None:
+    opened: list[Link] = []
+    async with lane_to(lab(LAB_FILE=str(tmp_path / "notes")), opened.append) as lane:
+        links = await asyncio.gather(*(lane.link() for _ in range(10)))
+        assert opened == [links[0]]
+        assert len(set(links)) == 1
+        assert lane.connected
+        assert lane.error is None
+    assert labs.notes(tmp_path / "notes") == ["start"]
+    assert labs.running(str(tmp_path)) == []
+
+
+async def test_whoever_gives_up_waiting_takes_the_link_from_nobody() -> None:
+    async with lane_to(lab()) as lane:
+        impatient, patient = asyncio.ensure_future(lane.link()), asyncio.ensure_future(lane.link())
+        await asyncio.sleep(0)
+        impatient.cancel()
+        assert (await patient).lost is None
+        assert impatient.cancelled()
+
+
+async def test_a_server_that_dies_at_start_is_not_started_in_a_rush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "FIRST_WAIT", 0.3)
+    notes = tmp_path / "notes"
+    async with lane_to(lab(LAB_FILE=str(notes), LAB_HABITS="dies")) as lane:
+        with pytest.raises(Unavailable, match=r"ended with exit code 1; it is tried again in 0\.[23] s"):
+            await lane.link()
+        begun = len(labs.notes(notes))
+        for _ in range(50):
+            with pytest.raises(Unavailable) as refused:
+                await lane.link()
+            assert refused.value.code == "UPSTREAM_UNAVAILABLE"
+            assert 0 < refused.value.details["retry_after"] <= 0.3
+        assert len(labs.notes(notes)) == begun
+        await asyncio.sleep(lane.wait)
+        with pytest.raises(Unavailable, match=r"tried again in 0\.[56] s"):
+            await lane.link()
+        assert len(labs.notes(notes)) == 2 * begun
+
+
+async def test_a_lost_link_is_replaced_at_once_but_one_lost_again_and_again_is_waited_for() -> None:
+    async with lane_to(lab()) as lane:
+        first = await lane.link()
+        await lost(first)
+        assert not lane.connected
+        second = await lane.link()
+        assert second is not first
+        assert second.lost is None
+        await lost(second)
+        with pytest.raises(Unavailable, match="exit code 137; it is tried again in 0"):
+            await lane.link()
+        await asyncio.sleep(lane.wait)
+        assert (await lane.link()).lost is None
+
+
+@pytest.mark.slow
+async def test_what_lived_long_was_no_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "STEADY_SECONDS", 0.0)
+    async with lane_to(lab()) as lane:
+        for _ in range(2):
+            await lost(await lane.link())
+        assert (await lane.link()).lost is None
+
+
+async def test_a_bug_is_a_failed_start_too() -> None:
+    async def broken() -> Link:
+        raise ZeroDivisionError
+
+    lane = Lane("lab", broken, lambda _: None)
+    with pytest.raises(Unavailable, match="its log has the reason; it is tried again in"):
+        await lane.link()
+    await lane.close()
+
+
+async def test_a_lane_nobody_uses_is_closed_and_one_in_use_is_not() -> None:
+    left: list[Lane] = []
+    gone = asyncio.Event()
+
+    def leave(lane: Lane) -> None:
+        left.append(lane)
+        gone.set()
+
+    async with lane_to(lab(), idle=0.1, left=leave) as lane:
+        with lane.use():
+            link = await lane.link()
+            await asyncio.sleep(0.25)
+            assert lane.connected
+        with anyio.fail_after(5):
+            await gone.wait()
+        await link.closed()
+        assert left == [lane]
+        with lane.use():
+            assert (await lane.link()).lost is None  # and back when it is wanted, at once
+
+
+async def test_whoever_waits_when_a_lane_is_closed_is_told() -> None:
+    async with lane_to(lab(LAB_HABITS="silent")) as lane:
+        waiting = asyncio.ensure_future(lane.link())
+        await asyncio.sleep(0.05)
+        await lane.close()
+        with pytest.raises(Unavailable, match="removed"):
+            await waiting
+        with pytest.raises(Unavailable, match="removed"):
+            await lane.link()
+
+
+async def test_those_who_want_a_lane_for_themselves_have_it_in_turn() -> None:
+    order: list[int] = []
+
+    async def one(number: int) -> None:
+        async with lane.turn():
+            order.append(number)
+            await asyncio.sleep(0.01)
+            order.append(number)
+
+    async with lane_to(lab()) as lane:
+        await asyncio.gather(*(one(number) for number in range(3)))
+        assert order == [0, 0, 1, 1, 2, 2]
+
+
+async def test_nobody_waits_for_a_lane_on_which_somebody_is_asked() -> None:
+    async def wait() -> None:
+        async with lane.turn():
+            raise AssertionError
+
+    async with lane_to(lab()) as lane, lane.turn():
+        waiting = asyncio.ensure_future(wait())
+        await asyncio.sleep(0)
+        with lane.asked():
+            assert lane.asking
+            with pytest.raises(Taken):
+                await waiting
+        assert not lane.asking
+
+
+@pytest.mark.slow
+async def test_a_hundred_restarts_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "STEADY_SECONDS", 0.0)
+    async with lane_to(lab(LAB_FILE=str(tmp_path / "notes"))) as lane:
+        for _ in range(3):
+            await lost(await lane.link())
+        await lane.link()
+        before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+        for _ in range(100):
+            await lost(await lane.link())
+        await lane.link()
+        await labs.until(lambda: len(labs.running(str(tmp_path))) <= 2)  # the keeper, and the server
+        after = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+        assert after[0] <= before[0] + 2
+        assert after[1] <= before[1] + 2

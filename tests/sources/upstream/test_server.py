@@ -1,0 +1,207 @@
+"""Upstreams: what they said last is offered, they are asked when it may be another, and callers have their own ways."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from journeys.servers import labs
+
+from gateway.calls import Call, Caller
+from gateway.config import UpstreamSettings
+from gateway.db.pins import Pins
+from gateway.db.sqlite import SqliteDatabase
+from gateway.db.upstreams import Upstreams
+from gateway.errors import Unavailable
+from gateway.sources.upstream import server
+from gateway.sources.upstream.server import Upstream
+from gateway.sources.upstream.spec import Spec
+from gateway.sources.upstream.switchboard import FACE
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def upstream_of(directory: Path, said: dict[str, Any], environment: Any = None) -> AsyncIterator[Upstream]:
+    """An upstream named `lab` with what `directory` remembers of it."""
+    db = await SqliteDatabase.open(directory / "toolgate.db")
+    spec = Spec.of("lab", UpstreamSettings.model_validate(said), "the test")
+    upstream = Upstream(
+        spec, Upstreams(db), Pins(db), FACE, lambda: None, environment={} if environment is None else environment
+    )
+    try:
+        await upstream.recall()
+        yield upstream
+    finally:
+        await upstream.close()
+        await db.close()
+
+
+def offered(upstream: Upstream) -> set[str]:
+    return {tool.id for tool in upstream.tools if tool.withheld is None}
+
+
+def call_of(principal: str, chat: str = "default") -> Call:
+    return Call(name="x", arguments={}, chat=chat, caller=Caller(principal=principal))
+
+
+async def pid(upstream: Upstream, principal: str, chat: str = "default") -> int:
+    link = await upstream.lane(call_of(principal, chat)).link()
+    result = await link.request("tools/call", {"name": "echo"})
+    return int(result["structuredContent"]["pid"])
+
+
+@pytest.mark.parametrize("era", labs.LAB_ERAS)
+async def test_it_is_asked_once_connected_and_offered_until_it_is_asked_again(tmp_path: Path, era: str) -> None:
+    async with upstream_of(tmp_path, labs.on_stdio(era)) as upstream:
+        assert not upstream.known
+        await upstream.look()
+        assert "lab:plain" in offered(upstream)
+        assert upstream.connected
+        told = upstream.era
+    async with upstream_of(tmp_path, {"command": "is-not-there"}) as upstream:
+        assert "lab:plain" in offered(upstream)
+        assert upstream.era == told
+        with pytest.raises(Unavailable, match="'is-not-there' is not there"):
+            await upstream.lane(call_of("ann")).link()
+        assert "lab:plain" in offered(upstream)
+        memory = await upstream._memory.recall("lab")
+        assert "is-not-there" in str(memory.error)
+
+
+@pytest.mark.parametrize("era", ["modern", pytest.param("handshake", marks=pytest.mark.slow)])
+async def test_a_burst_of_changes_is_asked_about_a_few_times(
+    tmp_path: Path, era: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SETTLE_SECONDS", 0.2)
+    lists = 0
+
+    def heard(_: object) -> None:
+        nonlocal lists
+        lists += 1
+
+    async with upstream_of(tmp_path, labs.on_stdio(era)) as upstream:
+        take = upstream._take
+
+        async def counted(said: Any) -> None:
+            heard(said)
+            await take(said)
+
+        monkeypatch.setattr(upstream, "_take", counted)
+        await upstream.look()
+        link = await upstream.lane(call_of("local")).link()
+        for _ in range(100):
+            await link.request("tools/call", {"name": "grow"})
+        await labs.until(lambda: len(offered(upstream)) == 111)
+        assert lists < 12
+
+
+async def test_one_that_hangs_is_looked_at_without_end_and_closed_in_time(tmp_path: Path) -> None:
+    async with upstream_of(tmp_path, labs.on_stdio(LAB_HABITS="silent")) as upstream:
+        with anyio.move_on_after(0.2) as given_up:
+            await upstream.look()
+        assert given_up.cancelled_caught
+        assert not upstream.known
+        with anyio.fail_after(3):
+            await upstream.close()
+
+
+@pytest.mark.slow
+async def test_one_that_does_not_say_what_it_has_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LIST_SECONDS", 0.1)
+    monkeypatch.setattr(server, "AGAIN_SECONDS", 0.1)
+    async with upstream_of(tmp_path, labs.on_stdio(LAB_HABITS="mute")) as upstream:
+        with anyio.fail_after(5):
+            await upstream.look()
+        assert not upstream.known
+        monkeypatch.setattr(server, "_LISTS", dict.fromkeys(("tools", "prompts", "resources"), ("ping", "x")))
+        await labs.until(lambda: upstream.known)
+
+
+async def test_one_never_seen_is_tried_until_it_is_there(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    async with upstream_of(tmp_path, {"url": f"http://127.0.0.1:{port}/mcp"}) as upstream:
+        await upstream.look()
+        assert not upstream.known
+        assert upstream.error
+        with labs.on_http(LAB_PORT=str(port)):
+            await labs.until(lambda: "lab:plain" in offered(upstream))
+
+
+async def test_one_that_is_not_lazy_is_connected_again_without_being_called(tmp_path: Path) -> None:
+    async with upstream_of(tmp_path, {**labs.on_stdio(), "lazy": False}) as upstream:
+        await upstream.look()
+        first = await pid(upstream, "local")
+        labs.kill(first)
+        await labs.until(lambda: not upstream.connected)
+        await labs.until(lambda: upstream.connected)
+        assert await pid(upstream, "local") != first
+
+
+@pytest.mark.parametrize(
+    ("sharing", "ways"),
+    [
+        ("principal", [("ann", "a"), ("ann", "a"), ("bob", "b")]),
+        pytest.param("chat", [("ann", "a"), ("ann", "c"), ("bob", "b")], marks=pytest.mark.slow),
+        ("all", [("ann", "a"), ("ann", "a"), ("ann", "a")]),
+    ],
+)
+async def test_who_shares_a_child(tmp_path: Path, sharing: str, ways: list[tuple[str, str]]) -> None:
+    """Of calls by ann in two chats and by bob in a third: which of them each call shares its child with."""
+    async with upstream_of(tmp_path, {**labs.on_stdio(), "sharing": sharing}) as upstream:
+        calls = [("ann", "a"), ("ann", "c"), ("bob", "b")]
+        pids = {each: await pid(upstream, *each) for each in calls}
+        assert [pids[each] for each in calls] == [pids[way] for way in ways]
+        assert len(set(pids.values())) == len(set(ways))
+
+
+async def test_children_are_bounded_and_those_nobody_uses_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LANES_LIMIT", 2)
+    async with upstream_of(tmp_path, labs.on_stdio(LAB_FILE=str(tmp_path / "notes"))) as upstream:
+        first, second = upstream.lane(call_of("ann")), upstream.lane(call_of("bob"))
+        with first.use():
+            await first.link()
+            await second.link()
+            with upstream.lane(call_of("cid")).use():  # bob's is let go of
+                assert upstream.lane(call_of("ann")) is first
+                with pytest.raises(Unavailable, match="2 connections to 'lab' are in use"):
+                    upstream.lane(call_of("dan"))
+        await labs.until(lambda: not second.connected)
+
+
+async def test_a_missing_variable_is_named_and_found_when_it_is_set(tmp_path: Path) -> None:
+    environment: dict[str, str] = {}
+    said = labs.on_stdio(LAB_WORDS="${LAB_SECRET} words")
+    async with upstream_of(tmp_path, said, environment) as upstream:
+        with pytest.raises(Unavailable, match="environment variable LAB_SECRET is not set"):
+            await upstream.lane(call_of("ann")).link()
+        assert "hush" not in str(await upstream._memory.recall("lab"))
+        environment["LAB_SECRET"] = "hush"
+        await upstream.look()
+        await labs.until(lambda: any(tool.description == "hush words" for tool in upstream.tools))
+        assert "${LAB_SECRET}" in str(upstream.spec.settings)
+
+
+async def test_a_removed_one_opens_nothing_any_more(tmp_path: Path) -> None:
+    async with upstream_of(tmp_path, labs.on_stdio()) as upstream:
+        lane = upstream.lane(call_of("ann"))
+        await upstream.close()
+        for late in (lane.link(), upstream.look()):
+            try:
+                await late
+            except Unavailable as error:
+                assert "removed" in error.message
+        with pytest.raises(Unavailable, match="removed"):
+            upstream.lane(call_of("bob"))
+        assert not lane.connected

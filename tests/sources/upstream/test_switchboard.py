@@ -1,0 +1,184 @@
+"""All upstreams together: named in settings, by hand and by toolsets, offered on the operator's terms, and pinned."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from journeys.servers import labs
+
+from gateway import Gateway
+from gateway.errors import Invalid
+from gateway.sources.upstream.definitions import Kind
+from sources.toolset.writing import write_toolset
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def gateway_to(directory: Path, follow: bool = False, **servers: dict[str, Any]) -> AsyncIterator[Gateway]:
+    settings = {
+        "data_dir": str(directory / "data"),
+        "approval": {"mode": "unsafe_only"},
+        "categories": {"mild": {"permission": "execute"}},
+        "mcpServers": servers,
+    }
+    async with Gateway.open(settings, follow=follow) as gateway:
+        yield gateway
+
+
+def listed(gateway: Gateway) -> set[str]:
+    """The names of upstreams' tools."""
+    return {entry.name for entry in gateway.catalog if entry.tool.kind == "mcp"}
+
+
+async def refusal(gateway: Gateway, name: str) -> str:
+    outcome = await gateway.call(name, {}, confirmed=True)
+    assert outcome.error is not None
+    return str(outcome.error)
+
+
+async def accept(gateway: Gateway, server: str, name: str) -> None:
+    pins = gateway.switchboard.pins
+    held = (await pins.find(server, Kind.TOOL.value, name)).pin.held_digest
+    assert held is not None
+    await pins.accept(server, Kind.TOOL.value, name, held, "ann")
+
+
+async def test_names_filters_and_overrides_are_the_operators(tmp_path: Path) -> None:
+    only = {"tools": {"allow": ["e*", "plain", "count"], "deny": ["count"]}}
+    changes = {
+        "echo": {"name": "Echo!", "description": "Says it again.", "category": "mild", "requires_confirmation": True}
+    }
+    async with gateway_to(
+        tmp_path,
+        lab={**labs.on_stdio(), **only},
+        bare={**labs.on_stdio(), "prefix": "", "tools": {"allow": ["plain"]}},
+        other={**labs.on_stdio(), "prefix": "o", "overrides": changes, "tools": {"allow": ["echo", "plain"]}},
+    ) as gateway:
+        assert listed(gateway) == {"lab__echo", "lab__plain", "plain", "o__echo", "o__plain"}
+        [echo] = [tool for tool in gateway.catalog.to_mcp_tools() if tool["name"] == "o__echo"]
+        assert (echo["title"], echo["description"]) == ("Echo!", "Says it again.")
+        assert gateway.catalog.find("o__echo").tool.category == "mild"
+        assert "CONFIRMATION_REQUIRED" in str((await gateway.call("o__echo", {})).error)
+        assert (await gateway.call("o__echo", {}, confirmed=True)).ok
+        assert (await gateway.call("other:plain", {})).ok
+        assert "the filter of 'lab' leaves it out" in await refusal(gateway, "lab__count")
+
+
+@pytest.mark.promise("G9")
+async def test_a_changed_definition_is_withheld_until_somebody_accepts_it(tmp_path: Path) -> None:
+    async with gateway_to(tmp_path, lab=labs.on_stdio(LAB_WORDS="As ever.")):
+        pass
+    changed = {**labs.on_stdio(LAB_WORDS="Quite another."), "lazy": False}
+    async with gateway_to(tmp_path, follow=True, lab=changed) as gateway:
+        await labs.until(lambda: "lab__echo" not in listed(gateway))
+        assert "lab__plain" in listed(gateway)
+        assert "no longer the one that was accepted" in await refusal(gateway, "lab__echo")
+        assert (await gateway.call("lab__plain", {})).ok
+        async with gateway_to(tmp_path, lab=changed) as another:
+            await accept(another, "lab", "echo")
+        await labs.until(lambda: "lab__echo" in listed(gateway), seconds=2)
+        assert (await gateway.call("lab__echo", {})).ok
+
+
+@pytest.mark.promise("G9")
+async def test_held_at_first_sight_nothing_is_offered_until_it_is_accepted(tmp_path: Path) -> None:
+    held = {**labs.on_stdio(), "pinning": "hold"}
+    async with gateway_to(tmp_path, follow=True, lab=held) as gateway:
+        assert listed(gateway) == set()
+        assert "nobody has accepted it yet" in await refusal(gateway, "lab__plain")
+        await accept(gateway, "lab", "plain")
+        await labs.until(lambda: listed(gateway) == {"lab__plain"}, seconds=2)
+
+
+@pytest.mark.slow
+async def test_a_server_added_by_hand_comes_and_goes_without_a_restart(tmp_path: Path) -> None:
+    said = labs.on_stdio(LAB_FILE=str(tmp_path / "notes"))
+    async with gateway_to(tmp_path, follow=True) as gateway, gateway_to(tmp_path) as elsewhere:
+        await elsewhere.switchboard.memory.add("hand", said)
+        await labs.until(lambda: "hand__plain" in listed(gateway))
+        assert (await gateway.call("hand__plain", {})).ok
+        await elsewhere.switchboard.memory.enable("hand", False)
+        await labs.until(lambda: listed(gateway) == set())
+        await labs.gone(str(tmp_path))
+        assert "UNKNOWN_TOOL" in await refusal(gateway, "hand__plain")
+
+
+async def test_the_settings_word_counts_even_when_it_is_off(tmp_path: Path) -> None:
+    off = {**labs.on_stdio(), "enabled": False}
+    async with gateway_to(tmp_path, lab=off) as gateway:
+        await gateway.switchboard.memory.add("lab", labs.on_stdio())
+        assert await gateway.switchboard.specs() == []
+
+
+@pytest.mark.slow
+@pytest.mark.promise("T6")
+async def test_servers_of_a_toolset_live_and_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toolset = write_toolset(tmp_path / "lab-set", MANIFEST.format(python=sys.executable))
+    (toolset / "bin").mkdir()
+    (toolset / "bin/lab.py").write_text(labs.LAB.read_text())
+    monkeypatch.setenv("LAB_SECRET", str(tmp_path / "notes"))
+    async with gateway_to(tmp_path, follow=True) as gateway, gateway_to(tmp_path) as elsewhere:
+        library = elsewhere.workshop.library
+        await library.install(toolset, source_type="local", source_ref=str(toolset))
+        await labs.until(lambda: "tool-lab__plain" in listed(gateway))
+        assert listed(gateway) == {"tool-lab__plain", "tool-lab__echo"}
+        assert gateway.catalog.find("tool-lab__echo").tool.title == "Echo of the set"
+        assert (await gateway.call("tool-lab__plain", {})).ok
+        assert labs.notes(tmp_path / "notes") == ["start"]
+        stored = b"".join(file.read_bytes() for file in (tmp_path / "data").glob("toolgate.db*"))
+        assert str(tmp_path / "notes").encode() not in stored
+        assert "variable LAB_MISSING is not set" in str(gateway.switchboard.upstreams["lost"].error)
+        await library.enable("lab-set", False)
+        await labs.until(lambda: listed(gateway) == set())
+        await labs.gone(str(tmp_path))
+        await library.enable("lab-set", True)
+        await labs.until(lambda: "tool-lab__plain" in listed(gateway))
+        await library.uninstall("lab-set")
+        await labs.until(lambda: listed(gateway) == set())
+
+
+@pytest.mark.slow
+async def test_one_server_that_cannot_be_remembered_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_to(tmp_path, lab=labs.on_stdio(), other=labs.on_stdio()):
+        pass
+
+    async def forgetful(server: str) -> Any:
+        if server == "lab":
+            raise Invalid("cannot be read")
+        return await recall(server)
+
+    async with gateway_to(tmp_path) as gateway:
+        board = gateway.switchboard
+        recall = board.memory.recall
+        monkeypatch.setattr(board.memory, "recall", forgetful)
+        for name in ("lab", "other"):
+            await board.memory.add(name, labs.on_stdio())
+        await board.sync()
+        await gateway.refresh()
+        assert "other__plain" in listed(gateway)
+
+
+MANIFEST = """
+id: lab-set
+name: Lab
+version: 1.0.0
+mcp_servers:
+  - id: tool-lab
+    command: {python}
+    args: [-S, bin/lab.py, stdio, handshake]
+    env: {{LAB_FILE: "${{LAB_SECRET}}"}}
+    tools: {{allow: [plain, echo]}}
+  - id: lost
+    command: {python}
+    args: [-S, bin/lab.py, "${{LAB_MISSING}}", handshake]
+tool_overrides:
+  - {{tool_id: "tool-lab:echo", name_override: Echo of the set}}
+"""
