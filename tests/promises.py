@@ -109,13 +109,12 @@ PROMISES: dict[str, Promise] = {
     # The gateway itself
     "G1": Promise(
         "Upstreams over stdio, SSE and streamable HTTP, supervised; a dead one blocks nobody.",
-        "partly",
-        "all of it, but for the trial under load for a minute",
+        "built",
     ),
     "G2": Promise(
         "Faithful pass-through in every pairing of protocol eras.",
         "partly",
-        "the public suite scores the same; the Tasks extension is not relayed",
+        "tools whole, and the public suite scores the same; what a server asks during prompts/get or resources/read is not",
     ),
     "G3": Promise("Serves stdio and streamable HTTP in both protocol eras from one process.", "built"),
     "G4": Promise(
