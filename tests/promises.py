@@ -114,7 +114,7 @@ PROMISES: dict[str, Promise] = {
     "G2": Promise(
         "Faithful pass-through in every pairing of protocol eras.",
         "partly",
-        "tools whole, and the public suite scores the same; what a server asks during prompts/get or resources/read is not",
+        "tools whole, and the public suite scores the same; questions during prompts/get and resources/read are not",
     ),
     "G3": Promise("Serves stdio and streamable HTTP in both protocol eras from one process.", "built"),
     "G4": Promise(
