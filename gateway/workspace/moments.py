@@ -33,15 +33,16 @@ def change_times(directory: int, names: Sequence[bytes]) -> Moments | None:
     ask = _statx()
     if ask is None:
         return _asked_one_by_one(directory, names)
-    room = _rooms()
+    if len(names) <= _AT_ONCE:
+        return _rooms().asked(ask, directory, names)
     seconds: list[int] = []
     nanoseconds: list[int] = []
     for start in range(0, len(names), _AT_ONCE):
-        some = names[start : start + _AT_ONCE]
-        if any(map(ask, repeat(directory), some, repeat(_NO_FOLLOW), repeat(_CHANGE_TIME), room.slots)):
+        some = _rooms().asked(ask, directory, names[start : start + _AT_ONCE])
+        if some is None:
             return None
-        seconds += room.longs[_SECONDS_AT // 8 : len(some) * _SIZE // 8 : _SIZE // 8]
-        nanoseconds += room.words[_NANOSECONDS_AT // 4 : len(some) * _SIZE // 4 : _SIZE // 4]
+        seconds += some[0]
+        nanoseconds += some[1]
     return seconds, nanoseconds
 
 
@@ -61,8 +62,18 @@ class _Room(threading.local):
         # Made once: to make a pointer for each call would cost as much as the call.
         self.slots = [ctypes.c_void_p(start + _SIZE * index) for index in range(_AT_ONCE)]
         whole = memoryview(self._buffer).cast("B")
-        self.longs = whole.cast("q")
-        self.words = whole.cast("I")
+        self._longs = whole.cast("q")
+        self._words = whole.cast("I")
+
+    def asked(self, ask: Callable[..., int], directory: int, names: Sequence[bytes]) -> Moments | None:
+        """The change times of no more files than there are slots."""
+        if any(map(ask, repeat(directory), names, repeat(_NO_FOLLOW), repeat(_CHANGE_TIME), self.slots)):
+            return None
+        end = len(names) * _SIZE
+        return (
+            self._longs[_SECONDS_AT // 8 : end // 8 : _SIZE // 8].tolist(),
+            self._words[_NANOSECONDS_AT // 4 : end // 4 : _SIZE // 4].tolist(),
+        )
 
 
 @functools.cache

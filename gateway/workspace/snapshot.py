@@ -8,13 +8,13 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
-from .beneath import LISTING, READING, Way
+from .beneath import LISTING, READING, Parts, Way
 from .blobs import BlobStore
 from .entries import TEMPORARY
 from .index import RACY_NANOSECONDS, File, Folder, Index, Stamp, stamp_of
@@ -84,15 +84,15 @@ class _Scan:
         pending: list[tuple[str, Rules | None]] = [("", None)]
         while pending:
             path, rules = pending.pop()
-            parts = tuple(path.split("/")) if path else ()
-            self._enter(path, rules, partial(self._way.open, self._root, parts, LISTING), found, pending)
+            self._enter(self._root, tuple(path.split("/")) if path else (), path, rules, found, pending)
         return found
 
     def _enter(
         self,
+        above: int,
+        parts: Parts,
         path: str,
         rules: Rules | None,
-        opening: Callable[[], int],
         found: dict[str, Folder],
         pending: list[tuple[str, Rules | None]],
         depth: int = 0,
@@ -100,32 +100,24 @@ class _Scan:
         """A directory and what is below it, each opened from the one above; what lies too deep for so many
         open ones is left `pending`."""
         try:
-            directory = opening()
+            directory = self._way.open(above, parts, LISTING)
         except OSError as error:
             _note_closed(found, path, error)
             return
         try:
-            folder, rules = self._entered(directory, path, rules, found)
+            if self._ignore is not None:
+                rules = self._ignore.inside(rules, path, directory, self._way)
+            folder = found[path] = self._visit(directory, path, rules)
             for name in folder.folders:
                 if depth == _HELD:
                     pending.append((folder.below(name), rules))
-                    continue
-                opening = partial(self._way.open, directory, (name,), LISTING)
-                self._enter(folder.below(name), rules, opening, found, pending, depth + 1)
-        finally:
-            os.close(directory)
-
-    def _entered(
-        self, directory: int, path: str, rules: Rules | None, found: dict[str, Folder]
-    ) -> tuple[Folder, Rules | None]:
-        try:
-            rules = self._ignore.inside(rules, path, directory, self._way) if self._ignore else None
-            folder = found[path] = self._visit(directory, path, rules)
+                else:
+                    self._enter(directory, (name,), folder.below(name), rules, found, pending, depth + 1)
         except OSError as error:  # it may be listed but not entered, or is gone
             found.pop(path, None)
             _note_closed(found, path, error)
-            return Folder(path), rules
-        return folder, rules
+        finally:
+            os.close(directory)
 
     def _visit(self, directory: int, path: str, rules: Rules | None) -> Folder:
         known = self._known.get(path)
