@@ -120,7 +120,9 @@ async def test_the_server_says_when() -> None:
         assert 0.9 < time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize("header", ["3600", format_datetime(datetime.now(UTC) + timedelta(hours=1))])
+@pytest.mark.parametrize(
+    "header", ["3600", format_datetime(datetime.now(UTC) + timedelta(hours=1))], ids=["seconds", "a date"]
+)
 async def test_a_server_that_asks_for_too_much_patience_is_not_asked_again(header: str) -> None:
     async with serving({"/": [answer(429, b"", f"Retry-After: {header}"), answer()]}) as site:
         assert await status(site) == 429
