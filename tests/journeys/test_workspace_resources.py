@@ -77,7 +77,7 @@ def era(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["stdio", "http"])
+@pytest.fixture(params=[pytest.param("stdio", marks=pytest.mark.slow), "http"])
 async def road(
     request: pytest.FixtureRequest, era: str, chat: str, tmp_path: Path, listening: Listening
 ) -> AsyncIterator[Road]:

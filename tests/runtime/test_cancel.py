@@ -17,7 +17,7 @@ from .conftest import Bench
 pytestmark = pytest.mark.anyio
 
 TOOLS = """
-    import asyncio, os, time
+    import asyncio, os, threading, time
     from pathlib import Path
 
     WHO = os.urandom(4).hex()
@@ -32,6 +32,7 @@ TOOLS = """
 
     def slow():
         Path("slow").write_text("")
+        Path(f"slow-{threading.get_ident()}").write_text("")
         while not Path("go").exists():
             time.sleep(0.01)
         return WHO
@@ -58,13 +59,13 @@ TOOLS = """
 
 
 async def appears(path: Path) -> None:
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(10):
         while not path.exists():  # noqa: ASYNC110 - a file sets no event
             await asyncio.sleep(0.005)
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - nor does a number
             await asyncio.sleep(0.005)
 
@@ -123,8 +124,7 @@ async def test_a_cancelled_call_that_waits_for_a_thread_never_runs(bench: Bench)
     bench.write(TOOLS)
     who = await bench.call("who")
     running = [asyncio.ensure_future(bench.call("slow")) for _ in range(8)]
-    await appears(bench.workspace() / "slow")
-    await asyncio.sleep(0.1)
+    await until(lambda: len(list(bench.workspace().glob("slow-*"))) == 8)  # every thread there is
     waiting = asyncio.ensure_future(bench.call("spin"))
     await asyncio.sleep(0.05)
     await cancelled(waiting)

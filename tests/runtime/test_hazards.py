@@ -18,7 +18,7 @@ from gateway.runtime import output
 
 from .conftest import Bench
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 GOOD = """
     def good():

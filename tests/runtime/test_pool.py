@@ -15,7 +15,7 @@ from gateway.sandbox import Mount, Process, Program, Sandbox
 from .conftest import Bench
 from .test_cancel import appears, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TOOLS = """
     import os, time

@@ -29,7 +29,7 @@ from gateway.sources.upstream.link import (
 
 from .conftest import FACE, HANDSHAKE, MODERN, SERVERS, server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 def alive(pid: int) -> bool:
