@@ -118,7 +118,7 @@ class Running:
     async def open(cls, child: subprocess.Popen[bytes], hold: Hold) -> Running:
         """The program with its streams connected."""
         running = cls(child, hold)
-        _when_dead(running._loop, child, running._on_death)
+        when_dead(running._loop, child, running._on_death)
         async with running.ended_on_failure():
             await asyncio.shield(running._connecting)  # so that all that is open has an owner
         return running
@@ -233,7 +233,7 @@ def _seen(future: asyncio.Future[Exit]) -> None:
         future.exception()
 
 
-def _when_dead(loop: asyncio.AbstractEventLoop, child: subprocess.Popen[bytes], then: Callable[[], None]) -> None:
+def when_dead(loop: asyncio.AbstractEventLoop, child: subprocess.Popen[bytes], then: Callable[[], None]) -> None:
     """Call `then` in the loop once the process has ended; asyncio's own way would wait for its pipes too."""
     if hasattr(os, "pidfd_open"):
         fd = os.pidfd_open(child.pid)

@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
+from ....sandbox.process import when_dead
 from .endpoints import StdioEndpoint
 from .faults import Unreachable
 from .stderr import Stderr
@@ -78,7 +78,7 @@ class Child:
             for fd in (lifeline_read, status_write, *(() if process else (lifeline, status))):
                 os.close(fd)
         child = cls(process, lifeline, status, endpoint.label)
-        _when_dead(child._loop, process, child._died)
+        when_dead(child._loop, process, child._died)
         child._connecting = child._loop.create_task(child._connect(hear))
         try:
             await asyncio.shield(child._connecting)  # so that all that is open has an owner
@@ -194,24 +194,3 @@ def _find(command: str, cwd: str, path: str) -> str:
     if found is None:
         raise Unreachable(f"the program {command!r} is not there: install it or give its full path")
     return str(Path(cwd, found))
-
-
-def _when_dead(loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes], then: Callable[[], None]) -> None:
-    """Call `then` in the loop once the process has ended; asyncio's own way would wait for its pipes too."""
-    if hasattr(os, "pidfd_open"):
-        fd = os.pidfd_open(process.pid)
-
-        def on_end() -> None:
-            loop.remove_reader(fd)
-            os.close(fd)
-            then()
-
-        loop.add_reader(fd, on_end)
-        return
-
-    def wait() -> None:
-        process.wait()
-        with suppress(RuntimeError):  # the loop has closed meanwhile
-            loop.call_soon_threadsafe(then)
-
-    threading.Thread(target=wait, name="toolgate-upstream", daemon=True).start()
