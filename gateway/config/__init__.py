@@ -1,0 +1,20 @@
+"""Settings: what `toolgate.yaml` may say, its defaults, and how the file is found and read."""
+
+from .reading import find, load, resolve_variables
+from .sandbox import SandboxSettings
+from .settings import DEFAULT_CATEGORIES, ExtensionSettings, HttpSettings, LimitSettings, Settings, ToolSettings
+from .upstreams import UpstreamSettings
+
+__all__ = [
+    "DEFAULT_CATEGORIES",
+    "ExtensionSettings",
+    "HttpSettings",
+    "LimitSettings",
+    "SandboxSettings",
+    "Settings",
+    "ToolSettings",
+    "UpstreamSettings",
+    "find",
+    "load",
+    "resolve_variables",
+]

@@ -1,0 +1,21 @@
+"""Settings of the sandbox."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from .section import Section
+
+
+class SandboxSettings(Section):
+    """Where strangers' code runs. `workers` is how many toolset processes are kept at once, each for
+    `worker_idle` seconds without a call. `allow_unsandboxed` runs it with all rights of your account."""
+
+    network: bool = False
+    memory_mb: int = Field(default=1024, ge=16)
+    cpu_seconds: int = Field(default=60, ge=1)
+    timeout: float = Field(default=60, gt=0)
+    workers: int = Field(default=24, ge=1)
+    worker_idle: float = Field(default=300, gt=0)
+    allow_unsandboxed: bool = False
+    allow_source_packages: bool = False
