@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import importlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import config
 from .calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no_progress
 from .catalog import Catalog, Draft, Policy
-from .config import ExtensionSettings, Settings
+from .config import Settings
 from .db import Database
 from .db.chats import Chats
 from .db.instances import Instance, settle_interrupted
@@ -31,6 +29,7 @@ from .executor import Executor
 from .extensions import Extension
 from .extensions.approval import Approval
 from .extensions.audit import Audit
+from .extensions.loading import load_extension
 from .extensions.ownership import Ownership
 from .extensions.permissions import Permissions
 from .extensions.rate_limit import RateLimit
@@ -43,6 +42,7 @@ from .sources import Source
 from .sources.builtin import BuiltinSource
 from .tools import Permission
 from .workspace import Workspaces
+from .workspace.attaching import attached, default_chat
 from .workspace.versions import Versions
 
 if TYPE_CHECKING:
@@ -75,13 +75,13 @@ class Gateway:
 
     def __init__(self, settings: Settings, db: Database, instance: Instance, sources: Sequence[Source]) -> None:
         self.settings = settings
-        self.chat = _default_chat(settings)
+        self.chat = default_chat(settings)
         self.records = CallRecords(db, instance.id)
         self.telemetry = Telemetry()
         self._db = db
         self._names = ToolNames(db)
         self._running = Running(settings.limits.concurrency, settings.limits.timeout)
-        self._workspaces = Workspaces(settings.data_dir, _attached(settings))
+        self._workspaces = Workspaces(settings.data_dir, attached(settings))
         self._chats = Chats(db)
         self._toolsets = Toolsets(db)
         self._upstreams = Upstreams(db)
@@ -325,18 +325,6 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
         await task
 
 
-def load_extension(custom: ExtensionSettings) -> Extension:
-    """The extension `module:Class` names, made with its options."""
-    module_name, _, class_name = custom.use.partition(":")
-    try:
-        extension = getattr(importlib.import_module(module_name), class_name)(**custom.options)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise Invalid(f"extension {custom.use!r} cannot be loaded: {error}", code="INVALID_CONFIG") from error
-    if not isinstance(extension, Extension):
-        raise Invalid(f"extension {custom.use!r} is no gateway.extensions.Extension", code="INVALID_CONFIG")
-    return extension
-
-
 def refuse_unavailable(settings: Settings) -> None:
     """Refuse settings this version cannot honour and that must not be ignored."""
     for asked_for, key, instead in (
@@ -354,22 +342,3 @@ def _settings(given: str | Path | Mapping[str, Any] | Settings | None) -> Settin
     if isinstance(given, Mapping):
         return config.load(None, given)
     return config.load(config.find(Path(given) if given is not None else None))
-
-
-def _default_chat(settings: Settings) -> str | None:
-    """The chat of calls that name none; an attached folder has one of its own, told by its real path."""
-    if settings.chat is not None:
-        return check_chat(settings.chat)
-    if settings.workspace is None:
-        return None
-    digest = hashlib.sha256(str(settings.workspace.resolve()).encode("utf-8", "surrogateescape")).hexdigest()
-    return f"folder-{digest[:16]}"
-
-
-def _attached(settings: Settings) -> dict[str, Path]:
-    chat = _default_chat(settings)
-    if settings.workspace is None or chat is None:
-        return {}
-    if not settings.workspace.is_dir():
-        raise Invalid(f"--workspace {str(settings.workspace)!r} is no folder", code="WORKSPACE_NOT_FOUND")
-    return {chat: settings.workspace}
