@@ -22,7 +22,8 @@ from .engines import Engine
 Function = Callable[..., Any]
 """Takes a context and the arguments by name; returns a `Shape`, or one and the text a model reads, or
 these and the `Versioned` files. A plain function gets a `Context` and runs in a thread; an `async`
-one gets a `VersionContext`, runs in the event loop and must not block it."""
+one gets what its source works with (a `VersionContext` for those on a chat's versions), runs in the event
+loop and must not block it."""
 
 
 def _spelled(name: str) -> str:
@@ -86,10 +87,10 @@ class Builtin:
     def run(self, context: Context, arguments: Mapping[str, Any]) -> Outcome:
         return _outcome(self.function(context, **self._coerced(arguments)))
 
-    async def run_async(self, context: VersionContext, arguments: Mapping[str, Any]) -> Outcome:
+    async def run_async(self, context: object, arguments: Mapping[str, Any]) -> Outcome:
         return _outcome(await self.function(context, **self._coerced(arguments)))
 
-    def ask(self, context: Context | VersionContext, arguments: Mapping[str, Any]) -> Any:
+    def ask(self, context: object, arguments: Mapping[str, Any]) -> Any:
         """The reason to ask a person, or None; for an `async` builtin to be awaited."""
         return self.asks(context, **self._coerced(arguments)) if self.asks else None
 
