@@ -14,11 +14,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import Forbidden, GatewayError, Invalid, Unavailable
+from .express_http import ExpressHttp
 from .mcp import McpFace
 
 Ready = Callable[[], Awaitable[None]]
 """Raises `Unavailable` while the gateway cannot serve."""
 
+PATH = "/mcp"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -30,13 +32,14 @@ class HttpFace:
         self._ready = ready
         self._streams: set[anyio.CancelScope] = set()
         routes = mcp.server.streamable_http_app(
-            streamable_http_path="/mcp",
+            streamable_http_path=PATH,
             max_request_body_size=door.body_limit,
             # The door has checked Host and Origin already, for every route and not only this one.
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             custom_starlette_routes=[Route("/healthz", self._healthz), Route("/readyz", self._readyz)],
         )
-        self.app = door.before(self._ending(routes))
+        express = ExpressHttp(mcp, self._ending(routes), mcp.server.session_manager, PATH)
+        self.app = door.before(express)
 
     def close(self) -> None:
         """End the streams on which clients only wait, so that the server need not cut them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,37 +13,28 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
-from mcp_types.version import is_version_at_least
 from pydantic import ValidationError
 from starlette.requests import Request
 
 from .. import __version__
-from ..calls import DEFAULT_CHAT, LOCAL, Call, Caller, check_chat
+from ..calls import DEFAULT_CHAT, LOCAL, Caller, check_chat
 from ..catalog import Catalog
-from ..errors import GatewayError, Invalid, NotFound, Unavailable, UpstreamFault
+from ..errors import GatewayError, NotFound, Unavailable, UpstreamFault
 from ..executor import Executor
 from ..workspace.versions import Versions
 from .changes import Changes
 from .completions import Completions
-from .peers import Context, Verbatim, is_modern, peer_of, result
+from .peers import Context, Verbatim, is_modern, peer_of
 from .relays import NoRelay, Relay
-from .renders import Plans, Renders, link
+from .renders import Plans, Renders
 from .resources import TEMPLATES, Reader, Resources
+from .sessions import Sessions
 from .subscriber import SUBSCRIPTIONS
+from .tools import CHAT, Asked, Calls, Tools, said_in
 from .uris import is_ours
-
-CHAT = "dev.toolgate/chat"
-MESSAGE = "dev.toolgate/message"
-PARENT_MESSAGE = "dev.toolgate/parent_message"
-
-PAGE = 200
-"""Tools on one page of `tools/list`: small enough for any client, large enough to be one page for most."""
 
 RESOURCE_NOT_FOUND = -32002
 """The handshake era's code for it; 2026-07-28 retired it for -32602."""
-
-RESOURCE_LINKS = "2025-06-18"
-"""The first version whose clients know links in a result; to an earlier one they would spoil the whole of it."""
 
 INSTRUCTIONS = (
     "Files are kept in a workspace of their own for each chat; every path is relative to its root. "
@@ -72,7 +63,7 @@ class GatewayServer(Server[Any]):
 class McpFace:
     """One executor, spoken to in MCP. `chat` is where requests go that name none themselves;
     `plans` is where the render plans of calls are found, None when they are kept nowhere; `relay` has what
-    upstreams offer besides tools."""
+    upstreams offer besides tools; `calls` carries the calls, where that is not the executor itself."""
 
     def __init__(
         self,
@@ -81,18 +72,20 @@ class McpFace:
         chat: str | None = None,
         plans: Plans | None = None,
         relay: Relay | None = None,
+        calls: Calls | None = None,
     ) -> None:
-        self._executor = executor
         self._relay = relay or NoRelay()
-        self._chat = chat
-        self._planned = plans is not None
+        self.chat = chat
         renders = Renders(plans, versions, executor)
         self._resources = Resources(versions, renders)
         self._completions = Completions(versions, renders)
         self._changes = Changes(versions)
-        self._view = _View(executor.catalog)
-        executor.watch(self._catalog_changed)
         self.server = self._build()
+        verbatim = Verbatim(self.server)
+        self.server.middleware.extend([_contain, self._connected, verbatim])
+        self.tools = Tools(executor, calls or executor, plans is not None, verbatim.signed)
+        self.sessions = Sessions(self._changes.level)
+        executor.watch(self._catalog_changed)
 
     def _build(self) -> GatewayServer:
         server = GatewayServer(
@@ -101,7 +94,7 @@ class McpFace:
             title="Toolgate",
             instructions=self._instructions(),
             # Without a lookup the SDK runs the whole tools/list handler before every call.
-            get_tool_input_schema=lambda name: self._view.header_schemas.get(name),
+            get_tool_input_schema=lambda name: self.tools.header_schema(name),
             on_subscriptions_listen=self._listen,
         )
         server.add_request_handler("tools/list", types.PaginatedRequestParams, self._list_tools)
@@ -115,11 +108,10 @@ class McpFace:
         server.add_request_handler("prompts/list", types.PaginatedRequestParams, self._list_prompts)
         server.add_request_handler("prompts/get", types.GetPromptRequestParams, self._get_prompt)
         server.add_request_handler("completion/complete", types.CompleteRequestParams, self._complete)
-        server.middleware.extend([_contain, self._connected, Verbatim(server)])
         return server
 
     def _catalog_changed(self, catalog: Catalog) -> None:
-        self._view = _View(catalog)
+        self.tools.show(catalog)
         self._changes.tools_changed()
 
     def upstreams_changed(self) -> None:
@@ -135,16 +127,22 @@ class McpFace:
         self._changes.close()
 
     async def _list_tools(self, _: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        return self._view.page(params.cursor)
+        return self.tools.page(params.cursor)
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
+        asked = Asked(
+            params.name,
+            params.arguments or {},
+            context.protocol_version,
+            self._connection_chat(context),
+            self._caller(context),
+            peer_of(context, params, self._changes.level(context.session)),
+            context.session.report_progress,
+        )
         with _refusing(context):
-            call = self._translate(context, params)
-        outcome = await self._executor.call_tool(call)
-        answer = result(call, outcome, structured=params.name in self._view.structured)
-        if outcome.render_plan is not None and self._planned and _takes_links(context):
-            answer["content"] = [*answer["content"], link(call.id, outcome.render_plan)]
-        return answer
+            answer = await self.tools.call(asked)
+        assert answer.result is not None  # noqa: S101 - only a request that says so is answered in bytes
+        return answer.result
 
     async def _list_resources(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
         with _refusing(context):
@@ -229,21 +227,8 @@ class McpFace:
         answer = await call_next(ctx)
         if ctx.method == "notifications/initialized":
             self._changes.connection(ctx.session, _principal(ctx))
+            self.sessions.open(ctx, self._caller(ctx))
         return answer
-
-    def _translate(self, context: Context, params: types.CallToolRequestParams) -> Call:
-        meta: Mapping[str, Any] = context.meta or {}
-        reader = self._reader(context)
-        return Call(
-            name=params.name,
-            arguments=params.arguments or {},
-            chat=reader.chat,
-            message=_text(meta, MESSAGE),
-            parent_message=_text(meta, PARENT_MESSAGE),
-            caller=self._caller(context),
-            peer=peer_of(context, params, self._changes.level(context.session)),
-            progress=context.session.report_progress,
-        )
 
     def _is_relayed(self, uri: str) -> bool:
         return not is_ours(uri) and self._relay.owns(uri)
@@ -252,41 +237,20 @@ class McpFace:
         return Caller(principal=_principal(context), surface="mcp", client=_client(context.session))
 
     def _reader(self, context: Context) -> Reader:
-        chat = _text(context.meta or {}, CHAT) or self._connection_chat(context)
+        chat = said_in(context.meta or {}, CHAT) or self._connection_chat(context)
         return Reader(check_chat(chat), _principal(context))
 
     def _connection_chat(self, context: Context) -> str:
         """The chat of a request that names none: the URL's, the command line's, the session's."""
         request = context.request
         if not isinstance(request, Request):
-            return self._chat or DEFAULT_CHAT
+            return self.chat or DEFAULT_CHAT
         return (
             request.query_params.get("chat")
-            or self._chat
+            or self.chat
             or request.headers.get("mcp-session-id")  # only the handshake era has sessions
             or DEFAULT_CHAT
         )
-
-
-class _View:
-    """What a catalog looks like on this wire, made once per catalog."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self.tools = catalog.to_mcp_tools()
-        self.structured = frozenset(tool["name"] for tool in self.tools if "outputSchema" in tool)
-        self.header_schemas = {
-            tool["name"]: tool["inputSchema"] for tool in self.tools if "x-mcp-header" in str(tool["inputSchema"])
-        }
-
-    def page(self, cursor: str | None) -> dict[str, Any]:
-        """The tools after the one the cursor names, so that a changed catalog shifts no page."""
-        names = [tool["name"] for tool in self.tools]
-        start = 0 if cursor is None else sum(name <= cursor for name in names)
-        listed = self.tools[start : start + PAGE]
-        page: dict[str, Any] = {"resultType": "complete", "tools": listed, "ttlMs": 0, "cacheScope": "private"}
-        if start + PAGE < len(self.tools):
-            page["nextCursor"] = listed[-1]["name"]
-        return page
 
 
 async def _contain(ctx: Context, call_next: CallNext) -> HandlerResult:
@@ -315,17 +279,6 @@ def _code(context: Context, refusal: GatewayError) -> int:
     if isinstance(refusal, NotFound) and not is_modern(context):
         return RESOURCE_NOT_FOUND
     return types.INTERNAL_ERROR if isinstance(refusal, Unavailable) else types.INVALID_PARAMS
-
-
-def _takes_links(context: Context) -> bool:
-    return is_version_at_least(context.protocol_version, RESOURCE_LINKS)
-
-
-def _text(meta: Mapping[str, Any], key: str) -> str | None:
-    value = meta.get(key)
-    if value is not None and not isinstance(value, str):
-        raise Invalid(f"_meta {key!r} must be a string")
-    return value
 
 
 def _principal(_: Context) -> str:

@@ -91,15 +91,15 @@ class Verbatim:
         answer = await entry.handler(ctx, params)
         if not isinstance(answer, dict):
             return await call_next(ctx)
-        return self._signed(answer) if is_modern(ctx) else _older(answer)
+        return self.signed(answer) if is_modern(ctx) else older(answer)
 
-    def _signed(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def signed(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Every answer of the newest era says who gave it."""
         said = {types.SERVER_INFO_META_KEY: self._server.server_info_stamp}
         return {**answer, "_meta": {**(answer.get("_meta") or {}), **said}}
 
 
-def _older(answer: dict[str, Any]) -> dict[str, Any]:
+def older(answer: dict[str, Any]) -> dict[str, Any]:
     """The same for the handshake era, which knows no other structured results than objects."""
     told = {key: value for key, value in answer.items() if key not in ("resultType", "ttlMs", "cacheScope")}
     if not isinstance(told.get("structuredContent", {}), dict):

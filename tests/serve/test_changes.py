@@ -15,7 +15,8 @@ from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.catalog import Catalog, Entry
 from gateway.executor import Executor
-from gateway.serve.mcp import PAGE, McpFace
+from gateway.serve.mcp import McpFace
+from gateway.serve.tools import PAGE
 from gateway.tools import Tool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]

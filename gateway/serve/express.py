@@ -1,0 +1,219 @@
+"""The short way for the two requests that are nearly all there is: `tools/call` and `tools/list`.
+
+What it understands whole it answers; anything else (another method, a key or a value it does not expect) is left
+to the SDK, which reads it from the beginning and finds the right words for what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import mcp_types as types
+import orjson
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from ..calls import Caller, Peer, to_json
+from ..errors import GatewayError, Unavailable, UpstreamFault
+from .peers import LEVELS, older
+from .sessions import Session
+from .tools import Answer, Asked, Tools
+
+SIZE = 1024 * 1024
+"""Bytes of a request worth the hurry."""
+
+REQUEST_CANCELLED = -32800
+"""What a handshake-era request is answered that its client called off, as the SDK does."""
+
+LONG_NUMBER = re.compile(rb"\d{19}")
+"""What may be more than 64 bits, which the fast parser would round."""
+
+METHODS = frozenset({"tools/call", "tools/list"})
+_CALL, _LIST = frozenset({"name", "arguments", "_meta"}), frozenset({"cursor", "_meta"})
+
+log = logging.getLogger(__name__)
+
+
+class Reply(Protocol):
+    """The way back to whoever asked."""
+
+    async def say(self, message: Mapping[str, Any]) -> None:
+        """Send a message before the answer."""
+        ...
+
+    async def end(self, answer: bytes, *, error: int | None = None, call_id: str | None = None) -> None:
+        """Send the answer; `error` is its code where it is one."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A request that can be answered here: who asks, and all that is known of the wire it came over."""
+
+    id: int | str
+    method: str
+    params: Mapping[str, Any]
+    version: str
+    caller: Caller
+    chat: str
+    capabilities: Mapping[str, Any]
+    level: str | None = None
+    session: Session | None = None
+    relayed: bool = False
+
+    @property
+    def modern(self) -> bool:
+        return self.session is None
+
+
+def parse(body: bytes) -> dict[str, Any] | None:
+    """A JSON-RPC message; None for what is better read by others."""
+    if len(body) > SIZE or LONG_NUMBER.search(body):
+        return None
+    try:
+        message = orjson.loads(body)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
+
+
+def modern(message: Mapping[str, Any], caller: Caller, chat: str, relayed: bool = False) -> Ready | None:
+    """The request of a client of the newest era, which says with each what it is. `caller` lacks only its name;
+    `relayed` says that the answer of an upstream can be passed on as it is."""
+    request = _request(message)
+    meta = request and request[2].get("_meta")
+    if request is None or not isinstance(meta, dict):
+        return None
+    version, capabilities = meta.get(types.PROTOCOL_VERSION_META_KEY), meta.get(types.CLIENT_CAPABILITIES_META_KEY)
+    level = meta.get(types.LOG_LEVEL_META_KEY)
+    if version not in MODERN_PROTOCOL_VERSIONS or not isinstance(capabilities, dict):
+        return None
+    if not all(isinstance(each, dict) for each in capabilities.values()) or (level is not None and level not in LEVELS):
+        return None
+    match meta.get(types.CLIENT_INFO_META_KEY):
+        case {"name": str(name), "version": str(number)}:
+            caller = Caller(caller.principal, caller.surface, f"{name} {number}"[:200], caller.permission)
+        case None:
+            pass
+        case _:
+            return None
+    return Ready(*request, version, caller, chat, capabilities, level, None, relayed)
+
+
+def in_session(message: Mapping[str, Any], session: Session, chat: str) -> Ready | None:
+    """The request of a client of the handshake era, which said who it is when it began."""
+    request = _request(message)
+    if request is None or request[0] in session.calls or not isinstance(request[2].get("_meta", {}), dict):
+        return None
+    return Ready(*request, session.version, session.caller, chat, session.capabilities, session.level(), session)
+
+
+def _request(message: Mapping[str, Any]) -> tuple[int | str, str, Mapping[str, Any]] | None:
+    number, method, params = message.get("id"), message.get("method"), message.get("params", {})
+    if method not in METHODS or type(number) not in (int, str) or not isinstance(params, dict):
+        return None
+    if method == "tools/list":
+        fits = params.keys() <= _LIST and isinstance(params.get("cursor", ""), str)
+    else:
+        fits = (
+            params.keys() <= _CALL
+            and isinstance(params.get("name"), str)
+            and isinstance(params.get("arguments", {}), dict)
+        )
+    return (number, method, params) if fits else None  # type: ignore[return-value]  # its type is looked at above
+
+
+class Express:
+    """Answers requests that are `Ready`."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+
+    async def answer(self, request: Ready, reply: Reply) -> None:
+        """Answer it; what is said before the answer goes the same way."""
+        try:
+            if request.method == "tools/list":
+                page = self._tools.page_json(request.params.get("cursor"), request.modern)
+                await reply.end(_response(request.id, page))
+                return
+            answer = await self._call(request, reply)
+        except MCPError as error:
+            await _fail(reply, request, error.code, error.message, error.data)
+        except UpstreamFault as fault:
+            await _fail(reply, request, fault.fault, fault.message, fault.data)
+        except GatewayError as refusal:
+            code = types.INTERNAL_ERROR if isinstance(refusal, Unavailable) else types.INVALID_PARAMS
+            await _fail(reply, request, code, str(refusal), refusal.to_dict())
+        except Exception:
+            log.exception("%s failed unexpectedly", request.method)
+            await _fail(reply, request, types.INTERNAL_ERROR, "the gateway failed; its log has the reason")
+        else:
+            await reply.end(self._written(request, answer), call_id=answer.call_id)
+
+    async def _call(self, request: Ready, reply: Reply) -> Answer:
+        return await self._tools.call(
+            Asked(
+                request.params["name"],
+                request.params.get("arguments", {}),
+                request.version,
+                request.chat,
+                request.caller,
+                self._peer(request, reply),
+                _Reports(request, reply).progress,
+            )
+        )
+
+    def _peer(self, request: Ready, reply: Reply) -> Peer:
+        session = request.session
+        return Peer(
+            capabilities=request.capabilities,
+            meta=request.params.get("_meta", {}),
+            ask=partial(session.ask, reply.say) if session is not None else None,
+            log=partial(_log, reply) if request.level is not None else None,
+            level=request.level,
+            modern=request.modern,
+            reply_to=request.id if request.relayed else None,
+        )
+
+    def _written(self, request: Ready, answer: Answer) -> bytes:
+        if answer.message is not None:
+            return answer.message
+        assert answer.result is not None  # noqa: S101 - an answer is one or the other
+        shown = self._tools.signed(answer.result) if request.modern else older(answer.result)
+        return _response(request.id, to_json(shown))
+
+
+class _Reports:
+    """Tells a client how far its call has come, if it asked to be told."""
+
+    __slots__ = ("_reply", "_token")
+
+    def __init__(self, request: Ready, reply: Reply) -> None:
+        self._token = request.params.get("_meta", {}).get("progressToken")
+        self._reply = reply
+
+    async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        if self._token is None:
+            return
+        said = {"progressToken": self._token, "progress": done, "total": total, "message": message}
+        params = {key: value for key, value in said.items() if value is not None}
+        await self._reply.say({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+
+
+async def _log(reply: Reply, said: Mapping[str, Any]) -> None:
+    if said.get("level") in LEVELS:
+        await reply.say({"jsonrpc": "2.0", "method": "notifications/message", "params": dict(said)})
+
+
+def _response(request_id: int | str, result: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (orjson.dumps(request_id), result)
+
+
+async def _fail(reply: Reply, request: Ready, code: int, message: str, data: Any = None) -> None:
+    error = {"code": code, "message": message} | ({} if data is None else {"data": data})
+    await reply.end(to_json({"jsonrpc": "2.0", "id": request.id, "error": error}), error=code)

@@ -1,0 +1,234 @@
+"""The short way over HTTP, in front of the SDK's application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import orjson
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS, InboundModernRoute, classify_inbound_request
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from starlette.datastructures import QueryParams
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..calls import DEFAULT_CHAT, LOCAL, Caller
+from . import express
+from .express import REQUEST_CANCELLED, SIZE, Express, Ready
+from .mcp import McpFace
+from .sessions import Session
+
+MOMENT = 0.1
+"""Seconds after which somebody looks whether the client of a call is still there."""
+
+PING_SECONDS = 15.0
+PING = b": ping\r\n\r\n"
+
+_JSON, _EVENTS = b"application/json", b"text/event-stream"
+_STREAM = [
+    (b"content-type", _EVENTS),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+_ROUTING = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
+_METHODS = frozenset(method.encode() for method in express.METHODS)
+_MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
+
+
+class ExpressHttp:
+    """An ASGI application: answers what it can, and hands the rest to `app` as it came."""
+
+    def __init__(self, face: McpFace, app: ASGIApp, manager: StreamableHTTPSessionManager, path: str) -> None:
+        self._face = face
+        self._app = app
+        self._manager = manager
+        self._path = path
+        self._express = Express(face.tools)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == self._path:
+            headers = dict(scope["headers"])
+            if len(headers) == len(scope["headers"]) and _negotiated(headers):
+                version = headers.get(b"mcp-protocol-version")
+                if version in _MODERN and headers.get(b"mcp-method") in _METHODS:
+                    await self._modern(headers, scope, receive, send)
+                    return
+                if version is not None and (session := self._session(headers, version)) is not None:
+                    await self._in_session(session, headers, scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+    async def _modern(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, send: Send) -> None:
+        body, replayed = await _read(receive)
+        message = express.parse(body)
+        request = message and express.modern(
+            message, Caller(principal=LOCAL, surface="mcp"), self._chat(scope, None), relayed=True
+        )
+        if not request or not self._fits(request, headers, message or {}):
+            await self._app(scope, replayed, send)
+            return
+        reply = _Reply(send)
+        with anyio.CancelScope() as call, _Attendance(reply, receive, call):
+            await self._express.answer(request, reply)
+
+    def _fits(self, request: Ready, headers: Mapping[bytes, bytes], message: Mapping[str, Any]) -> bool:
+        """Whether headers and body say the same; which words a difference is answered with, the SDK knows."""
+        said = {name.decode(): headers[name].decode("latin-1") for name in _ROUTING if name in headers}
+        if not isinstance(classify_inbound_request(message, headers=said), InboundModernRoute):
+            return False
+        return request.method != "tools/call" or self._face.tools.header_schema(request.params["name"]) is None
+
+    async def _in_session(
+        self, session: Session, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        session_id = headers[b"mcp-session-id"]
+        body, replayed = await _read(receive)
+        message = express.parse(body) or {}
+        if _settles(session, message):
+            await _accepted(send, session_id)
+            return
+        request = express.in_session(message, session, self._chat(scope, session_id.decode("latin-1")))
+        if request is None:
+            await self._app(scope, replayed, send)
+            return
+        reply = _Reply(send, session_id)
+        with anyio.CancelScope() as call, _Attendance(reply):
+            session.calls[request.id] = call
+            try:
+                await self._express.answer(request, reply)
+            finally:
+                del session.calls[request.id]
+        if call.cancelled_caught:
+            error = {"code": REQUEST_CANCELLED, "message": "Request cancelled"}
+            await reply.end(orjson.dumps({"jsonrpc": "2.0", "id": request.id, "error": error}))
+
+    def _session(self, headers: Mapping[bytes, bytes], version: bytes) -> Session | None:
+        """The session a request belongs to, if it is alive; and keeps the SDK, which does not see what is answered
+        here, from ending it as idle."""
+        session_id = headers.get(b"mcp-session-id", b"").decode("latin-1")
+        session = self._face.sessions.get(session_id)
+        transport = self._manager._server_instances.get(session_id)
+        if session is None or transport is None or transport.is_terminated or version != session.version.encode():
+            return None
+        idle, seconds = transport.idle_scope, self._manager.session_idle_timeout
+        if idle is not None and seconds is not None:
+            idle.deadline = max(idle.deadline, anyio.current_time() + seconds)
+        return session
+
+    def _chat(self, scope: Scope, session_id: str | None) -> str:
+        """The chat of a request that names none: the URL's, the command line's, the session's."""
+        asked = QueryParams(scope["query_string"]).get("chat") if scope["query_string"] else None
+        return asked or self._face.chat or session_id or DEFAULT_CHAT
+
+
+class _Reply:
+    """An answer over HTTP: plain JSON, unless something is said before it; then a stream of events."""
+
+    def __init__(self, send: Send, session_id: bytes | None = None) -> None:
+        self._send = send
+        self._headers = [] if session_id is None else [(b"mcp-session-id", session_id)]
+        self._streaming = False
+        self._turn = asyncio.Lock()
+
+    async def say(self, message: Mapping[str, Any]) -> None:
+        await self._event(_event(orjson.dumps(message)))
+
+    async def ping(self) -> None:
+        await self._event(PING)
+
+    async def end(self, answer: bytes, *, error: int | None = None, call_id: str | None = None) -> None:
+        if self._streaming:
+            await self._event(_event(answer), more=False)
+            return
+        status = 200 if error is None or self._headers else ERROR_CODE_HTTP_STATUS.get(error, 200)
+        headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(answer)), *self._headers]
+        if call_id is not None:
+            headers.append((b"toolgate-call-id", call_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": answer})
+
+    async def _event(self, event: bytes, more: bool = True) -> None:
+        async with self._turn:
+            if not self._streaming:
+                self._streaming = True
+                headers = [*_STREAM, *self._headers]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._send({"type": "http.response.body", "body": event, "more_body": more})
+
+
+class _Attendance:
+    """Looks after a call that takes longer than a moment: a silent stream is kept open, and where a client that
+    leaves means to call it off (`receive` then tells), that is done."""
+
+    def __init__(self, reply: _Reply, receive: Receive | None = None, call: anyio.CancelScope | None = None) -> None:
+        self._reply = reply
+        self._receive = receive
+        self._call = call
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __enter__(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(MOMENT, self._begin)
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks.append(loop.create_task(self._keep_open()))
+        if self._receive is not None:
+            self._tasks.append(loop.create_task(self._watch(self._receive)))
+
+    async def _keep_open(self) -> None:
+        while True:
+            await asyncio.sleep(PING_SECONDS)
+            await self._reply.ping()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if self._call is not None:
+            self._call.cancel()
+
+
+def _negotiated(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the client sends JSON and takes either kind of answer."""
+    accept = headers.get(b"accept", b"")
+    return headers.get(b"content-type", b"").startswith(_JSON) and _JSON in accept and _EVENTS in accept
+
+
+async def _read(receive: Receive) -> tuple[bytes, Receive]:
+    """The body, as far as it is of a size for the short way; and a way to read it again from the beginning."""
+    message = await receive()
+    messages, body = [message], message.get("body", b"")
+    while message.get("more_body") and len(body) <= SIZE:
+        message = await receive()
+        messages.append(message)
+        body += message.get("body", b"")
+    left = iter(messages)
+
+    async def again() -> Any:
+        return next(left, None) or await receive()
+
+    return body, again
+
+
+def _settles(session: Session, message: Mapping[str, Any]) -> bool:
+    """Whether this is no request but the client's word about one under way here."""
+    if message.get("method") == "notifications/cancelled":
+        params = message.get("params")
+        return isinstance(params, dict) and session.called_off(params.get("requestId"))
+    return "method" not in message and session.answered(message)
+
+
+async def _accepted(send: Send, session_id: bytes) -> None:
+    headers = [(b"content-length", b"0"), (b"mcp-session-id", session_id)]
+    await send({"type": "http.response.start", "status": 202, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _event(message: bytes) -> bytes:
+    return b"event: message\r\ndata: %b\r\n\r\n" % message
