@@ -52,7 +52,8 @@ class Caller:
 class Peer:
     """The MCP client at the other end, as an upstream server may need it: what it can do, the `_meta` it sent,
     its answers to what was asked of it in an earlier round, and the way to ask it while the call runs, which
-    the newest protocol does not have. `level` is the least of log messages it wants, None when it wants none."""
+    the newest protocol does not have. `level` is the least of log messages it wants, None when it wants none.
+    `reply_to` is the id of its request, where a server's own answer to that id can be passed on as it is."""
 
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -61,6 +62,23 @@ class Peer:
     log: Log | None = None
     level: str | None = None
     modern: bool = False
+    reply_to: int | str | None = None
+
+
+@dataclass(frozen=True)
+class Consent:
+    """A person's yes, as it travels with a call. `subject` and `arguments` are digests of what it is for: tool,
+    principal and chat, and the arguments to run with. `question` is the digest of what was shown, `reason` why it
+    was. `original` is what was asked about where the person changed it. Made by who asked, never from the wire."""
+
+    approval: str
+    subject: str
+    arguments: str
+    question: str
+    reason: str
+    by: str
+    via: str
+    original: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +87,7 @@ class Call:
 
     `tool` is None when the catalog has no tool of that name; `refusal` then says why. `name` is as
     the caller said it, which may be the tool's id; `public_name` is the one it is listed under.
-    `confirmed` is set by a person's answer or by the process owner, never from the wire.
+    `confirmed` is set by the process owner, `consent` is a person's answer; neither comes from the wire.
     """
 
     name: str
@@ -83,6 +101,7 @@ class Call:
     caller: Caller = field(default_factory=Caller)
     peer: Peer | None = None
     confirmed: bool = False
+    consent: Consent | None = None
     progress: Progress = no_progress
     id: str = field(default_factory=new_id)
     started_at: float = field(default_factory=time.time)
@@ -103,12 +122,23 @@ class Call:
         return replace(self, arguments=arguments)
 
 
+class Delivered(dict[str, Any]):
+    """An upstream's result, and the `message` it came in: the answer to the caller's own request, byte for byte."""
+
+    __slots__ = ("message",)
+
+    def __init__(self, result: Mapping[str, Any], message: bytes) -> None:
+        super().__init__(result)
+        self.message = message
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of a call: a value, or an error. `content` is what the model reads, as MCP blocks;
     without it the model reads the value as JSON. The manifests are the chat's files before and
     after, where the call could change them; the render plan is how to show it, where the tool says.
-    `wire` is an upstream's result as it came."""
+    `wire` is an upstream's result as it came. `call_id` is the call it is recorded under, where that is an earlier
+    one which this one went on with."""
 
     value: Any = None
     error: GatewayError | None = None
@@ -117,6 +147,7 @@ class Outcome:
     post_manifest: str | None = None
     render_plan: Mapping[str, Any] | None = None
     wire: Mapping[str, Any] | None = None
+    call_id: str | None = None
 
     @property
     def ok(self) -> bool:
