@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import anyio
 
@@ -38,9 +37,9 @@ class Executor:
     async def call_tool(self, call: Call) -> Outcome:
         entry = self._catalog.get(call.name)
         if entry is None:
-            found = replace(call, tool=None, public_name=None, refusal=self._catalog.refusal(call.name))
+            found = call.but(tool=None, public_name=None, refusal=self._catalog.refusal(call.name))
         else:
-            found = replace(call, tool=entry.tool, public_name=entry.name, refusal=None)
+            found = call.but(tool=entry.tool, public_name=entry.name, refusal=None)
         self._active += 1
         try:
             return await self._road(found)

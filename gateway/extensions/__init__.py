@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ..calls import Call, Outcome, Proceed
 from ..errors import GatewayError
@@ -40,9 +40,14 @@ class Extension:
 def stack(extensions: Sequence[Extension], run: Proceed) -> Proceed:
     """`run`, with each extension around it; the first stands outermost."""
     road = settled(run)
+    checks: list[Extension] = []
     for extension in reversed(extensions):
+        if extension.mode == "gate" and type(extension).call_tool is Extension.call_tool:
+            checks.insert(0, extension)
+            continue
+        road, checks = _checking(checks, road), []
         road = _observing(extension, road) if extension.mode == "observer" else _guarding(extension, road)
-    return road
+    return _checking(checks, road)
 
 
 def settled(run: Proceed) -> Proceed:
@@ -75,6 +80,49 @@ def _guarding(extension: Extension, road: Proceed) -> Proceed:
             return bug(call, type(extension).__name__)
 
     return call_tool
+
+
+def _checking(gates: Sequence[Extension], road: Proceed) -> Proceed:
+    """What `_guarding` does for each of them, in one: these stand in every call's way, and only look at it."""
+    if not gates:
+        return road
+    places = [
+        (gate, _has(gate, Extension.before_execute), _has(gate, Extension.after_execute), type(gate).__name__)
+        for gate in gates
+    ]
+
+    async def call_tool(call: Call) -> Outcome:
+        outcome, passed = None, []
+        for place in places:
+            gate, looks_before, looks_after, name = place
+            if looks_before:
+                try:
+                    await gate.before_execute(call)
+                except GatewayError as refusal:
+                    outcome = Outcome(error=refusal)
+                    break
+                except Exception:
+                    outcome = bug(call, name)
+                    break
+            if looks_after:
+                passed.append(place)
+        if outcome is None:
+            outcome = await road(call)
+        for gate, _, _, name in reversed(passed):
+            try:
+                outcome = await gate.after_execute(call, outcome)
+            except GatewayError as refusal:
+                outcome = Outcome(error=refusal)
+            except Exception:
+                outcome = bug(call, name)
+        return outcome
+
+    return call_tool
+
+
+def _has(extension: Extension, half: Any) -> bool:
+    """Whether the extension has its own way of one of the two halves."""
+    return getattr(type(extension), half.__name__) is not half
 
 
 def _observing(extension: Extension, road: Proceed) -> Proceed:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 from mcp.server.transport_security import TransportSecuritySettings
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,6 +20,7 @@ Ready = Callable[[], Awaitable[None]]
 """Raises `Unavailable` while the gateway cannot serve."""
 
 PATH = "/mcp"
+_CHECKED = frozenset({b"host", b"origin", b"content-length"})
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -92,9 +92,9 @@ class Door:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 # Spaces around a value are not part of it (RFC 9110, 5.5); the parser leaves those after it.
-                scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+                headers = scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
                 try:
-                    self._check(Headers(scope=scope))
+                    self._check(headers)
                 except GatewayError as refusal:
                     await _refused(refusal)(scope, receive, send)
                     return
@@ -119,17 +119,23 @@ class Door:
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the request is larger than the limit of {self.body_limit} bytes", limit=self.body_limit)
 
-    def _check(self, headers: Headers) -> None:
-        host = headers.get("host", "").lower()
+    def _check(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        said: dict[bytes, str] = {}
+        for name, value in headers:
+            if name in _CHECKED:
+                if name in said:  # of two, another reader may heed the other
+                    raise Invalid(f"the header {name.decode()!r} is there twice; send it once", code="INVALID_HEADER")
+                said[name] = value.decode("latin-1").lower()
+        host = said.get(b"host", "")
         if not self._knows(host):
             raise Misdirected(f"this server does not answer for host {host!r}; name it in server.allowed_hosts")
-        origin = headers.get("origin", "").lower()
+        origin = said.get(b"origin", "")
         if origin and origin not in self._origins and not self._is_loopback(origin.partition("://")[2]):
             raise Forbidden(
                 f"pages of {origin!r} may not use this server; name it in server.allowed_origins",
                 code="ORIGIN_FORBIDDEN",
             )
-        length = headers.get("content-length", "0")
+        length = said.get(b"content-length", "0")
         if length.isdigit() and int(length) > self.body_limit:
             raise self._too_large()
 

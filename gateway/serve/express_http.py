@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import orjson
@@ -70,7 +70,7 @@ class ExpressHttp:
             await self._app(scope, replayed, send)
             return
         reply = _Reply(send)
-        with anyio.CancelScope() as call, _Attendance(reply, receive, call):
+        with _Attendance(reply, receive):
             await self._express.answer(request, reply)
 
     def _fits(self, request: Ready, headers: Mapping[bytes, bytes], message: Mapping[str, Any]) -> bool:
@@ -94,13 +94,13 @@ class ExpressHttp:
             await self._app(scope, replayed, send)
             return
         reply = _Reply(send, session_id)
-        with anyio.CancelScope() as call, _Attendance(reply):
+        with _Attendance(reply) as call:
             session.calls[request.id] = call
             try:
                 await self._express.answer(request, reply)
             finally:
                 del session.calls[request.id]
-        if call.cancelled_caught:
+        if call.ended:
             error = {"code": REQUEST_CANCELLED, "message": "Request cancelled"}
             await reply.end(orjson.dumps({"jsonrpc": "2.0", "id": request.id, "error": error}))
 
@@ -159,22 +159,33 @@ class _Reply:
 
 
 class _Attendance:
-    """Looks after a call that takes longer than a moment: a silent stream is kept open, and where a client that
-    leaves means to call it off (`receive` then tells), that is done."""
+    """Looks after a call: it ends quietly when it is called off (`ended` says so), and one that takes longer than a
+    moment has its silent stream kept open. Where a client that leaves means to call off, `receive` tells of that."""
 
-    def __init__(self, reply: _Reply, receive: Receive | None = None, call: anyio.CancelScope | None = None) -> None:
+    def __init__(self, reply: _Reply, receive: Receive | None = None) -> None:
+        self.ended = False
+        self._called_off = False
         self._reply = reply
         self._receive = receive
-        self._call = call
         self._tasks: list[asyncio.Task[None]] = []
 
-    def __enter__(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(MOMENT, self._begin)
+    def cancel(self) -> None:
+        if not self._called_off:
+            self._called_off = True
+            self._call.cancel()
 
-    def __exit__(self, *_: object) -> None:
+    def __enter__(self) -> _Attendance:
+        self._call = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._timer = self._call.get_loop().call_later(MOMENT, self._begin)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self._timer.cancel()
         for task in self._tasks:
             task.cancel()
+        if self._called_off:  # cancelled by others too, such as a server that stops, it goes on being cancelled
+            self.ended = self._call.uncancel() == 0 and kind is asyncio.CancelledError
+        return self.ended
 
     def _begin(self) -> None:
         loop = asyncio.get_running_loop()
@@ -190,8 +201,7 @@ class _Attendance:
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        if self._call is not None:
-            self._call.cancel()
+        self.cancel()
 
 
 def _negotiated(headers: Mapping[bytes, bytes]) -> bool:

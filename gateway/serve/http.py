@@ -52,6 +52,7 @@ async def serve_http(
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nobody asks where a request comes from
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=1,
             lifespan="on",

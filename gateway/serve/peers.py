@@ -81,6 +81,7 @@ class Verbatim:
 
     def __init__(self, server: Server[Any]) -> None:
         self._server = server
+        self._said = {types.SERVER_INFO_META_KEY: server.server_info_stamp}
 
     async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         entry = self._server.get_request_handler(ctx.method) if ctx.method in VERBATIM else None
@@ -95,8 +96,7 @@ class Verbatim:
 
     def signed(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Every answer of the newest era says who gave it."""
-        said = {types.SERVER_INFO_META_KEY: self._server.server_info_stamp}
-        return {**answer, "_meta": {**(answer.get("_meta") or {}), **said}}
+        return {**answer, "_meta": {**(answer.get("_meta") or {}), **self._said}}
 
 
 def older(answer: dict[str, Any]) -> dict[str, Any]:

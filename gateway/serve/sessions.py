@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-import anyio
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, RequestId
@@ -23,6 +22,12 @@ Say = Callable[[Mapping[str, Any]], Awaitable[None]]
 """Sends a message to the client, on the stream of the request it belongs to."""
 
 
+class Underway(Protocol):
+    """A call that somebody waits for."""
+
+    def cancel(self) -> object: ...
+
+
 class Session:
     """One client. `calls` are those it waits for, by their request ids; `level` is the least of log messages it
     wants at this moment."""
@@ -33,7 +38,7 @@ class Session:
         self.capabilities = known.model_dump(mode="json", by_alias=True, exclude_none=True) if known else {}
         self.caller = caller
         self.level = level
-        self.calls: dict[RequestId, anyio.CancelScope] = {}
+        self.calls: dict[RequestId, Underway] = {}
         self._questions: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._numbers = itertools.count(1)
 
@@ -60,15 +65,15 @@ class Session:
 
     def called_off(self, request_id: Any) -> bool:
         """End a call the client gave up; False when it is none of those here."""
-        scope = self.calls.get(request_id) if isinstance(request_id, int | str) else None
-        if scope is None:
+        call = self.calls.get(request_id) if isinstance(request_id, int | str) else None
+        if call is None:
             return False
-        scope.cancel()
+        call.cancel()
         return True
 
     def end(self) -> None:
-        for scope in self.calls.values():
-            scope.cancel()
+        for call in list(self.calls.values()):
+            call.cancel()
 
 
 class Sessions:

@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -20,6 +21,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
+from .express_stdio import ExpressStdio
 from .mcp import McpFace
 
 log = logging.getLogger(__name__)
@@ -34,14 +36,15 @@ async def serve_stdio(face: McpFace, message_limit: int, grace: float, stop: any
 
     Requests already read are answered before the end, for which they have `grace` seconds.
     """
-    async with _Wire(message_limit, grace).open(stop) as (from_client, to_client):
+    async with _Wire(face, message_limit, grace).open(stop) as (from_client, to_client):
         await face.server.run(from_client, to_client, face.server.create_initialization_options())
 
 
 class _Wire:
     """Lines in, lines out, and which requests still wait for their answer."""
 
-    def __init__(self, message_limit: int, grace: float) -> None:
+    def __init__(self, face: McpFace, message_limit: int, grace: float) -> None:
+        self._face = face
         self._limit = message_limit
         self._grace = grace
         self._reading = anyio.CancelScope()
@@ -68,15 +71,19 @@ class _Wire:
         self._reading.cancel()
 
     async def _read(self, reader: _Reader, writer: _Writer, to_server: MemoryObjectSendStream[Any]) -> None:
+        express = ExpressStdio(self._face, partial(_send, writer), self._unanswered.add, self._settle)
         async with to_server:
             with self._reading:
                 async for line in self._lines(reader, writer):
+                    if express.take(line):
+                        continue
                     message = _parse(line, writer)
                     if message is not None:
                         self._note(message)
                         await to_server.send(SessionMessage(message))
             with anyio.move_on_after(self._grace):  # closing the stream ends the calls still under way
                 await self._settled()
+        await express.close()
 
     async def _lines(self, reader: _Reader, writer: _Writer) -> AsyncIterator[bytes]:
         """Whole lines. One over the limit is not kept, only answered."""
@@ -102,11 +109,7 @@ class _Wire:
     async def _write(self, writer: _Writer, from_server: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async with from_server:
             async for item in from_server:
-                writer.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
-                try:
-                    await writer.drain()
-                except ConnectionError:  # the client left without reading; the end of input tells the rest
-                    log.debug("the client is gone")
+                await _send(writer, item.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
                 if isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError):
                     self._settle(item.message.id)
 
@@ -126,6 +129,14 @@ class _Wire:
         while self._unanswered:
             self._answered = anyio.Event()
             await self._answered.wait()
+
+
+async def _send(writer: _Writer, line: bytes) -> None:
+    writer.write(line + b"\n")
+    try:
+        await writer.drain()
+    except ConnectionError:  # the client left without reading; the end of input tells the rest
+        log.debug("the client is gone")
 
 
 def _parse(line: bytes, writer: _Writer) -> types.JSONRPCMessage | None:

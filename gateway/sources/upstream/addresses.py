@@ -59,9 +59,12 @@ def outer_tool(prefix: str, wire: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**wire, "_meta": changed}
 
 
-def outer_blocks(prefix: str, blocks: Sequence[Any]) -> list[Any]:
-    """Content with the URIs in it as clients find them."""
-    return [_outer_block(prefix, block) for block in blocks] if prefix else list(blocks)
+def outer_blocks(prefix: str, blocks: list[Any]) -> list[Any]:
+    """Content with the URIs in it as clients find them; the very same where there are none."""
+    if not prefix:
+        return blocks
+    shown = [_outer_block(prefix, block) for block in blocks]
+    return blocks if all(each is block for each, block in zip(shown, blocks, strict=True)) else shown
 
 
 def _outer_block(prefix: str, block: Any) -> Any:

@@ -23,24 +23,20 @@ Sink = Callable[[Event], bool]
 
 
 class Reply:
-    """What a server answers to one request. `done` is set when it is complete or its sink needs no
-    more; its value is why it broke off, if so."""
+    """What a server answers to one request. `kind` is its media type; `done` is set when it is complete or its
+    sink needs no more; its value is why it broke off, if so."""
 
-    __slots__ = ("begun", "body", "done", "headers", "sink", "status", "streaming")
+    __slots__ = ("begun", "body", "done", "headers", "kind", "sink", "status", "streaming")
 
     def __init__(self, sink: Sink | None) -> None:
         self.status = 0
+        self.kind = ""
         self.headers: dict[bytes, bytes] = {}
         self.body = bytearray()
         self.sink = sink
         self.streaming = False
         self.begun = False
         self.done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def kind(self) -> str:
-        """Its media type."""
-        return self.header(b"content-type").partition(";")[0].strip().lower()
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
@@ -131,6 +127,7 @@ class Connection(asyncio.Protocol):
         if reply is None:
             return
         reply.status = self._parser.get_status_code()
+        reply.kind = reply.header(b"content-type").partition(";")[0].strip().lower()
         if reply.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise _Unfit("compressed, though we asked for plain")
         reply.streaming = reply.sink is not None and reply.status == 200 and reply.kind == "text/event-stream"

@@ -24,9 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class Exchange:
-    """`answer` is the result, or the exception to raise: one nobody waits for any more leaves no trace."""
+    """`answer` is the result, or the exception to raise: one nobody waits for any more leaves no trace. `reply_to`
+    is the id it goes by on a wire of its own, where that is not its number."""
 
-    __slots__ = ("acknowledged", "answer", "ask", "asked", "method", "number", "reports", "sent")
+    __slots__ = ("acknowledged", "answer", "ask", "asked", "method", "number", "reply_to", "reports", "sent")
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Exchange:
         self.answer = answer
         self.ask = ask
         self.asked: set[asyncio.Task[Any]] = set()
+        self.reply_to: int | str | None = None
         self.reports = reports
         self.sent = False
         self.acknowledged: asyncio.Future[dict[str, Any]] | None = None

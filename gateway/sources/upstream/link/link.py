@@ -84,16 +84,20 @@ class Link:
         timeout: float | None = None,
         meta: Mapping[str, Any] | None = None,
         capabilities: Mapping[str, Any] | None = None,
+        reply_to: int | str | None = None,
     ) -> dict[str, Any]:
         """The server's result. `McpFault` when it answered with an error, `Timeout` when it did not answer
         in time, else what became of the way to it (`faults`).
 
         What the server asks meanwhile goes to `ask`. `meta` and, to a modern server, `capabilities` are
-        handed on as they are; a log level rides in `meta`.
+        handed on as they are; a log level rides in `meta`. With `reply_to`, over a wire that can, the request goes
+        by this id, and its result comes `Delivered`: with the message it came in.
         """
         reports = Reports(progress, log) if progress is not None or log is not None else None
         exchange = self._begin(method, ask, reports)
         message = self._writing.request(exchange.number, method, params, meta, capabilities, progress is not None)
+        if reply_to is not None and self.wire.one_each:
+            message["id"] = exchange.reply_to = reply_to
         try:
             if timeout is None:
                 return await self._run(exchange, message)
@@ -254,6 +258,8 @@ class Link:
 
     def _answered(self, message: Message, origin: Exchange | None) -> None:
         number = request_number(message.get("id"))
+        if origin is not None and origin.reply_to is not None and origin.reply_to == message.get("id"):
+            number = origin.number
         exchange = self._under_way.get(number) if number is not None else None
         if exchange is None and number is None and "error" in message:
             exchange = origin  # it was refused before its number was read

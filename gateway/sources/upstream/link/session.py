@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 class SessionWire:
     """The stream a question comes on says whose it is. A server that forgot the session ends the link."""
 
+    one_each = False
+
     def __init__(self, link: Link, pool: Pool) -> None:
         self._link = link
         self._pool = pool

@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 class SseWire:
     """As on stdio, nothing says which request a question of the server belongs to."""
 
+    one_each = False
+
     def __init__(self, link: Link, pool: Pool) -> None:
         self._link = link
         self._pool = pool

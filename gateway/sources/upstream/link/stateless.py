@@ -16,12 +16,19 @@ if TYPE_CHECKING:
     from .link import Link
 
 
+TOOLS = 10_000
+"""Tools whose routing headers are remembered."""
+
+
 class StatelessWire:
     """To close its stream is to cancel a request. A failure is one request's: the next may well succeed."""
+
+    one_each = True
 
     def __init__(self, link: Link, pool: Pool) -> None:
         self._link = link
         self._pool = pool
+        self._called: dict[str, bytes] = {}
 
     async def carry(self, exchange: Exchange, message: Message) -> None:
         body = to_json(message)
@@ -48,5 +55,12 @@ class StatelessWire:
         self._pool.close()
 
     def _routing(self, method: str, params: dict[str, Any]) -> bytes:
-        headers = sdk.routing_headers(self._link.era, method, params, self._link.header_maps)
-        return header_lines(headers)
+        name, link = params.get("name"), self._link
+        if method != "tools/call" or name in link.header_maps:
+            return header_lines(sdk.routing_headers(link.era, method, params, link.header_maps))
+        lines = self._called.get(name)  # type: ignore[arg-type]  # whatever it is, it is one of these or it is not
+        if lines is None:
+            if len(self._called) >= TOOLS:
+                self._called.clear()
+            lines = self._called[str(name)] = header_lines(sdk.routing_headers(link.era, method, params, {}))
+        return lines

@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 class StdioWire:
     """Nothing on this wire says which request a question of the server belongs to; see `Attribution`."""
 
+    one_each = False
+
     def __init__(self, link: Link) -> None:
         self._link = link
         self._lines = Lines(MESSAGE_LIMIT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ....calls import Delivered
 from .connection import Reply
 from .events import Event
 from .exchange import Exchange
@@ -66,7 +67,12 @@ def settle(link: Link, exchange: Exchange, reply: Reply) -> None:
         raise LinkLost(f"{link.label} ended the stream of {exchange.method} without an answer")
     check(link, exchange.method, reply)
     if reply.kind == "application/json":
-        for message in decode(reply.body):
+        messages = decode(reply.body)
+        match messages:
+            case [{"id": number, "result": {"resultType": "complete"} as result}] if number == exchange.reply_to:
+                exchange.settle(Delivered(result, bytes(reply.body)))
+                return
+        for message in messages:
             link.receive(message, exchange)
     if not exchange.answer.done():
         raise BadAnswer(

@@ -9,7 +9,10 @@ from .messages import Message
 
 
 class Wire(Protocol):
-    """How messages travel. What it hears it gives to `Link.receive`, and its end to `Link.lose`."""
+    """How messages travel. What it hears it gives to `Link.receive`, and its end to `Link.lose`.
+    `one_each` says that each request travels apart, so that any id will do for it."""
+
+    one_each: bool
 
     async def carry(self, exchange: Exchange, message: Message) -> None:
         """Send a request. Returns when it is sent, or when it is answered, whichever the wire can tell."""
