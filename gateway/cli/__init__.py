@@ -19,6 +19,7 @@ COMMANDS = {
     "toolset": ("toolset", "Install toolsets, look at them, change them, hand them on."),
     "upstream": ("upstream", "Put other MCP servers behind this one, and watch over what they say."),
     "workspace": ("workspace", "Look at a chat's files and their versions, and go back to any of them."),
+    "approval": ("approval", "Answer for calls that wait for a person, and take back what was agreed to."),
     "call": ("call", "Look at the record of tool calls."),
     "client": ("clients", "Put the gateway into an MCP client's settings."),
     "doctor": ("doctor", "Say what works on this machine, and how to mend the rest."),

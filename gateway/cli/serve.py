@@ -15,6 +15,7 @@ import click
 from ..app import Gateway
 from ..config import Settings
 from ..errors import Forbidden
+from ..serve.consent import Consulting, Seal
 from ..serve.mcp import McpFace
 from ..serve.stdio import serve_stdio
 from . import clients
@@ -73,7 +74,9 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
     async with Gateway.open(settings, follow=True) as gateway, anyio.create_task_group() as tasks:
         stop = anyio.Event()
         tasks.start_soon(_stop_on_signal, stop)
-        face = McpFace(gateway.executor, gateway.versions, gateway.chat, gateway.records, gateway.relay)
+        seal = Seal(settings.approval.keys, settings.data_dir)
+        calls = Consulting(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
+        face = McpFace(gateway.executor, gateway.versions, gateway.chat, gateway.records, gateway.relay, calls)
         gateway.watch_upstreams(face.upstreams_changed)
         async with anyio.create_task_group() as serving:
             if "http" in transports:

@@ -13,7 +13,9 @@ from ..calls import Caller, Outcome
 from ..config import Settings
 from ..errors import InputRequired, Invalid
 from ..exports import mcp_tool
+from ..extensions.approval import ConsentNeeded
 from ..tools import Tool
+from .asking import on_terminal
 from .options import as_json, print_json, print_table, run, settings_options
 
 
@@ -79,14 +81,13 @@ def call(
     async def task() -> Outcome:
         async with Gateway.open(settings) as gateway:
             given = _given(gateway.catalog.find(name).tool, arguments, json_args)
-            caller = Caller(surface="cli")
-            outcome = await gateway.call(name, given, caller=caller, confirmed=yes)
-            if isinstance(outcome.error, InputRequired) and sys.stdin.isatty():
-                click.confirm(f"{outcome.error.details['reason']}. Go on?", abort=True, err=True)
-                outcome = await gateway.call(name, given, caller=caller, confirmed=True)
-            return outcome
+            approver = on_terminal if sys.stdin.isatty() and not yes else None
+            return await gateway.call(name, given, caller=Caller(surface="cli"), confirmed=yes, approver=approver)
 
     outcome = run(task)
+    if isinstance(outcome.error, ConsentNeeded):
+        reason = outcome.error.question.reason
+        outcome = Outcome(error=InputRequired(f"{reason}; nobody can be asked here, say --yes to agree", reason=reason))
     if as_json:
         print_json(outcome.to_dict())
     elif outcome.error is None:

@@ -97,7 +97,58 @@ UPSTREAMS: Migration = (
     "CREATE INDEX pins_held ON pins (server, kind, name) WHERE state = 'held'",
 )
 
-MIGRATIONS: Sequence[Migration] = (schema.TABLES, INSTALLED_TOOLSETS, UPSTREAMS)
+APPROVALS: Migration = (
+    # Every question put to a person, and what came of it; texts and arguments without their secrets.
+    """
+    CREATE TABLE approvals (
+        id          TEXT PRIMARY KEY,
+        call_id     TEXT NOT NULL,
+        chat_id     TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        principal   TEXT NOT NULL,
+        tool_id     TEXT NOT NULL,
+        via         TEXT NOT NULL,                   -- elicitation | queue | terminal | callback
+        question    TEXT NOT NULL,                   -- a digest of all that was shown
+        grounds     TEXT NOT NULL,                   -- what made it ask
+        tool_digest TEXT NOT NULL,
+        remember    BOOLEAN NOT NULL,                -- whether the answer may count for longer than one call
+        reason      TEXT NOT NULL,
+        message     TEXT NOT NULL,
+        args        TEXT,
+        edited_args TEXT,                            -- where the person changed them
+        status      TEXT NOT NULL CHECK (
+            status IN ('waiting', 'allowed', 'used', 'denied', 'dismissed', 'cancelled', 'expired')
+        ),
+        scope       TEXT,                            -- once | chat | always
+        decided_by  TEXT,
+        decided_at  TEXT,
+        created_at  TEXT NOT NULL,
+        expires_at  TEXT NOT NULL,
+        nonce       TEXT NOT NULL                    -- of the one state that may go on with it
+    )
+    """,
+    "CREATE INDEX approvals_open ON approvals (principal) WHERE status = 'waiting'",
+    "CREATE INDEX approvals_by_question ON approvals (question)",
+    "CREATE INDEX approvals_expiring ON approvals (expires_at) WHERE status IN ('waiting', 'allowed')",
+    # Answers that count for longer than one call; chat_id is NULL where they count in every chat.
+    """
+    CREATE TABLE remembered_approvals (
+        id          TEXT PRIMARY KEY,
+        principal   TEXT NOT NULL,
+        chat_id     TEXT REFERENCES chats (id) ON DELETE CASCADE,
+        tool_id     TEXT NOT NULL,
+        tool_digest TEXT NOT NULL,
+        grounds     TEXT NOT NULL,
+        approval_id TEXT NOT NULL,
+        created_by  TEXT NOT NULL,
+        created_at  TEXT NOT NULL,
+        revoked_by  TEXT,
+        revoked_at  TEXT
+    )
+    """,
+    "CREATE INDEX remembered_by_tool ON remembered_approvals (tool_id, principal) WHERE revoked_at IS NULL",
+)
+
+MIGRATIONS: Sequence[Migration] = (schema.TABLES, INSTALLED_TOOLSETS, UPSTREAMS, APPROVALS)
 
 
 def pending(version: int, migrations: Sequence[Migration] = MIGRATIONS) -> list[tuple[int, Migration]]:

@@ -101,6 +101,8 @@ class Tools:
             progress=asked.progress,
         )
         outcome = await self._calls.call_tool(call)
+        if outcome.call_id is not None:  # it goes on with one that was begun before
+            call = call.but(id=outcome.call_id)
         wire, plan = outcome.wire, outcome.render_plan
         if type(wire) is Delivered and plan is None and outcome.content is wire.get("content"):
             return Answer(call.id, message=wire.message)

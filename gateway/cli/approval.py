@@ -1,0 +1,184 @@
+"""`toolgate approval`: calls that wait for a person, and what was agreed to for longer than one call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import click
+
+from ..app import refuse_unavailable
+from ..config import Settings
+from ..db.approvals import ApprovalRecord, Approvals, Scope
+from ..db.sqlite import SqliteDatabase
+from ..errors import Invalid
+from ..extensions.approval.desk import Desk
+from ..extensions.approval.question import plain
+from .asking import person
+from .options import as_json, print_json, print_table, run, settings_options
+
+
+@click.group()
+def approval() -> None:
+    """Answer for calls that wait for a person, and take back what was agreed to."""
+
+
+@approval.command("list")
+@click.option("--all", "everything", is_flag=True, help="Also what was answered, and what clients were asked.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@as_json
+@settings_options
+def list_approvals(settings: Settings, everything: bool, limit: int, as_json: bool) -> None:
+    """The calls that wait in the queue, newest first."""
+
+    async def task() -> list[ApprovalRecord]:
+        async with _desk(settings) as desk:
+            await desk.approvals.sweep()
+            return await desk.approvals.entries(waiting=not everything, limit=limit)
+
+    records = run(task)
+    if as_json:
+        print_json([record.to_dict() for record in records])
+        return
+    rows = [
+        (record.id, record.created_at, plain(record.tool_id), record.status, plain(record.chat_id)[:40], _why(record))
+        for record in records
+    ]
+    print_table(("ID", "ASKED", "TOOL", "STATUS", "CHAT", "WHY"), rows)
+
+
+@approval.command()
+@click.argument("approval_id", metavar="ID")
+@as_json
+@settings_options
+def show(settings: Settings, approval_id: str, as_json: bool) -> None:
+    """One question as it is asked, and what came of it. A unique beginning of the ID is enough."""
+
+    async def task() -> ApprovalRecord:
+        async with _desk(settings) as desk:
+            await desk.approvals.sweep()
+            return await desk.approvals.get(approval_id)
+
+    record = run(task)
+    if as_json:
+        print_json(record.to_dict())
+        return
+    click.echo(f"{record.message}\n")
+    told: dict[str, Any] = {
+        "id": record.id,
+        "call": record.call_id,
+        "chat": plain(record.chat_id),
+        "principal": plain(record.principal),
+        "asked": f"{record.created_at}, by {record.via}",
+        "until": record.expires_at,
+        "status": record.status,
+        "decided": record.decided_at and f"{record.decided_at} by {plain(record.decided_by or '')} ({record.scope})",
+        "changed to": record.edited_args and plain(record.edited_args),
+    }
+    for key, value in told.items():
+        if value is not None:
+            click.echo(f"{key:12} {value}")
+
+
+@approval.command()
+@click.argument("approval_id", metavar="ID")
+@click.option("--for-chat", is_flag=True, help="And whatever this tool asks for the same reason, in this chat.")
+@click.option("--always", is_flag=True, help="The same in every chat, as long as the tool stays what it is.")
+@as_json
+@settings_options
+def allow(settings: Settings, approval_id: str, for_chat: bool, always: bool, as_json: bool) -> None:
+    """Let a call that waits run, once; its caller goes on by itself, or calls again with the same arguments."""
+    if for_chat and always:
+        raise click.UsageError("--for-chat and --always exclude each other")
+    scope: Scope = "always" if always else "chat" if for_chat else "once"
+
+    async def task() -> ApprovalRecord:
+        async with _desk(settings) as desk:
+            return await desk.allow(approval_id, person(), scope)
+
+    _tell(run(task), "allowed", as_json)
+
+
+@approval.command()
+@click.argument("approval_id", metavar="ID")
+@as_json
+@settings_options
+def deny(settings: Settings, approval_id: str, as_json: bool) -> None:
+    """Refuse a call that waits."""
+
+    async def task() -> ApprovalRecord:
+        async with _desk(settings) as desk:
+            return await desk.deny(approval_id, person())
+
+    _tell(run(task), "denied", as_json)
+
+
+@approval.command()
+@as_json
+@settings_options
+def remembered(settings: Settings, as_json: bool) -> None:
+    """What was agreed to for longer than one call, and still counts unless the tool has changed since."""
+
+    async def task() -> list[Any]:
+        async with _desk(settings) as desk:
+            return list(await desk.approvals.remembered())
+
+    found = run(task)
+    if as_json:
+        print_json([each.to_dict() for each in found])
+        return
+    rows = [
+        (
+            each.id,
+            each.created_at,
+            plain(each.tool_id),
+            "every chat" if each.chat_id is None else plain(each.chat_id)[:40],
+            plain(each.created_by),
+        )
+        for each in found
+    ]
+    print_table(("ID", "SINCE", "TOOL", "CHAT", "BY"), rows)
+
+
+@approval.command()
+@click.argument("remembered_id", metavar="ID")
+@as_json
+@settings_options
+def revoke(settings: Settings, remembered_id: str, as_json: bool) -> None:
+    """Take back what is remembered: from the next call on a person is asked again."""
+    if not remembered_id:
+        raise Invalid("name what to take back; see: toolgate approval remembered")
+
+    async def task() -> Any:
+        async with _desk(settings) as desk:
+            return await desk.approvals.revoke(remembered_id, person())
+
+    gone = run(task)
+    if as_json:
+        print_json(gone.to_dict())
+    else:
+        click.echo(f"{plain(gone.tool_id)} is asked for again ({gone.id})")
+
+
+@asynccontextmanager
+async def _desk(settings: Settings) -> AsyncIterator[Desk]:
+    """The desk and nothing else: whoever answers must not wait for upstreams to start."""
+    refuse_unavailable(settings)
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    db = await SqliteDatabase.open(settings.data_dir / "toolgate.db")
+    try:
+        yield Desk(Approvals(db), settings.approval)
+    finally:
+        await db.close()
+
+
+def _why(record: ApprovalRecord) -> str:
+    return plain(record.reason)[:120]
+
+
+def _tell(record: ApprovalRecord, what: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"id": record.id, "call_id": record.call_id, "status": what})
+    else:
+        click.echo(f"{what} {plain(record.tool_id)} ({record.id})")

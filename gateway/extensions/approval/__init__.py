@@ -1,0 +1,175 @@
+"""Approval: a person agrees before a dangerous call runs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from ...calls import Call, Outcome, Proceed
+from ...config.approval import ApprovalRule
+from ...errors import Forbidden
+from ...tools import Tool
+from .. import Extension
+from .question import (
+    Answer,
+    Approver,
+    ConsentNeeded,
+    Question,
+    Route,
+    arguments_digest,
+    question_of,
+    tool_digest,
+)
+from .rules import Rule, fits, rules_for
+
+__all__ = ["Answer", "Approval", "Approver", "ConsentNeeded", "Mode", "Preview", "Question", "tool_digest"]
+
+Mode = Literal["never", "unsafe_only", "always"]
+
+Remembered = Callable[[Question], Awaitable[bool]]
+"""Whether somebody agreed to such a question before, for longer than one call."""
+
+TOOLS = 10_000
+
+
+class Preview(Protocol):
+    """What a call would do to files."""
+
+    async def changes(self, call: Call) -> str | None:
+        """A short account for a person; None where nothing can be said."""
+        ...
+
+    async def overwrites(self, call: Call, paths: Sequence[str]) -> bool:
+        """Whether a file is there under one of these paths."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """Why a person is asked, what is remembered of the answer, and where it may be given."""
+
+    reason: str
+    key: str
+    route: Route = "ask"
+    remember: bool = True
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """What is known of a tool before it is called."""
+
+    tool: Tool
+    rules: tuple[Rule, ...]
+    out_of_band: bool
+    harmless: bool
+
+
+class Approval(Extension):
+    """Raises `ConsentNeeded` where a person must agree; it never waits for one.
+
+    The first rule that speaks of the call decides, else the mode and the tool. A consent that travels with the call
+    counts for the very question that was shown, or, where the person changed the arguments, for the same reason to
+    ask. A call that passes because it was agreed to (or because the operator asks nobody) is marked `confirmed`;
+    one that passes because it is harmless is not, so the tool can hold it to that.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        rules: Sequence[ApprovalRule] = (),
+        *,
+        out_of_band: Sequence[str] = (),
+        remembered: Remembered | None = None,
+        preview: Preview | None = None,
+    ) -> None:
+        self._mode = mode
+        self._rules = [Rule(said, number) for number, said in enumerate(rules, 1)]
+        self._out_of_band = out_of_band
+        self._remembered = remembered
+        self._preview = preview
+        self._judges: dict[str, _Judge] = {}
+
+    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+        tool = call.target
+        judge = self._judges.get(tool.id)
+        if judge is None or judge.tool is not tool:
+            judge = self._learn(tool)
+        if judge.harmless or (call.confirmed and not judge.rules):
+            return await proceed(call)
+        ground = await self._ground(judge, call)
+        if isinstance(ground, _Ground):
+            if not call.confirmed:
+                await self._require_consent(call, ground)
+            return await proceed(replace(call, confirmed=True))
+        return await proceed(replace(call, confirmed=True) if ground else call)
+
+    def _learn(self, tool: Tool) -> _Judge:
+        rules = rules_for(tool, self._rules)
+        harmless = not rules and self._mode == "unsafe_only" and tool.requires_confirmation is False
+        if len(self._judges) >= TOOLS:
+            self._judges.clear()
+        judge = self._judges[tool.id] = _Judge(tool, rules, fits(tool.id, self._out_of_band), harmless)
+        return judge
+
+    async def _ground(self, judge: _Judge, call: Call) -> _Ground | bool:
+        """Why a person must agree; where nobody must, whether somebody has: the operator, in a rule or by the mode."""
+        for rule in judge.rules:
+            found = await rule.found(call, self._preview.overwrites if self._preview else None)
+            if found is None:
+                continue
+            said = rule.said
+            if said.then == "allow":
+                return True
+            why = f"{said.why} ({found})" if said.why else f"{call.target.id} is asked for by {found}"
+            if said.then == "deny":
+                raise Forbidden(
+                    f"{call.target.id}: {said.why or 'the operator does not allow this'} ({found})",
+                    code="DENIED_BY_RULE",
+                )
+            return _ground(why, rule.grounds, judge.out_of_band or said.then == "queue", said.remember)
+        if self._mode == "never" or call.confirmed:
+            return True
+        reason = await self._own_reason(call)
+        if reason is not None:
+            return _ground(reason, "tool", judge.out_of_band)
+        if self._mode == "always":
+            return _ground(
+                f"{call.target.id} asks first, as every tool does (approval.mode)", "mode", judge.out_of_band
+            )
+        return False
+
+    async def _own_reason(self, call: Call) -> str | None:
+        rule = call.target.requires_confirmation
+        if callable(rule):
+            return await rule(call)
+        return f"{call.target.id} always asks first" if rule else None
+
+    async def _require_consent(self, call: Call, ground: _Ground) -> None:
+        changes = await self._preview.changes(call) if self._preview else None
+        question = question_of(
+            call, ground.reason, ground.key, route=ground.route, changes=changes, remember=ground.remember
+        )
+        if _agreed(call, question):
+            return
+        if ground.remember and self._remembered is not None and await self._remembered(question):
+            return
+        raise ConsentNeeded(question)
+
+
+def _ground(reason: str, key: str, out_of_band: bool, remember: bool = True) -> _Ground:
+    # What a client's own person agreed to counts for nothing where only the queue does.
+    return _Ground(reason, f"queue: {key}" if out_of_band else key, "queue" if out_of_band else "ask", remember)
+
+
+def _agreed(call: Call, question: Question) -> bool:
+    consent = call.consent
+    if consent is None or consent.subject != question.subject:
+        return False
+    if question.route == "queue" and consent.via == "elicitation":
+        return False
+    if consent.arguments != arguments_digest(call.arguments):
+        return False
+    if consent.original is None:
+        return consent.question == question.digest
+    return consent.reason == question.reason

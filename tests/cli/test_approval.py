@@ -1,0 +1,123 @@
+"""`toolgate approval`, and the question on the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from click.testing import CliRunner
+
+from gateway import Gateway
+from gateway.calls import Call
+from gateway.cli import toolgate
+from gateway.serve.consent import Consulting, Seal
+
+pytestmark = pytest.mark.promise("C5")
+
+PATIENCE = 30.0
+
+
+def run(data: Path, *arguments: str, status: int = 0) -> str:
+    done = CliRunner().invoke(toolgate, ["approval", *arguments, "--data-dir", str(data)])
+    assert done.exit_code == status, done.output
+    return done.stdout if status == 0 else str(done.exception)
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> dict[str, Any]:
+    """A call that waits in the queue, and its entry."""
+
+    async def queue() -> None:
+        settings = {"data_dir": str(tmp_path), "approval": {"without_elicitation": "queue", "queue_wait": 0}}
+        async with Gateway.open(settings) as gateway:
+            calls = Consulting(gateway.executor, gateway.desk, Seal([], tmp_path), gateway.records.record_finished)
+            await calls.call_tool(Call(name="delete_file", arguments={"path": "\x1b[2Jx"}))
+            await calls.call_tool(Call(name="delete_file", arguments={"path": "a.txt"}))
+
+    anyio.run(queue)
+    listed = json.loads(run(tmp_path, "list", "--json"))
+    assert [entry["tool_id"] for entry in listed] == ["delete_file"] * 2
+    return listed[0]  # type: ignore[no-any-return]
+
+
+def test_what_waits_is_listed_and_shown_as_it_is_asked(tmp_path: Path, waiting: dict[str, Any]) -> None:
+    listed = run(tmp_path, "list").splitlines()
+    assert listed[0].split() == ["ID", "ASKED", "TOOL", "STATUS", "CHAT", "WHY"]
+    assert listed[1].startswith(waiting["id"]) and listed[1].endswith("default  delete_file always asks first")
+    shown = run(tmp_path, "show", waiting["id"][:-1])
+    assert shown.startswith('Run delete_file?\n\nWhy: delete_file always asks first\n\nArguments:\n  path: "a.txt"\n')
+    assert "\x1b" not in run(tmp_path, "show", json.loads(run(tmp_path, "list", "--json"))[1]["id"])
+    assert "nonce" not in waiting
+
+
+def test_a_call_is_allowed_or_denied_once(tmp_path: Path, waiting: dict[str, Any]) -> None:
+    assert run(tmp_path, "allow", waiting["id"]) == f"allowed delete_file ({waiting['id']})\n"
+    assert "waits no longer: it is allowed by " in run(tmp_path, "deny", waiting["id"], status=1)
+    [other] = json.loads(run(tmp_path, "list", "--json"))
+    assert json.loads(run(tmp_path, "deny", other["id"], "--json"))["status"] == "denied"
+    assert run(tmp_path, "list").count("\n") == 1
+    statuses = [entry["status"] for entry in json.loads(run(tmp_path, "list", "--all", "--json"))]
+    assert statuses == ["allowed", "denied"]
+
+
+def test_what_is_allowed_for_longer_is_listed_and_taken_back(tmp_path: Path, waiting: dict[str, Any]) -> None:
+    run(tmp_path, "allow", waiting["id"], "--always")
+    [kept] = json.loads(run(tmp_path, "remembered", "--json"))
+    assert (kept["tool_id"], kept["chat_id"]) == ("delete_file", None)
+    assert "every chat" in run(tmp_path, "remembered")
+    assert run(tmp_path, "revoke", kept["id"]).startswith("delete_file is asked for again")
+    assert json.loads(run(tmp_path, "remembered", "--json")) == []
+
+
+def test_wrong_usage_is_refused_with_the_fix(tmp_path: Path, waiting: dict[str, Any]) -> None:
+    assert "UNKNOWN_APPROVAL" in run(tmp_path, "allow", "nothing", status=1)
+    assert "AMBIGUOUS_ID" in run(tmp_path, "allow", waiting["id"][:4], status=1)
+    assert "see: toolgate approval remembered" in run(tmp_path, "revoke", "nothing", status=1)
+    run(tmp_path, "allow", waiting["id"], "--always", "--for-chat", status=2)
+
+
+def converse(data: Path, replies: str, *arguments: str) -> tuple[int, str, str]:
+    """`toolgate tool call` at a terminal where a person types `replies`: exit code, output, and what they saw."""
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "gateway", "tool", "call", *arguments, "--data-dir", str(data)]
+    try:
+        os.write(terminal, replies.encode())
+        done = subprocess.run(command, stdin=theirs, capture_output=True, timeout=PATIENCE, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+    finally:
+        os.close(theirs)
+        os.close(terminal)
+
+
+@pytest.mark.slow
+def test_a_person_at_the_terminal_is_asked_the_same(tmp_path: Path) -> None:
+    write = ("write_file", "path=a.txt")
+    assert converse(tmp_path, "", *write, "content=one")[0] == 0
+    status, output, seen = converse(tmp_path, "y\n", *write, "content=two")
+    assert (status, output) == (0, "Overwrote a.txt (3 bytes).\n")
+    assert "Run write_file?\n\nWhy: write_file overwrites 'a.txt' (3 bytes)" in seen
+    status, _, seen = converse(tmp_path, "n\n", *write, "content=three")
+    assert status == 1 and "toolgate: DECLINED: " in seen
+    status, _, seen = converse(tmp_path, "\x04", *write, "content=three")
+    assert status == 1 and "toolgate: DISMISSED: " in seen
+    status, output, _ = converse(tmp_path, "e\nb.txt\n\n", *write, "content=three")
+    assert status == 0 and output.startswith("Created b.txt (5 bytes).\nA person changed these arguments")
+    assert converse(tmp_path, "c\n", *write, "content=four")[0] == 0
+    assert converse(tmp_path, "", *write, "content=five")[0] == 0
+    vias = {entry["via"] for entry in json.loads(run(tmp_path, "list", "--all", "--json"))}
+    assert vias == {"terminal"}
+
+
+def test_without_a_terminal_the_fix_is_named(tmp_path: Path) -> None:
+    CliRunner().invoke(toolgate, ["tool", "call", "write_file", "path=a", "content=b", "--data-dir", str(tmp_path)])
+    refused = CliRunner().invoke(toolgate, ["tool", "call", "delete_file", "path=a", "--data-dir", str(tmp_path)])
+    assert str(refused.exception) == (
+        "CONFIRMATION_REQUIRED: delete_file always asks first; nobody can be asked here, say --yes to agree"
+    )

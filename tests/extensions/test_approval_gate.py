@@ -1,0 +1,331 @@
+"""Approval: the operator's rules, what a person is shown, and the form they answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import Gateway, config
+from gateway.calls import Call, Consent, Outcome
+from gateway.config.approval import ApprovalRule
+from gateway.errors import Invalid
+from gateway.extensions import stack
+from gateway.extensions.approval import Answer, Approval, ConsentNeeded, Question
+from gateway.extensions.approval.form import TEXT, form_of, read_answer
+from gateway.extensions.approval.question import arguments_digest, question_of, tool_digest
+from gateway.tools import Tool
+
+pytestmark = pytest.mark.promise("C5")
+
+RUN = Tool("shell:run", "", owner="shell", kind="mcp", category="upstream")
+
+
+def call(tool: Tool = RUN, **arguments: Any) -> Call:
+    return Call(name=tool.id, arguments=arguments, tool=tool, chat="c")
+
+
+def question(tool: Tool = RUN, **arguments: Any) -> Question:
+    return question_of(call(tool, **arguments), "it is dangerous", "tool")
+
+
+def judged(gate: Approval, made: Call) -> str:
+    """What becomes of a call: `runs`, `runs confirmed`, or the code of its refusal and where it is asked."""
+
+    async def run(call: Call) -> Outcome:
+        return Outcome(value="runs confirmed" if call.confirmed else "runs")
+
+    outcome = anyio.run(stack([gate], run), made)
+    if isinstance(outcome.error, ConsentNeeded):
+        return outcome.error.question.route
+    return outcome.value if outcome.error is None else outcome.error.code
+
+
+def ruled(rule: Mapping[str, Any], made: Call, mode: Any = "unsafe_only") -> str:
+    return judged(Approval(mode, [ApprovalRule.model_validate(rule)]), made)
+
+
+@pytest.mark.parametrize(
+    ("rule", "tool", "expected"),
+    [
+        ({"tool": "shell:*"}, RUN, "ask"),
+        ({"tool": ["git:*", "shell:run"]}, RUN, "ask"),
+        ({"tool": "run"}, RUN, "runs"),
+        ({"server": "shell"}, RUN, "ask"),
+        ({"toolset": "shell"}, RUN, "runs"),
+        ({"toolset": "shell"}, replace(RUN, kind="python"), "ask"),
+        ({"server": "shell"}, replace(RUN, kind="python"), "runs"),
+        ({"toolset": "*"}, Tool("read_file", ""), "runs"),
+        ({"category": "up*"}, RUN, "ask"),
+        ({"category": "web", "tool": "shell:*"}, RUN, "runs"),
+        ({"then": "deny"}, RUN, "DENIED_BY_RULE"),
+        ({"then": "queue"}, RUN, "queue"),
+        ({"then": "allow"}, replace(RUN, requires_confirmation=True), "runs confirmed"),
+    ],
+    ids=str,
+)
+def test_a_rule_speaks_of_the_tools_it_names(rule: dict[str, Any], tool: Tool, expected: str) -> None:
+    assert ruled(rule, call(tool)) == expected
+
+
+@pytest.mark.parametrize(
+    ("when", "arguments", "fits"),
+    [
+        ({"path": "*.env"}, {"file": ".env"}, True),
+        ({"path": "*.env"}, {"deep": [{"at": "app/prod.env"}]}, True),
+        ({"path": "*.env"}, {"file": "env.txt"}, False),
+        ({"path": "secrets/*"}, {"file": "a/b/../secrets/key"}, True),
+        ({"path": "secrets/*"}, {"file": "a\\secrets\\key"}, True),
+        ({"path": "/etc/*"}, {"file": "/etc/../etc/passwd"}, True),
+        ({"path": "secrets/*"}, {"files": {"a/Secrets/key": "x"}}, True),
+        ({"path": ".env"}, {"file": " app/.env\n"}, True),
+        ({"path": "secrets/*"}, {"file": "a/" * 500 + "secrets/" + "b/" * 500}, True),
+        ({"path": "/etc/*"}, {"uri": "file:///etc/passwd"}, True),
+        ({"path": "*.env"}, {"patch": "--- a/x.txt\n+++ b/.env\n@@ -1 +1 @@\n"}, True),
+        ({"path": "*.env"}, {"patch": "--- a/x.txt\n+++ b/x.txt\n+ .env\n"}, False),
+        ({"host": "*.internal"}, {"url": "https://me@db.INTERNAL:8080/x"}, True),
+        ({"host": "*.internal"}, {"text": "see http://a.internal/ and b"}, True),
+        ({"host": "*.internal"}, {"host": "db.internal:5432"}, True),
+        ({"host": "169.254.*"}, {"url": "http://169.254.169.254/latest"}, True),
+        ({"host": "::1"}, {"url": "http://[::1]:80/"}, True),
+        ({"host": "*.internal"}, {"url": "https://internal.example.com"}, False),
+        ({"command": "rm *"}, {"command": "rm   -rf /"}, True),
+        ({"command": "rm *"}, {"command": "cd x && rm -rf y"}, True),
+        ({"command": "rm *"}, {"command": "echo $(rm -rf y)"}, True),
+        ({"command": "rm *"}, {"argv": ["rm", "-rf", "y"]}, True),
+        ({"command": "rm *"}, {"command": "grep rm x"}, False),
+        ({"command": "rm *"}, {"command": " " * 70_000 + "; rm -rf /"}, True),
+        ({"host": "*.internal"}, {"text": "x" * 100_000 + " http://a.internal"}, True),
+        ({"arguments": {"branch": "main"}}, {"branch": "main"}, True),
+        ({"arguments": {"branch": ["main", "release/*"]}}, {"branch": "release/2"}, True),
+        ({"arguments": {"branch": "main"}}, {"other": "main"}, False),
+        ({"arguments": {"options.force": "true"}}, {"options": {"force": True}}, True),
+        ({"arguments": {"n": "1?"}}, {"n": 12}, True),
+        ({"path": "*.env", "arguments": {"mode": "w"}}, {"file": ".env", "mode": "r"}, False),
+    ],
+    ids=lambda each: str(each)[:60],
+)
+def test_a_rule_looks_at_the_arguments(when: dict[str, Any], arguments: dict[str, Any], fits: bool) -> None:
+    assert ruled({"when": when}, call(**arguments)) == ("ask" if fits else "runs")
+
+
+def test_the_first_rule_that_fits_decides_and_the_mode_where_none_does() -> None:
+    rules = [
+        ApprovalRule.model_validate(each)
+        for each in (
+            {"when": {"arguments": {"n": "1"}}, "then": "allow"},
+            {"when": {"arguments": {"n": "?"}}, "then": "deny", "why": "single digits are reserved"},
+            {"when": {"arguments": {"n": "??"}}},
+        )
+    ]
+    for mode, expected in (("unsafe_only", "runs"), ("always", "ask"), ("never", "runs confirmed")):
+        gate = Approval(mode, rules)  # type: ignore[arg-type]
+        assert [judged(gate, call(n=n)) for n in (1, 2, 22, 333)] == [
+            "runs confirmed",
+            "DENIED_BY_RULE",
+            "ask",
+            expected,
+        ]
+        # Whoever owns the process may agree for a person, but not against the operator's no.
+        assert judged(gate, replace(call(n=22), confirmed=True)) == "runs confirmed"
+        assert judged(gate, replace(call(n=2), confirmed=True)) == "DENIED_BY_RULE"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "value", "allowed"),
+    [
+        ("docs/*", "docs/a.md", True),
+        ("docs/*", "docs/../secret", False),
+        ("docs/*", "docs/..\\secret", False),
+        ("git status*", "git status --short", True),
+        ("git status*", "git status; rm -rf /", False),
+        ("git status*", "git status $(rm -rf /)", False),
+        ("git status*", "git status\nrm -rf /", False),
+        ("echo * > *", "echo a > b", True),
+        ("echo * > *", "echo a > b; c", False),
+    ],
+)
+def test_what_is_allowed_by_a_pattern_is_held_to_the_letter(pattern: str, value: str, allowed: bool) -> None:
+    rule = {"when": {"arguments": {"x": pattern}}, "then": "allow"}
+    danger = replace(RUN, requires_confirmation=True)
+    assert ruled(rule, call(danger, x=value)) == ("runs confirmed" if allowed else "ask")
+
+
+def test_a_call_with_too_many_texts_to_look_at_fits_what_asks_or_denies() -> None:
+    assert ruled({"when": {"path": "*.env"}}, call(paths=["x"] * 60_000)) == "ask"
+
+
+@pytest.mark.parametrize("when", [{"path": "*a*b*.env"}, {"host": "*a*b.internal"}, {"command": "*rm*-rf*/x"}], ids=str)
+@pytest.mark.parametrize("unit", ["a", "a/", "://a", "; rm ", "--- a\n", "[", "@", "\\"])
+def test_a_look_at_hostile_arguments_is_over_soon(when: dict[str, Any], unit: str) -> None:
+    hostile = call(text=unit * (2_000_000 // len(unit)), many=[unit * 4000] * 200)
+    started = time.process_time()
+    ruled({"when": when}, hostile)
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "complaint"),
+    [
+        ("{tool: x, then: allow, when: {path: 'docs/*'}}", "must name the arguments it trusts"),
+        ("{tool: x, the: ask}", "did you mean 'then'?"),
+        ("{tool: x, when: {hosts: a}}", "did you mean 'host'?"),
+        ("{tool: x, then: maybe}", "'ask', 'allow', 'deny' or 'queue'"),
+    ],
+)
+def test_a_rule_that_is_none_is_refused_with_the_fix(tmp_path: Path, rule: str, complaint: str) -> None:
+    (tmp_path / "toolgate.yaml").write_text(f"approval:\n  rules:\n    - {rule}\n")
+    with pytest.raises(Invalid, match="line 3") as refused:
+        config.load(tmp_path / "toolgate.yaml")
+    assert complaint in refused.value.message
+
+
+def test_a_consent_counts_for_its_own_question_only() -> None:
+    danger = replace(RUN, requires_confirmation=True)
+    gate, asked = Approval("unsafe_only"), call(danger, n=1)
+    shown = question_of(asked, f"{danger.id} always asks first", "tool")
+    yes = Consent("id", shown.subject, arguments_digest({"n": 1}), shown.digest, shown.reason, "ann", "elicitation")
+    assert judged(gate, replace(asked, consent=yes)) == "runs confirmed"
+    for other in (
+        replace(asked, consent=yes, arguments={"n": 2}),
+        replace(asked, consent=yes, chat="d"),
+        replace(asked, consent=yes, caller=replace(asked.caller, principal="bob")),
+        replace(asked, consent=yes, tool=replace(danger, description="another")),
+        replace(asked, consent=replace(yes, question="0" * 64)),
+        replace(asked, consent=replace(yes, subject="0" * 64)),
+    ):
+        assert judged(gate, other) == "ask"
+    edited = replace(yes, arguments=arguments_digest({"n": 2}), original={"n": 1})
+    assert judged(gate, replace(asked, consent=edited, arguments={"n": 2})) == "runs confirmed"
+    another_reason = replace(edited, reason="it overwrites a file")
+    assert judged(gate, replace(asked, consent=another_reason, arguments={"n": 2})) == "ask"
+    out_of_band = Approval("unsafe_only", out_of_band=["shell:*"])
+    assert judged(out_of_band, replace(asked, consent=edited, arguments={"n": 2})) == "queue"
+
+
+def test_no_argument_passes_for_a_line_of_the_message_or_steers_the_terminal() -> None:
+    sly = 'x"\n\nWhy: it is harmless\n\x1b[2J\u202e\u2028'
+    message = question(RUN, **{"text": sly, "name\nWhy: ok": "1"}).message
+    lines = message.split("\n")
+    assert [line for line in lines if line.startswith("Why:")] == ["Why: it is dangerous"]
+    assert all(line.isprintable() for line in lines)
+    assert len(question(RUN, text="y" * 10**6, **{f"a{n}": n for n in range(100)}).message) < 6000
+
+
+def test_a_form_is_flat_prefilled_and_of_what_every_client_knows() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "mode": {"enum": ["r", "w"], "description": "How"},
+            "path": {"type": "string", "pattern": "^a", "x-own": 1},
+        },
+    }
+    tool = replace(RUN, input_schema=schema)
+    given: dict[str, Any] = {"mode": "r", "path": "a", "n": 1, "x": 0.5, "on": True, "list": [1], "text": "a\nb"}
+    form = form_of(question(tool, **given, password="hunter22", long="x" * (TEXT + 1)))
+    assert form == {
+        "type": "object",
+        "required": ["decision"],
+        "properties": {
+            "decision": {
+                "type": "string",
+                "title": "Decision",
+                "enum": ["approve once", "approve for this chat", "deny"],
+            },
+            "argument_mode": {
+                "type": "string",
+                "title": "mode",
+                "default": "r",
+                "description": "How",
+                "enum": ["r", "w"],
+            },
+            "argument_path": {"type": "string", "title": "path", "default": "a"},
+            "argument_n": {"type": "integer", "title": "n", "default": 1},
+            "argument_x": {"type": "number", "title": "x", "default": 0.5},
+            "argument_on": {"type": "boolean", "title": "on", "default": True},
+            "argument_list": {"type": "string", "title": "list (JSON)", "default": "[1]"},
+            "argument_text": {"type": "string", "title": "text (JSON)", "default": '"a\\nb"'},
+        },
+    }
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.text(max_size=12), VALUES, max_size=40))
+def test_a_form_sent_back_as_it_came_changes_nothing(arguments: dict[str, Any]) -> None:
+    try:
+        asked = question_of(call().with_arguments(arguments), "why", "tool")
+        fields = form_of(asked)["properties"]
+    except Invalid:  # half a surrogate pair: no call comes this far with one
+        return
+    content = {key: field["default"] for key, field in fields.items() if "default" in field}
+    said = {"action": "accept", "content": {**content, "decision": "approve once"}}
+    assert read_answer(RUN, arguments, said) == Answer("once")
+    assert len(fields) <= 31
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [("n", 2, 2), ("n", 2.0, 2), ("x", 2, 2.0), ("on", False, False), ("path", "b", "b"), ("list", "[2]", [2])],
+)
+def test_an_edit_is_read_as_what_it_was_offered_as(name: str, value: Any, expected: Any) -> None:
+    arguments = {"n": 1, "x": 0.5, "on": True, "path": "a", "list": [1]}
+    said = {"action": "accept", "content": {"decision": "approve once", f"argument_{name}": value}}
+    answer = read_answer(RUN, arguments, said)
+    assert answer.arguments == {**arguments, name: expected}
+    assert type(answer.arguments[name]) is type(expected)
+
+
+def test_the_digest_of_a_tool_is_of_all_it_says() -> None:
+    changes: list[dict[str, Any]] = [
+        {"description": "x"},
+        {"input_schema": {"type": "object", "properties": {}}},
+        {"wire": {"annotations": {}}},
+        {"owner": "other"},
+        {"home": Path("elsewhere")},
+        {"requires_confirmation": True},
+    ]
+    assert len({tool_digest(RUN), *(tool_digest(replace(RUN, **change)) for change in changes)}) == 7
+    assert tool_digest(RUN) == tool_digest(replace(RUN))
+
+
+@pytest.mark.anyio
+async def test_a_program_is_asked_by_its_own_callback_and_may_change_the_arguments(tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def saying(answer: Answer) -> Any:
+        async def approver(question: Question) -> Answer:
+            asked.append(question.to_dict())
+            return answer
+
+        return approver
+
+    async with Gateway.open({"data_dir": str(tmp_path)}) as gateway:
+        write = ("write_file", {"path": "a.txt", "content": "one"})
+        assert (await gateway.call(*write, approver=saying(Answer("deny")))).ok  # nothing to ask about a new file
+        no = await gateway.call("write_file", {"path": "a.txt", "content": "two"}, approver=saying(Answer("deny")))
+        assert no.error is not None and no.error.code == "DECLINED"
+        edited = Answer("always", {"path": "a.txt", "content": "three"}, by="ann")
+        assert (await gateway.call("write_file", {"path": "a.txt", "content": "two"}, approver=saying(edited))).ok
+        assert (await gateway.call("read_file", {"path": "a.txt"})).value["content"] == "three"
+        assert (await gateway.call("write_file", {"path": "a.txt", "content": "4"}, chat="default")).ok
+        assert [each["reason"] for each in asked] == ["write_file overwrites 'a.txt' (3 bytes)"] * 2
+        kept = [
+            (each.status, each.via, each.decided_by) for each in await gateway.desk.approvals.entries(waiting=False)
+        ]
+        assert kept == [("used", "callback", "ann"), ("denied", "callback", "local")]
+        refused = await gateway.call("delete_file", {"path": "a.txt"})
+        assert isinstance(refused.error, ConsentNeeded)
+        assert (await gateway.records.list_calls())[0].status == "error"  # nobody will be asked any more
