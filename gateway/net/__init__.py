@@ -5,6 +5,7 @@
 the HTTP client, which takes a tenth of a second: import them where they are used.
 """
 
+from .limits import Limits
 from .policy import Policy
 
-__all__ = ["Policy"]
+__all__ = ["Limits", "Policy"]

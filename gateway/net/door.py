@@ -14,25 +14,13 @@ import httpx2
 from ..errors import Forbidden, Timeout, Unavailable
 from . import failures
 from .body import declared_length, pieces
+from .limits import Limits
 from .policy import Policy
 from .requests import IDEMPOTENT, REDIRECTS, Hop, first_hop
 from .retry import NEVER, Retry
 from .transport import INTERNET, GuardedTransport, Network
 
 TOO_MANY_REDIRECTS = "TOO_MANY_REDIRECTS"
-_MEBIBYTE = 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one request may take. `seconds` is for all of it: names, redirects, retries, and reading
-    the body to its end. `bytes` holds for the body as sent and as unpacked."""
-
-    bytes: int = 32 * _MEBIBYTE
-    header_bytes: int = 64 * 1024
-    seconds: float = 30.0
-    connect_seconds: float = 10.0
-    redirects: int = 5
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import BinaryIO
@@ -13,7 +13,8 @@ import anyio.to_thread
 
 from ..calls import Progress, no_progress
 from ..errors import GatewayError, NotFound, Unavailable
-from .door import Answer, Door, Limits
+from .door import Answer, Door
+from .limits import Limits
 from .policy import Policy
 from .retry import Retry
 from .transport import INTERNET, Network
@@ -46,19 +47,32 @@ async def download(
     """Write what is at `url` into `file`, from where it stands. Over https only, or http from this
     machine where the policy allows private addresses. Whatever goes wrong, the file is cut back to
     where it stood."""
-    start = file.tell()
     limits = Limits(bytes=limit, seconds=timeout, connect_seconds=min(timeout, Limits.connect_seconds))
     async with Door(replace(policy, https_only=True), network, tls) as door:
-        try:
-            async with door.request("GET", url, limits=limits, retry=Retry()) as answer:
-                if answer.status != HTTPStatus.OK:
-                    raise _no_file(answer)
-                written = await _write(answer, file, progress)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                file.seek(start)
-                file.truncate()
-            raise
+        return await save(door, url, file, limits=limits, progress=progress)
+
+
+async def save(
+    door: Door,
+    url: str,
+    file: BinaryIO,
+    *,
+    limits: Limits,
+    headers: Mapping[str, str] | None = None,
+    progress: Progress = no_progress,
+) -> Downloaded:
+    """The same through a door that is open already, under its own policy."""
+    start = file.tell()
+    try:
+        async with door.request("GET", url, headers=headers, limits=limits, retry=Retry()) as answer:
+            if answer.status != HTTPStatus.OK:
+                raise _no_file(answer)
+            written = await _write(answer, file, progress)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            file.seek(start)
+            file.truncate()
+        raise
     return Downloaded(answer.url, written, answer.content_type)
 
 

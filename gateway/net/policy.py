@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 
 import idna
@@ -15,9 +15,13 @@ from .addresses import Address, is_loopback, kind
 HOST_NOT_ALLOWED = "HOST_NOT_ALLOWED"
 PRIVATE_ADDRESS = "PRIVATE_ADDRESS"
 INSECURE_URL = "INSECURE_URL"
+PORT_NOT_ALLOWED = "PORT_NOT_ALLOWED"
+WEB_PORTS = (80, 443)
 
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _NO_HOST = "{!r} is no host name: write example.org, *.example.org for every name below it, or an IP address"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -25,28 +29,42 @@ class Policy:
     """Where requests may go; unless it says otherwise, nowhere.
 
     `allowed_hosts` are names, addresses, and patterns like `*.example.org`, which has every name
-    below `example.org` and not itself. `any_host` allows every name. Neither allows an address that
-    is not public: `allow_private` does. With `https_only`, plain HTTP leads only to this machine.
-    The settings are named in refusals.
+    below `example.org` and not itself; each may name the one port it allows, as in `example.org:8443`.
+    `any_host` allows every name. Where no port is named, `ports` are allowed; None is any.
+    None of this allows an address that is not public: `allow_private` does. With `https_only`, plain
+    HTTP leads only to this machine. The settings are named in refusals.
     """
 
     allowed_hosts: tuple[str, ...] = ()
     any_host: bool = False
     allow_private: bool = False
     https_only: bool = False
+    ports: tuple[int, ...] | None = None
     hosts_setting: str = "http.allowed_hosts"
     private_setting: str = "http.allow_private"
+    _rules: tuple[_Rule, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "allowed_hosts", tuple(_patterns(self.allowed_hosts, self.hosts_setting)))
+        rules = tuple(_rules(self.allowed_hosts, self.hosts_setting))
+        object.__setattr__(self, "allowed_hosts", tuple(map(str, rules)))
+        object.__setattr__(self, "_rules", rules)
 
-    def check_host(self, scheme: str, host: str) -> None:
+    def check_host(self, scheme: str, host: str, port: int | None = None) -> None:
         """Refuse what can be refused before the name is looked up."""
-        if not self.any_host and not any(_matches(pattern, host) for pattern in self.allowed_hosts):
+        wanted = port or _DEFAULT_PORTS[scheme]
+        ports = [rule.port for rule in self._rules if rule.matches(host)] + ([None] if self.any_host else [])
+        if not ports:
             reason = f"{host} is not among the allowed hosts; add it to {self.hosts_setting} to allow it"
             raise Forbidden(reason, code=HOST_NOT_ALLOWED, host=host)
+        if wanted not in ports and (None not in ports or not self._is_usual(wanted)):
+            named = _Rule(host, wanted)
+            reason = f"port {wanted} of {host} is not allowed; add {named} to {self.hosts_setting} to allow it"
+            raise Forbidden(reason, code=PORT_NOT_ALLOWED, host=host, port=wanted)
         if scheme == "http" and self.https_only and not self.allow_private:
             raise _insecure(host)
+
+    def _is_usual(self, port: int) -> bool:
+        return self.ports is None or port in self.ports
 
     def check_address(self, scheme: str, host: str, address: Address) -> None:
         """Refuse one of the addresses a name leads to."""
@@ -83,19 +101,42 @@ def canonical_host(text: str) -> str:
     return name
 
 
-def _patterns(hosts: Iterable[str], setting: str) -> Iterable[str]:
-    for host in hosts:
-        start = "*." if host.startswith("*.") else ""
+@dataclass(frozen=True)
+class _Rule:
+    """One allowed host, or every name below one, and the port where it names one."""
+
+    pattern: str
+    port: int | None = None
+
+    def __str__(self) -> str:
+        if self.port is None:
+            return self.pattern
+        return f"[{self.pattern}]:{self.port}" if ":" in self.pattern else f"{self.pattern}:{self.port}"
+
+    def matches(self, host: str) -> bool:
+        if not self.pattern.startswith("*."):
+            return host == self.pattern
+        return host.endswith(self.pattern[1:]) and len(host) >= len(self.pattern) and not _is_address(host)
+
+
+def _rules(hosts: Iterable[str], setting: str) -> Iterable[_Rule]:
+    for text in hosts:
+        start = "*." if text.startswith("*.") else ""
         try:
-            yield start + canonical_host(host.removeprefix(start))
+            host, port = _split(text.removeprefix(start))
+            yield _Rule(start + canonical_host(host), port)
         except ValueError:
-            raise Invalid(f"{setting}: {_NO_HOST.format(host[:100])}", code="INVALID_HOST") from None
+            raise Invalid(f"{setting}: {_NO_HOST.format(text[:100])}", code="INVALID_HOST") from None
 
 
-def _matches(pattern: str, host: str) -> bool:
-    if not pattern.startswith("*."):
-        return host == pattern
-    return host.endswith(pattern[1:]) and len(host) >= len(pattern) and not _is_address(host)
+def _split(text: str) -> tuple[str, int | None]:
+    """A host and its port, where one is named; an IPv6 address that has one stands in brackets."""
+    host, colon, port = text.rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):
+        return text, None
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= _HIGHEST_PORT:
+        raise ValueError("not a port")
+    return host, int(port)
 
 
 def _is_address(host: str) -> bool:

@@ -3,7 +3,6 @@ connection goes to a checked address, while TLS still asks for the name."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import socket
@@ -27,6 +26,7 @@ LOOKUP_FAILED = "LOOKUP_FAILED"
 _CONNECTIONS = 64
 _IDLE_CONNECTIONS = 8
 _IDLE_SECONDS = 15.0
+_LOOKUPS = 64
 _TRIES = 4
 """How many of a name's addresses are tried; each gets its share of the time there is to connect."""
 
@@ -45,11 +45,16 @@ class Network(Protocol):
 
 
 class Internet:
-    """The real one, as the operating system knows it."""
+    """The real one, as the operating system knows it. Names are looked up in threads of its own: the event
+    loop has a handful, and a name server that is slow on purpose would soon have them all."""
+
+    def __init__(self) -> None:
+        self._lookups = anyio.CapacityLimiter(_LOOKUPS)
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
+        look_up = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=self._lookups)
         except socket.gaierror as error:
             if error.errno == socket.EAI_AGAIN:
                 raise Unavailable(f"the name {host} cannot be looked up just now", code=LOOKUP_FAILED) from None
@@ -81,7 +86,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         url = parse(str(request.url))
-        self._policy.check_host(url.scheme, url.raw_host.decode("ascii"))
+        self._policy.check_host(url.scheme, url.raw_host.decode("ascii"), url.port)
         pool = await self._pool(url.scheme)
         with _named_by_httpx2():
             response = await pool.handle_async_request(

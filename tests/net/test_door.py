@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from gateway.errors import Forbidden, Invalid, Timeout, Unavailable
-from gateway.net import Policy
-from gateway.net.door import Door, Limits
+from gateway.net import Limits, Policy
+from gateway.net.door import Door
 from gateway.net.transport import INTERNET, GuardedTransport, Network
 
 from .sites import PUBLIC, Lab, answer, redirect, serving, trusting

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from gateway.errors import GatewayError, Timeout, ToolFailed, Unavailable
-from gateway.net import Policy
-from gateway.net.door import Door, Limits
+from gateway.net import Limits, Policy
+from gateway.net.door import Door
 
 from .sites import Reply, answer, serving
 

@@ -62,8 +62,9 @@ def test_addresses_are_compared_as_addresses_and_by_no_pattern() -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["", "*", "*.", "*.*.org", "a*.org", "https://example.org", "example.org:80", "example.org/x", "a b", "::1%eth0",
-     "a..b", "x" * 300, "user@example.org", "example.org\n"],
+    ["", "*", "*.", "*.*.org", "a*.org", "https://example.org", "example.org/x", "a b", "::1%eth0", "a..b", "x" * 300,
+     "user@example.org", "example.org\n", "example.org:", "example.org:0", "example.org:65536", "example.org:+80",
+     "example.org:８０", "example.org:80:80", "[::1]:x"],
 )  # fmt: skip
 def test_what_is_no_host_is_refused_with_the_name_of_the_setting(pattern: str) -> None:
     with pytest.raises(Invalid, match=r"web\.allowed_hosts: .* is no host name"):
@@ -95,3 +96,34 @@ def test_plain_http_goes_to_this_machine_or_nowhere_where_https_is_asked_for() -
     for address in ("10.0.0.7", "8.8.8.8"):
         with pytest.raises(Forbidden, match="use https"):
             policy.check_address("http", "a.test", parse_address(address))
+
+
+def port_allowed(policy: Policy, host: str, port: int | None, scheme: str = "https") -> bool:
+    try:
+        policy.check_host(scheme, host, port)
+    except Forbidden as error:
+        assert error.code == "PORT_NOT_ALLOWED"
+        return False
+    return True
+
+
+def test_a_host_may_name_its_port_and_then_allows_no_other() -> None:
+    policy = Policy(allowed_hosts=("a.test:8443", "*.b.test:81", "[::1]:9000", "c.test"))
+    assert policy.allowed_hosts == ("a.test:8443", "*.b.test:81", "[::1]:9000", "c.test")
+    for host, port in (("a.test", 8443), ("x.b.test", 81), ("::1", 9000), ("c.test", None), ("c.test", 22)):
+        assert port_allowed(policy, host, port)
+    for host, port in (("a.test", None), ("a.test", 443), ("x.b.test", 80), ("::1", 9001)):
+        assert not port_allowed(policy, host, port)
+
+
+def test_a_host_without_a_port_has_the_usual_ones_where_those_are_said() -> None:
+    policy = Policy(allowed_hosts=("a.test", "a.test:8443"), ports=(80, 443), hosts_setting="web.allowed_hosts")
+    assert all(port_allowed(policy, "a.test", port) for port in (None, 80, 443, 8443))
+    assert port_allowed(policy, "a.test", None, "http")
+    assert not any(port_allowed(policy, "a.test", port) for port in (22, 25, 6379, 8444))
+    assert not port_allowed(Policy(any_host=True, ports=(80, 443)), "a.test", 22)
+    with pytest.raises(Forbidden) as refused:
+        policy.check_host("http", "a.test", 6379)
+    assert refused.value.message == (
+        "port 6379 of a.test is not allowed; add a.test:6379 to web.allowed_hosts to allow it"
+    )

@@ -12,8 +12,8 @@ import httpcore2
 import pytest
 
 from gateway.errors import Unavailable
-from gateway.net import Policy
-from gateway.net.door import Door, Limits
+from gateway.net import Limits, Policy
+from gateway.net.door import Door
 from gateway.net.retry import NEVER, Retry
 from gateway.net.transport import INTERNET, Internet, Network
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
@@ -363,3 +366,27 @@ async def test_the_loop_is_free_while_names_are_looked_up() -> None:
         assert not waiting.done()
         release.set()
         assert await waiting == b"open"
+
+
+async def test_name_servers_that_do_not_answer_keep_nobody_from_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, release, real = threading.Event(), threading.Event(), socket.getaddrinfo
+
+    def look_up(host: str, *rest: object, **more: object) -> object:
+        if host == "slow.test":
+            begun.set()
+            release.wait(20)
+        return real("127.0.0.1", *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with serving({"/": answer(200, b"open")}) as site:
+        waiting = [asyncio.create_task(get(f"http://slow.test:{site.port}/", OPEN)) for _ in range(40)]
+        try:
+            await anyio.to_thread.run_sync(begun.wait, 5)
+            with anyio.fail_after(5):
+                assert await get(f"http://quick.test:{site.port}/", OPEN) == b"open"
+            waiting[0].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting[0]
+        finally:
+            release.set()
+        assert await asyncio.gather(*waiting[1:]) == [b"open"] * 39

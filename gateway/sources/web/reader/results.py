@@ -1,0 +1,39 @@
+"""The results on a page of DuckDuckGo's."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+_MOST = 50
+
+
+def found(html: str) -> list[dict[str, str]] | None:
+    """Title, URL and snippet of each; advertisements are left out. None when this is no page of results,
+    as when it asks who we are instead."""
+    page = LexborHTMLParser(html)
+    shown = [result for entry in page.css(".result")[:_MOST] if (result := _result(entry))]
+    return shown if shown or page.css_first(".no-results, .result--no-result") else None
+
+
+def _result(entry: LexborNode) -> dict[str, str] | None:
+    link, snippet = entry.css_first("a.result__a"), entry.css_first(".result__snippet")
+    if link is None or "result--ad" in (entry.attributes.get("class") or ""):
+        return None
+    url = _target(link.attributes.get("href") or "")
+    return {"title": _text(link), "url": url, "snippet": _text(snippet)} if url else None
+
+
+def _target(href: str) -> str:
+    """Where a link leads in the end: it goes by way of a page that counts it."""
+    try:
+        parts = urlsplit(href)
+        target = parse_qs(parts.query).get("uddg", [href])[0] if parts.path == "/l/" else href
+        return target if urlsplit(target).scheme in ("http", "https") else ""
+    except ValueError:
+        return ""
+
+
+def _text(node: LexborNode | None) -> str:
+    return "" if node is None else " ".join(node.text().split())

@@ -1,0 +1,35 @@
+"""Calls of the web tools, as the executor makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import orjson
+
+from gateway.calls import Call, Outcome
+from gateway.config.web import WebSettings
+from gateway.net.transport import Network
+from gateway.sources.web.source import WebSource
+
+ANYWHERE = WebSettings(allowed_hosts=["*"])
+
+
+def web(settings: WebSettings = ANYWHERE, network: Network | None = None) -> WebSource:
+    return WebSource(settings, network=network)
+
+
+async def call(source: WebSource, name: str, **arguments: Any) -> Outcome:
+    """The outcome, which fits what the tool promises; refusals are raised."""
+    tool = next(tool for tool in await source.list_tools() if tool.id == name)
+    tool.check_arguments(arguments)
+    with anyio.fail_after(30):
+        outcome = await source.call_tool(Call(name=name, tool=tool, arguments=arguments))
+    tool.check_output(outcome.value)
+    orjson.dumps([outcome.to_dict(), outcome.content])
+    return outcome
+
+
+async def fetch(source: WebSource, url: str, **arguments: Any) -> dict[str, Any]:
+    value: dict[str, Any] = (await call(source, "web_fetch", url=url, **arguments)).value
+    return value
