@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ..tools import Permission
 from .section import Section
+
+_UNQUOTED = BeforeValidator(lambda said: "off" if said is False else said)
+"""YAML reads `off` as False when nobody quotes it."""
+
+_OR_OFF = BeforeValidator(lambda said: {"over": None} if said in (False, "off") else said)
 
 
 class ToolFilter(Section):
@@ -27,12 +32,20 @@ class ToolOverrideSettings(Section):
     enabled: bool | None = None
 
 
+class LargeResultSettings(Section):
+    """From how many bytes on a result is kept as a file, None for never. By default that is just below the 1 MiB at
+    which clients begin to refuse one: nothing changes that would have arrived."""
+
+    over: int | None = Field(default=1023 * 1024, ge=32 * 1024)
+
+
 class UpstreamSettings(Section):
     """One upstream server, in Claude Desktop's shape, with Toolgate's own keys beside it.
 
     `trusted` believes the server's annotations about what its tools do. `sharing` says who shares one
     connection to a server that may keep state. `pinning` says whether its first words are believed;
-    with `off` all its later ones are too.
+    with `off` all its later ones are too. `large_results` says which results are kept as files in the
+    chat's workspace; with `off` none is.
     """
 
     command: str | None = None
@@ -51,7 +64,8 @@ class UpstreamSettings(Section):
     timeout: float | None = Field(default=None, gt=0)
     lazy: bool = True
     sharing: Literal["principal", "chat", "all"] = "principal"
-    pinning: Literal["trust", "hold", "off"] = "trust"
+    pinning: Annotated[Literal["trust", "hold", "off"], _UNQUOTED] = "trust"
+    large_results: Annotated[LargeResultSettings, _OR_OFF] = LargeResultSettings()
     tools: ToolFilter = ToolFilter()
     overrides: dict[str, ToolOverrideSettings] = {}
 

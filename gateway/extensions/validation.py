@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..calls import Call, Outcome
 from ..errors import Invalid, ToolFailed
 from . import Extension
+from .sizes import result_size
 
 
 class Validation(Extension):
@@ -27,12 +28,12 @@ class Validation(Extension):
         tool.check_arguments(call.arguments)
 
     async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
-        if outcome.error is not None:
+        if outcome.error is not None and outcome.wire is None:
             return outcome
         tool = call.target
         if tool.output_schema is not None and outcome.wire is None:  # an upstream's result is passed on as it is
             tool.check_output(outcome.value)
-        size = len(outcome.value_json)
+        size = result_size(outcome)
         if size > self._response_bytes:
             raise ToolFailed(
                 f"{tool.id}: the result is {size} bytes, the limit is {self._response_bytes} (limits.response_bytes)",

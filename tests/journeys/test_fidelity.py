@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlencode
 
 import anyio
 import mcp_types as types
@@ -30,6 +31,9 @@ from .wire import ERAS, HANDSHAKE, INITIALIZE, INITIALIZED, MODERN, open_session
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90), pytest.mark.promise("G1", "G2")]
 
+ListChanged = (
+    types.ToolListChangedNotification | types.PromptListChangedNotification | types.ResourceListChangedNotification
+)
 UPSTREAMS = ["stdio-modern", "stdio-handshake", "http-modern", "http-handshake"]
 
 
@@ -43,6 +47,11 @@ class Seen:
         self.questions: list[str] = []
         self.logs: list[tuple[str, str | None, Any]] = []
         self.changed = anyio.Event()
+        self.heard: list[str] = []
+
+    @property
+    def updates(self) -> list[str]:
+        return [said for said in self.heard if said.startswith("notifications/resources/updated")]
 
     async def elicit(self, context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
         self.questions.append(params.message)
@@ -61,8 +70,18 @@ class Seen:
         self.logs.append((params.level, params.logger, params.data))
 
     async def hear(self, message: Any) -> None:
-        if isinstance(message, types.ToolListChangedNotification):
-            self.changed.set()
+        if isinstance(message, types.ResourceUpdatedNotification):
+            self.heard.append(f"{message.method} {message.params.uri}")
+        elif isinstance(message, ListChanged):
+            self.heard.append(message.method)
+        self.changed.set()
+
+    async def until(self, true: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until it is true, looking again whenever something was told."""
+        with anyio.fail_after(PATIENCE):
+            while not await true():
+                await self.changed.wait()
+                self.changed = anyio.Event()
 
     @asynccontextmanager
     async def on(self, transport: Any, era: str) -> AsyncIterator[Client]:
@@ -252,17 +271,122 @@ async def test_a_server_asks_for_a_sample_and_for_roots(connected: tuple[Client,
     assert listed["roots"] == [{"uri": "file:///here", "name": "here"}]
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
+async def test_a_server_asks_a_person_before_it_gives_a_prompt_or_a_resource(
+    connected: tuple[Client, Seen], upstream: str, rounds: int
+) -> None:
+    client, seen = connected
+    asked = {"method": "elicitation/create", "rounds": str(rounds), "name": "who"}
+    questions = [f"who {number}" for number in range(rounds)]
+    answers = [{"answer": f"to {question}"} for question in questions]
+
+    prompt = await client.get_prompt(f"{upstream}__ask", asked)
+    assert seen.questions == questions
+    assert [answer["content"] for answer in json.loads(_prompt_text(prompt))] == answers
+
+    read = await client.read_resource(f"{await _address(client, upstream, 'ask')}?{urlencode(asked)}")
+    assert seen.questions == questions * 2
+    assert [answer["content"] for answer in json.loads(_resource_text(read))] == answers
+
+
+async def test_a_server_asks_for_a_sample_and_for_roots_before_it_gives_a_prompt_or_a_resource(
+    connected: tuple[Client, Seen], upstream: str
+) -> None:
+    client, _ = connected
+    uri = await _address(client, upstream, "ask")
+    for method in ("sampling/createMessage", "roots/list"):
+        prompt = await client.get_prompt(f"{upstream}__ask", {"method": method})
+        read = await client.read_resource(f"{uri}?{urlencode({'method': method})}")
+        for said in (_prompt_text(prompt), _resource_text(read)):
+            [answer] = json.loads(said)
+            if method == "roots/list":
+                assert answer["roots"] == [{"uri": "file:///here", "name": "here"}]
+            else:
+                assert answer["content"]["text"] == "hello 5"
+
+
 async def test_a_changed_list_is_announced(connected: tuple[Client, Seen], upstream: str) -> None:
     client, seen = connected
     async with AsyncExitStack() as stack:
         if client.protocol_version == MODERN:
             await stack.enter_async_context(client.listen(tools_list_changed=True))
         new = json.loads(text(await client.call_tool(f"{upstream}__grow", {})))
-        with anyio.fail_after(PATIENCE):
-            while f"{upstream}__{new}" not in {tool.name for tool in await every_tool(client)}:
-                await seen.changed.wait()
-                seen.changed = anyio.Event()
+
+        async def is_listed() -> bool:
+            return f"{upstream}__{new}" in {tool.name for tool in await every_tool(client)}
+
+        await seen.until(is_listed)
     assert text(await client.call_tool(f"{upstream}__{new}", {})) == f'"{new}"'
+
+
+@pytest.mark.parametrize("what", ["prompts", "resources"])
+async def test_a_changed_list_of_prompts_or_resources_is_announced(
+    connected: tuple[Client, Seen], upstream: str, what: str
+) -> None:
+    client, seen = connected
+    await client.list_resources()  # of which an older client is told only once it has asked for them
+    async with AsyncExitStack() as stack:
+        if client.protocol_version == MODERN:
+            prompts, resources = what == "prompts", what == "resources"
+            wanted = client.listen(prompts_list_changed=prompts, resources_list_changed=resources)
+            await stack.enter_async_context(wanted)
+        new = json.loads(text(await client.call_tool(f"{upstream}__grow", {"what": what})))
+
+        async def is_told_and_listed() -> bool:
+            if f"notifications/{what}/list_changed" not in seen.heard:
+                return False
+            if what == "prompts":
+                return f"{upstream}__{new}" in {prompt.name for prompt in (await client.list_prompts()).prompts}
+            return any(_is_at(each, upstream, new) for each in (await client.list_resources()).resources)
+
+        await seen.until(is_told_and_listed)
+
+
+async def test_a_resource_that_changes_is_told_of_while_it_is_followed(
+    connected: tuple[Client, Seen], upstream: str, notes: Path
+) -> None:
+    client, seen = connected
+    uri = await _address(client, upstream, "plain")
+
+    async def touched() -> bool:
+        return f"notifications/resources/updated {uri}" in seen.heard
+
+    async with AsyncExitStack() as stack:
+        if client.protocol_version == MODERN:
+            await stack.enter_async_context(client.listen(resource_subscriptions=[uri]))
+        else:
+            await client.subscribe_resource(uri)
+        await client.call_tool(f"{upstream}__touch", {"uri": "lab://ask"})
+        await client.call_tool(f"{upstream}__touch", {"uri": "lab://plain"})
+        await seen.until(touched)
+        assert seen.updates == [f"notifications/resources/updated {uri}"]
+    if client.protocol_version != MODERN:
+        await client.unsubscribe_resource(uri)
+
+    def followed() -> int:
+        said = labs.notes(notes)
+        return said.count("resources/subscribe lab://plain") - said.count("resources/unsubscribe lab://plain")
+
+    await labs.until(lambda: followed() == 0)
+    seen.forget()
+    await client.call_tool(f"{upstream}__touch", {"uri": "lab://plain"})
+    await client.call_tool(f"{upstream}__plain", {})
+    assert seen.updates == []
+
+
+async def test_a_result_no_client_would_take_arrives_as_its_beginning_and_a_link(
+    connected: tuple[Client, Seen], upstream: str
+) -> None:
+    client, _ = connected
+    result = await client.call_tool(f"{upstream}__large", {"size": 2_000_000, "kind": "lines"})
+    beginning, link = result.content
+    assert isinstance(beginning, types.TextContent)
+    assert beginning.text.startswith("line 0\nline 1\n")
+    assert isinstance(link, types.ResourceLink)
+    assert link.size is not None
+    assert link.size > 2_000_000
+    read = await client.read_resource(f"{link.uri}?offset={link.size - 12}&length=12")
+    assert _resource_text(read) == "line 249999\n"
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -359,6 +483,46 @@ async def test_what_a_client_cannot_be_asked_its_server_is_told(gateway: Listeni
             assert answer["error"]["code"] == -32601
 
 
+@pytest.mark.parametrize("parked", ["stdio-handshake", "http-handshake"])
+@pytest.mark.parametrize("kind", ["prompt", "resource"])
+async def test_a_parked_prompt_or_resource_is_given_once_and_to_its_own_caller_only(
+    gateway: Listening, parked: str, kind: str
+) -> None:
+    def wanted(retry: Any = None, name: str = kind, chat: str = "default") -> dict[str, Any]:
+        asked = {"method": "elicitation/create", "name": name}
+        meta = {
+            "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}},
+            "dev.toolgate/chat": chat,
+        }
+        if kind == "prompt":
+            own: dict[str, Any] = {"name": f"{parked}__ask", "arguments": asked}
+            return request(MODERN, 7, "prompts/get", {**own, **(retry or {}), "_meta": meta})
+        own = {"uri": f"{uri}?{urlencode(asked)}"}
+        return request(MODERN, 7, "resources/read", {**own, **(retry or {}), "_meta": meta})
+
+    def answer(message: dict[str, Any]) -> dict[str, Any]:
+        params = message["params"]
+        return post(gateway.url, message, {"mcp-name": params.get("uri") or params["name"]}).message
+
+    resources = post(gateway.url, request(MODERN, 1, "resources/list")).message["result"]["resources"]
+    [uri] = [each["uri"] for each in resources if each["uri"].endswith("ask") and parked in each["uri"]]
+    asked = answer(wanted())["result"]
+    assert asked["resultType"] == "input_required"
+    [(key, question)] = asked["inputRequests"].items()
+    assert question["params"]["message"] == f"{kind} 0"
+    retry = {
+        "requestState": asked["requestState"],
+        "inputResponses": {key: {"action": "accept", "content": {"answer": "yes"}}},
+    }
+    for other in (wanted(retry, name="another"), wanted(retry, chat="another")):
+        assert "INVALID_STATE" in answer(other)["error"]["message"]
+    got = answer(wanted(retry))["result"]
+    assert got["resultType"] == "complete"
+    said = got["messages"][0]["content"]["text"] if kind == "prompt" else got["contents"][0]["text"]
+    assert json.loads(said) == [{"action": "accept", "content": {"answer": "yes"}}]
+    assert "INVALID_STATE" in answer(wanted(retry))["error"]["message"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 async def test_nothing_outlives_the_gateway(tmp_path: Path, end: int) -> None:
@@ -417,6 +581,28 @@ async def _as_the_lab_said_it(answer: Callable[[Any], Awaitable[dict[str, Any]]]
         assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "toolgate"
     strange = (await answer(_call(era, f"{upstream}__hologram")))["result"]
     assert strange["content"] == [{"type": "hologram", "beams": 3}]
+
+
+async def _address(client: Client, upstream: str, name: str) -> str:
+    """The URI under which the lab's resource is listed."""
+    [found] = [each for each in (await client.list_resources()).resources if _is_at(each, upstream, name)]
+    return str(found.uri)
+
+
+def _is_at(resource: types.Resource, upstream: str, name: str) -> bool:
+    return resource.name == name and upstream in str(resource.uri) and str(resource.uri).endswith(name)
+
+
+def _prompt_text(prompt: types.GetPromptResult) -> str:
+    [message] = prompt.messages
+    assert isinstance(message.content, types.TextContent)
+    return message.content.text
+
+
+def _resource_text(read: types.ReadResourceResult) -> str:
+    [content] = read.contents
+    assert isinstance(content, types.TextResourceContents)
+    return content.text
 
 
 @contextmanager

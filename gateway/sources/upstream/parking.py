@@ -15,8 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...calls import Ask, Call, Peer
+from ...calls import Ask, Call
 from ...errors import Invalid, Unavailable
+from .requests import Request
 
 PARKED_SECONDS = 600.0
 PARKED_LIMIT = 1000
@@ -27,7 +28,7 @@ STATE = "toolgate-parked-"
 """How the state begins by which a client names a parked call."""
 
 Result = dict[str, Any]
-Start = Callable[[Ask, Call], Coroutine[Any, Any, Result]]
+Start = Callable[[Ask, Request], Coroutine[Any, Any, Result]]
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,17 @@ class Parking:
         self._seconds = seconds
         self._parked: dict[str, _Parked] = {}
 
-    async def run(self, call: Call, start: Start) -> Result:
+    async def run(self, request: Request, start: Start) -> Result:
         """What the server answers, or an `input_required` result with what it asks first."""
-        return await self._wait(_Parked(call, start))
+        return await self._wait(_Parked(request, start))
 
-    async def resume(self, call: Call) -> Result:
+    async def resume(self, request: Request) -> Result:
         """Go on with the call whose state this one brings, and with its answers. The state is used up by that;
         one that is refused is not."""
-        said = call.peer.answers if call.peer is not None else {}
+        said = request.peer.answers
         state = str(said.get("requestState", ""))
         parked = self._parked.get(state)
-        if parked is None or _identity(parked.call) != _identity(call):
+        if parked is None or parked.request.identity != request.identity:
             # One answer for both: whoever tries states learns nothing from it.
             raise Invalid(
                 "no call of yours waits under this state: it was answered before, it took too long, or it belongs to "
@@ -63,7 +64,7 @@ class Parking:
             )
         answers = parked.fitting(said.get("inputResponses"))
         del self._parked[state]
-        parked.resume(call, answers)
+        parked.resume(request.call, answers)
         return await self._wait(parked)
 
     async def close(self) -> None:
@@ -100,8 +101,9 @@ class Parking:
 class _Parked:
     """One call of a server, and who waits for it now."""
 
-    def __init__(self, call: Call, start: Start) -> None:
-        self.call = call
+    def __init__(self, request: Request, start: Start) -> None:
+        self.request = request
+        self.call = request.call
         self._questions: dict[str, _Question] = {}
         self._numbers = itertools.count(1)
         self._news = asyncio.Event()
@@ -164,9 +166,8 @@ class _Parked:
         finally:
             self._questions.pop(key, None)
 
-    def _told(self) -> Call:
-        """The call as the server's side sees it: what it reports goes to whoever waits at that moment."""
-        peer = self.call.peer or Peer()
+    def _told(self) -> Request:
+        """The request as the server's side sees it: what it reports goes to whoever waits at that moment."""
 
         async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
             await self.call.progress(done, total, message)
@@ -175,14 +176,9 @@ class _Parked:
             if self.call.peer is not None and self.call.peer.log is not None:
                 await self.call.peer.log(said)
 
-        return replace(self.call, progress=progress, peer=replace(peer, log=log))
+        return self.request.by(replace(self.call, progress=progress, peer=replace(self.request.peer, log=log)))
 
     def _finished(self, task: asyncio.Task[Result]) -> None:
         with suppress(asyncio.CancelledError):
             task.exception()  # whoever would hear of it may never come back
         self._news.set()
-
-
-def _identity(call: Call) -> tuple[Any, ...]:
-    """Whose call it is, and of what: an answer counts for nothing else."""
-    return call.caller.principal, call.chat, call.target.id, call.arguments_json

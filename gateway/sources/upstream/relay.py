@@ -12,7 +12,9 @@ from ...calls import Call, Caller, Peer
 from ...errors import GatewayError, NotFound, UpstreamFault
 from .addresses import inner, outer, outer_blocks, prefix_of
 from .link import McpFault
+from .requests import Request
 from .server import Upstream
+from .source import UpstreamSource
 
 READ_SECONDS = 60.0
 LIST_SECONDS = 3.0
@@ -23,14 +25,13 @@ _PAGES = 20
 
 log = logging.getLogger(__name__)
 
-Upstreams = Callable[[], Mapping[str, Upstream]]
-
 
 class Relay:
-    """Each thing goes to the server it came from: a prompt by its name, a resource by its address."""
+    """Each thing goes to the server it came from: a prompt by its name, a resource by its address. `source` gives
+    the one that has the servers, None while there are none."""
 
-    def __init__(self, upstreams: Upstreams) -> None:
-        self._upstreams = upstreams
+    def __init__(self, source: Callable[[], UpstreamSource | None]) -> None:
+        self._source = source
 
     def prompts(self) -> list[dict[str, Any]]:
         """Every prompt under its public name, by name."""
@@ -62,8 +63,8 @@ class Relay:
         if name not in known:
             raise NotFound(f"no prompt is named {name!r}{names.did_you_mean(name, known)}", code="UNKNOWN_PROMPT")
         upstream, raw = known[name]
-        params = {"name": raw["name"], "arguments": dict(arguments), **peer.answers}
-        result = await _ask(upstream, "prompts/get", params, caller, chat, peer)
+        params = {"name": raw["name"], "arguments": dict(arguments)}
+        result = await self._answer(upstream, "prompts/get", params, raw["name"], _call(caller, chat, peer))
         messages = result.get("messages")
         if isinstance(messages, list):
             result["messages"] = [_outer_message(_prefix(upstream), message) for message in messages]
@@ -78,7 +79,7 @@ class Relay:
         if owner is None:
             raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
         upstream, own = owner
-        result = await _ask(upstream, "resources/read", {"uri": own, **peer.answers}, caller, chat, peer)
+        result = await self._answer(upstream, "resources/read", {"uri": own}, own, _call(caller, chat, peer))
         contents = result.get("contents")
         if isinstance(contents, list):
             result["contents"] = [
@@ -115,7 +116,23 @@ class Relay:
                 return None
             upstream, uri = owner
             own = {**ref, "uri": uri}
-        return await _ask(upstream, "completion/complete", {**params, "ref": own}, caller, chat, peer)
+        about = str(own.get("name") or own.get("uri"))
+        return await self._answer(
+            upstream, "completion/complete", {**params, "ref": own}, about, _call(caller, chat, peer)
+        )
+
+    async def _answer(
+        self, upstream: Upstream, method: str, params: Mapping[str, Any], about: str, call: Call
+    ) -> dict[str, Any]:
+        """What the server answers, or asks; its own errors as it gave them."""
+        source = self._source()
+        assert source is not None  # noqa: S101 - the server was found there
+        about = f"{upstream.spec.name}:{about[:200]}"
+        return await source.asking.answer(upstream, Request(method, params, call, about, READ_SECONDS))
+
+    def _upstreams(self) -> Mapping[str, Upstream]:
+        source = self._source()
+        return source.upstreams if source is not None else {}
 
     def _prompts(self) -> dict[str, tuple[Upstream, dict[str, Any]]]:
         found = {
@@ -141,51 +158,33 @@ class Relay:
         try:
             async with asyncio.timeout(LIST_SECONDS):
                 listed = await _listed(upstream, caller, chat)
-        except (GatewayError, TimeoutError) as error:
+        except (GatewayError, McpFault, TimeoutError) as error:
             log.debug("the resources of %s are not listed: %s", upstream.spec.name, error)
             return []
         return [{**raw, "uri": outer(_prefix(upstream), raw["uri"])} for raw in listed]
 
 
 async def _listed(upstream: Upstream, caller: Caller, chat: str) -> list[dict[str, Any]]:
+    """All pages of what it lists, if it has resources at all. Nobody is asked anything for a list, so it waits for
+    no turn."""
     found: list[dict[str, Any]] = []
     cursor: Any = None
-    for _ in range(_PAGES):
-        params = {"cursor": cursor} if cursor else {}
-        page = await _ask(upstream, "resources/list", params, caller, chat, Peer(), capability="resources")
-        found += [
-            raw for raw in page.get("resources") or () if isinstance(raw, dict) and isinstance(raw.get("uri"), str)
-        ]
-        cursor = page.get("nextCursor")
-        if not cursor or len(found) >= LIST_LIMIT:
-            break
+    lane = upstream.lane(_call(caller, chat, None))
+    with lane.use():
+        link = await lane.link()
+        for _ in range(_PAGES if "resources" in link.capabilities else 0):
+            page = await link.request("resources/list", {"cursor": cursor} if cursor else None, capabilities={})
+            listed = page.get("resources")
+            found += [raw for raw in listed or () if isinstance(raw, dict) and isinstance(raw.get("uri"), str)]
+            cursor = page.get("nextCursor")
+            if not cursor or len(found) >= LIST_LIMIT:
+                break
     return found[:LIST_LIMIT]
 
 
-async def _ask(
-    upstream: Upstream,
-    method: str,
-    params: Mapping[str, Any],
-    caller: Caller,
-    chat: str,
-    peer: Peer,
-    capability: str | None = None,
-) -> dict[str, Any]:
-    """What the server answers; its own errors as it gave them. Nothing is asked of one without the capability."""
-    lane = upstream.lane(_call(upstream, caller, chat, peer))
-    with lane.use():
-        link = await lane.link()
-        if capability is not None and capability not in link.capabilities:
-            return {}
-        capabilities = peer.capabilities if link.modern else None
-        try:
-            return await link.request(method, params, timeout=READ_SECONDS, capabilities=capabilities)
-        except McpFault as fault:
-            raise UpstreamFault(fault.message, fault=fault.code, data=fault.data) from None
-
-
-def _call(upstream: Upstream, caller: Caller, chat: str, peer: Peer) -> Call:
-    return Call(name=upstream.spec.name, arguments={}, chat=chat, caller=caller, peer=peer)
+def _call(caller: Caller, chat: str, peer: Peer | None) -> Call:
+    """Who wants something that is no tool's work."""
+    return Call(name="", arguments={}, chat=chat, caller=caller, peer=peer)
 
 
 def _prefix(upstream: Upstream) -> str:

@@ -44,6 +44,7 @@ _LISTS = {
 }
 """By the capability that promises it: how a list is asked for, and under which key it comes."""
 _UPDATED = "notifications/resources/updated"
+_RESOURCES_CHANGED = "notifications/resources/list_changed"
 _CHANGED = frozenset(f"notifications/{what}/list_changed" for what in _LISTS)
 _METHOD_NOT_FOUND = -32601
 
@@ -97,10 +98,11 @@ class Upstream:
         self._said: Said | None = None
         self._lanes: dict[Key, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.subscriptions = Subscriptions(lambda: self._lane(self._main).link())
+        self.subscriptions = Subscriptions(lambda: self._lane(self._main))
         self._taking = asyncio.Lock()
         self._tried = asyncio.Event()
         self._keeping = False
+        self._relist = False
         self._closed = False
 
     @property
@@ -234,6 +236,7 @@ class Upstream:
         def heard(method: str, params: Mapping[str, Any]) -> None:
             if method in _CHANGED:
                 stale.set()
+                self._relist = self._relist or method == _RESOURCES_CHANGED
             elif method == _UPDATED:
                 self.subscriptions.updated(params.get("uri"))
 
@@ -309,7 +312,9 @@ class Upstream:
             instructions = said.instructions if verdict.offers(Kind.INSTRUCTIONS, "instructions") else None
             tools = tuple(_with_pages(self.spec, tool) for tool in listing.tools)
             offered = (tools, prompts, templates, instructions)
-            if offered != (self.tools, self.prompts, self.templates, self.instructions):
+            # Resources are not kept: each client that lists them asks the server itself.
+            relist, self._relist = self._relist, False
+            if relist or offered != (self.tools, self.prompts, self.templates, self.instructions):
                 self.tools, self.prompts, self.templates, self.instructions = offered
                 self._changed()
 

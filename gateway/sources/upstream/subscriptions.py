@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ...errors import GatewayError, Invalid
-from .link import Link, McpFault
+from .following import AGAIN_SECONDS, Listened, Subscribed
+from .lane import Lane
+from .link import Link
 
 LIMIT = 1000
-AGAIN_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -19,21 +20,30 @@ Told = Callable[[], None]
 
 
 class Subscriptions:
-    """The followers of one server's resources. `link` is where its notifications come from."""
+    """The followers of one server's resources. `lane` is where its notifications come from; for as long as anybody
+    follows anything it stays open, and is opened again when it was lost."""
 
-    def __init__(self, link: Callable[[], Awaitable[Link]]) -> None:
-        self._link = link
+    def __init__(self, lane: Callable[[], Lane]) -> None:
+        self._lane = lane
         self._followers: dict[str, list[Told]] = {}
-        self._listening: dict[str, asyncio.Task[None]] = {}
+        self._way: Listened | Subscribed | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def follow(self, uri: str, told: Told) -> Callable[[], None]:
         """Call `told` when the resource changes, until the returned function is called."""
-        if uri not in self._followers:
-            if len(self._followers) >= LIMIT:
-                raise Invalid(f"{LIMIT} resources of this server are followed already")
-            await self._subscribe(await self._link(), uri)
+        if uri not in self._followers and len(self._followers) >= LIMIT:
+            raise Invalid(f"{LIMIT} resources of this server are followed already")
         self._followers.setdefault(uri, []).append(told)
+        try:
+            lane = self._lane()
+            with lane.use():
+                await self._over(await lane.link()).add(uri)
+        except BaseException:
+            self._unfollow(uri, told)
+            raise
+        if self._keeping is None:
+            self._keeping = self._spawn(self._keep(lane))
         return lambda: self._unfollow(uri, told)
 
     def updated(self, uri: Any) -> None:
@@ -43,55 +53,66 @@ class Subscriptions:
 
     def renew(self, link: Link) -> None:
         """A new link knows nothing of what was subscribed to over the last one."""
-        for uri in self._followers:
-            self._spawn(self._renewed(link, uri))
+        if self._followers:
+            before, way = self._way, self._over(link)
+            self._spawn(self._renewed(way, [*self._followers], again=before is not None))
 
     def close(self) -> None:
-        for task in (*self._listening.values(), *self._tasks):
+        if self._way is not None:
+            self._way.close()
+        for task in self._tasks:
             task.cancel()
 
-    async def _subscribe(self, link: Link, uri: str) -> None:
-        if not link.modern:
-            await link.request("resources/subscribe", {"uri": uri}, timeout=30.0)
-            return
-        if (old := self._listening.pop(uri, None)) is not None:
-            old.cancel()
-        self._listening[uri] = asyncio.get_running_loop().create_task(self._listen(link, uri))
+    def _over(self, link: Link) -> Listened | Subscribed:
+        """How what is followed is heard of over this link."""
+        if self._way is None or self._way.link is not link:
+            if self._way is not None:
+                self._way.close()
+            self._way = (Listened if link.modern else Subscribed)(link, self._followers.__contains__, self.updated)
+        return self._way
 
-    async def _listen(self, link: Link, uri: str) -> None:
-        while link.lost is None:
+    async def _renewed(self, way: Listened | Subscribed, uris: Sequence[str], again: bool) -> None:
+        while way.link.lost is None:
             try:
-                listening = await link.listen({"resourceSubscriptions": [uri]})
-                await listening.ended()
-            except (GatewayError, McpFault) as error:
-                log.debug("%s does not tell of %s: %s", link.label, uri, error)
-            await asyncio.sleep(AGAIN_SECONDS)
+                await way.add_all(uris)
+            except GatewayError as error:
+                log.debug("%s does not tell of changes yet: %s", way.link.label, error)
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
+            for uri in uris if again else ():
+                self.updated(uri)  # what changed meanwhile, nobody heard
+            return
 
-    async def _renewed(self, link: Link, uri: str) -> None:
-        try:
-            await self._subscribe(link, uri)
-        except (GatewayError, McpFault) as error:
-            log.warning("%s no longer tells of %s: %s", link.label, uri, error)
+    async def _keep(self, lane: Lane) -> None:
+        """Have the server there for its followers."""
+        with lane.use():
+            while True:
+                try:
+                    link = await lane.link()
+                except GatewayError as error:
+                    log.debug("what is followed is not heard of now: %s", error)
+                    await asyncio.sleep(max(lane.wait, 0.1))
+                else:
+                    await link.closed()
 
     def _unfollow(self, uri: str, told: Told) -> None:
         followers = self._followers.get(uri, [])
-        if told in followers:
-            followers.remove(told)
-        if followers or uri not in self._followers:
+        if told not in followers:
             return
-        del self._followers[uri]
-        if (task := self._listening.pop(uri, None)) is not None:
-            task.cancel()
-        else:
-            self._spawn(self._unsubscribe(uri))
+        followers.remove(told)
+        if not followers:
+            del self._followers[uri]
+            self._spawn(self._release(uri))
 
-    async def _unsubscribe(self, uri: str) -> None:
-        try:
-            await (await self._link()).request("resources/unsubscribe", {"uri": uri}, timeout=30.0)
-        except (GatewayError, McpFault) as error:
-            log.debug("%s could not be unsubscribed from: %s", uri, error)
+    async def _release(self, uri: str) -> None:
+        if self._way is not None:
+            await self._way.drop(uri)
+        if not self._followers and self._keeping is not None:
+            self._keeping.cancel()
+            self._keeping = None
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

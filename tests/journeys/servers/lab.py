@@ -8,18 +8,22 @@ are words that make it behave badly.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
+from urllib.parse import parse_qsl
 
 TRANSPORT, ERA = sys.argv[1:3] if __name__ == "__main__" else ("stdio", "modern")
 MODERN = "2026-07-28"
 HABITS = os.environ.get("LAB_HABITS", "").split()
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+Listener = tuple[Send, Any, dict[str, Any] | None]
+"""Who is told of changes: how, under which subscription, and of what; None is what the session subscribed to."""
 
 BIG = 2**60 + 1
 PLAIN: dict[str, Any] = {
@@ -47,8 +51,12 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     },
     "roots/list": {},
 }
-tools = ["plain", "refused", "fault", "count", "chatter", "nap", "ask", "echo", "grow", "crash", "hologram"]
-listeners: dict[object, tuple[Any, Send]] = {}
+tools = ["plain", "refused", "fault", "count", "chatter", "nap", "ask", "echo", "grow", "touch", "large", "crash"]
+tools.append("hologram")
+prompts = ["plain", "ask"]
+resources = ["plain", "ask"]
+subscribed: dict[str, int] = {}
+listeners: dict[object, Listener] = {}
 level = "warning"
 
 
@@ -56,6 +64,11 @@ def note(text: str) -> None:
     if path := os.environ.get("LAB_FILE"):
         with open(path, "a") as file:
             file.write(f"{text}\n")
+
+
+def note_all(what: str, uris: Iterable[str]) -> None:
+    for uri in uris:
+        note(f"{what} {uri}")
 
 
 def listed() -> list[dict[str, Any]]:
@@ -169,24 +182,18 @@ async def call(request: Request) -> dict[str, Any]:
                 raise
             return text("awake")
         case "ask":
-            answers = []
-            try:
-                for number in range(arguments.get("rounds", 1)):
-                    params = {**QUESTIONS[arguments["method"]], **arguments.get("with", {})}
-                    if "name" in arguments:
-                        params["message"] = f"{arguments['name']} {number}"
-                    answers.append(await request.ask(arguments["method"], number, params))
-                if arguments.get("nap"):
-                    note(f"answered {arguments.get('name')}")
-                    await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                note(f"cancelled ask {arguments.get('name')}")
-                raise
-            return text(answers)
+            return text(await asked(request, arguments))
         case "grow":
-            tools.append(f"extra{len(tools)}")
-            await changed()
-            return text(tools[-1])
+            what = arguments.get("what", "tools")
+            grown = {"tools": tools, "prompts": prompts, "resources": resources}[what]
+            grown.append(f"extra{len(grown)}")
+            await changed(f"{what}/list_changed", f"{what}ListChanged")
+            return text(grown[-1])
+        case "touch":
+            await changed("resources/updated", "resourceSubscriptions", uri=arguments["uri"])
+            return text("touched")
+        case "large":
+            return large(arguments)
         case "crash":
             os._exit(3)
     if name in tools:
@@ -194,16 +201,76 @@ async def call(request: Request) -> dict[str, Any]:
     raise KeyError(name)
 
 
-async def changed() -> None:
-    for number, send in list(listeners.values()):
+async def asked(request: Request, arguments: dict[str, Any]) -> list[Any]:
+    """The answers to as many questions as the arguments say."""
+    answers = []
+    try:
+        for number in range(int(arguments.get("rounds", 1))):
+            params = {**QUESTIONS[arguments["method"]], **arguments.get("with", {})}
+            if "name" in arguments:
+                params["message"] = f"{arguments['name']} {number}"
+            answers.append(await request.ask(arguments["method"], number, params))
+        if arguments.get("nap"):
+            note(f"answered {arguments.get('name')}")
+            await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        note(f"cancelled ask {arguments.get('name')}")
+        raise
+    return answers
+
+
+def large(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A result of so many bytes, of the kind that is asked for."""
+    size = int(arguments["size"])
+    match arguments.get("kind", "text"):
+        case "lines":
+            return {"content": [{"type": "text", "text": "".join(f"line {n}\n" for n in range(size // 8))}]}
+        case "image":
+            data = base64.b64encode(bytes(size)).decode()
+            return {"content": [{"type": "image", "mimeType": "image/png", "data": data}]}
+        case "structured":
+            value = {"rows": ["x" * 99] * (size // 102)}
+            return {**text(value), "structuredContent": value}
+        case "failure":
+            return {"content": [{"type": "text", "text": "x" * size}], "isError": True}
+    return {"content": [{"type": "text", "text": "x" * size}]}
+
+
+async def get_prompt(request: Request) -> dict[str, Any]:
+    name = request.params["name"]
+    if name not in prompts:
+        raise KeyError(name)
+    said = await asked(request, request.params.get("arguments") or {}) if name == "ask" else name
+    content = {"type": "text", "text": json.dumps(said), "future": 1}
+    return {"description": f"The {name} prompt.", "messages": [{"role": "user", "content": content}], "tomorrow": 1}
+
+
+async def read(request: Request) -> dict[str, Any]:
+    uri = request.params["uri"]
+    name, _, query = uri.removeprefix("lab://").partition("?")
+    if name not in resources:
+        raise KeyError(name)
+    said = await asked(request, dict(parse_qsl(query))) if name == "ask" else name
+    return {"contents": [{"uri": uri, "mimeType": "application/json", "text": json.dumps(said)}]}
+
+
+async def changed(what: str, wish: str, **params: Any) -> None:
+    """Tell all who want to hear of it."""
+    for send, number, wanted in list(listeners.values()):
+        if wanted is None and what == "resources/updated" and not subscribed.get(params["uri"]):
+            continue
+        if wanted is not None and not (params["uri"] in wanted.get(wish, ()) if params else wanted.get(wish)):
+            continue
         meta = {"_meta": {"io.modelcontextprotocol/subscriptionId": number}} if ERA == "modern" else {}
         with suppress(ConnectionError):
-            await send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": meta})
+            await send({"jsonrpc": "2.0", "method": f"notifications/{what}", "params": {**params, **meta}})
 
 
 async def answer(request: Request) -> dict[str, Any]:
     global level
-    capabilities = {"tools": {"listChanged": True}, "logging": {}}
+    told = {"listChanged": True}
+    # But it has no templates of resources.
+    capabilities = {"tools": told, "prompts": told, "resources": {**told, "subscribe": True}, "logging": {}}
     match request.method:
         case "server/discover" if ERA == "modern":
             info = {"io.modelcontextprotocol/serverInfo": {"name": "lab", "version": "1"}}
@@ -211,7 +278,7 @@ async def answer(request: Request) -> dict[str, Any]:
         case "initialize" if ERA != "modern":
             return {
                 "protocolVersion": "2025-11-25",
-                "capabilities": {**capabilities, "resources": {}},  # but it has no templates
+                "capabilities": capabilities,
                 "serverInfo": {"name": "lab", "version": "1"},
             }
         case "ping":
@@ -225,17 +292,32 @@ async def answer(request: Request) -> dict[str, Any]:
             return {"tools": listed(), "ttlMs": 0, "cacheScope": "private"}
         case "tools/call":
             return await call(request)
+        case "prompts/list":
+            return {"prompts": [{"name": name, "scent": "pine"} for name in prompts], "ttlMs": 0}
+        case "prompts/get":
+            return await get_prompt(request)
+        case "resources/list":
+            found = [{"uri": f"lab://{name}", "name": name, "scent": "pine"} for name in resources]
+            return {"resources": found, "ttlMs": 0, "cacheScope": "private"}
+        case "resources/read":
+            return await read(request)
+        case "resources/subscribe" | "resources/unsubscribe" if ERA != "modern":
+            uri = request.params["uri"]
+            subscribed[uri] = subscribed.get(uri, 0) + (1 if request.method == "resources/subscribe" else -1)
+            note_all(request.method, [uri])
+            return {}
         case "subscriptions/listen" if ERA == "modern":
-            number = request.id
+            number, wanted = request.id, request.params["notifications"]
+            followed = wanted.get("resourceSubscriptions", ())
+            note_all("resources/subscribe", followed)
             meta = {"_meta": {"io.modelcontextprotocol/subscriptionId": number}}
-            await request.tell(
-                "notifications/subscriptions/acknowledged", notifications=request.params["notifications"], **meta
-            )
-            listeners[request] = number, request.send
+            await request.tell("notifications/subscriptions/acknowledged", notifications=wanted, **meta)
+            listeners[request] = request.send, number, wanted
             try:
                 await asyncio.sleep(3600)
             finally:
                 del listeners[request]
+                note_all("resources/unsubscribe", followed)
     raise NotImplementedError(request.method)
 
 
@@ -266,7 +348,7 @@ async def over_stdio() -> None:
         sys.stdout.flush()
 
     if ERA != "modern":
-        listeners["pipe"] = None, send
+        listeners["pipe"] = send, None, None
     while line := await reader.readline():
         message = json.loads(line)
         if "method" not in message:
@@ -329,6 +411,8 @@ async def exchange(
         for each in (task, gone):
             each.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
+    elif session is None and name:
+        reply("404 Not Found", "content-length: 0")
     elif session is None:
         known = {"code": -32022, "message": "no", "data": {"supported": ["2025-11-25"], "requested": MODERN}}
         error = json.dumps({"jsonrpc": "2.0", "id": (message or {}).get("id"), "error": known}).encode()
@@ -336,7 +420,7 @@ async def exchange(
         writer.write(error)
     elif verb == "GET":
         reply("200 OK", stream)
-        listeners[name] = None, send
+        listeners[name] = send, None, None
         await reader.read(1)
         del listeners[name]
     elif verb == "POST" and "id" in message and "method" in message:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ from gateway import Gateway
 from gateway.calls import Call, Caller, Outcome, Peer
 from gateway.errors import Invalid, Unavailable
 from gateway.sources.upstream import parking
+from gateway.sources.upstream.asking import Asking
 from gateway.sources.upstream.parking import Parking
-from gateway.tools import Tool
+from gateway.sources.upstream.requests import Request
 
 pytestmark = pytest.mark.anyio
 
 ABLE: dict[str, Any] = {"elicitation": {}}
 ASKING = {"method": "elicitation/create", "name": "who"}
-TOOL = Tool(id="lab:ask", description="", input_schema={"type": "object"}, kind="mcp", owner="lab")
 
 
 @asynccontextmanager
@@ -36,7 +35,7 @@ async def gateway_to(
     said = {**labs.on_stdio("handshake", LAB_FILE=str(directory / "notes"), LAB_HABITS=habits), "sharing": sharing}
     settings = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, "mcpServers": {"lab": said}}
     async with Gateway.open(settings) as gateway:
-        gateway.switchboard.source._parking = Parking(seconds)
+        gateway.switchboard.source.asking = Asking(Parking(seconds))
         yield gateway
 
 
@@ -48,6 +47,10 @@ def call(arguments: Mapping[str, Any] = ASKING, answers: Mapping[str, Any] | Non
         peer=Peer(capabilities=ABLE, answers=answers or {}, modern=True),
         **more,
     )
+
+
+def request(answers: Mapping[str, Any] | None = None, method: str = "tools/call", **more: Any) -> Request:
+    return Request(method, {"name": "ask", "arguments": ASKING}, call(ASKING, answers, **more), "lab:ask")
 
 
 def answering(outcome: Outcome, answer: str = "me") -> dict[str, Any]:
@@ -139,15 +142,15 @@ async def test_while_one_is_asked_the_next_call_waits_for_nobody(tmp_path: Path,
 async def test_nobody_else_can_use_a_state() -> None:
     parked = Parking()
 
-    async def start(ask: Any, _: Call) -> dict[str, Any]:
+    async def start(ask: Any, _: Request) -> dict[str, Any]:
         return dict(await ask("elicitation/create", {"message": "who"}))
 
-    mine = replace(call(caller=Caller(principal="ann")), tool=TOOL)
+    mine = request(caller=Caller(principal="ann"))
     asked = Outcome(wire=await parked.run(mine, start))
-    theirs = replace(call(answers=answering(asked), caller=Caller(principal="bob")), tool=TOOL)
+    theirs = request(answering(asked), caller=Caller(principal="bob"))
     with pytest.raises(Invalid, match="no call of yours waits"):
         await parked.resume(theirs)
-    back = replace(call(answers=answering(asked), caller=Caller(principal="ann")), tool=TOOL)
+    back = request(answering(asked), caller=Caller(principal="ann"))
     assert await parked.resume(back) == {"action": "accept", "content": {"answer": "me"}}
     with pytest.raises(Invalid, match="no call of yours waits"):
         await parked.resume(back)
@@ -157,14 +160,14 @@ async def test_one_principal_cannot_fill_it(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(parking, "PARKED_EACH", 2)
     parked, ended = Parking(), 0
 
-    async def start(ask: Any, _: Call) -> dict[str, Any]:
+    async def start(ask: Any, _: Request) -> dict[str, Any]:
         nonlocal ended
         try:
             return dict(await ask("elicitation/create", {}))
         finally:
             ended += 1
 
-    ann, bob = (replace(call(caller=Caller(principal=name)), tool=TOOL) for name in ("ann", "bob"))
+    ann, bob = (request(caller=Caller(principal=name)) for name in ("ann", "bob"))
     for _ in range(2):
         await parked.run(ann, start)
     with pytest.raises(Unavailable, match="too many calls wait"):
@@ -185,13 +188,13 @@ async def test_reports_go_to_whoever_waits_now() -> None:
 
         return progress
 
-    async def start(ask: Any, told_call: Call) -> dict[str, Any]:
-        await told_call.progress(1, None, None)
+    async def start(ask: Any, told_request: Request) -> dict[str, Any]:
+        await told_request.call.progress(1, None, None)
         await ask("elicitation/create", {})
-        await told_call.progress(2, None, None)
+        await told_request.call.progress(2, None, None)
         return {}
 
     parked = Parking()
-    asked = Outcome(wire=await parked.run(replace(call(progress=reporting("first")), tool=TOOL), start))
-    await parked.resume(replace(call(answers=answering(asked), progress=reporting("second")), tool=TOOL))
+    asked = Outcome(wire=await parked.run(request(progress=reporting("first")), start))
+    await parked.resume(request(answering(asked), progress=reporting("second")))
     assert told == [("first", 1), ("second", 2)]

@@ -70,6 +70,31 @@ async def test_names_filters_and_overrides_are_the_operators(tmp_path: Path) -> 
         assert "the filter of 'lab' leaves it out" in await refusal(gateway, "lab__count")
 
 
+async def test_a_category_that_only_a_server_names_is_as_one_that_only_a_toolset_names(tmp_path: Path) -> None:
+    only = {"category": "novel", "tools": {"allow": ["plain"]}}
+    async with gateway_to(
+        tmp_path,
+        mild={**labs.on_stdio(), **only, "permission": "read-write"},
+        wild={**labs.on_stdio(), **only},
+    ) as gateway:
+        assert listed(gateway) == {"mild__plain"}
+        assert (await gateway.call("mild__plain", {}, confirmed=True)).ok
+        assert "raise categories.novel.permission" in await refusal(gateway, "wild__plain")
+
+
+@pytest.mark.promise("G9")
+async def test_who_comes_back_under_a_name_of_the_settings_is_measured_by_what_was_accepted(tmp_path: Path) -> None:
+    """Settings are one process's: what one no longer names, another may still rely on, so nothing is forgotten."""
+    async with gateway_to(tmp_path, lab=labs.on_stdio(LAB_WORDS="As ever.")) as gateway:
+        assert "lab__echo" in listed(gateway)
+    async with gateway_to(tmp_path) as gateway:
+        assert listed(gateway) == set()
+    async with gateway_to(tmp_path, lab={**labs.on_stdio(LAB_WORDS="Another."), "lazy": False}) as gateway:
+        await labs.until(lambda: "lab__echo" not in listed(gateway))
+        assert "lab__plain" in listed(gateway)
+        assert "no longer the one that was accepted" in await refusal(gateway, "lab__echo")
+
+
 @pytest.mark.promise("G9")
 async def test_a_changed_definition_is_withheld_until_somebody_accepts_it(tmp_path: Path) -> None:
     async with gateway_to(tmp_path, lab=labs.on_stdio(LAB_WORDS="As ever.")):

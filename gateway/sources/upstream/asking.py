@@ -1,0 +1,164 @@
+"""Requests to servers that may ask before they answer, whatever era each side speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any
+
+from ...calls import Ask, no_progress
+from ...errors import Timeout, ToolFailed, Unavailable, UpstreamFault
+from .lane import Lane, Taken
+from .link import Link, McpFault
+from .logs import heard, tune
+from .parking import STATE, Parking
+from .questions import askable, asked_in, put, shown
+from .requests import Request
+from .server import Upstream
+
+ROUNDS = 16
+"""How often a server may ask before it answers."""
+
+ANSWER_SECONDS = 600.0
+"""How long a client may take for one answer to a request that has a limit."""
+
+_PRIVATE_META = ("io.modelcontextprotocol/", "dev.toolgate/")
+
+Result = dict[str, Any]
+
+
+class Asking:
+    """A client of the handshake era is asked while its request runs; one of the newest gets the questions as the
+    answer, and comes again with its answers."""
+
+    def __init__(self, parking: Parking | None = None) -> None:
+        self._parking = parking or Parking()
+
+    async def answer(self, upstream: Upstream, request: Request) -> Result:
+        """The server's result; its own error as `UpstreamFault`. `input_required` leaves only for a client of the
+        newest era."""
+        try:
+            return await self._result(upstream, request)
+        except McpFault as fault:
+            raise UpstreamFault(fault.message, fault=fault.code, data=fault.data) from None
+        except Timeout:
+            raise
+        except Unavailable as error:
+            raise _naming(upstream, error) from None
+
+    async def close(self) -> None:
+        """End what waits for answers."""
+        await self._parking.close()
+
+    async def _result(self, upstream: Upstream, request: Request) -> Result:
+        peer = request.peer
+        if str(peer.answers.get("requestState", "")).startswith(STATE):
+            return await self._parking.resume(request)
+        link = await upstream.lane(request.call).link()
+        if peer.modern and not link.modern and askable(peer):
+            return await self._parking.run(request, partial(_relay, upstream))
+        return await _relay(upstream, peer.ask, request)
+
+
+async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Result:
+    """What the server answers, on the first way to it on which nobody is being asked something."""
+    while True:
+        lane = upstream.lane(request.call)
+        with lane.use():
+            link = await lane.link()
+            if link.modern:
+                return await _rounds(link, request)
+            asker = ask and _asker(upstream, lane, link, partial(put, request.peer, ask))
+            try:
+                # Over a wire that does not say which call a question belongs to, one call at a time may be asked.
+                async with lane.turn() if upstream.asks else nullcontext():
+                    return await _send(link, request, asker)
+            except Taken:
+                continue
+            finally:
+                upstream.asks = upstream.asks or link.asks_mid_call
+
+
+def _asker(upstream: Upstream, lane: Lane, link: Link, ask: Ask) -> Ask:
+    """`ask`, letting others know that the lane waits for an answer."""
+
+    async def asked(method: str, params: Mapping[str, Any]) -> Result:
+        upstream.asks = upstream.asks or link.asks_mid_call
+        with lane.asked() if upstream.asks else nullcontext():
+            return await ask(method, params)
+
+    return asked
+
+
+async def _rounds(link: Link, request: Request) -> Result:
+    """Of a server that asks by answering, the answer: a client of its kind is handed the questions, any other is
+    asked here, round by round."""
+    peer = request.peer
+    answers = peer.answers
+    for _ in range(ROUNDS):
+        result = await _send(link, request, None, answers)
+        if result.get("resultType") != "input_required":
+            return result
+        asked = asked_in(result, peer, request.about)
+        if peer.modern:
+            return result
+        answers = {"inputResponses": {key: await put(peer, peer.ask, *each) for key, each in asked.items()}}
+        if "requestState" in result:
+            answers["requestState"] = result["requestState"]
+    raise ToolFailed(f"{request.about} asked more than {ROUNDS} times without an answer", code="UPSTREAM_ERROR")
+
+
+async def _send(link: Link, request: Request, ask: Ask | None, answers: Mapping[str, Any] | None = None) -> Result:
+    peer, call = request.peer, request.call
+    meta = {key: value for key, value in peer.meta.items() if not key.startswith(_PRIVATE_META)}
+    if peer.level is not None:
+        meta |= await tune(link, peer.level)
+    told = call.progress is not no_progress and (call.peer is None or peer.meta.get("progressToken") is not None)
+    sending = partial(
+        link.request,
+        request.method,
+        {**request.params, **answers} if answers else request.params,
+        progress=call.progress if told else None,
+        log=heard(peer),
+        meta=meta,
+        capabilities=shown(peer) if link.modern else None,
+        reply_to=peer.reply_to,
+    )
+    if request.seconds is None:
+        return await sending(ask=ask)
+    limit = asyncio.timeout(request.seconds)
+    try:
+        async with limit:
+            return await sending(ask=ask and _unhurried(limit, request.seconds, ask))
+    except TimeoutError:
+        raise Timeout(f"{request.about}: no answer to {request.method} within {request.seconds:g} s") from None
+
+
+def _unhurried(limit: asyncio.Timeout, seconds: float, ask: Ask) -> Ask:
+    """`ask`, with time for a person to answer, and then as much for the server as it had at first."""
+    now, open_ = asyncio.get_running_loop().time, 0
+
+    async def asked(method: str, params: Mapping[str, Any]) -> Result:
+        nonlocal open_
+        open_ += 1
+        limit.reschedule(now() + ANSWER_SECONDS)
+        try:
+            return await ask(method, params)
+        finally:
+            open_ -= 1
+            if not open_:
+                with suppress(RuntimeError):  # the request has ended, and the question with it
+                    limit.reschedule(now() + seconds)
+
+    return asked
+
+
+def _naming(upstream: Upstream, error: Unavailable) -> Unavailable:
+    """The same, saying which server it is about."""
+    name = upstream.spec.name
+    if error.details.get("server") == name:
+        return error
+    message = f"the upstream server {name!r} did not answer: {error.message}"
+    return Unavailable(message, code=error.code, server=name, **error.details)
