@@ -53,10 +53,12 @@ class Lane:
         self._not_before = 0.0
         self._error: str | None = None
         self._closed = False
-        self._users = 0
+        self.users = 0
+        self._rested_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self._turns = _Turns()
+        self._use = _Use(self)
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -70,7 +72,7 @@ class Lane:
 
     @property
     def used(self) -> bool:
-        return self._users > 0 or self._opening is not None
+        return self.users > 0 or self._opening is not None
 
     @property
     def asking(self) -> bool:
@@ -97,16 +99,9 @@ class Lane:
             raise self._unavailable()
         return self._link
 
-    @contextmanager
-    def use(self) -> Iterator[None]:
+    def use(self) -> AbstractContextManager[None]:
         """Keeps the lane from closing as idle."""
-        self._users += 1
-        self._stop_timer()
-        try:
-            yield
-        finally:
-            self._users -= 1
-            self._start_timer()
+        return self._use
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         """Have the lane for oneself; refused with `Taken` while a call on it waits for an answer."""
@@ -143,7 +138,8 @@ class Lane:
             self._opening = None
         self._error, self._link, self._since = None, link, self._loop.time()
         self._opened(link)
-        self._start_timer()
+        if not self.users:
+            self.rest()
 
     def _fail(self, reason: str) -> None:
         self._failures += 1
@@ -174,19 +170,30 @@ class Lane:
             retry_after=round(wait, 1),
         )
 
-    def _start_timer(self) -> None:
+    def rest(self) -> None:
+        """Nobody uses it at this moment."""
+        self._rested_at = self._loop.time()
+        if self._timer is None:  # one that runs already finds out when it was used last
+            self._start_timer(self._idle)
+
+    def _start_timer(self, seconds: float | None) -> None:
         self._stop_timer()
-        if self._users == 0 and self._idle is not None and not self._closed:
-            self._timer = self._loop.call_later(self._idle, self._rest)
+        if seconds is not None and not self._closed:
+            self._timer = self._loop.call_later(seconds, self._look)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _rest(self) -> None:
-        if self._opening is not None:
-            self._start_timer()
+    def _look(self) -> None:
+        """Close the lane if nobody has used it for long enough."""
+        self._timer = None
+        if self._idle is None or self.users:  # the last to use it calls `rest`
+            return
+        left = self._rested_at + self._idle - self._loop.time()
+        if left > 0 or self._opening is not None:
+            self._start_timer(max(left, 0.001) if self._opening is None else self._idle)
             return
         link, self._link = self._link, None
         self._failures = 0
@@ -199,6 +206,21 @@ class Lane:
             await link.close()
         if not self.used and self._link is None and not self._closed:
             self._left(self)
+
+
+class _Use:
+    """One for all who use a lane: every call does, so it is made but once."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    def __enter__(self) -> None:
+        self._lane.users += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._lane.users -= 1
+        if not self._lane.users:
+            self._lane.rest()
 
 
 class _Turns:
