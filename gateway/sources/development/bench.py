@@ -1,0 +1,183 @@
+"""Where one call works: the chat's files, the sandbox, and how programs are run in it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+
+from ...calls import Call, no_progress
+from ...errors import GatewayError, NotFound, Unavailable
+from ...net.policy import Policy
+from ...sandbox import Limits, Mount, Program, Sandbox
+from ...sandbox.run import OUTPUT_LIMIT, Finished, finish, run
+from ...sandbox.spares import Spares
+from ...workspace import Entry, Parts, Root, parse
+from .live import Live
+from .machine import SEARCH_PATH, Interpreter, Machine, visible
+
+T = TypeVar("T")
+
+WORKSPACE = "/workspace"
+"""Where a program finds the chat's files, in a sandbox with a file system of its own."""
+
+VENV, NODE_MODULES = ".venv", "node_modules"
+_OWN_PROGRAMS = (f"{VENV}/bin", f"{NODE_MODULES}/.bin")
+
+_AT_HOME = {
+    "OPENSSL_CONF": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
+}
+"""Node and git stop where the machine's settings are there and cannot be opened, as under Landlock, and git where
+files are another user's, as they are when a gateway that is root runs programs as someone else."""
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Call it in a thread and stay until it is done, also when cancelled: what it works with is closed afterwards."""
+    future = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    try:
+        return await asyncio.shield(future)
+    finally:
+        if not future.done():
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([future])
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a development tool works with besides its arguments. `timeout` is the longest a program may take,
+    `network` where those may go that are run `online`; None is nowhere."""
+
+    call: Call
+    folder: Path
+    root: Root
+    sandbox: Sandbox
+    spares: Spares
+    machine: Machine
+    limits: Limits
+    timeout: float
+    network: Policy | None = None
+
+    @property
+    def inside(self) -> str:
+        """The path under which programs find the workspace."""
+        return self.sandbox.inside(Mount(self.folder, WORKSPACE))
+
+    def place(self, path: str) -> str:
+        """A caller's path as programs find it; refused when it leads out of the workspace."""
+        return "/".join((self.inside, *parse(path)))
+
+    def directory(self, path: str) -> str:
+        """The same for a directory, which must be there."""
+        parts = parse(path)
+        found = self.found(parts) if parts else None
+        if parts and (found is None or found.kind != "directory"):
+            raise NotFound(f"there is no directory {path!r} in the workspace", code="FILE_NOT_FOUND")
+        return self.place(path)
+
+    def python(self) -> Interpreter:
+        """The Python of the workspace's own environment, where packages were installed; else the machine's."""
+        if self.has_venv():
+            return Interpreter(f"{self.inside}/{VENV}/bin/python", self._system_python().readable)
+        return self._system_python()
+
+    def has_venv(self) -> bool:
+        """Whether the workspace has an environment whose Python is there in the sandbox too."""
+        if self.found((VENV, "pyvenv.cfg")) is None:
+            return False
+        binary = self.found((VENV, "bin", "python"))
+        return binary is not None and (binary.kind == "file" or visible(self.folder / VENV / "bin" / "python"))
+
+    def found(self, parts: Parts) -> Entry | None:
+        """What is there, if one can get there without following a link."""
+        try:
+            return self.root.find(parts)
+        except GatewayError:
+            return None
+
+    def find(self, name: str) -> str | None:
+        """Where a program is: among the workspace's own, else on the machine."""
+        for folder in _OWN_PROGRAMS:
+            parts: Parts = (*folder.split("/"), name)
+            if self.found(parts) is not None:
+                return f"{self.inside}/{folder}/{name}"
+        return self.machine.programs.get(name)
+
+    def program(
+        self,
+        *argv: str,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        writable: bool = True,
+        readable: Sequence[Path] = (),
+        pass_fds: Sequence[int] = (),
+        online: bool = False,
+    ) -> Program:
+        """A program that works on the chat's files, and sees nothing else of ours."""
+        own = ":".join(f"{self.inside}/{folder}" for folder in _OWN_PROGRAMS)
+        return Program(
+            argv=argv,
+            mounts=(Mount(self.folder, WORKSPACE, writable=writable),),
+            readable=tuple(readable),
+            env={
+                "PATH": f"{own}:{SEARCH_PATH}",
+                "HOME": "/tmp",  # noqa: S108 - the sandbox's own
+                "TMPDIR": "/tmp",  # noqa: S108
+                "LANG": "C.UTF-8",
+                **_AT_HOME,
+                **(env or {}),
+            },
+            cwd=cwd or self.inside,
+            pass_fds=tuple(pass_fds),
+            limits=self.limits,
+            network=self.network if online else None,
+        )
+
+    async def run(
+        self,
+        program: Program,
+        *,
+        timeout: float | None = None,
+        given: bytes = b"",
+        output_limit: int = OUTPUT_LIMIT,
+        quiet: bool = False,
+    ) -> Finished:
+        """Run it to its end, telling the caller what it writes meanwhile. Who is cancelled here ends it."""
+        async with Live(no_progress if quiet else self.call.progress) as live:
+            return await run(
+                self.sandbox,
+                program,
+                input=given,
+                timeout=timeout or self.timeout,
+                output_limit=output_limit,
+                said=live.said,
+            )
+
+    async def run_python(
+        self, program: Program, code: str, args: Sequence[str], env: Mapping[str, str], timeout: float | None
+    ) -> Finished:
+        """The same for Python code, in an interpreter that may be waiting already: `program` is all but the code."""
+        began = time.monotonic()
+        async with Live(self.call.progress) as live:
+            process = await self.spares.start(program, code, args=args, env=env)
+            finished = await finish(process, timeout=timeout or self.timeout, said=live.said)
+        return dataclasses.replace(finished, duration=time.monotonic() - began)
+
+    def require_network(self) -> None:
+        if self.network is None:
+            message = "the network is off in the sandbox; turn it on with sandbox.network: true"
+            raise Unavailable(message, code="NETWORK_OFF")
+
+    def _system_python(self) -> Interpreter:
+        if self.machine.python is None:
+            raise Unavailable("there is no python3 on this machine; install it", code="PROGRAM_NOT_FOUND")
+        return self.machine.python

@@ -1,0 +1,247 @@
+"""Formatting code: what the formatters here make of a copy, and what of that differs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+from pydantic import Field
+
+from ...errors import GatewayError, Invalid
+from ...sandbox import Mount, Program
+from ...tools import Access, Permission
+from ...workspace import Entry, Parts, Root, parse, shown
+from ...workspace.unified import unified_diff
+from ..builtin.define import Shape, builtin
+from ..builtin.listing import passed_over
+from .bench import NODE_MODULES, Bench, in_thread
+
+FILES = 2000
+FILE_BYTES = 1024 * 1024
+TOTAL_BYTES = 64 * 1024 * 1024
+_DIFF = 256 * 1024
+_SAID = 2000
+_COPY = "/copy"
+_BATCH = 200
+
+_STYLES = (
+    "pyproject.toml", "ruff.toml", ".ruff.toml", "setup.cfg", ".editorconfig", ".prettierrc", ".prettierrc.json",
+    ".prettierrc.yaml", ".prettierrc.yml", ".prettierrc.toml", ".prettierrc.js", ".prettierrc.cjs", ".prettierrc.mjs",
+    "prettier.config.js", "prettier.config.cjs", "prettier.config.mjs", "package.json", "rustfmt.toml", ".rustfmt.toml",
+    "go.mod", ".prettierignore",
+)  # fmt: skip
+"""Files that say how others are formatted; they are copied along."""
+
+
+@dataclass(frozen=True)
+class Formatter:
+    """A program that rewrites the files it is given."""
+
+    program: str
+    options: tuple[str, ...]
+    endings: tuple[str, ...]
+
+
+FORMATTERS = (
+    Formatter("ruff", ("format", "--no-cache"), (".py", ".pyi")),
+    Formatter("black", ("--quiet",), (".py", ".pyi")),
+    Formatter(
+        "prettier",
+        ("--write", "--log-level=error"),
+        (
+            *(".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".vue", ".html", ".css", ".scss", ".less"),
+            *(".json", ".md", ".yaml", ".yml", ".graphql"),
+        ),
+    ),
+    Formatter("gofmt", ("-w",), (".go",)),
+    Formatter("rustfmt", ("--edition", "2021"), (".rs",)),
+    Formatter("shfmt", ("-w",), (".sh", ".bash")),
+)
+"""The first that is here and knows a file's ending formats it."""
+
+_KNOWN = {ending for each in FORMATTERS for ending in each.endings}
+
+
+class Reformatted(Shape):
+    path: str
+    formatter: str
+
+
+class Problem(Shape):
+    formatter: str
+    message: str
+
+
+class Formatted(Shape):
+    changed: list[Reformatted] = Field(description="Files that were changed, or with check would be")
+    unchanged: int
+    diff: str = Field(description="What changed, as a unified diff")
+    problems: list[Problem] = Field(description="What a formatter could not do, such as files with mistakes in them")
+    without_formatter: list[str] = Field(description="Endings of files for which no formatter is here")
+    truncated: bool = Field(description="Whether files or lines were left out")
+
+
+@builtin(
+    title="Format code",
+    category="development",
+    permission=Permission.READ_WRITE,
+    access=Access.WRITE,
+    idempotent=True,
+)
+async def format_code(
+    bench: Bench,
+    paths: Annotated[list[str], Field(max_length=1000, description="Files or directories; else all")] = [],  # noqa: B006
+    check: Annotated[bool, Field(description="Change nothing, only tell what would change")] = False,
+) -> tuple[Formatted, str]:
+    """Format source files of the workspace with the formatters that are here: ruff or black, prettier, gofmt, rustfmt,
+    shfmt, by the project's own configuration.
+
+    Those install_package put into the workspace are found too. With check nothing is changed."""
+    taken = await in_thread(_taken, bench, paths)
+    if not taken.files and taken.without and paths:
+        endings = ", ".join(sorted(taken.without))
+        raise Invalid(
+            f"no formatter for {endings} is here; install one with install_package, such as ruff or prettier",
+            code="NO_FORMATTER",
+        )
+    copy = await in_thread(_copied, taken, f"{bench.inside}/{NODE_MODULES}")
+    try:
+        problems = [problem async for problem in _formatted(bench, taken, copy)]
+        answer = await in_thread(_settled, bench, taken, copy, problems, check)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await in_thread(shutil.rmtree, copy, True)
+    return answer, _text(answer, check)
+
+
+@dataclass
+class _Taken:
+    """The files to format, by formatter, as they were seen."""
+
+    files: dict[Parts, tuple[Formatter, bytes, os.stat_result]]
+    styles: dict[Parts, bytes]
+    without: set[str]
+    truncated: bool = False
+    size: int = 0
+
+
+def _taken(bench: Bench, paths: Sequence[str]) -> _Taken:
+    here = [each for each in FORMATTERS if bench.find(each.program)]
+    taken = _Taken({}, {}, set())
+    for entry in _entries(bench.root, paths):
+        ending = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - a name, no path
+        formatter = next((each for each in here if ending in each.endings), None)
+        if formatter is None:
+            taken.without |= {ending} & _KNOWN
+            continue
+        if len(taken.files) >= FILES or entry.stat.st_size > FILE_BYTES or taken.size > TOTAL_BYTES:
+            taken.truncated = True
+            continue
+        with bench.root.open(entry.parts) as file:
+            seen, content = os.fstat(file.fileno()), file.read(FILE_BYTES + 1)
+        taken.size += len(content)
+        taken.files[entry.parts] = (formatter, content, seen)
+    for folder in {parts[:depth] for parts in taken.files for depth in range(len(parts))}:
+        taken.styles |= _styles(bench.root, folder)
+    return taken
+
+
+def _entries(root: Root, paths: Sequence[str]) -> Iterator[Entry]:
+    for path in paths or ["."]:
+        parts = parse(path)
+        found = Entry(parts, root.stat(parts))
+        if found.kind != "directory":
+            root.open(parts).close()  # a file named by the caller is refused for what it is
+            yield found
+            continue
+        with root.walk(parts, enter=lambda entry: not passed_over(entry)) as walk:
+            yield from (entry for entry in walk if entry.kind == "file")
+
+
+def _styles(root: Root, folder: Parts) -> dict[Parts, bytes]:
+    found = {}
+    for name in _STYLES:
+        try:
+            with root.open((*folder, name)) as file:
+                found[(*folder, name)] = file.read(FILE_BYTES)
+        except GatewayError:
+            continue
+    return found
+
+
+def _copied(taken: _Taken, modules: str) -> Path:
+    """A folder of its own with the files, so that no formatter touches the workspace."""
+    folder = Path(tempfile.mkdtemp(prefix="toolgate-format-"))
+    contents = {parts: content for parts, (_, content, _) in taken.files.items()}
+    for parts, content in {**taken.styles, **contents}.items():
+        place = folder.joinpath(*parts)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    (folder / NODE_MODULES).symlink_to(modules)  # where plugins of the project are looked for
+    return folder
+
+
+async def _formatted(bench: Bench, taken: _Taken, copy: Path) -> AsyncIterator[Problem]:
+    """Run the formatters on the copy; what they complain of."""
+    for formatter in FORMATTERS:
+        names = ["./" + "/".join(parts) for parts, (which, _, _) in taken.files.items() if which is formatter]
+        for start in range(0, len(names), _BATCH):
+            finished = await bench.run(_program(bench, formatter, copy, names[start : start + _BATCH]))
+            said = (finished.stderr or finished.stdout).decode("utf-8", "replace").strip()[:_SAID]
+            if finished.exit.killed is not None:
+                yield Problem(formatter=formatter.program, message=f"it went over its limit of {finished.exit.killed}")
+            elif finished.exit.code != 0:
+                yield Problem(formatter=formatter.program, message=said or f"it ended with {finished.exit.code}")
+
+
+def _program(bench: Bench, formatter: Formatter, copy: Path, names: Sequence[str]) -> Program:
+    """The workspace is only read: formatters, their plugins and what they need may be in it."""
+    found = bench.find(formatter.program)
+    assert found is not None  # noqa: S101 - else no file was given to it
+    mount = Mount(copy, _COPY, writable=True)
+    program = bench.program(found, *formatter.options, *names, cwd=bench.sandbox.inside(mount), writable=False)
+    return replace(program, mounts=(*program.mounts, mount))
+
+
+def _settled(bench: Bench, taken: _Taken, copy: Path, problems: list[Problem], check: bool) -> Formatted:
+    """Compare, and unless it is only a check, take over what differs."""
+    changed, diffs = [], []
+    with Root(copy) as formatted:
+        for parts, (formatter, before, seen) in taken.files.items():
+            try:
+                with formatted.open(parts) as file:
+                    after = file.read(2 * FILE_BYTES + 1)
+            except GatewayError:
+                continue  # a formatter that removes files is not followed
+            if after == before or len(after) > 2 * FILE_BYTES:
+                continue
+            if not check:
+                bench.root.replace(parts, after, seen=seen)
+            changed.append(Reformatted(path=shown(parts), formatter=formatter.program))
+            old, new = before.decode("utf-8", "replace"), after.decode("utf-8", "replace")
+            diffs.append(unified_diff(shown(parts), old, new))
+    diff = "".join(diffs)
+    return Formatted(
+        changed=changed,
+        unchanged=len(taken.files) - len(changed),
+        diff=diff[:_DIFF],
+        problems=problems,
+        without_formatter=sorted(taken.without),
+        truncated=taken.truncated or len(diff) > _DIFF,
+    )
+
+
+def _text(answer: Formatted, check: bool) -> str:
+    verb = "would change" if check else "changed"
+    lines = [f"{len(answer.changed)} files {verb}, {answer.unchanged} are as they should be"]
+    lines += [f"{verb}: {each.path} ({each.formatter})" for each in answer.changed]
+    lines += [f"{each.formatter}: {each.message}" for each in answer.problems]
+    if answer.without_formatter:
+        lines.append(f"no formatter is here for {', '.join(answer.without_formatter)}")
+    return "\n".join([*lines, answer.diff] if check else lines)

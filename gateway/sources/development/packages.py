@@ -1,0 +1,141 @@
+"""Installing packages into the workspace's own environment, after a person has agreed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ...errors import GatewayError, Invalid, ToolFailed, Unavailable
+from ...runtime import uv
+from ...sandbox import Program
+from ...sandbox.run import Finished
+from ...tools import Access, Permission
+from ...workspace.entries import TEMPORARY
+from ..builtin.define import Shape, builtin
+from .bench import NODE_MODULES, VENV, Bench
+
+Manager = Literal["pip", "npm"]
+
+_SAID = 4000
+_INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "npm_config_registry")
+_UV_LINE = re.compile(r"^ \+ (\S+?)==(\S+)", re.MULTILINE)
+
+_CACHE = f"{TEMPORARY}packages"
+
+_PIP = f"""
+set -eu
+uv=$1; python=$2; shift 2
+cache={_CACHE}
+trap 'rm -rf "$cache"' EXIT
+export UV_CACHE_DIR="$PWD/$cache" UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_PYTHON_DOWNLOADS=never UV_LINK_MODE=copy
+[ -e {VENV}/pyvenv.cfg ] || "$uv" venv --quiet --no-project --relocatable --python "$python" {VENV}
+"$uv" pip install --color never --python {VENV} "$@"
+"""
+"""The cache lies in the workspace while it is needed, as there is not much room in /tmp."""
+
+_NPM = f"""
+set -eu
+npm=$1; shift
+cache={_CACHE}
+trap 'rm -rf "$cache"' EXIT
+export npm_config_cache="$PWD/$cache" npm_config_update_notifier=false
+"$npm" install --no-audit --no-fund --no-progress --ignore-scripts --loglevel=error -- "$@" >&2
+"$npm" ls --json --depth=0
+"""
+
+
+class Package(Shape):
+    name: str
+    version: str
+
+
+class Packages(Shape):
+    manager: Manager
+    environment: str = Field(description="Where they are, relative to the workspace root")
+    installed: list[Package] = Field(description="With what they need; for npm, all the project asked for")
+    output: str
+
+
+async def _reason(_: Bench, packages: list[str], manager: str = "pip") -> str:
+    where = VENV if manager == "pip" else NODE_MODULES
+    return f"install_package downloads {', '.join(packages)[:500]} with {manager} into {where} of the workspace"
+
+
+@builtin(
+    title="Install packages",
+    category="development",
+    permission=Permission.EXECUTE,
+    access=Access.WRITE,
+    requires_confirmation=_reason,
+)
+async def install_package(
+    bench: Bench,
+    packages: Annotated[
+        list[str],
+        Field(min_length=1, max_length=100, description="Names, with versions if you like: requests>=2, left-pad@1"),
+    ],
+    manager: Annotated[Manager, Field(description="pip for Python packages, npm for JavaScript")] = "pip",
+) -> tuple[Packages, str]:
+    """Install Python or JavaScript packages into the workspace, where run_code, run_tests and format_code find them.
+
+    They go into .venv or node_modules in the workspace, after a person has agreed; downloads pass the gateway's guarded
+    network, and installing runs in the sandbox. npm's install scripts are not run."""
+    for each in packages:
+        if not each.strip() or each.startswith("-") or any(character in each for character in "\0\n"):
+            raise Invalid(f"{each!r} is no package; name it, with a version if you like", code="INVALID_PACKAGE")
+    bench.require_network()
+    finished = await bench.run(_program(bench, manager, packages))
+    said = "\n".join(stream.decode("utf-8", "replace") for stream in (finished.stderr, finished.stdout)).strip()
+    if finished.exit.killed is not None or finished.exit.code != 0:
+        why = f"it went over its limit of {finished.exit.killed}" if finished.exit.killed else said[-_SAID:]
+        raise ToolFailed(f"{manager} could not install {', '.join(packages)[:200]}: {why}", code="INSTALL_FAILED")
+    installed = _installed(manager, finished)
+    environment = VENV if manager == "pip" else NODE_MODULES
+    answer = Packages(manager=manager, environment=environment, installed=installed, output=said[-_SAID:])
+    listed = ", ".join(f"{each.name} {each.version}" for each in installed) or "nothing new"
+    return answer, f"Installed into {environment}: {listed}"
+
+
+def _program(bench: Bench, manager: Manager, packages: list[str]) -> Program:
+    shell = bench.machine.programs.get("sh") or bench.machine.programs["bash"]
+    if manager == "pip":
+        program, python = _uv(), bench.machine.python
+        if python is None:
+            raise Unavailable("there is no python3 on this machine; install it", code="PROGRAM_NOT_FOUND")
+        given = (str(program), python.path, *packages)
+        readable = (program, *python.readable)
+        return bench.program(shell, "-c", _PIP, "install", *given, env=indexes(), readable=readable, online=True)
+    npm = bench.machine.programs.get("npm")
+    if npm is None:
+        raise Unavailable("there is no npm on this machine; install Node.js", code="PROGRAM_NOT_FOUND")
+    return bench.program(shell, "-c", _NPM, "install", npm, *packages, env=indexes(), online=True)
+
+
+def indexes() -> dict[str, str]:
+    """Where the operator has packages come from, but for addresses with a secret in them: what builds a package
+    would see it."""
+    told = {name: os.environ[name] for name in _INDEXES if name in os.environ}
+    return {name: value for name, value in told.items() if "@" not in value}
+
+
+def _uv() -> Path:
+    try:
+        return Path(uv.find())
+    except GatewayError as error:
+        raise Unavailable("installing needs uv, which is not here; pip install uv", code="PROGRAM_NOT_FOUND") from error
+
+
+def _installed(manager: Manager, finished: Finished) -> list[Package]:
+    if manager == "pip":
+        text = finished.stderr.decode("utf-8", "replace")
+        return [Package(name=name, version=version) for name, version in _UV_LINE.findall(text)]
+    try:
+        listed = json.loads(finished.stdout)["dependencies"]
+        return [Package(name=name, version=str(each["version"])) for name, each in listed.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []

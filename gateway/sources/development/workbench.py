@@ -1,0 +1,168 @@
+"""Everything the development tools need, put together once the category is on."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from ...calls import Call, Outcome
+from ...config import Settings
+from ...errors import GatewayError, NotFound, Unavailable
+from ...sandbox import Limits, Sandbox
+from ...sandbox.choose import choose
+from ...sandbox.network import network_of
+from ...sandbox.spares import Spares
+from ...tools import Tool
+from ...workspace import Workspaces
+from ..builtin.define import Builtin
+from .bench import Bench
+from .changing import git_add, git_branch, git_checkout, git_commit, git_stash
+from .formatting import format_code
+from .looking import git_diff, git_log, git_show, git_status
+from .machine import Machine, look, tried
+from .packages import install_package
+from .pushing import git_push
+from .running import LANGUAGES, run_code, run_command
+from .testing import run_tests
+
+TOOLS: Sequence[Builtin] = (
+    run_code,
+    run_command,
+    git_status,
+    git_diff,
+    git_log,
+    git_show,
+    git_add,
+    git_commit,
+    git_branch,
+    git_checkout,
+    git_stash,
+    git_push,
+    run_tests,
+    format_code,
+    install_package,
+)
+
+PLACES = 16
+"""Calls that run programs at once, over all chats; more wait their turn."""
+
+GRACE = 30.0
+"""Seconds a call may take beyond its program: for the versions before and after."""
+
+Choice = Callable[[], Awaitable[Sandbox]]
+
+_MEBIBYTE = 1024 * 1024
+_ONLINE = ("git_push", "install_package")
+
+
+class Workbench:
+    """The development tools of one gateway: what of them can run here, and a bench for each call."""
+
+    def __init__(self, workspaces: Workspaces, settings: Settings, machine: Machine) -> None:
+        self._workspaces = workspaces
+        self._settings = settings
+        self._machine = machine
+        self._tools: Mapping[str, Builtin] = {each.tool.id: each for each in TOOLS}
+        sandbox = settings.sandbox
+        self._limits = Limits(memory=sandbox.memory_mb * _MEBIBYTE, cpu_seconds=sandbox.cpu_seconds)
+        self._network = network_of(sandbox)
+        self._spares = Spares(machine.sandbox) if machine.sandbox is not None else None
+        self._places = asyncio.Semaphore(PLACES)
+        self._listed: list[Tool] | None = None
+
+    @classmethod
+    async def set_up(cls, workspaces: Workspaces, settings: Settings, choice: Choice | None = None) -> Workbench:
+        """Look at the machine, off the event loop."""
+        sandbox, lack = await tried(choice or functools.partial(choose, settings.sandbox))
+        machine = await asyncio.get_running_loop().run_in_executor(None, look, sandbox, lack)
+        return cls(workspaces, settings, machine)
+
+    @property
+    def problems(self) -> Sequence[GatewayError]:
+        """Why tools are withheld, each reason once."""
+        reasons = dict.fromkeys(reason for tool in self.list_tools() if (reason := tool.withheld))
+        return [Unavailable(reason, code="TOOL_WITHHELD") for reason in reasons]
+
+    def list_tools(self) -> Sequence[Tool]:
+        if self._listed is None:
+            self._listed = [self._offered(each) for each in self._tools.values()]
+        return self._listed
+
+    async def call_tool(self, call: Call) -> Outcome:
+        async with self._places:
+            with self._bench(call) as bench:
+                return await self._tools[call.target.id].run_async(bench, call.arguments)
+
+    async def close(self) -> None:
+        """Leave nothing running."""
+        if self._spares is not None:
+            await self._spares.close()
+
+    def _offered(self, builtin: Builtin) -> Tool:
+        seconds = self._settings.sandbox.timeout
+        tool = replace(
+            builtin.tool,
+            withheld=self._lack(builtin.tool.id),
+            open_world=builtin.tool.id in _ONLINE,
+            timeout=max(self._settings.limits.timeout, seconds + GRACE),
+            input_schema=self._narrowed(builtin.tool.input_schema),
+        )
+        if builtin.asks is None:
+            return tool
+        return replace(tool, requires_confirmation=functools.partial(self._ask, builtin))
+
+    async def _ask(self, builtin: Builtin, call: Call) -> str | None:
+        with self._bench(call) as bench:
+            reason: str | None = await builtin.ask(bench, call.arguments)
+            return reason
+
+    def _lack(self, tool: str) -> str | None:
+        """What the tool would need that is not here."""
+        machine = self._machine
+        if machine.lack is not None:
+            return machine.lack.message
+        if tool in _ONLINE and self._network is None:
+            return "it needs the network, which is off in the sandbox; turn it on with sandbox.network: true"
+        if tool.startswith("git_") and "git" not in machine.programs:
+            return "git is not installed on this machine; install the package 'git'"
+        if tool == "run_code" and not self._languages():
+            return "neither python3 nor bash is installed on this machine"
+        if tool == "run_command" and not machine.programs.keys() & {"bash", "sh"}:
+            return "there is no shell on this machine"
+        return None
+
+    def _languages(self) -> list[str]:
+        there = {"python": self._machine.python is not None, "bash": "bash" in self._machine.programs}
+        return [language for language in LANGUAGES if there[language]]
+
+    def _narrowed(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The schema with the languages that are here, and the time the operator allows."""
+        narrowed: dict[str, Any] = copy.deepcopy(dict(schema))
+        properties = narrowed["properties"]
+        if "language" in properties:
+            properties["language"]["enum"] = self._languages()
+        if "timeout" in properties:
+            properties["timeout"]["maximum"] = self._settings.sandbox.timeout
+        return narrowed
+
+    @contextmanager
+    def _bench(self, call: Call) -> Iterator[Bench]:
+        if self._machine.sandbox is None or self._spares is None:
+            raise self._machine.lack or NotFound(f"{call.name} is not offered here", code="UNKNOWN_TOOL")
+        with self._workspaces.root(call.chat) as root:
+            yield Bench(
+                call=call,
+                folder=self._workspaces.path(call.chat),
+                root=root,
+                sandbox=self._machine.sandbox,
+                spares=self._spares,
+                machine=self._machine,
+                limits=self._limits,
+                timeout=self._settings.sandbox.timeout,
+                network=self._network,
+            )

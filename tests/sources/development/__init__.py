@@ -1,0 +1,1 @@
+"""The development tools, in real sandboxes."""

@@ -1,0 +1,104 @@
+"""A place to call development tools at: their source alone, in one sandbox, or a whole gateway around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from runtime.sandboxes import sandbox as working_sandbox
+
+from gateway import Gateway
+from gateway.calls import Call, Outcome, Progress, no_progress
+from gateway.config import Settings, load
+from gateway.errors import GatewayError
+from gateway.sandbox import Sandbox
+from gateway.sources.development import DevelopmentSource
+from gateway.tools import Tool
+from gateway.workspace import Workspaces
+
+ON = {"categories": {"development": {"enabled": True}}}
+
+
+class Desk:
+    """Calls tools as the executor would, and checks what they are given and answer."""
+
+    def __init__(self, source: DevelopmentSource, folder: Path, tools: dict[str, Tool]) -> None:
+        self.source = source
+        self.folder = folder
+        self.tools = tools
+
+    async def call(self, name: str, /, progress: Progress = no_progress, **arguments: Any) -> Outcome:
+        tool = self.tools[name]
+        given = {key.removesuffix("_"): value for key, value in arguments.items()}
+        try:
+            tool.check_arguments(given)
+            call = Call(name=name, tool=tool, arguments=given, chat="demo", confirmed=True, progress=progress)
+            outcome = await self.source.call_tool(call)
+            tool.check_output(outcome.value)
+        except GatewayError as refused:
+            outcome = Outcome(error=refused)
+        orjson.dumps([outcome.to_dict(), outcome.content])
+        return outcome
+
+    async def value(self, name: str, /, **arguments: Any) -> Any:
+        outcome = await self.call(name, **arguments)
+        assert outcome.ok, outcome.error
+        return outcome.value
+
+    async def refusal(self, name: str, /, **arguments: Any) -> GatewayError:
+        outcome = await self.call(name, **arguments)
+        assert outcome.error is not None, outcome.value
+        return outcome.error
+
+    async def reason(self, name: str, /, **arguments: Any) -> str | None:
+        """What a person is asked; None when nobody is."""
+        rule = self.tools[name].requires_confirmation
+        if isinstance(rule, bool):
+            return "always" if rule else None
+        return await rule(Call(name=name, tool=self.tools[name], arguments=arguments, chat="demo"))
+
+    async def bash(self, code: str) -> str:
+        """What a script prints that must not fail."""
+        value = await self.value("run_code", language="bash", code=f"set -e\n{code}")
+        assert value["exitCode"] == 0, value
+        out: str = value["stdout"]
+        return out
+
+
+def settings(place: Path, **more: Any) -> Settings:
+    return load(None, {"data_dir": place / "data", **ON, **more})
+
+
+@asynccontextmanager
+async def desk(place: Path, backend: str = "bwrap", **more: Any) -> AsyncIterator[Desk]:
+    """The source alone, in the sandbox of that name."""
+    chosen = await working_sandbox(backend)
+
+    async def choice() -> Sandbox:
+        return chosen
+
+    folder = place / "ws"
+    folder.mkdir(exist_ok=True)
+    source = DevelopmentSource(Workspaces(place / "data", {"demo": folder}), settings(place, **more), choice)
+    try:
+        yield Desk(source, folder, {tool.id: tool for tool in await source.list_tools()})
+    finally:
+        await source.close()
+
+
+@asynccontextmanager
+async def opened(place: Path, **more: Any) -> AsyncIterator[Gateway]:
+    """A whole gateway with the category on."""
+    await working_sandbox("bwrap")
+    async with Gateway.open({"data_dir": place / "data", **ON, **more}) as gateway:
+        yield gateway
+
+
+async def until(true: Callable[[], object], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110 - another process sets no event of ours
+            await asyncio.sleep(0.01)
