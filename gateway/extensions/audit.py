@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -11,6 +12,7 @@ import anyio
 from ..calls import Call, Outcome, Proceed
 from ..errors import Cancelled
 from . import Extension
+from .later import Later
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +35,11 @@ class Audit(Extension):
 
     def __init__(self, recorder: Recorder, moment: float = MOMENT) -> None:
         self._recorder = recorder
-        self._moment = moment
+        self._later = Later(moment)
         self._notes: set[asyncio.Task[None]] = set()
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
-        timer = asyncio.get_running_loop().call_later(self._moment, self._note_running, call)
+        self._later.expect(call.id, partial(self._note_running, call))
         try:
             outcome = await proceed(call)
         except asyncio.CancelledError:
@@ -45,7 +47,7 @@ class Audit(Extension):
                 await self._recorder.record_finished(call, Outcome(error=Cancelled("the caller called it off")))
             raise
         finally:
-            timer.cancel()
+            self._later.drop(call.id)
         await self._recorder.record_finished(call, outcome)
         return outcome
 
