@@ -17,6 +17,8 @@ from .. import __version__, config
 from ..app import Gateway
 from ..config import Settings
 from ..errors import GatewayError
+from ..sandbox.account import account
+from ..sandbox.cgroups import delegated
 from ..sandbox.choose import FIXES, survey
 from ..workspace import Openat2, best_way
 from ..workspace.sweep import sizes
@@ -47,7 +49,15 @@ def doctor(settings: Settings, as_json: bool) -> int:
     logging.getLogger("gateway.sources.upstream").setLevel(logging.ERROR)  # what it would warn of is found here
     opened = run(lambda: _gateway(settings))
     upstreams = run(lambda: _upstreams(settings))
-    findings = [*_machine(), *run(_sandbox), *_files(settings), *opened, *upstreams, *_kept(settings), *_clients()]
+    findings = [
+        *_machine(),
+        *run(lambda: _sandbox(settings)),
+        *_files(settings),
+        *opened,
+        *upstreams,
+        *_kept(settings),
+        *_clients(),
+    ]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -75,14 +85,31 @@ def _machine() -> Iterator[Finding]:
         )
 
 
-async def _sandbox() -> list[Finding]:
+async def _sandbox(settings: Settings) -> list[Finding]:
     found = await survey()
     tried = [Finding("sandbox", "note", f"{each.backend} does not work here: {each.reason}") for each in found.tried]
     if found.sandbox is None:
         advice = "toolsets cannot run: this machine offers no sandbox; " + "; ".join(FIXES)
         return [*tried, Finding("sandbox", "fail", advice)]
-    weak = [Finding("sandbox", "note", f"{found.sandbox.name}: {weakness}") for weakness in found.sandbox.weaknesses]
-    return [*tried, Finding("sandbox", "ok", f"toolsets run in {found.sandbox.name}"), *weak]
+    name, user = found.sandbox.name, account()
+    held = "the kernel (cgroups)" if delegated() else "a watchdog"
+    told = f"toolsets run in {name}{f' as user {user.uid}' if user else ''}; {held} holds their limits"
+    weak = [Finding("sandbox", "note", f"{name}: {weakness}") for weakness in found.sandbox.weaknesses]
+    return [*tried, Finding("sandbox", "ok", told), *weak, *_network(settings, name)]
+
+
+def _network(settings: Settings, sandbox: str) -> Iterator[Finding]:
+    if not settings.sandbox.network:
+        return
+    if sandbox != "bwrap":
+        advice = (
+            f"sandbox.network is on, and {sandbox} has none that could be limited: programs that need it are refused"
+        )
+        yield Finding("sandbox", "fail", advice)
+        return
+    hosts = settings.sandbox.allowed_hosts
+    where = ", ".join(hosts) if hosts else "every public host; name some under sandbox.allowed_hosts to have only those"
+    yield Finding("sandbox", "ok", f"programs with a network reach {where}")
 
 
 def _files(settings: Settings) -> Iterator[Finding]:
@@ -107,7 +134,11 @@ async def _gateway(settings: Settings) -> list[Finding]:
     try:
         async with Gateway.open(settings) as gateway:
             await gateway.ready()
-            problems = [Finding("tools", "note", str(problem)) for problem in gateway.catalog.problems]
+            found = [
+                *map(str, gateway.catalog.problems),
+                *(each.message for each in await gateway.development.problems()),
+            ]
+            problems = [Finding("tools", "note", problem) for problem in found]
             on = [category.name for category in settings.effective_categories().values() if category.enabled]
             return [
                 Finding("database", "ok", str(settings.data_dir / "toolgate.db")),

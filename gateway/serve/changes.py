@@ -83,6 +83,14 @@ class Changes:
         """Tell the subscriber when an upstream says that its resource has changed."""
         subscriber.heed(uri, await relay.follow(uri, lambda: subscriber.tell(ResourceUpdated(uri))))
 
+    async def _relayed(self, subscriber: Subscriber, uri: str, relay: Relay) -> bool:
+        try:
+            await self.relay(subscriber, uri, relay)
+        except GatewayError as refusal:
+            log.debug("%r cannot be followed: %s", uri[:200], refusal)
+            return False
+        return True
+
     def unfollow(self, subscriber: Subscriber, uri: str) -> None:
         before = subscriber.chats
         subscriber.files.pop(uri, None)
@@ -97,8 +105,8 @@ class Changes:
         files: Mapping[str, Address],
         relay: Relay,
     ) -> types.SubscriptionsListenResult:
-        """Serve one stream until it ends; `wanted` is what will be acknowledged. What is not among `files` is an
-        upstream's."""
+        """Serve one stream until it ends. What of `wanted` is not among `files` is an upstream's; what that does not
+        let us follow is left out of what is acknowledged."""
         if len(self._streams) >= STREAMS:
             raise MCPError(types.INTERNAL_ERROR, f"{STREAMS} streams are open already; try again later")
         bus = InMemorySubscriptionBus()
@@ -109,10 +117,12 @@ class Changes:
                 self.look_at(subscriber, reader.chat)
             for uri, address in files.items():
                 self.follow(subscriber, uri, address)
+            followed = list(files)
             for uri in wanted.resource_subscriptions or ():
-                if uri not in files:
-                    await self.relay(subscriber, uri, relay)
-            return await stream(context, types.SubscriptionsListenRequestParams(notifications=wanted))
+                if uri not in files and await self._relayed(subscriber, uri, relay):
+                    followed.append(uri)
+            honored = wanted.model_copy(update={"resource_subscriptions": followed})
+            return await stream(context, types.SubscriptionsListenRequestParams(notifications=honored))
         finally:
             del self._streams[subscriber]
             self._forget(subscriber)

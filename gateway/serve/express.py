@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import mcp_types as types
 import orjson
@@ -21,7 +21,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from ..calls import Caller, Peer, to_json
 from ..errors import GatewayError, Unavailable, UpstreamFault
 from .peers import LEVELS, older
-from .sessions import Session
+from .sessions import Say, Session
 from .tools import Answer, Asked, Tools
 
 SIZE = 1024 * 1024
@@ -34,21 +34,19 @@ LONG_NUMBER = re.compile(rb"\d{19}")
 """What may be more than 64 bits, which the fast parser would round."""
 
 METHODS = frozenset({"tools/call", "tools/list"})
+_MESSAGE = frozenset({"jsonrpc", "id", "method", "params"})
 _CALL, _LIST = frozenset({"name", "arguments", "_meta"}), frozenset({"cursor", "_meta"})
 
 log = logging.getLogger(__name__)
 
 
-class Reply(Protocol):
-    """The way back to whoever asked."""
+@dataclass(frozen=True)
+class Written:
+    """An answer as it leaves: the whole message. `error` is its code where it is one."""
 
-    async def say(self, message: Mapping[str, Any]) -> None:
-        """Send a message before the answer."""
-        ...
-
-    async def end(self, answer: bytes, *, error: int | None = None, call_id: str | None = None) -> None:
-        """Send the answer; `error` is its code where it is one."""
-        ...
+    message: bytes
+    error: int | None = None
+    call_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,17 +84,19 @@ def modern(message: Mapping[str, Any], caller: Caller, chat: str, relayed: bool 
     """The request of a client of the newest era, which says with each what it is. `caller` lacks only its name;
     `relayed` says that the answer of an upstream can be passed on as it is."""
     request = _request(message)
-    meta = request and request[2].get("_meta")
-    if request is None or not isinstance(meta, dict):
+    if request is None:
         return None
+    meta = request[2].get("_meta", {})
     version, capabilities = meta.get(types.PROTOCOL_VERSION_META_KEY), meta.get(types.CLIENT_CAPABILITIES_META_KEY)
     level = meta.get(types.LOG_LEVEL_META_KEY)
-    if version not in MODERN_PROTOCOL_VERSIONS or not isinstance(capabilities, dict):
+    if version not in MODERN_PROTOCOL_VERSIONS or not isinstance(capabilities, dict) or not _usual(capabilities):
         return None
-    if not all(isinstance(each, dict) for each in capabilities.values()) or (level is not None and level not in LEVELS):
+    if level is not None and not (isinstance(level, str) and level in LEVELS):
         return None
     match meta.get(types.CLIENT_INFO_META_KEY):
-        case {"name": str(name), "version": str(number)}:
+        case {"name": str(name), "version": str(number)} as info if all(
+            isinstance(each, str) for each in info.values()
+        ):
             caller = Caller(caller.principal, caller.surface, f"{name} {number}"[:200], caller.permission)
         case None:
             pass
@@ -108,14 +108,21 @@ def modern(message: Mapping[str, Any], caller: Caller, chat: str, relayed: bool 
 def in_session(message: Mapping[str, Any], session: Session, chat: str) -> Ready | None:
     """The request of a client of the handshake era, which said who it is when it began."""
     request = _request(message)
-    if request is None or request[0] in session.calls or not isinstance(request[2].get("_meta", {}), dict):
+    if (
+        request is None
+        or str(request[0]) in session.calls
+        or types.PROTOCOL_VERSION_META_KEY in request[2].get("_meta", {})
+    ):
         return None
     return Ready(*request, session.version, session.caller, chat, session.capabilities, session.level(), session)
 
 
 def _request(message: Mapping[str, Any]) -> tuple[int | str, str, Mapping[str, Any]] | None:
     number, method, params = message.get("id"), message.get("method"), message.get("params", {})
-    if method not in METHODS or type(number) not in (int, str) or not isinstance(params, dict):
+    if not isinstance(method, str) or method not in METHODS or not message.keys() <= _MESSAGE:
+        return None
+    meta = params.get("_meta", {}) if isinstance(params, dict) else None
+    if not isinstance(meta, dict) or not _is_id(number) or not _is_id(meta.get("progressToken", 0)):
         return None
     if method == "tools/list":
         fits = params.keys() <= _LIST and isinstance(params.get("cursor", ""), str)
@@ -128,34 +135,49 @@ def _request(message: Mapping[str, Any]) -> tuple[int | str, str, Mapping[str, A
     return (number, method, params) if fits else None  # type: ignore[return-value]  # its type is looked at above
 
 
+def _is_id(value: Any) -> bool:
+    return type(value) in (int, str)  # yes and no are integers too, to Python alone
+
+
+def _usual(capabilities: Mapping[str, Any]) -> bool:
+    """Whether they have the shape of nearly all: objects of objects, but that roots say yes or no to changes."""
+    for name, said in capabilities.items():
+        kinds = dict | bool if name == "roots" else dict
+        if not isinstance(said, dict) or not all(isinstance(each, kinds) for each in said.values()):
+            return False
+    return True
+
+
 class Express:
     """Answers requests that are `Ready`."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
 
-    async def answer(self, request: Ready, reply: Reply) -> None:
-        """Answer it; what is said before the answer goes the same way."""
+    async def answer(self, request: Ready, say: Say) -> Written:
+        """The answer to it. What is said before the answer goes through `say`, and nothing after it."""
+        voice = _Voice(say)
         try:
             if request.method == "tools/list":
-                page = self._tools.page_json(request.params.get("cursor"), request.modern)
-                await reply.end(_response(request.id, page))
-                return
-            answer = await self._call(request, reply)
+                return Written(
+                    _response(request.id, self._tools.page_json(request.params.get("cursor"), request.modern))
+                )
+            answer = await self._call(request, voice.say)
+            return Written(self._written(request, answer), call_id=answer.call_id)
         except MCPError as error:
-            await _fail(reply, request, error.code, error.message, error.data)
+            return failed(request.id, error.code, error.message, error.data)
         except UpstreamFault as fault:
-            await _fail(reply, request, fault.fault, fault.message, fault.data)
+            return failed(request.id, fault.fault, fault.message, fault.data)
         except GatewayError as refusal:
             code = types.INTERNAL_ERROR if isinstance(refusal, Unavailable) else types.INVALID_PARAMS
-            await _fail(reply, request, code, str(refusal), refusal.to_dict())
+            return failed(request.id, code, str(refusal), refusal.to_dict())
         except Exception:
             log.exception("%s failed unexpectedly", request.method)
-            await _fail(reply, request, types.INTERNAL_ERROR, "the gateway failed; its log has the reason")
-        else:
-            await reply.end(self._written(request, answer), call_id=answer.call_id)
+            return failed(request.id, types.INTERNAL_ERROR, "the gateway failed; its log has the reason")
+        finally:
+            voice.over = True
 
-    async def _call(self, request: Ready, reply: Reply) -> Answer:
+    async def _call(self, request: Ready, say: Say) -> Answer:
         return await self._tools.call(
             Asked(
                 request.params["name"],
@@ -163,18 +185,18 @@ class Express:
                 request.version,
                 request.chat,
                 request.caller,
-                self._peer(request, reply),
-                _Reports(request, reply).progress,
+                self._peer(request, say),
+                _Reports(request, say).progress,
             )
         )
 
-    def _peer(self, request: Ready, reply: Reply) -> Peer:
+    def _peer(self, request: Ready, say: Say) -> Peer:
         session = request.session
         return Peer(
             capabilities=request.capabilities,
             meta=request.params.get("_meta", {}),
-            ask=partial(session.ask, reply.say) if session is not None else None,
-            log=partial(_log, reply) if request.level is not None else None,
+            ask=partial(session.ask, say) if session is not None else None,
+            log=partial(_log, say) if request.level is not None else None,
             level=request.level,
             modern=request.modern,
             reply_to=request.id if request.relayed else None,
@@ -188,32 +210,47 @@ class Express:
         return _response(request.id, to_json(shown))
 
 
+class _Voice:
+    """Says things, until it is over."""
+
+    __slots__ = ("_say", "over")
+
+    def __init__(self, say: Say) -> None:
+        self.over = False
+        self._say = say
+
+    async def say(self, message: Mapping[str, Any]) -> None:
+        if not self.over:
+            await self._say(message)
+
+
 class _Reports:
     """Tells a client how far its call has come, if it asked to be told."""
 
-    __slots__ = ("_reply", "_token")
+    __slots__ = ("_say", "_token")
 
-    def __init__(self, request: Ready, reply: Reply) -> None:
+    def __init__(self, request: Ready, say: Say) -> None:
         self._token = request.params.get("_meta", {}).get("progressToken")
-        self._reply = reply
+        self._say = say
 
     async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         if self._token is None:
             return
         said = {"progressToken": self._token, "progress": done, "total": total, "message": message}
         params = {key: value for key, value in said.items() if value is not None}
-        await self._reply.say({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+        await self._say({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 
 
-async def _log(reply: Reply, said: Mapping[str, Any]) -> None:
+def failed(request_id: int | str, code: int, message: str, data: Any = None) -> Written:
+    """An error as an answer."""
+    error = {"code": code, "message": message} | ({} if data is None else {"data": data})
+    return Written(to_json({"jsonrpc": "2.0", "id": request_id, "error": error}), error=code)
+
+
+async def _log(say: Say, said: Mapping[str, Any]) -> None:
     if said.get("level") in LEVELS:
-        await reply.say({"jsonrpc": "2.0", "method": "notifications/message", "params": dict(said)})
+        await say({"jsonrpc": "2.0", "method": "notifications/message", "params": dict(said)})
 
 
 def _response(request_id: int | str, result: bytes) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (orjson.dumps(request_id), result)
-
-
-async def _fail(reply: Reply, request: Ready, code: int, message: str, data: Any = None) -> None:
-    error = {"code": code, "message": message} | ({} if data is None else {"data": data})
-    await reply.end(to_json({"jsonrpc": "2.0", "id": request.id, "error": error}), error=code)

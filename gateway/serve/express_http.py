@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import anyio
-import orjson
+from mcp.server.streamable_http import StreamableHTTPServerTransport as Transport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS, InboundModernRoute, classify_inbound_request
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..calls import DEFAULT_CHAT, LOCAL, Caller
+from ..calls import DEFAULT_CHAT, LOCAL, Caller, to_json
 from . import express
-from .express import REQUEST_CANCELLED, SIZE, Express, Ready
+from .express import REQUEST_CANCELLED, SIZE, Express, Ready, Written
 from .mcp import McpFace
 from .sessions import Session
 
@@ -55,8 +57,10 @@ class ExpressHttp:
                 if version in _MODERN and headers.get(b"mcp-method") in _METHODS:
                     await self._modern(headers, scope, receive, send)
                     return
-                if version is not None and (session := self._session(headers, version)) is not None:
-                    await self._in_session(session, headers, scope, receive, send)
+                if version is not None and (found := self._session(headers, version)) is not None:
+                    session, transport = found
+                    with _in_use(transport):
+                        await self._in_session(session, headers, scope, receive, send)
                     return
         await self._app(scope, receive, send)
 
@@ -64,14 +68,16 @@ class ExpressHttp:
         body, replayed = await _read(receive)
         message = express.parse(body)
         request = message and express.modern(
-            message, Caller(principal=LOCAL, surface="mcp"), self._chat(scope, None), relayed=True
+            message, Caller(principal=LOCAL, surface="mcp"), self._chat(scope, headers), relayed=True
         )
         if not request or not self._fits(request, headers, message or {}):
             await self._app(scope, replayed, send)
             return
         reply = _Reply(send)
-        with _Attendance(reply, receive):
-            await self._express.answer(request, reply)
+        with _Attendance(reply, receive) as call:
+            answer = await self._express.answer(request, reply.say)
+        if not call.ended:
+            await reply.end(answer)
 
     def _fits(self, request: Ready, headers: Mapping[bytes, bytes], message: Mapping[str, Any]) -> bool:
         """Whether headers and body say the same; which words a difference is answered with, the SDK knows."""
@@ -89,38 +95,32 @@ class ExpressHttp:
         if _settles(session, message):
             await _accepted(send, session_id)
             return
-        request = express.in_session(message, session, self._chat(scope, session_id.decode("latin-1")))
+        request = express.in_session(message, session, self._chat(scope, headers))
         if request is None:
             await self._app(scope, replayed, send)
             return
         reply = _Reply(send, session_id)
         with _Attendance(reply) as call:
-            session.calls[request.id] = call
+            session.calls[str(request.id)] = call
             try:
-                await self._express.answer(request, reply)
+                answer = await self._express.answer(request, reply.say)
             finally:
-                del session.calls[request.id]
-        if call.ended:
-            error = {"code": REQUEST_CANCELLED, "message": "Request cancelled"}
-            await reply.end(orjson.dumps({"jsonrpc": "2.0", "id": request.id, "error": error}))
+                del session.calls[str(request.id)]
+        await reply.end(express.failed(request.id, REQUEST_CANCELLED, "Request cancelled") if call.ended else answer)
 
-    def _session(self, headers: Mapping[bytes, bytes], version: bytes) -> Session | None:
-        """The session a request belongs to, if it is alive; and keeps the SDK, which does not see what is answered
-        here, from ending it as idle."""
+    def _session(self, headers: Mapping[bytes, bytes], version: bytes) -> tuple[Session, Transport] | None:
+        """The session a request belongs to, if it is alive."""
         session_id = headers.get(b"mcp-session-id", b"").decode("latin-1")
         session = self._face.sessions.get(session_id)
         transport = self._manager._server_instances.get(session_id)
         if session is None or transport is None or transport.is_terminated or version != session.version.encode():
             return None
-        idle, seconds = transport.idle_scope, self._manager.session_idle_timeout
-        if idle is not None and seconds is not None:
-            idle.deadline = max(idle.deadline, anyio.current_time() + seconds)
-        return session
+        return session, transport
 
-    def _chat(self, scope: Scope, session_id: str | None) -> str:
+    def _chat(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
         """The chat of a request that names none: the URL's, the command line's, the session's."""
         asked = QueryParams(scope["query_string"]).get("chat") if scope["query_string"] else None
-        return asked or self._face.chat or session_id or DEFAULT_CHAT
+        return asked or self._face.chat or headers.get(b"mcp-session-id", b"").decode("latin-1") or DEFAULT_CHAT
 
 
 class _Reply:
@@ -133,29 +133,32 @@ class _Reply:
         self._turn = asyncio.Lock()
 
     async def say(self, message: Mapping[str, Any]) -> None:
-        await self._event(_event(orjson.dumps(message)))
+        await self._event(_event(to_json(message)))
 
     async def ping(self) -> None:
         await self._event(PING)
 
-    async def end(self, answer: bytes, *, error: int | None = None, call_id: str | None = None) -> None:
-        if self._streaming:
-            await self._event(_event(answer), more=False)
-            return
-        status = 200 if error is None or self._headers else ERROR_CODE_HTTP_STATUS.get(error, 200)
-        headers = [(b"content-type", _JSON), (b"content-length", b"%d" % len(answer)), *self._headers]
-        if call_id is not None:
-            headers.append((b"toolgate-call-id", call_id.encode()))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": answer})
+    async def end(self, answer: Written) -> None:
+        """Send the answer, once; what is being said goes first."""
+        async with self._turn:
+            if self._streaming:
+                await self._send({"type": "http.response.body", "body": _event(answer.message)})
+                return
+            status = 200 if answer.error is None or self._headers else ERROR_CODE_HTTP_STATUS.get(answer.error, 200)
+            length = b"%d" % len(answer.message)
+            headers = [(b"content-type", _JSON), (b"content-length", length), *self._headers]
+            if answer.call_id is not None:
+                headers.append((b"toolgate-call-id", answer.call_id.encode()))
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": answer.message})
 
-    async def _event(self, event: bytes, more: bool = True) -> None:
+    async def _event(self, event: bytes) -> None:
         async with self._turn:
             if not self._streaming:
-                self._streaming = True
                 headers = [*_STREAM, *self._headers]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._send({"type": "http.response.body", "body": event, "more_body": more})
+                self._streaming = True
+            await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
 
 class _Attendance:
@@ -204,10 +207,28 @@ class _Attendance:
         self.cancel()
 
 
+@contextmanager
+def _in_use(transport: Transport) -> Iterator[None]:
+    """Keeps the SDK, which does not see what is answered here, from ending a session as idle: it counts as a request
+    of its own would."""
+    if transport.idle_scope is None or transport._idle_timeout is None:
+        yield
+        return
+    transport._requests_in_flight += 1
+    transport.idle_scope.deadline = math.inf
+    try:
+        yield
+    finally:
+        transport._requests_in_flight -= 1
+        if not transport._requests_in_flight:
+            transport.idle_scope.deadline = anyio.current_time() + transport._idle_timeout
+
+
 def _negotiated(headers: Mapping[bytes, bytes]) -> bool:
     """Whether the client sends JSON and takes either kind of answer."""
-    accept = headers.get(b"accept", b"")
-    return headers.get(b"content-type", b"").startswith(_JSON) and _JSON in accept and _EVENTS in accept
+    if headers.get(b"content-type", b"").partition(b";")[0].rstrip() != _JSON:
+        return False
+    return {kind.partition(b";")[0].strip() for kind in headers.get(b"accept", b"").split(b",")} >= {_JSON, _EVENTS}
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
@@ -218,6 +239,8 @@ async def _read(receive: Receive) -> tuple[bytes, Receive]:
         message = await receive()
         messages.append(message)
         body += message.get("body", b"")
+    if message["type"] != "http.request":  # its client left in the middle of it
+        body = b""
     left = iter(messages)
 
     async def again() -> Any:
@@ -241,4 +264,5 @@ async def _accepted(send: Send, session_id: bytes) -> None:
 
 
 def _event(message: bytes) -> bytes:
-    return b"event: message\r\ndata: %b\r\n\r\n" % message
+    # A line break would end the data. In JSON it can only be space between two tokens.
+    return b"event: message\r\ndata: %b\r\n\r\n" % message.replace(b"\r", b" ").replace(b"\n", b" ")

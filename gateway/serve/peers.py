@@ -85,7 +85,7 @@ class Verbatim:
 
     async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         entry = self._server.get_request_handler(ctx.method) if ctx.method in VERBATIM else None
-        if entry is None or not ctx.session._connection.initialize_accepted:
+        if entry is None or ctx.request_id is None or not ctx.session._connection.initialize_accepted:
             return await call_next(ctx)
         methods.validate_client_request(ctx.method, ctx.protocol_version, ctx.params)
         params = entry.params_type.model_validate(ctx.params or {}, by_name=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, RequestId
+from mcp_types import INTERNAL_ERROR, INVALID_REQUEST
 from starlette.requests import Request
 
 from ..calls import Caller
@@ -17,6 +18,9 @@ from .peers import Context
 
 QUESTIONS = 64
 """What may be asked of one client at once."""
+
+COURTESY_SECONDS = 1.0
+"""How long it may take to tell a client that a question is void."""
 
 Say = Callable[[Mapping[str, Any]], Awaitable[None]]
 """Sends a message to the client, on the stream of the request it belongs to."""
@@ -29,7 +33,8 @@ class Underway(Protocol):
 
 
 class Session:
-    """One client. `calls` are those it waits for, by their request ids; `level` is the least of log messages it
+    """One client. `calls` are those it waits for, by their request ids as text, since some clients call off 7 as "7";
+    `level` is the least of log messages it
     wants at this moment."""
 
     def __init__(self, context: Context, caller: Caller, level: Callable[[], str | None]) -> None:
@@ -38,7 +43,7 @@ class Session:
         self.capabilities = known.model_dump(mode="json", by_alias=True, exclude_none=True) if known else {}
         self.caller = caller
         self.level = level
-        self.calls: dict[RequestId, Underway] = {}
+        self.calls: dict[str, Underway] = {}
         self._questions: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._numbers = itertools.count(1)
 
@@ -51,6 +56,9 @@ class Session:
         try:
             await say({"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)})
             return _read(await waiting)
+        except asyncio.CancelledError:
+            await _withdraw(say, number)
+            raise
         finally:
             del self._questions[number]
 
@@ -65,7 +73,7 @@ class Session:
 
     def called_off(self, request_id: Any) -> bool:
         """End a call the client gave up; False when it is none of those here."""
-        call = self.calls.get(request_id) if isinstance(request_id, int | str) else None
+        call = self.calls.get(str(request_id)) if type(request_id) in (int, str) else None
         if call is None:
             return False
         call.cancel()
@@ -90,6 +98,8 @@ class Sessions:
         """A client has begun; it is known until its connection ends."""
         request = context.request
         session_id = request.headers.get("mcp-session-id") if isinstance(request, Request) else None
+        if session_id in self._open:  # it says so again; what is under way stays so
+            return
         talk = context.session
         session = self._open[session_id] = Session(context, caller, lambda: self._level(talk))
         # The SDK has no public way to a connection's end.
@@ -99,6 +109,14 @@ class Sessions:
         if self._open.get(session_id) is session:
             del self._open[session_id]
         session.end()
+
+
+async def _withdraw(say: Say, number: str) -> None:
+    """Tell the client that nobody waits for its answer any more; one that does not listen is not waited for."""
+    params = {"requestId": number, "reason": "the question was called off"}
+    with suppress(Exception):
+        async with asyncio.timeout(COURTESY_SECONDS):
+            await say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
 
 
 def _read(message: Mapping[str, Any]) -> dict[str, Any]:

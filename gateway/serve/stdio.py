@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -57,8 +57,9 @@ class _Wire:
     ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Any], MemoryObjectSendStream[Any]]]:
         to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
-        with _own_standard_streams() as (stdin, stdout):
-            reader, writer = await _connect(stdin, stdout)
+        with _own_standard_streams() as (stdin, stdout), ExitStack() as closing:
+            reader = await _read_pipe(stdin, closing) if _pollable(stdin) else _FileReader(stdin, closing)
+            writer = await _write_pipe(stdout, closing) if _pollable(stdout) else _FileWriter(stdout, closing)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._stop_reading, stop)
                 tasks.start_soon(self._read, reader, writer, to_server)
@@ -73,17 +74,19 @@ class _Wire:
     async def _read(self, reader: _Reader, writer: _Writer, to_server: MemoryObjectSendStream[Any]) -> None:
         express = ExpressStdio(self._face, partial(_send, writer), self._unanswered.add, self._settle)
         async with to_server:
-            with self._reading:
-                async for line in self._lines(reader, writer):
-                    if express.take(line):
-                        continue
-                    message = _parse(line, writer)
-                    if message is not None:
-                        self._note(message)
-                        await to_server.send(SessionMessage(message))
-            with anyio.move_on_after(self._grace):  # closing the stream ends the calls still under way
-                await self._settled()
-        await express.close()
+            try:
+                with self._reading:
+                    async for line in self._lines(reader, writer):
+                        if express.take(line):
+                            continue
+                        message = _parse(line, writer)
+                        if message is not None:
+                            self._note(message)
+                            await to_server.send(SessionMessage(message))
+                with anyio.move_on_after(self._grace):  # what is still under way then ends, on both roads
+                    await self._settled()
+            finally:
+                await express.close()
 
     async def _lines(self, reader: _Reader, writer: _Writer) -> AsyncIterator[bytes]:
         """Whole lines. One over the limit is not kept, only answered."""
@@ -118,7 +121,9 @@ class _Wire:
             if message.method != "subscriptions/listen":  # answered only when it ends
                 self._unanswered.add(message.id)
         elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
-            self._settle((message.params or {}).get("requestId"))
+            called_off = (message.params or {}).get("requestId")
+            if type(called_off) in (int, str):
+                self._settle(called_off)
 
     def _settle(self, request_id: types.RequestId | None) -> None:
         self._unanswered.discard(request_id)
@@ -189,44 +194,43 @@ class _Writer(Protocol):
     async def drain(self) -> None: ...
 
 
-async def _connect(stdin: int, stdout: int) -> tuple[_Reader, _Writer]:
-    reader = await _read_pipe(stdin) if _pollable(stdin) else _FileReader(stdin)
-    writer = await _write_pipe(stdout) if _pollable(stdout) else _FileWriter(stdout)
-    return reader, writer
-
-
 def _pollable(descriptor: int) -> bool:
     """Whether the event loop can wait for it; a plain file, as in `toolgate serve < requests`, cannot be waited for."""
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stat.S_ISCHR(mode) and os.isatty(descriptor))
 
 
-async def _read_pipe(descriptor: int) -> asyncio.StreamReader:
+async def _read_pipe(descriptor: int, closing: ExitStack) -> _Reader:
     reader = asyncio.StreamReader(limit=CHUNK)
     loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0))
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0)
+    )
+    closing.callback(transport.close)
     return reader
 
 
-async def _write_pipe(descriptor: int) -> asyncio.StreamWriter:
+async def _write_pipe(descriptor: int, closing: ExitStack) -> _Writer:
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(
         lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(descriptor, "wb", 0)
     )
-    return asyncio.StreamWriter(transport, protocol, None, loop)
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    closing.callback(writer.close)  # what waits to be read is still written
+    return writer
 
 
 class _FileReader:
-    def __init__(self, descriptor: int) -> None:
-        self._file = os.fdopen(descriptor, "rb", 0)
+    def __init__(self, descriptor: int, closing: ExitStack) -> None:
+        self._file = closing.enter_context(os.fdopen(descriptor, "rb", 0))
 
     async def read(self, n: int) -> bytes:
         return await anyio.to_thread.run_sync(self._file.read, n)
 
 
 class _FileWriter:
-    def __init__(self, descriptor: int) -> None:
-        self._file = os.fdopen(descriptor, "wb")
+    def __init__(self, descriptor: int, closing: ExitStack) -> None:
+        self._file = closing.enter_context(os.fdopen(descriptor, "wb"))
 
     def write(self, data: bytes) -> None:
         self._file.write(data)

@@ -15,6 +15,7 @@ from ..executor import Executor
 from .peers import older, result
 from .renders import link
 
+OURS = "dev.toolgate/"
 CHAT = "dev.toolgate/chat"
 MESSAGE = "dev.toolgate/message"
 PARENT_MESSAGE = "dev.toolgate/parent_message"
@@ -104,12 +105,24 @@ class Tools:
         if outcome.call_id is not None:  # it goes on with one that was begun before
             call = call.but(id=outcome.call_id)
         wire, plan = outcome.wire, outcome.render_plan
-        if type(wire) is Delivered and plan is None and outcome.content is wire.get("content"):
+        if type(wire) is Delivered and plan is None and outcome.content is wire.get("content") and not _is_ours(wire):
             return Answer(call.id, message=wire.message)
         answer = result(call, outcome, structured=asked.name in self._view.structured)
-        if plan is not None and self._planned and is_version_at_least(asked.version, RESOURCE_LINKS):
+        if not is_version_at_least(asked.version, RESOURCE_LINKS):
+            answer["content"] = [block for block in answer.get("content", ()) if not _is_link(block)]
+        elif plan is not None and self._planned:
             answer["content"] = [*answer["content"], link(call.id, plan)]
         return Answer(call.id, answer)
+
+
+def _is_link(block: Any) -> bool:
+    return isinstance(block, Mapping) and block.get("type") == "resource_link"
+
+
+def _is_ours(wire: Mapping[str, Any]) -> bool:
+    """Whether a server's result says what only we may say of it, however that is spelled in its bytes."""
+    meta = wire.get("_meta")
+    return isinstance(meta, dict) and any(key.startswith(OURS) for key in meta)
 
 
 def said_in(meta: Mapping[str, Any], key: str) -> str | None:

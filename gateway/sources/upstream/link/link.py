@@ -258,7 +258,10 @@ class Link:
 
     def _answered(self, message: Message, origin: Exchange | None) -> None:
         number = request_number(message.get("id"))
-        if origin is not None and origin.reply_to is not None and origin.reply_to == message.get("id"):
+        if origin is not None and self.wire.one_each and (said := message.get("id")) is not None:
+            # Where each travels apart an answer is this request's or nobody's; some hand a number back as text.
+            if str(said) != str(origin.number if origin.reply_to is None else origin.reply_to):
+                return
             number = origin.number
         exchange = self._under_way.get(number) if number is not None else None
         if exchange is None and number is None and "error" in message:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import orjson
+
 from ....calls import Delivered
 from .connection import Reply
 from .events import Event
@@ -67,17 +69,28 @@ def settle(link: Link, exchange: Exchange, reply: Reply) -> None:
         raise LinkLost(f"{link.label} ended the stream of {exchange.method} without an answer")
     check(link, exchange.method, reply)
     if reply.kind == "application/json":
-        messages = decode(reply.body)
-        match messages:
-            case [{"id": number, "result": {"resultType": "complete"} as result}] if number == exchange.reply_to:
-                exchange.settle(Delivered(result, bytes(reply.body)))
-                return
-        for message in messages:
+        delivered = None if exchange.reply_to is None else _delivered(exchange.reply_to, bytes(reply.body))
+        if delivered is not None:
+            exchange.settle(delivered)
+            return
+        for message in decode(reply.body):
             link.receive(message, exchange)
     if not exchange.answer.done():
         raise BadAnswer(
             f"{link.label} answered {exchange.method} with HTTP {reply.status} and no JSON-RPC", status=reply.status
         )
+
+
+def _delivered(reply_to: int | str, body: bytes) -> Delivered | None:
+    """A result in a message that can be passed on as it is: nothing but an answer to this id, and JSON to anybody."""
+    try:
+        message = orjson.loads(body)
+    except ValueError:
+        return None
+    match message:
+        case {"jsonrpc": "2.0", "id": number, "result": {"resultType": "complete"} as result, **rest} if not rest:
+            return Delivered(result, body) if type(number) is type(reply_to) and number == reply_to else None
+    return None
 
 
 def check(link: Link, method: str, reply: Reply) -> None:

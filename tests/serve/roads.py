@@ -1,0 +1,492 @@
+"""Both roads of a request in this process: the gateway's own faces, and the SDK's alone; with tools that tell what
+reached them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
+from starlette.types import ASGIApp
+
+from gateway import Gateway
+from gateway.calls import Call, Outcome
+from gateway.errors import ToolFailed, UpstreamFault
+from gateway.serve import stdio
+from gateway.serve.asgi import PATH, Door, HttpFace
+from gateway.serve.mcp import McpFace
+from gateway.serve.sessions import Sessions
+from gateway.serve.stdio import serve_stdio
+from gateway.tools import Permission, Tool
+
+MODERN, HANDSHAKE = "2026-07-28", "2025-11-25"
+CALL_ID = "dev.toolgate/call_id"
+LIMIT = 2 * 1024 * 1024
+ENVELOPE: dict[str, Any] = {
+    "io.modelcontextprotocol/protocolVersion": MODERN,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "tester", "version": "1"},
+}
+ABLE: dict[str, Any] = {"elicitation": {"form": {}}}
+INITIALIZED: dict[str, Any] = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+QUESTION = {"message": "what?", "requestedSchema": {"type": "object", "properties": {}}}
+
+
+def initialize(capabilities: Mapping[str, Any] | None = None, version: str = HANDSHAKE) -> dict[str, Any]:
+    params = {
+        "protocolVersion": version,
+        "capabilities": capabilities or {},
+        "clientInfo": {"name": "tester", "version": "1"},
+    }
+    return {"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": params}
+
+
+def request(
+    method: str, params: Mapping[str, Any] | None = None, number: Any = 1, envelope: Mapping[str, Any] = ENVELOPE
+) -> dict[str, Any]:
+    """With no envelope it is one of the handshake era."""
+    said = dict(params or {})
+    if envelope:
+        said["_meta"] = {**envelope, **said.get("_meta", {})}
+    return {"jsonrpc": "2.0", "id": number, "method": method, **({"params": said} if said else {})}
+
+
+def call(name: str, arguments: Mapping[str, Any] | None = None, number: Any = 1, **options: Any) -> dict[str, Any]:
+    params: dict[str, Any] = {"name": name, "arguments": dict(arguments or {})}
+    if "meta" in options:
+        params["_meta"] = options.pop("meta")
+    return request("tools/call", params, number, **options)
+
+
+def routing(message: Any) -> dict[str, str]:
+    """The headers with which a client of the newest era repeats what it says."""
+    params = message.get("params")
+    name = params.get("name") if isinstance(params, dict) else None
+    named = {"mcp-name": name} if isinstance(name, str) else {}
+    return {"mcp-protocol-version": MODERN, "mcp-method": str(message.get("method")), **named}
+
+
+@dataclass
+class Stall:
+    """Tools that tell what reached them, in a source of their own. `wait` sets `begun`, and ends when `go` is set;
+    `ended` are the calls of it that were ended from outside."""
+
+    name: str = "stall"
+    calls: list[Call] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: list[str] = field(default_factory=list)
+
+    async def list_tools(self) -> Sequence[Tool]:
+        typed = {"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": False}
+        marked = {"type": "object", "properties": {"where": {"type": "string", "x-mcp-header": "Where"}}}
+        return [
+            *(_tool(name) for name in ("echo", "count", "ask", "wait", "refuse", "break", "fault", "picture", "late")),
+            _tool("typed", input_schema=typed),
+            _tool("marked", input_schema=marked),
+            _tool("object", output_schema={"type": "object"}),
+            _tool("number", output_schema={"type": "integer"}),
+        ]
+
+    async def call_tool(self, call: Call) -> Outcome:
+        self.calls.append(call)
+        name = call.target.id.partition(":")[2]
+        return await getattr(self, f"_{name}", self._echo)(call)
+
+    async def _echo(self, call: Call) -> Outcome:
+        return Outcome(value=dict(call.arguments))
+
+    async def _number(self, _: Call) -> Outcome:
+        return Outcome(value=7)
+
+    async def _picture(self, _: Call) -> Outcome:
+        return Outcome(value=None, content=[{"type": "image", "mimeType": "image/png", "data": "AAAA"}])
+
+    async def _refuse(self, _: Call) -> Outcome:
+        raise ToolFailed("not today", code="CLOSED")
+
+    async def _break(self, _: Call) -> Outcome:
+        raise RuntimeError("a secret of the gateway")
+
+    async def _fault(self, call: Call) -> Outcome:
+        code = call.arguments.get("code", -32077)
+        return Outcome(error=UpstreamFault("the server is closed", fault=code, data={"until": [9, None]}))
+
+    async def _count(self, call: Call) -> Outcome:
+        await call.progress(1, 3, "on")
+        await call.progress(2.5, None, None)
+        await call.progress(3, 3, None)
+        return Outcome(value="counted")
+
+    async def _late(self, call: Call) -> Outcome:
+        """Says something once it has answered."""
+
+        async def later() -> None:
+            await self.go.wait()
+            await call.progress(9, None, None)
+            self.begun.set()
+
+        self._saying = asyncio.get_running_loop().create_task(later())
+        return Outcome(value="answered")
+
+    async def _ask(self, call: Call) -> Outcome:
+        assert call.peer is not None
+        if call.peer.ask is None:
+            return Outcome(value="nobody to ask")
+        self.begun.set()
+        try:
+            return Outcome(value=await call.peer.ask("elicitation/create", QUESTION))
+        except MCPError as error:
+            return Outcome(value={"code": error.code, "message": error.message, "data": error.data})
+        except asyncio.CancelledError:
+            self.ended.append(call.id)
+            raise
+
+    async def _wait(self, call: Call) -> Outcome:
+        self.begun.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.ended.append(call.id)
+            raise
+        return Outcome(value="waited")
+
+    def heard(self) -> list[dict[str, Any]]:
+        """What reached the tools since one asked last; how a call came to them must not tell."""
+        told, self.calls = self.calls, []
+        return [_told(each) for each in told]
+
+
+def _tool(name: str, **more: Any) -> Tool:
+    return Tool(f"stall:{name}", f"The {name} tool.", owner="stall", permission=Permission.READ_ONLY, **more)
+
+
+def _told(call: Call) -> dict[str, Any]:
+    peer = call.peer
+    assert peer is not None
+    known = (peer.capabilities, peer.meta, peer.answers, peer.level, peer.modern, peer.ask is not None)
+    of_call = (call.name, call.arguments, call.chat, call.message, call.parent_message, call.caller)
+    return {"call": of_call, "peer": known}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def messages(self) -> list[Any]:
+        """All that was said, the answer last; whether as JSON or as a stream of events."""
+        if self.headers.get("content-type", "").startswith("text/event-stream"):
+            events = self.body.decode().replace("\r\n", "\n").split("\n\n")
+            found = ["".join(line[6:] for line in each.split("\n") if line.startswith("data: ")) for each in events]
+            return [json.loads(data) for data in found if data]
+        return [json.loads(self.body)] if self.body.startswith((b"{", b"[")) else [self.body.decode()]
+
+    @property
+    def message(self) -> Any:
+        return self.messages[-1]
+
+
+class Exchange:
+    """One HTTP request under way, its client in our hands."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        method: str,
+        url: str,
+        headers: Iterable[tuple[str, str]],
+        chunks: Sequence[bytes],
+        whole: bool = True,
+    ) -> None:
+        path, _, query = url.partition("?")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers],
+            "server": ("127.0.0.1", 1),
+            "client": ("127.0.0.1", 2),
+        }
+        self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        for place, chunk in enumerate(chunks, 1):
+            more = place < len(chunks) or not whole
+            self._incoming.put_nowait({"type": "http.request", "body": chunk, "more_body": more})
+        self.sent: list[Mapping[str, Any]] = []
+        self._news = asyncio.Event()
+        self._hearing = asyncio.Event()
+        self._hearing.set()
+        self._events = 0
+        self.done = asyncio.ensure_future(app(scope, self._incoming.get, self._send))  # type: ignore[arg-type]
+        self.done.add_done_callback(lambda _: self._news.set())
+
+    async def _send(self, message: Any) -> None:
+        """As strict as a server: one start, then the body, then nothing."""
+        ended = bool(self.sent) and self.sent[-1]["type"].endswith("body") and not self.sent[-1].get("more_body")
+        assert not ended, f"said after the end: {message}"
+        assert (message["type"] == "http.response.start") == (not self.sent), message
+        self.sent.append(message)
+        self._news.set()
+        await self._hearing.wait()
+
+    def leave(self) -> None:
+        self._incoming.put_nowait({"type": "http.disconnect"})
+
+    def stop_hearing(self) -> None:
+        """From now on whoever writes to this client has to wait."""
+        self._hearing.clear()
+
+    def hear_again(self) -> None:
+        self._hearing.set()
+
+    async def started(self) -> None:
+        """Wait until the server begins to answer."""
+        with anyio.fail_after(5):
+            await self._news.wait()
+
+    async def until(self, what: bytes) -> bytes:
+        """Wait until this was said; all that was."""
+        with anyio.fail_after(5):
+            while what not in self.body:
+                assert not self.done.done(), (self.sent, self.done)
+                self._news.clear()
+                await self._news.wait()
+        return self.body
+
+    async def event(self) -> Any:
+        """The next message on its stream."""
+        with anyio.fail_after(5):
+            while len(self._messages()) <= self._events:
+                assert not self.done.done(), (self.sent, self.done)
+                self._news.clear()
+                await self._news.wait()
+        self._events += 1
+        return self._messages()[self._events - 1]
+
+    def _messages(self) -> list[Any]:
+        whole = self.body.rpartition(b"\r\n\r\n")[0]
+        return Answer(200, {"content-type": "text/event-stream"}, whole).messages
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent if message["type"] == "http.response.body")
+
+    async def answer(self) -> Answer:
+        with anyio.fail_after(5):
+            await self.done
+        headers = {name.decode(): value.decode("latin-1") for name, value in self.sent[0]["headers"]}
+        assert self.sent[-1]["type"] == "http.response.body" and not self.sent[-1].get("more_body")
+        return Answer(self.sent[0]["status"], headers, self.body)
+
+
+class Client:
+    """Speaks to one application; in a session, once it has opened one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.session: dict[str, str] = {}
+
+    def send(
+        self,
+        message: Any,
+        headers: Mapping[str, str | None] | Iterable[tuple[str, str]] = (),
+        url: str = PATH,
+        method: str = "POST",
+        chunks: int = 1,
+        whole: bool = True,
+    ) -> Exchange:
+        """Headers of a mapping stand in place of the usual ones, None for none; those of a list come besides."""
+        body = message if isinstance(message, bytes) else json.dumps(message).encode() if message is not None else b""
+        usual: dict[str, str | None] = {
+            "host": "127.0.0.1",
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            **(self.session or (routing(message) if isinstance(message, dict) else {})),
+        }
+        more = [] if isinstance(headers, Mapping) else list(headers)
+        if isinstance(headers, Mapping):
+            usual |= headers
+        size = max(1, -(-len(body) // chunks))
+        parts = [body[at : at + size] for at in range(0, len(body), size)] or [b""]
+        given = [(name, value) for name, value in usual.items() if value is not None]
+        return Exchange(self.app, method, url, [*given, *more], parts, whole)
+
+    async def ask(self, message: Any, *arguments: Any, **options: Any) -> Answer:
+        return await self.send(message, *arguments, **options).answer()
+
+    async def open(self, capabilities: Mapping[str, Any] | None = None, version: str = HANDSHAKE) -> None:
+        answer = await self.ask(initialize(capabilities, version), {"mcp-protocol-version": None, "mcp-method": None})
+        self.session = {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": version}
+        assert (await self.ask(INITIALIZED)).status == 202
+
+    async def delete(self) -> Answer:
+        return await self.ask(None, method="DELETE")
+
+
+@dataclass
+class Bench:
+    """One gateway with two faces: `short` is how it is served, `long` is the SDK's application alone."""
+
+    gateway: Gateway
+    stall: Stall
+    face: McpFace
+    short: ASGIApp
+    long: ASGIApp
+
+    async def session(self, capabilities: Mapping[str, Any] | None = None, version: str = HANDSHAKE) -> Client:
+        """A client that has shaken hands with `short`, and is known there."""
+        client = Client(self.short)
+        await client.open(capabilities, version)
+        with anyio.fail_after(5):
+            while self.face.sessions.get(client.session["mcp-session-id"]) is None:  # noqa: ASYNC110 - nothing tells
+                await anyio.sleep(0.001)
+        return client
+
+    async def records(self) -> list[tuple[str, str | None]]:
+        """What became of the calls that are over, the latest first."""
+        await self.gateway.executor.idle()
+        return [(each.status, each.error_code) for each in await self.gateway.records.list_calls()]
+
+
+@asynccontextmanager
+async def bench(directory: Path, **settings: Any) -> AsyncIterator[Bench]:
+    stall = Stall()
+    chosen = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, **settings}
+    async with Gateway.open(chosen, sources=[stall]) as gateway:
+        faces = [McpFace(gateway.executor, gateway.versions, plans=gateway.records) for _ in range(2)]
+        short = HttpFace(faces[0], gateway.ready, Door(LIMIT)).app
+        routes = faces[1].server.streamable_http_app(
+            streamable_http_path=PATH,
+            max_request_body_size=LIMIT,
+            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+        )
+        async with faces[0].server.session_manager.run(), faces[1].server.session_manager.run():
+            yield Bench(gateway, stall, faces[0], short, Door(LIMIT).before(routes))
+
+
+class Pipes:
+    """A client on the other end of stdin and stdout."""
+
+    def __init__(
+        self,
+        writer: asyncio.StreamWriter,
+        reader: asyncio.StreamReader,
+        serving: asyncio.Future[None],
+        sessions: Sessions,
+    ) -> None:
+        self.serving = serving
+        self._sessions = sessions
+        self._writer = writer
+        self._reader = reader
+
+    async def open(self, capabilities: Mapping[str, Any]) -> None:
+        """Shake hands, until one is known."""
+        await self.ask(initialize(capabilities))
+        self.send(INITIALIZED)
+        with anyio.fail_after(5):
+            while self._sessions.get(None) is None:  # noqa: ASYNC110 - nothing tells
+                await anyio.sleep(0.001)
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            self._writer.write((message if isinstance(message, bytes) else json.dumps(message).encode()) + b"\n")
+
+    async def line(self) -> Any:
+        with anyio.fail_after(5):
+            return json.loads(await self._reader.readline())
+
+    async def ask(self, *messages: Any) -> Any:
+        self.send(*messages)
+        return await self.line()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def rest(self) -> list[Any]:
+        """All that is still said until the server is done."""
+        with anyio.fail_after(5):
+            await self.serving
+            os.write(1, b"\n")  # stdout is still the same pipe
+            return [json.loads(line) async for line in self._until_empty()]
+
+    async def _until_empty(self) -> AsyncIterator[bytes]:
+        while (line := await self._reader.readline()).strip():
+            yield line
+
+
+class Unread:
+    """In the place of the short way: it takes nothing."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def take(self, _: bytes) -> bool:
+        return False
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def on_pipes(
+    gateway: Gateway, *, short: bool = True, grace: float = 5, chat: str | None = None, stop: anyio.Event | None = None
+) -> AsyncIterator[Pipes]:
+    """The gateway's face over stdio, in this process; without the short way it is the SDK's alone."""
+    face = McpFace(gateway.executor, gateway.versions, chat, gateway.records)
+    stop = stop or anyio.Event()
+    with pytest.MonkeyPatch.context() as patch, _standard_pipes() as (to_us, from_us):
+        if not short:
+            patch.setattr(stdio, "ExpressStdio", Unread)
+        loop = asyncio.get_running_loop()
+        writing, protocol = await loop.connect_write_pipe(
+            lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(to_us, "wb", 0)
+        )
+        reader = asyncio.StreamReader(limit=2**24)
+        reading, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(from_us, "rb", 0)
+        )
+        serving = asyncio.ensure_future(serve_stdio(face, LIMIT, grace, stop))
+        pipes = Pipes(asyncio.StreamWriter(writing, protocol, None, loop), reader, serving, face.sessions)
+        try:
+            yield pipes
+        finally:
+            pipes.close()
+            with anyio.move_on_after(5) as patience:
+                await asyncio.wait([serving])
+            reading.close()
+            await anyio.lowlevel.checkpoint()  # what is closed lets go in a moment
+            assert not patience.cancelled_caught
+
+
+@contextmanager
+def _standard_pipes() -> Iterator[tuple[int, int]]:
+    """Pipes as this process's stdin and stdout, and our ends of them."""
+    kept = os.dup(0), os.dup(1)
+    theirs_in, ours_out = os.pipe()
+    ours_in, theirs_out = os.pipe()
+    os.dup2(theirs_in, 0)
+    os.dup2(theirs_out, 1)
+    os.close(theirs_in)
+    os.close(theirs_out)
+    try:
+        yield ours_out, ours_in
+    finally:
+        for number, descriptor in enumerate(kept):
+            os.dup2(descriptor, number)
+            os.close(descriptor)

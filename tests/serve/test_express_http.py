@@ -1,0 +1,319 @@
+"""What happens while a call runs on the short way over HTTP: what is said before the answer, and how calls end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from starlette.requests import ClientDisconnect
+
+from gateway.serve import express_http
+
+from .roads import ABLE, ENVELOPE, Bench, Client, Exchange, bench, call, request
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
+
+ERAS = ["modern", "handshake"]
+ACCEPTED = {"action": "accept", "content": {"answer": "42"}}
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks after a client and pings it sooner than one would."""
+    monkeypatch.setattr(express_http, "MOMENT", 0.01)
+    monkeypatch.setattr(express_http, "PING_SECONDS", 0.02)
+
+
+async def client_of(desk: Bench, era: str) -> Client:
+    return Client(desk.short) if era == "modern" else await desk.session(ABLE)
+
+
+def asked(era: str, tool: str, arguments: dict[str, Any] | None = None, number: int | str = 1, **meta: Any) -> Any:
+    envelope = ENVELOPE if era == "modern" else {}
+    return call(f"stall__{tool}", arguments, number, envelope=envelope, **({"meta": meta} if meta else {}))
+
+
+def value(message: Any) -> str:
+    assert message["result"]["isError"] is False, message
+    text: str = message["result"]["content"][0]["text"]
+    return text
+
+
+def cancelled(number: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": number, "reason": "no"}}
+
+
+async def begun(desk: Bench, client: Client, message: Any) -> Exchange:
+    exchange = client.send(message)
+    with anyio.fail_after(5):
+        await desk.stall.begun.wait()
+    desk.stall.begun.clear()
+    return exchange
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_progress_is_told_before_the_answer_which_comes_last(desk: Bench, era: str) -> None:
+    client = await client_of(desk, era)
+    answer = await client.ask(asked(era, "count", progressToken="t"))
+    *told, last = answer.messages
+    assert [each["params"] for each in told] == [
+        {"progressToken": "t", "progress": 1, "total": 3, "message": "on"},
+        {"progressToken": "t", "progress": 2.5},
+        {"progressToken": "t", "progress": 3, "total": 3},
+    ]
+    assert value(last) == '"counted"'
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["cache-control"] == "no-cache, no-transform"
+    assert answer.headers.get("mcp-session-id") == client.session.get("mcp-session-id")
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_an_answer_before_which_nothing_was_said_is_plain_json_and_names_its_call(desk: Bench, era: str) -> None:
+    answer = await (await client_of(desk, era)).ask(asked(era, "count"))
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["content-length"] == str(len(answer.body))
+    [record] = await desk.gateway.records.list_calls()
+    assert answer.headers["toolgate-call-id"] == record.id == answer.message["result"]["_meta"]["dev.toolgate/call_id"]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_a_tool_says_after_its_answer_is_not_heard(desk: Bench, era: str) -> None:
+    client = await client_of(desk, era)
+    answer = await client.ask(asked(era, "late", progressToken=1))
+    assert [value(message) for message in answer.messages] == ['"answered"']
+    desk.stall.go.set()
+    with anyio.fail_after(5):
+        await desk.stall.begun.wait()
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_silent_call_is_pinged_until_its_answer(desk: Bench, era: str) -> None:
+    exchange = await begun(desk, await client_of(desk, era), asked(era, "wait"))
+    await exchange.until(express_http.PING * 3)
+    desk.stall.go.set()
+    answer = await exchange.answer()
+    assert value(answer.message) == '"waited"'
+    assert answer.headers["content-type"] == "text/event-stream"
+
+
+async def test_a_question_is_put_on_the_stream_of_its_call_and_answered_in_a_request_of_its_own(desk: Bench) -> None:
+    client = await desk.session(ABLE)
+    exchange = client.send(asked("handshake", "ask"))
+    question = await exchange.event()
+    assert (question["method"], question["params"]["message"]) == ("elicitation/create", "what?")
+    said = await client.ask({"jsonrpc": "2.0", "id": question["id"], "result": ACCEPTED})
+    assert (said.status, said.body, said.headers["mcp-session-id"]) == (202, b"", client.session["mcp-session-id"])
+    assert value((await exchange.answer()).message) == '{"action":"accept","content":{"answer":"42"}}'
+    again = await client.ask({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}})
+    assert again.status == 202
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"error": {"code": -1, "message": "no", "data": [1]}}, {"code": -1, "message": "no", "data": [1]}),
+        ({"error": {"code": -1}}, {"code": -32600, "data": None}),
+        ({"result": 5}, {"code": -32600, "data": None}),
+        ({}, {"code": -32600, "data": None}),
+    ],
+    ids=["no", "no error", "no result", "nothing"],
+)
+async def test_a_client_that_does_not_answer_a_question_is_told_of_to_the_tool(
+    desk: Bench, said: dict[str, Any], told: dict[str, Any]
+) -> None:
+    client = await desk.session(ABLE)
+    exchange = client.send(asked("handshake", "ask"))
+    question = await exchange.event()
+    assert (await client.ask({"jsonrpc": "2.0", "id": question["id"], **said})).status == 202
+    heard = (await exchange.answer()).message["result"]["content"][0]["text"]
+    for each in (f'"code":{told["code"]}', '"message":'):
+        assert each in heard
+
+
+async def test_a_question_is_answered_by_the_client_it_was_put_to_alone(desk: Bench) -> None:
+    client, other = await desk.session(ABLE), await desk.session(ABLE)
+    exchange = client.send(asked("handshake", "ask"))
+    question = await exchange.event()
+    await other.ask({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}})
+    await other.ask(cancelled(1))
+    assert not exchange.done.done()
+    await client.ask({"jsonrpc": "2.0", "id": question["id"], "result": ACCEPTED})
+    assert "accept" in value((await exchange.answer()).message)
+
+
+@pytest.mark.parametrize("number", [1, "1", "a"])
+async def test_a_call_in_a_session_is_called_off_by_its_client(desk: Bench, number: int | str) -> None:
+    client = await desk.session()
+    exchange = await begun(desk, client, asked("handshake", "wait", number=number))
+    assert (await client.ask(cancelled("1" if number == 1 else number))).status == 202
+    answer = await exchange.answer()
+    assert answer.message == {
+        "jsonrpc": "2.0",
+        "id": number,
+        "error": {"code": -32800, "message": "Request cancelled"},
+    }
+    assert (answer.status, len(desk.stall.ended)) == (200, 1)
+    assert await desk.records() == [("error", "CANCELLED")]
+
+
+async def test_a_question_nobody_answers_is_withdrawn_with_its_call(desk: Bench) -> None:
+    client = await desk.session(ABLE)
+    exchange = client.send(asked("handshake", "ask"))
+    question = await exchange.event()
+    await client.ask(cancelled(1))
+    withdrawn, last = (await exchange.answer()).messages[1:]
+    assert (withdrawn["method"], withdrawn["params"]["requestId"]) == ("notifications/cancelled", question["id"])
+    assert last["error"]["code"] == -32800
+    assert await desk.records() == [("error", "CANCELLED")]
+
+
+@pytest.mark.parametrize("number", [True, 1.0, None, [1], "2"])
+async def test_only_the_id_of_a_call_calls_it_off(desk: Bench, number: Any) -> None:
+    client = await desk.session()
+    exchange = await begun(desk, client, asked("handshake", "wait"))
+    await client.ask(cancelled(number))
+    desk.stall.go.set()
+    assert value((await exchange.answer()).message) == '"waited"'
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_client_of_the_newest_era_that_leaves_calls_off_its_call(desk: Bench) -> None:
+    exchange = await begun(desk, Client(desk.short), asked("modern", "wait"))
+    exchange.leave()
+    with anyio.fail_after(5):
+        await exchange.done
+    assert len(desk.stall.ended) == 1
+    assert await desk.records() == [("error", "CANCELLED")]
+    assert b"jsonrpc" not in exchange.body
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_the_call_of_a_client_in_a_session_that_loses_its_connection_goes_on(desk: Bench) -> None:
+    client = await desk.session()
+    exchange = await begun(desk, client, asked("handshake", "wait"))
+    exchange.leave()
+    await exchange.until(express_http.PING * 2)
+    desk.stall.go.set()
+    await exchange.answer()
+    assert await desk.records() == [("success", None)]
+
+
+async def test_a_session_that_is_ended_ends_its_calls_and_no_others(desk: Bench) -> None:
+    client, other = await desk.session(), await desk.session()
+    exchange = await begun(desk, client, asked("handshake", "wait"))
+    spared = await begun(desk, other, asked("handshake", "wait"))
+    assert (await client.delete()).status == 200
+    assert (await exchange.answer()).message["error"]["code"] == -32800
+    assert not spared.done.done()
+    desk.stall.go.set()
+    assert value((await spared.answer()).message) == '"waited"'
+    assert (await client.ask(asked("handshake", "echo"))).status == 404
+
+
+async def test_a_client_that_says_twice_that_it_is_ready_keeps_what_is_under_way(desk: Bench) -> None:
+    client = await desk.session(ABLE)
+    exchange = client.send(asked("handshake", "ask"))
+    question = await exchange.event()
+    await client.ask({"jsonrpc": "2.0", "method": "notifications/initialized"})
+    await client.ask(request("ping", envelope={}))
+    await client.ask({"jsonrpc": "2.0", "id": question["id"], "result": ACCEPTED})
+    assert "accept" in value((await exchange.answer()).message)
+
+
+async def test_two_calls_of_one_id_are_both_answered(desk: Bench) -> None:
+    client = await desk.session()
+    first = await begun(desk, client, asked("handshake", "wait", number=5))
+    second = await begun(desk, client, asked("handshake", "wait", number="5"))
+    desk.stall.go.set()
+    assert [(await each.answer()).message["id"] for each in (first, second)] == [5, "5"]
+
+
+async def test_an_answer_that_is_being_written_is_not_called_off(desk: Bench) -> None:
+    client = await desk.session()
+    exchange = client.send(asked("handshake", "count"))
+    exchange.stop_hearing()
+    await exchange.started()
+    assert (await client.ask(cancelled(1))).status == 202
+    exchange.hear_again()
+    assert value((await exchange.answer()).message) == '"counted"'
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_server_that_cuts_a_request_off_is_not_argued_with(desk: Bench, era: str) -> None:
+    client = await client_of(desk, era)
+    exchange = await begun(desk, client, asked(era, "wait"))
+    if session := desk.face.sessions.get(client.session.get("mcp-session-id")):
+        assert session.called_off(1)  # at the same time its client gives up
+    exchange.done.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exchange.done
+    assert await desk.records() == [("error", "CANCELLED")]
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_a_gateway_that_stops_finishes_its_calls_or_says_that_it_did_not(
+    tmp_path: Path, era: str, in_time: bool
+) -> None:
+    async with bench(tmp_path, server={"shutdown_grace": 5 if in_time else 0}) as desk:
+        client = await client_of(desk, era)
+        exchange = await begun(desk, client, asked(era, "wait"))
+        stopping = asyncio.ensure_future(desk.gateway.drain())
+        await anyio.sleep(0.02)
+        if in_time:
+            desk.stall.go.set()
+        message = (await exchange.answer()).message
+        await stopping
+        if in_time:
+            assert value(message) == '"waited"'
+        else:
+            assert message["result"]["_meta"]["dev.toolgate/error"]["code"] == "SHUTTING_DOWN"
+        refused = (await client.ask(asked(era, "echo", number=2))).message
+        assert refused["result"]["_meta"]["dev.toolgate/error"]["code"] == "SHUTTING_DOWN"
+
+
+@pytest.mark.slow
+async def test_a_session_in_use_here_is_not_idle_and_one_that_is_not_used_is(desk: Bench) -> None:
+    desk.face.server.session_manager.session_idle_timeout = 1.5
+    used, waiting, forgotten = [await desk.session() for _ in range(3)]
+    long = await begun(desk, waiting, asked("handshake", "wait"))
+    for _ in range(10):
+        await anyio.sleep(0.2)
+        assert (await used.ask(asked("handshake", "echo"))).status == 200
+    assert (await forgotten.ask(asked("handshake", "echo"))).status == 404
+    desk.stall.go.set()
+    assert value((await long.answer()).message) == '"waited"'
+    assert (await waiting.ask(asked("handshake", "echo"))).status == 200
+    await anyio.sleep(2)
+    assert [(await each.ask(asked("handshake", "echo"))).status for each in (used, waiting)] == [404, 404]
+
+
+async def test_a_request_whose_client_leaves_in_the_middle_of_it_calls_nothing(desk: Bench) -> None:
+    """Even if what came of it could be read."""
+    exchange = Client(desk.short).send(asked("modern", "echo"), whole=False)
+    exchange.leave()
+    with pytest.raises(ClientDisconnect):
+        await exchange.done
+    assert desk.stall.calls == []
+
+
+@pytest.mark.parametrize("method", ["tools/list", "tools/call"])
+async def test_a_list_and_a_call_take_the_short_way_in_either_era(desk: Bench, method: str) -> None:
+    """Or these tests would say nothing of it: the SDK answers a session with streams, and names no call."""
+    client = await desk.session()
+    params = {"name": "stall__echo"} if method == "tools/call" else {}
+    older = await client.ask(request(method, params, envelope={}))
+    assert older.headers["content-type"] == "application/json"
+    newer = await Client(desk.short).ask(request(method, params))
+    assert ("toolgate-call-id" in newer.headers) == (method == "tools/call")

@@ -1,0 +1,198 @@
+"""What happens while a call runs on the short way over stdin and stdout, and when the pipe or the gateway ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.serve import stdio
+from gateway.serve.express_stdio import ExpressStdio
+
+from .roads import ABLE, ENVELOPE, Bench, Pipes, bench, call, on_pipes, request
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
+
+ERAS = ["modern", "handshake"]
+CLOSED = {"code": -32000, "message": "Connection closed"}
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench(tmp_path) as opened:
+        yield opened
+
+
+def asked(era: str, tool: str, number: int | str = 1, **meta: Any) -> Any:
+    envelope = ENVELOPE if era == "modern" else {}
+    return call(f"stall__{tool}", {}, number, envelope=envelope, **({"meta": meta} if meta else {}))
+
+
+def cancelled(number: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": number}}
+
+
+async def meet(pipes: Pipes, era: str) -> None:
+    """Say the first things, so that the era is known."""
+    if era == "modern":
+        await pipes.ask(request("server/discover"))
+    else:
+        await pipes.open(ABLE)
+
+
+async def begun(desk: Bench) -> None:
+    with anyio.fail_after(5):
+        await desk.stall.begun.wait()
+    desk.stall.begun.clear()
+
+
+def text(message: Any) -> str:
+    told: str = message["result"]["content"][0]["text"]
+    return told
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_call_and_a_list_never_reach_the_sdk(desk: Bench, era: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+
+    class Watched(ExpressStdio):
+        def take(self, line: bytes) -> bool:
+            taken.append(super().take(line))
+            return taken[-1]
+
+    monkeypatch.setattr(stdio, "ExpressStdio", Watched)
+    async with on_pipes(desk.gateway) as pipes:
+        await meet(pipes, era)
+        assert not any(taken)
+        await pipes.ask(asked(era, "echo"))
+        await pipes.ask(request("tools/list", envelope=ENVELOPE if era == "modern" else {}))
+        assert taken[-2:] == [True, True]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_progress_comes_before_the_answer_and_nothing_after_it(desk: Bench, era: str) -> None:
+    async with on_pipes(desk.gateway) as pipes:
+        await meet(pipes, era)
+        pipes.send(asked(era, "count", progressToken=0))
+        told = [await pipes.line() for _ in range(3)]
+        assert [each["params"]["progress"] for each in told] == [1, 2.5, 3]
+        assert text(await pipes.line()) == '"counted"'
+        assert text(await pipes.ask(asked(era, "late", progressToken=1))) == '"answered"'
+        desk.stall.go.set()
+        await begun(desk)
+        assert text(await pipes.ask(asked(era, "echo"))) == "{}"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_call_does_not_hold_up_the_next(desk: Bench, era: str) -> None:
+    async with on_pipes(desk.gateway) as pipes:
+        await meet(pipes, era)
+        pipes.send(asked(era, "wait", number="slow"))
+        await begun(desk)
+        assert (await pipes.ask(asked(era, "echo", number="quick")))["id"] == "quick"
+        desk.stall.go.set()
+        assert (await pipes.line())["id"] == "slow"
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize(("number", "said"), [(1, 1), (1, "1"), ("a", "a")])
+async def test_a_call_that_is_called_off_ends_and_is_not_answered(
+    desk: Bench, era: str, number: int | str, said: int | str
+) -> None:
+    async with on_pipes(desk.gateway) as pipes:
+        await meet(pipes, era)
+        pipes.send(asked(era, "wait", number=number))
+        await begun(desk)
+        pipes.send(cancelled(said), asked(era, "echo", number=2))
+        assert (await pipes.line())["id"] == 2
+        pipes.close()
+        assert await pipes.rest() == []
+    assert sorted(await desk.records()) == [("error", "CANCELLED"), ("success", None)]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_only_the_id_of_a_call_calls_it_off(desk: Bench, era: str) -> None:
+    async with on_pipes(desk.gateway) as pipes:
+        await meet(pipes, era)
+        pipes.send(asked(era, "wait"))
+        await begun(desk)
+        pipes.send(*map(cancelled, [True, 1.0, None, [1], "2"]))
+        pipes.send({"jsonrpc": "2.0", "method": "notifications/cancelled"})
+        assert "id" in await pipes.ask(request("ping", number="ping", envelope=ENVELOPE if era == "modern" else {}))
+        desk.stall.go.set()
+        assert text(await pipes.line()) == '"waited"'
+
+
+async def test_a_question_is_answered_on_the_same_pipe(desk: Bench) -> None:
+    async with on_pipes(desk.gateway) as pipes:
+        await meet(pipes, "handshake")
+        question = await pipes.ask(asked("handshake", "ask"))
+        assert question["method"] == "elicitation/create"
+        pipes.send({"jsonrpc": "2.0", "id": "toolgate-77", "result": {}})  # an answer to nothing
+        assert text(await pipes.ask({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}})) == (
+            '{"action":"decline"}'
+        )
+
+
+async def test_a_question_nobody_answers_is_withdrawn_with_its_call(desk: Bench) -> None:
+    async with on_pipes(desk.gateway) as pipes:
+        await meet(pipes, "handshake")
+        question = await pipes.ask(asked("handshake", "ask"))
+        withdrawn = await pipes.ask(cancelled(1))
+        assert (withdrawn["method"], withdrawn["params"]["requestId"]) == ("notifications/cancelled", question["id"])
+        assert text(await pipes.ask(asked("handshake", "echo"))) == "{}"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_client_that_has_said_all_gets_its_answers(desk: Bench, era: str) -> None:
+    async with on_pipes(desk.gateway) as pipes:
+        await meet(pipes, era)
+        pipes.send(asked(era, "wait"))
+        await begun(desk)
+        pipes.close()
+        desk.stall.go.set()
+        assert [text(each) for each in await pipes.rest()] == ['"waited"']
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_call_that_outlasts_its_grace_is_ended_and_answered_alike_on_both_roads(desk: Bench, era: str) -> None:
+    for short in (True, False):
+        stop = anyio.Event()
+        async with on_pipes(desk.gateway, short=short, grace=0.05, stop=stop) as pipes:
+            await meet(pipes, era)
+            pipes.send(asked(era, "wait"))
+            await begun(desk)
+            stop.set()
+            assert await pipes.line() == {"jsonrpc": "2.0", "id": 1, "error": CLOSED}
+            assert await pipes.rest() == []
+    assert await desk.records() == [("error", "CANCELLED")] * 2
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_gateway_that_stops_finishes_what_it_was_asked(desk: Bench, era: str) -> None:
+    stop = anyio.Event()
+    async with on_pipes(desk.gateway, stop=stop) as pipes:
+        await meet(pipes, era)
+        pipes.send(asked(era, "wait"))
+        await begun(desk)
+        stop.set()
+        await anyio.sleep(0.01)
+        pipes.send(asked(era, "echo", number=2))  # too late
+        desk.stall.go.set()
+        assert [text(each) for each in await pipes.rest()] == ['"waited"']
+
+
+async def test_no_call_is_left_behind_by_a_server_that_is_cut_off(desk: Bench) -> None:
+    async with on_pipes(desk.gateway) as pipes:
+        await meet(pipes, "modern")
+        pipes.send(asked("modern", "wait"))
+        await begun(desk)
+        pipes.serving.cancel()
+        await asyncio.wait([pipes.serving])
+        with anyio.fail_after(5):
+            await desk.gateway.executor.idle()
+    assert await desk.records() == [("error", "CANCELLED")]

@@ -1,0 +1,171 @@
+"""Sessions of the handshake era: what is known of a client, what it is asked, and what ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from gateway.serve import sessions
+from gateway.serve.sessions import Session
+
+from .roads import ABLE, Bench, bench, request
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
+
+
+class Stream:
+    """Keeps what is said; one that is stuck takes nothing."""
+
+    def __init__(self) -> None:
+        self.said: list[Mapping[str, Any]] = []
+        self.stuck = False
+
+    async def say(self, message: Mapping[str, Any]) -> None:
+        if self.stuck:
+            await anyio.sleep_forever()
+        self.said.append(message)
+
+
+class Underway:
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def cancel(self) -> None:
+        self.ended += 1
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench(tmp_path) as opened:
+        yield opened
+
+
+async def opened(desk: Bench, **options: Any) -> Session:
+    client = await desk.session(**options)
+    session = desk.face.sessions.get(client.session["mcp-session-id"])
+    assert session is not None
+    return session
+
+
+async def asking(session: Session, stream: Stream) -> asyncio.Task[dict[str, Any]]:
+    task = asyncio.ensure_future(session.ask(stream.say, "roots/list", {}))
+    known = len(stream.said)
+    with anyio.fail_after(5):
+        while len(stream.said) == known:  # noqa: ASYNC110 - nothing tells
+            await anyio.sleep(0.001)
+    return task
+
+
+async def test_a_session_knows_what_its_client_said_when_it_began(desk: Bench) -> None:
+    session = await opened(desk, capabilities={**ABLE, "roots": {"listChanged": True}}, version="2025-06-18")
+    assert session.version == "2025-06-18"
+    assert session.capabilities == {**ABLE, "roots": {"listChanged": True}}
+    assert (session.caller.client, session.caller.surface) == ("tester 1", "mcp")
+
+
+async def test_the_level_of_log_messages_is_the_one_set_last(desk: Bench) -> None:
+    client = await desk.session()
+    session = desk.face.sessions.get(client.session["mcp-session-id"])
+    assert session is not None and session.level() is None
+    for level in ("error", "debug"):
+        await client.ask(request("logging/setLevel", {"level": level}, envelope={}))
+        assert session.level() == level
+
+
+async def test_each_question_has_an_id_of_its_own_and_gets_the_answer_to_it(desk: Bench) -> None:
+    session, stream = await opened(desk), Stream()
+    first, second = await asking(session, stream), await asking(session, stream)
+    ids = [message["id"] for message in stream.said]
+    assert len(set(ids)) == 2
+    assert session.answered({"id": ids[1], "result": {"n": 2}})
+    assert session.answered({"id": ids[0], "result": {"n": 1}})
+    assert [await first, await second] == [{"n": 1}, {"n": 2}]
+    assert not session.answered({"id": ids[0], "result": {}})
+
+
+async def test_the_first_of_two_answers_counts(desk: Bench) -> None:
+    session, stream = await opened(desk), Stream()
+    question = await asking(session, stream)
+    number = stream.said[0]["id"]
+    assert session.answered({"id": number, "error": {"code": 5, "message": "no", "data": {"x": 1}}})
+    assert session.answered({"id": number, "result": {}})
+    with pytest.raises(MCPError) as refused:
+        await question
+    assert (refused.value.code, refused.value.message, refused.value.data) == (5, "no", {"x": 1})
+
+
+@pytest.mark.parametrize(
+    "message", [{"id": None}, {"id": 1}, {"id": "1"}, {"id": []}, {}, {"id": "toolgate-1", "method": "ping"}]
+)
+async def test_what_answers_no_question_is_left_to_others(desk: Bench, message: dict[str, Any]) -> None:
+    session, stream = await opened(desk), Stream()
+    question = await asking(session, stream)
+    assert not session.answered(message)
+    question.cancel()
+
+
+async def test_so_many_questions_are_asked_at_once_and_no_more(desk: Bench) -> None:
+    session, stream = await opened(desk), Stream()
+    questions = [await asking(session, stream) for _ in range(sessions.QUESTIONS)]
+    with pytest.raises(MCPError, match=str(sessions.QUESTIONS)):
+        await session.ask(stream.say, "roots/list", {})
+    questions[0].cancel()
+    await asyncio.wait(questions[:1])
+    questions.append(await asking(session, stream))
+    for question in questions:
+        question.cancel()
+    await asyncio.wait(questions)
+
+
+async def test_a_question_that_is_called_off_is_withdrawn_but_a_client_that_does_not_listen_is_not_waited_for(
+    desk: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, stream = await opened(desk), Stream()
+    question = await asking(session, stream)
+    question.cancel()
+    await asyncio.wait([question])
+    assert question.cancelled()
+    assert stream.said[1]["params"]["requestId"] == stream.said[0]["id"]
+    monkeypatch.setattr(sessions, "COURTESY_SECONDS", 0.01)
+    question = await asking(session, stream)
+    stream.stuck = True
+    question.cancel()
+    with anyio.fail_after(5):
+        await asyncio.wait([question])
+    assert question.cancelled()
+    assert len(stream.said) == 3
+
+
+async def test_a_call_is_ended_by_its_id_and_all_of_them_with_the_session(desk: Bench) -> None:
+    client = await desk.session()
+    session_id = client.session["mcp-session-id"]
+    session = desk.face.sessions.get(session_id)
+    assert session is not None
+    first, second = session.calls["1"], session.calls["a"] = Underway(), Underway()
+    assert [session.called_off(number) for number in (True, 1.0, None, [], "b")] == [False] * 5
+    assert (first.ended, second.ended) == (0, 0)
+    assert session.called_off(1) and session.called_off("a")
+    assert (await client.delete()).status == 200
+    with anyio.fail_after(5):
+        while desk.face.sessions.get(session_id) is not None:  # noqa: ASYNC110 - nothing tells
+            await anyio.sleep(0.001)
+    assert (first.ended, second.ended) == (2, 2)
+
+
+async def test_a_client_is_known_once_however_often_it_says_that_it_is_ready(desk: Bench) -> None:
+    client = await desk.session()
+    session = desk.face.sessions.get(client.session["mcp-session-id"])
+    await client.ask({"jsonrpc": "2.0", "method": "notifications/initialized"})
+    await client.ask(request("ping", envelope={}))
+    assert desk.face.sessions.get(client.session["mcp-session-id"]) is session
+
+
+async def test_who_has_not_shaken_hands_is_not_known(desk: Bench) -> None:
+    assert desk.face.sessions.get(None) is None
+    assert desk.face.sessions.get("nobody") is None
