@@ -7,10 +7,9 @@ to the SDK, which reads it from the beginning and finds the right words for what
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import mcp_types as types
@@ -30,7 +29,8 @@ SIZE = 1024 * 1024
 REQUEST_CANCELLED = -32800
 """What a handshake-era request is answered that its client called off, as the SDK does."""
 
-LONG_NUMBER = re.compile(rb"\d{19}")
+_DIGITS = bytes(ord("0") if chr(each).isdigit() and each < 128 else ord(" ") for each in range(256))
+LONG_NUMBER = b"0" * 19
 """What may be more than 64 bits, which the fast parser would round."""
 
 METHODS = frozenset({"tools/call", "tools/list"})
@@ -40,7 +40,7 @@ _CALL, _LIST = frozenset({"name", "arguments", "_meta"}), frozenset({"cursor", "
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Written:
     """An answer as it leaves: the whole message. `error` is its code where it is one."""
 
@@ -49,7 +49,7 @@ class Written:
     call_id: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Ready:
     """A request that can be answered here: who asks, and all that is known of the wire it came over."""
 
@@ -71,7 +71,7 @@ class Ready:
 
 def parse(body: bytes) -> dict[str, Any] | None:
     """A JSON-RPC message; None for what is better read by others."""
-    if len(body) > SIZE or LONG_NUMBER.search(body):
+    if len(body) > SIZE or LONG_NUMBER in body.translate(_DIGITS):
         return None
     try:
         message = orjson.loads(body)
@@ -80,9 +80,9 @@ def parse(body: bytes) -> dict[str, Any] | None:
     return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
 
 
-def modern(message: Mapping[str, Any], caller: Caller, chat: str, relayed: bool = False) -> Ready | None:
-    """The request of a client of the newest era, which says with each what it is. `caller` lacks only its name;
-    `relayed` says that the answer of an upstream can be passed on as it is."""
+def modern(message: Mapping[str, Any], principal: str, chat: str, relayed: bool = False) -> Ready | None:
+    """The request of a client of the newest era, which says with each what it is. `relayed` says that the answer of
+    an upstream can be passed on as it is."""
     request = _request(message)
     if request is None:
         return None
@@ -97,12 +97,17 @@ def modern(message: Mapping[str, Any], caller: Caller, chat: str, relayed: bool 
         case {"name": str(name), "version": str(number)} as info if all(
             isinstance(each, str) for each in info.values()
         ):
-            caller = Caller(caller.principal, caller.surface, f"{name} {number}"[:200], caller.permission)
+            caller = _caller(principal, f"{name} {number}"[:200])
         case None:
-            pass
+            caller = _caller(principal, None)
         case _:
             return None
     return Ready(*request, version, caller, chat, capabilities, level, None, relayed)
+
+
+@lru_cache(maxsize=256)  # the same few clients make all the calls
+def _caller(principal: str, client: str | None) -> Caller:
+    return Caller(principal=principal, surface="mcp", client=client)
 
 
 def in_session(message: Mapping[str, Any], session: Session, chat: str) -> Ready | None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, cast
 
 import anyio
@@ -16,7 +17,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..calls import DEFAULT_CHAT, LOCAL, Caller, to_json
+from ..calls import DEFAULT_CHAT, LOCAL, to_json
+from ..extensions.later import Later
 from . import express
 from .express import REQUEST_CANCELLED, SIZE, Express, Ready, Written
 from .mcp import McpFace
@@ -48,43 +50,54 @@ class ExpressHttp:
         self._manager = manager
         self._path = path
         self._express = Express(face.tools)
+        self._later = Later(MOMENT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == self._path:
-            headers = dict(scope["headers"])
-            if len(headers) == len(scope["headers"]) and _negotiated(headers):
-                version = headers.get(b"mcp-protocol-version")
-                if version in _MODERN and headers.get(b"mcp-method") in _METHODS:
-                    await self._modern(headers, scope, receive, send)
-                    return
-                if version is not None and (found := self._session(headers, version)) is not None:
-                    session, transport = found
-                    with _in_use(transport):
-                        await self._in_session(session, headers, scope, receive, send)
-                    return
+        headers = self._fitting(scope)
+        if headers is not None:
+            version = headers.get(b"mcp-protocol-version")
+            if version in _MODERN and headers.get(b"mcp-method") in _METHODS:
+                await self._modern(headers, scope, receive, send)
+                return
+            if version is not None and (found := self._session(headers, version)) is not None:
+                session, transport = found
+                with _in_use(transport):
+                    await self._in_session(session, headers, scope, receive, send)
+                return
         await self._app(scope, receive, send)
+
+    def _fitting(self, scope: Scope) -> dict[bytes, bytes] | None:
+        """The headers of a request that may go this way; of one said twice, none knows which is meant."""
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != self._path:
+            return None
+        headers = dict(scope["headers"])
+        once = len(headers) == len(scope["headers"])
+        return headers if once and _negotiated(headers.get(b"content-type"), headers.get(b"accept")) else None
 
     async def _modern(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, send: Send) -> None:
         body, replayed = await _read(receive)
         message = express.parse(body)
-        request = message and express.modern(
-            message, Caller(principal=LOCAL, surface="mcp"), self._chat(scope, headers), relayed=True
-        )
+        request = message and express.modern(message, LOCAL, self._chat(scope, headers), relayed=True)
         if not request or not self._fits(request, headers, message or {}):
             await self._app(scope, replayed, send)
             return
         reply = _Reply(send)
-        with _Attendance(reply, receive) as call:
+        with _Attendance(self._later, reply, receive) as call:
             answer = await self._express.answer(request, reply.say)
         if not call.ended:
             await reply.end(answer)
 
     def _fits(self, request: Ready, headers: Mapping[bytes, bytes], message: Mapping[str, Any]) -> bool:
         """Whether headers and body say the same; which words a difference is answered with, the SDK knows."""
-        said = {name.decode(): headers[name].decode("latin-1") for name in _ROUTING if name in headers}
-        if not isinstance(classify_inbound_request(message, headers=said), InboundModernRoute):
+        called = request.params.get("name", "")
+        if called and self._face.tools.header_schema(called) is not None:
             return False
-        return request.method != "tools/call" or self._face.tools.header_schema(request.params["name"]) is None
+        if (request.version.encode(), request.method.encode(), called.encode()) == (
+            *(headers.get(name, b"") for name in _ROUTING),
+        ):
+            return True
+        said = {name.decode(): headers[name].decode("latin-1") for name in _ROUTING if name in headers}
+        return isinstance(classify_inbound_request(message, headers=said), InboundModernRoute)
 
     async def _in_session(
         self, session: Session, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, send: Send
@@ -100,7 +113,7 @@ class ExpressHttp:
             await self._app(scope, replayed, send)
             return
         reply = _Reply(send, session_id)
-        with _Attendance(reply) as call:
+        with _Attendance(self._later, reply) as call:
             session.calls[str(request.id)] = call
             try:
                 answer = await self._express.answer(request, reply.say)
@@ -165,8 +178,9 @@ class _Attendance:
     """Looks after a call: it ends quietly when it is called off (`ended` says so), and one that takes longer than a
     moment has its silent stream kept open. Where a client that leaves means to call off, `receive` tells of that."""
 
-    def __init__(self, reply: _Reply, receive: Receive | None = None) -> None:
+    def __init__(self, later: Later, reply: _Reply, receive: Receive | None = None) -> None:
         self.ended = False
+        self._later = later
         self._called_off = False
         self._reply = reply
         self._receive = receive
@@ -179,11 +193,11 @@ class _Attendance:
 
     def __enter__(self) -> _Attendance:
         self._call = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._timer = self._call.get_loop().call_later(MOMENT, self._begin)
+        self._later.expect(self, self._begin)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self._timer.cancel()
+        self._later.drop(self)
         for task in self._tasks:
             task.cancel()
         if self._called_off:  # cancelled by others too, such as a server that stops, it goes on being cancelled
@@ -224,11 +238,12 @@ def _in_use(transport: Transport) -> Iterator[None]:
             transport.idle_scope.deadline = anyio.current_time() + transport._idle_timeout
 
 
-def _negotiated(headers: Mapping[bytes, bytes]) -> bool:
+@lru_cache(maxsize=64)  # all clients say one of a few things
+def _negotiated(sent: bytes | None, accepted: bytes | None) -> bool:
     """Whether the client sends JSON and takes either kind of answer."""
-    if headers.get(b"content-type", b"").partition(b";")[0].rstrip() != _JSON:
+    if (sent or b"").partition(b";")[0].rstrip() != _JSON:
         return False
-    return {kind.partition(b";")[0].strip() for kind in headers.get(b"accept", b"").split(b",")} >= {_JSON, _EVENTS}
+    return {kind.partition(b";")[0].strip() for kind in (accepted or b"").split(b",")} >= {_JSON, _EVENTS}
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:

@@ -9,7 +9,7 @@ from typing import Any
 import mcp_types as types
 from mcp_types import CONNECTION_CLOSED, RequestId
 
-from ..calls import DEFAULT_CHAT, LOCAL, Caller, to_json
+from ..calls import DEFAULT_CHAT, LOCAL, to_json
 from . import express
 from .express import Express, Ready
 from .mcp import McpFace
@@ -88,7 +88,7 @@ class ExpressStdio:
             return express.in_session(message, session, chat)
         if not self._modern:
             return None
-        return express.modern(message, Caller(principal=LOCAL, surface="mcp"), chat)
+        return express.modern(message, LOCAL, chat)
 
     def _settles(self, session: Session | None, message: Mapping[str, Any]) -> bool:
         """Whether this is no request but the client's word about one under way here."""

@@ -16,6 +16,9 @@ from pydantic import BaseModel
 from ..calls import Ask, Call, Log, Outcome, Peer, text_content
 from ..errors import UpstreamFault
 
+OURS = "dev.toolgate/"
+"""How every key begins that only we may write."""
+
 CALL_ID = "dev.toolgate/call_id"
 ERROR = "dev.toolgate/error"
 
@@ -117,7 +120,7 @@ def _older_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _relayed(call: Call, outcome: Outcome, wire: Mapping[str, Any]) -> dict[str, Any]:
     said = wire.get("_meta")
-    meta = {**said} if isinstance(said, dict) else {}
+    meta = {} if not isinstance(said, dict) else {key: said[key] for key in said if not key.startswith(OURS)}
     meta.pop(types.SERVER_INFO_META_KEY, None)  # it is we who answer
     shape = {"resultType": "complete", **wire, "_meta": {**meta, CALL_ID: call.id}}
     if shape["resultType"] == "complete":

@@ -12,10 +12,9 @@ from ..calls import Call, Caller, Delivered, Outcome, Peer, Progress, check_chat
 from ..catalog import Catalog
 from ..errors import Invalid
 from ..executor import Executor
-from .peers import older, result
+from .peers import OURS, older, result
 from .renders import link
 
-OURS = "dev.toolgate/"
 CHAT = "dev.toolgate/chat"
 MESSAGE = "dev.toolgate/message"
 PARENT_MESSAGE = "dev.toolgate/parent_message"
@@ -33,7 +32,7 @@ class Calls(Protocol):
     async def call_tool(self, call: Call) -> Outcome: ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Asked:
     """A request to call a tool, whatever wire it came over. `chat` is where it goes if it names none itself."""
 
@@ -46,7 +45,7 @@ class Asked:
     progress: Progress
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Answer:
     """A result, or where an upstream's needs nothing of ours, its whole message as it came."""
 

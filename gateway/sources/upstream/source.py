@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...calls import Call, Delivered, Outcome
+from ...calls import Call, Outcome
 from ...errors import InputRequired, NotFound, ToolFailed
 from ...tools import Tool
 from .addresses import outer_blocks, prefix_of
@@ -14,7 +14,6 @@ from .requests import Request
 from .server import Upstream
 
 _TEXT_LIMIT = 4096
-OURS = b"dev.toolgate/"
 
 
 class UpstreamSource:
@@ -47,8 +46,6 @@ def _request(call: Call) -> Request:
 
 
 def _outcome(result: dict[str, Any], prefix: str) -> Outcome:
-    if type(result) is Delivered and OURS in result.message:  # only we say what is ours to say
-        result = dict(result)
     content = result.get("content")
     blocks = outer_blocks(prefix, content) if isinstance(content, list) else []
     if result.get("resultType") == "input_required":
