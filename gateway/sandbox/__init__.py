@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from ..net.policy import Policy
 
 _MEBIBYTE = 1024 * 1024
 
@@ -44,7 +47,8 @@ class Mount:
 class Program:
     """What to run, and everything it is given: nothing is inherited. `argv[0]` is an absolute path;
     `readable` are files and folders it sees read-only under their own names. In a sandbox that has no
-    `/tmp` of its own, `HOME` and `TMPDIR` lead to a folder that is removed afterwards."""
+    `/tmp` of its own, `HOME` and `TMPDIR` lead to a folder that is removed afterwards. With `network` it
+    reaches the hosts that allows by HTTP, through a proxy its environment names; without, nobody."""
 
     argv: tuple[str, ...]
     mounts: tuple[Mount, ...] = ()
@@ -53,6 +57,7 @@ class Program:
     cwd: str = "/"
     pass_fds: tuple[int, ...] = ()
     limits: Limits = Limits()
+    network: Policy | None = None
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Invalid
-from . import Mount, Process, Program, seccomp
+from . import Killed, Mount, Process, Program, seccomp
+from .account import Account, account
+from .cgroups import Group, delegated
 from .growth import Filled, Gauge, Size, growth_of
+from .lending import acting_as, borrower, given, lent, place
+from .network import connected
 from .process import Running, handed, spawn, unavailable
 from .rlimits import rlimits
 from .system import SYSTEM_FILES, SYSTEM_FOLDERS
@@ -33,7 +37,7 @@ _PATIENCE = 50
 
 class Bubblewrap:
     """A program has its own file system, processes, network and users; nothing of ours is in them but
-    what it is given."""
+    what it is given. When we are root, it runs as another user, who is lent what it is given."""
 
     name = "bwrap"
 
@@ -41,6 +45,8 @@ class Bubblewrap:
         if not seccomp.supported():
             raise unavailable("there is no filter of system calls for this kind of machine")
         self._executable = executable or find()
+        self._user = account()
+        self._cgroups = delegated()
         self._options = _known_options(self._executable)
         self.weaknesses = tuple(self._weaknesses())
 
@@ -48,16 +54,25 @@ class Bubblewrap:
         return mount.target
 
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
+        if program.network is not None:
+            return await connected(program, program.network, functools.partial(self._start, stdin=stdin))
+        return await self._start(program, stdin=stdin)
+
+    async def _start(self, program: Program, *, stdin: bool) -> Process:
         _require_no_nul(program)
+        user = await self._borrower(program)
         gate_inside, gate = _gate()
         status, status_write = os.pipe()
-        ours = [handed(seccomp.build(shared=False)), gate_inside, status_write]
+        ours = [handed(seccomp.build(shared=False, network=program.network is not None)), gate_inside, status_write]
         # The arguments go by descriptor: a command line is for all to read, inside too.
-        ours.append(handed(b"".join(os.fsencode(argument) + b"\0" for argument in self._arguments(program, *ours))))
+        ours.append(
+            handed(b"".join(os.fsencode(argument) + b"\0" for argument in self._arguments(program, user, *ours)))
+        )
         argv = [self._executable, "--args", str(ours[-1]), "--", *program.argv]
         child: subprocess.Popen[bytes] | None = None
         try:
-            child = spawn(argv, (*ours, *program.pass_fds), stdin=stdin)
+            run = functools.partial(spawn, argv, (*ours, *program.pass_fds), stdin=stdin, user=user)
+            child = lent(given(program), user, run) if user else run()
         finally:
             for fd in (*ours, *(() if child else (gate, status))):
                 os.close(fd)
@@ -67,43 +82,43 @@ class Bubblewrap:
             if (first := await hold.first()) is None:
                 await running.wait()  # refuses, and says why
                 raise unavailable("bubblewrap ended before it began")
-            self._limit(program, first)
+            limit = functools.partial(_limit, program, first)
+            acting_as(user, limit) if user else limit()
+            hold.join(self._cgroups.make(program.limits) if self._cgroups else None, first)
         hold.release()
         running.guard(Watch(program.limits, first, self._gauges(program, first)))
         return running
 
-    def _arguments(self, program: Program, code: int, gate: int, status: int) -> Iterator[str]:
+    async def _borrower(self, program: Program) -> Account | None:
+        """Whom the program runs as when we are root."""
+        if self._user is None:
+            return None
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, borrower, program, self._user)
+        except OSError as error:
+            raise unavailable(f"the program does not start: {error}") from error
+
+    def _arguments(self, program: Program, user: Account | None, code: int, gate: int, status: int) -> Iterator[str]:
         yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
         yield from ("--unshare-net", "--die-with-parent", "--new-session", "--hostname", "sandbox")
         yield from ("--cap-drop", "ALL", "--uid", _USER, "--gid", _USER)
         if "--disable-userns" in self._options:
             yield "--disable-userns"
         yield from _system()
-        # Started by root, its user is root outside: what only file modes protect in /proc must be read-only.
+        # Of what is in /proc, only file modes protect some from whoever its user is outside.
         yield from ("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev")
         limits = program.limits
-        for place, size in (("/dev/shm", _SHM_BYTES), ("/tmp", limits.tmp_bytes), ("/run", _RUN_BYTES)):  # noqa: S108
+        for folder, size in (("/dev/shm", _SHM_BYTES), ("/tmp", limits.tmp_bytes), ("/run", _RUN_BYTES)):  # noqa: S108
             yield from ("--size", str(size)) if "--size" in self._options else ()
-            yield from ("--tmpfs", place)
-        for path in program.readable:
-            yield from ("--ro-bind", str(path), str(path))
-        for mount in program.mounts:
-            yield from ("--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target)
-        for place in ("/dev", "/run", "/"):
-            yield from ("--remount-ro", place)
+            yield from ("--tmpfs", folder)
+        for index, (source, target, bind) in enumerate(_binds(program)):
+            yield from (bind, place(index) if user else source, target)
+        for folder in ("/dev", "/run", "/"):
+            yield from ("--remount-ro", folder)
         for name, value in program.env.items():
             yield from ("--setenv", name, value)
         yield from ("--chdir", program.cwd)
         yield from ("--seccomp", str(code), "--block-fd", str(gate), "--json-status-fd", str(status))
-
-    def _limit(self, program: Program, first: int) -> None:
-        """Hold the first process inside, which waits at the gate, to what all others inherit. Before the
-        namespace, the number of processes would count all that the user runs."""
-        with suppress(ProcessLookupError):
-            for number, value in rlimits(program.limits, 0):
-                hard = resource.prlimit(first, number)[1]
-                value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-                resource.prlimit(first, number, (value, value))
 
     def _gauges(self, program: Program, first: int) -> list[Gauge]:
         limits = program.limits
@@ -111,12 +126,28 @@ class Bubblewrap:
         return [Filled(tmp, Size(limits.tmp_bytes, limits.files), host=Path("/tmp")), *growth_of(program)]  # noqa: S108
 
     def _weaknesses(self) -> Iterator[str]:
-        if os.getuid() == 0:
-            yield "the gateway runs as root, so programs own root's files in their folders; run it as a normal user"
         if "--disable-userns" not in self._options:
             yield "this bubblewrap is older than 0.8: nested namespaces are refused by the filter alone"
         if "--size" not in self._options:
             yield "this bubblewrap is older than 0.6: /tmp is only bounded by the watchdog"
+
+
+def _limit(program: Program, first: int) -> None:
+    """Hold the first process inside, which waits at the gate, to what all others inherit. Before the
+    namespace, the number of processes would count all that the user runs."""
+    with suppress(ProcessLookupError):
+        for number, value in rlimits(program.limits, 0):
+            hard = resource.prlimit(first, number)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.prlimit(first, number, (value, value))
+
+
+def _binds(program: Program) -> Iterator[tuple[str, str, str]]:
+    """In the order in which they are lent."""
+    for path in program.readable:
+        yield str(path), str(path), "--ro-bind"
+    for mount in program.mounts:
+        yield str(mount.source), mount.target, "--bind" if mount.writable else "--ro-bind"
 
 
 def find() -> str:
@@ -163,6 +194,7 @@ class _Namespace:
         self._said = b""
         self._first = -1
         self._asked = 0
+        self._group: Group | None = None
         self._loop = asyncio.get_running_loop()
         self._known: asyncio.Future[int | None] = self._loop.create_future()
         os.set_blocking(status, False)
@@ -171,6 +203,14 @@ class _Namespace:
     async def first(self) -> int | None:
         """The first process inside; None when bubblewrap ends without one."""
         return await asyncio.shield(self._known)
+
+    def join(self, group: Group | None, first: int) -> None:
+        self._group = group
+        if group is not None:
+            group.add(first)
+
+    def killed(self) -> Killed | None:
+        return self._group.killed() if self._group else None
 
     def release(self) -> None:
         """Open the gate, before which nothing of the program has run."""
@@ -188,9 +228,12 @@ class _Namespace:
     async def settle(self) -> str | None:
         self._listen()
         self._kill_first()  # there is none any more, unless bubblewrap itself was killed
+        self._loop.remove_reader(self._status)  # who is left inside may hold it open: it has not ended for us
         for fd in (self._gate, self._status, self._first):
             if fd >= 0:
                 os.close(fd)
+        if self._group is not None:
+            self._group.close()
         # It tells an exit code only of a program that began; a killed one has no time to tell.
         began = "exit-code" in self._told() or self._asked or self._child.returncode < 0
         return None if began else ""

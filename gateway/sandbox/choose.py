@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 
 from ..config import SandboxSettings
 from ..errors import GatewayError, Unavailable
-from . import Limits, Program, Sandbox
+from . import Limits, Mount, Program, Sandbox
 from .bwrap import Bubblewrap
 from .landlock import Landlock
 from .run import run
+from .seatbelt import Seatbelt
 from .unconfined import Unconfined
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ FIXES = (
     "Fedora: sudo dnf install bubblewrap",
     "Ubuntu 23.10 and newer: add an AppArmor profile that allows userns to /usr/bin/bwrap",
     "Docker: run on a host with Landlock, or allow user namespaces in the container's seccomp profile",
+    "any system: pip install 'toolgate[monty]' (a part of Python, no bash, no toolsets)",
     "last resort: sandbox.allow_unsandboxed: true (code then has all rights of your account)",
 )
 
@@ -99,24 +102,28 @@ def _candidates() -> Iterator[tuple[str, Callable[[], Sandbox]]]:
     if sys.platform == "linux":
         yield "bwrap", Bubblewrap
         yield "landlock", Landlock
+    elif sys.platform == "darwin":
+        yield "seatbelt", Seatbelt
 
 
 async def _proven(make: Callable[[], Sandbox]) -> Sandbox:
     """The sandbox, after a program has run in it."""
     sandbox = await asyncio.get_running_loop().run_in_executor(None, make)
-    finished = await run(sandbox, _nothing(), timeout=_PATIENCE)
+    with tempfile.TemporaryDirectory(prefix="toolgate-") as folder:
+        finished = await run(sandbox, _nothing(Path(folder)), timeout=_PATIENCE)
     if finished.exit.code != 0:
         said = finished.stderr.decode(errors="replace").strip()
         raise Unavailable(f"a program that does nothing ended with {finished.exit.code}: {said}")
     return sandbox
 
 
-def _nothing() -> Program:
-    limits = Limits(cpu_seconds=10)
+def _nothing(folder: Path) -> Program:
+    """A program that does nothing, in a folder as programs are given."""
+    limits, mounts = Limits(cpu_seconds=10), (Mount(folder.resolve(), "/workspace", writable=True),)
     if true := shutil.which("true", path="/usr/bin:/bin"):
-        return Program((true,), limits=limits)
+        return Program((true,), mounts, limits=limits)
     prefixes = tuple({Path(sys.prefix), Path(sys.base_prefix)})
-    return Program((sys.executable, "-I", "-S", "-c", ""), readable=prefixes, limits=limits)
+    return Program((sys.executable, "-I", "-S", "-c", ""), mounts, prefixes, limits=limits)
 
 
 def _cause(message: str) -> str:

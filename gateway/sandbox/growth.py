@@ -97,17 +97,16 @@ class Growth:
     def __init__(self, folders: Sequence[Path], limit: Size) -> None:
         self._folders = folders
         self._limit = limit
-        self._renewed = False
-        self._begin()
+        self._renewed: _Moment | None = None
+        self._begin(_Moment(folders))
 
     def renew(self) -> None:
-        self._renewed = True
+        self._renewed = _Moment(self._folders)
 
     def full(self) -> bool:
-        if self._renewed:
-            self._renewed = False
-            self._begin()
-            return False
+        if (renewed := self._renewed) is not None:
+            self._renewed = None
+            self._begin(renewed)
         free = _free(self._folders)
         if not self._suspicious(self._free_then - free):
             return False
@@ -123,12 +122,12 @@ class Growth:
         self._effort = self._walked - began
         return walk.buried or self._growth.exceeds(self._limit)
 
-    def _begin(self) -> None:
-        self._since = time.time() - _CLOCK_TICK
+    def _begin(self, moment: _Moment) -> None:
+        self._since = moment.since
         self._base = None
         self._growth = Size()
-        self._free_then = _free(self._folders)
-        self._walked = time.monotonic()
+        self._free_then = moment.free
+        self._walked = moment.at
         self._effort = 0.0
 
     def _suspicious(self, taken: Size) -> bool:
@@ -136,6 +135,15 @@ class Growth:
         if taken.exceeds(self._limit - self._growth, share=0.5):
             return age > 4 * self._effort
         return age > (_FIRST_WALK if self._base is None else max(_STALE, 20 * self._effort))
+
+
+class _Moment:
+    """When a program began, and what there was then."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.since = time.time() - _CLOCK_TICK
+        self.free = _free(folders)
+        self.at = time.monotonic()
 
 
 def growth_of(program: Program) -> list[Gauge]:

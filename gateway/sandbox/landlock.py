@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from . import Mount, Process, Program, seccomp
-from .launched import launch
+from .account import Account, account, owner_or
+from .cgroups import delegated
+from .launched import launch, refuse_network
 from .process import unavailable
 from .system import SYSTEM_FILES, SYSTEM_FOLDERS
 from .tree import tasks_of
@@ -43,22 +45,29 @@ class Landlock:
         if not self._version:
             raise unavailable("the kernel has no Landlock (needs Linux 5.13 or newer, with lsm=landlock)")
         self.weaknesses = tuple(self._weaknesses())
-        self._counted = -_FRESH
-        self._tasks = 0
+        self._user = account()
+        self._cgroups = delegated()
+        self._tasks: dict[int, tuple[float, int]] = {}
 
     def inside(self, mount: Mount) -> str:
         return str(mount.source)
 
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
-        tasks = await self._running_tasks()
+        refuse_network(self.name, program)
+        user = self._user and _owner_or(self._user, program)
+        tasks = await self._running_tasks(user)
         scratch = Path(tempfile.mkdtemp(prefix="toolgate-"))
+        if user is not None:
+            os.chown(scratch, user.uid, user.gid)
         return await launch(
             program,
             stdin=stdin,
             scratch=scratch,
+            tasks=tasks,
             confine=self._confinement(program, scratch),
             code=seccomp.build(shared=True),
-            tasks=tasks,
+            user=user,
+            cgroups=self._cgroups,
         )
 
     def _confinement(self, program: Program, scratch: Path) -> dict[str, Any]:
@@ -71,24 +80,31 @@ class Landlock:
             "rules": [*_machine(), *_given(program, scratch, rights & _NO_DEVICES)],
         }
 
-    async def _running_tasks(self) -> int | None:
-        """The kernel counts all of a user's threads together, and never root's."""
-        if os.getuid() == 0:
-            return None
-        if time.monotonic() - self._counted > _FRESH:
-            self._tasks = await asyncio.get_running_loop().run_in_executor(None, tasks_of, os.getuid())
-            self._counted = time.monotonic()
-        return self._tasks
+    async def _running_tasks(self, user: Account | None) -> int:
+        """The kernel counts all of a user's threads together."""
+        uid = user.uid if user else os.getuid()
+        counted, tasks = self._tasks.get(uid, (-_FRESH, 0))
+        if time.monotonic() - counted > _FRESH:
+            tasks = await asyncio.get_running_loop().run_in_executor(None, tasks_of, uid)
+            self._tasks = {uid: (time.monotonic(), tasks)}
+        return tasks
 
     def _weaknesses(self) -> Iterator[str]:
         yield "programs can learn that a file exists, its size and its times, though not open it"
         yield "chmod, chown and setting times by name do nothing inside"
-        if os.getuid() == 0:
-            yield "the gateway runs as root, so programs own root's files in their folders; run it as a normal user"
+        if (user := account()) is not None:
+            yield f"the gateway is root: what programs make in root's folders belongs to user {user.uid}"
         if self._version < 6:
             yield "this kernel lets programs signal other processes of the account (needs Linux 6.12)"
         if self._version < 2:
             yield "files cannot be moved from folder to folder inside (needs Linux 5.19)"
+
+
+def _owner_or(user: Account, program: Program) -> Account:
+    try:
+        return owner_or(user, (mount.source for mount in program.mounts if mount.writable))
+    except OSError as error:
+        raise unavailable(f"the program does not start: {error}") from error
 
 
 def version() -> int:

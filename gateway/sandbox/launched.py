@@ -14,7 +14,10 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from . import Program
+from ..errors import Unavailable
+from . import Killed, Program
+from .account import Account
+from .cgroups import Cgroups, Group
 from .growth import Gauge, Growth, Size, growth_of
 from .launcher import remove
 from .process import Running, handed, spawn
@@ -34,9 +37,18 @@ _PATIENCE = 50
 
 
 async def launch(
-    program: Program, *, stdin: bool, scratch: Path, confine: Any = None, code: bytes | None = None, tasks: int | None
+    program: Program,
+    *,
+    stdin: bool,
+    scratch: Path,
+    tasks: int | None,
+    confine: Any = None,
+    code: bytes | None = None,
+    user: Account | None = None,
+    cgroups: Cgroups | None = None,
 ) -> Running:
-    """Start the program behind a launcher that confines it; `scratch` is removed when it has ended."""
+    """Start the program behind a launcher that confines it; `scratch` is removed when it has ended. `user` is
+    who it becomes, when we are root."""
     lifeline_read, lifeline = os.pipe()
     status, status_write = os.pipe()
     os.set_blocking(status, False)
@@ -47,6 +59,7 @@ async def launch(
         "scratch": str(scratch),
         "pass_fds": program.pass_fds,
         "rlimits": rlimits(program.limits, tasks),
+        "user": user and (user.uid, user.gid),
         "confine": confine,
         "filter": code,
         "lifeline": lifeline_read,
@@ -57,7 +70,10 @@ async def launch(
     hold: _Launched | None = None
     try:
         child = spawn(argv, (*ours, *program.pass_fds), stdin=stdin)
-        hold = _Launched(child, lifeline, status, scratch)
+        group = cgroups.make(program.limits) if cgroups else None
+        if group is not None:
+            group.add(child.pid)
+        hold = _Launched(child, lifeline, status, scratch, group)
     finally:
         for fd in ours:
             os.close(fd)
@@ -70,6 +86,16 @@ async def launch(
     return running
 
 
+def refuse_network(name: str, program: Program) -> None:
+    """For a sandbox that shares the machine's network, of which nothing less than all could be given."""
+    if program.network is not None:
+        raise Unavailable(
+            f"the {name} sandbox has no network of its own that could be limited to allowed hosts; "
+            "set sandbox.network to false, or run where bubblewrap works (toolgate doctor tells)",
+            code="NETWORK_UNAVAILABLE",
+        )
+
+
 @functools.cache
 def _launcher() -> CodeType:
     return compile(_LAUNCHER.read_text(), str(_LAUNCHER), "exec")
@@ -78,7 +104,10 @@ def _launcher() -> CodeType:
 class _Launched:
     """A program behind its launcher."""
 
-    def __init__(self, child: subprocess.Popen[bytes], lifeline: int, status: int, scratch: Path) -> None:
+    def __init__(
+        self, child: subprocess.Popen[bytes], lifeline: int, status: int, scratch: Path, group: Group | None
+    ) -> None:
+        self._group = group
         self._child = child
         self._lifeline = lifeline
         self._status = status
@@ -95,12 +124,17 @@ class _Launched:
         if self._asked > _PATIENCE:
             self._child.kill()
 
+    def killed(self) -> Killed | None:
+        return self._group.killed() if self._group else None
+
     async def settle(self) -> str | None:
         if self._child.returncode < 0:  # the launcher itself was killed, and so could not clear up
             self._kill_group()
         self._cut()
         pid, _, problem = self._listen().partition(b"\n")
         os.close(self._status)
+        if self._group is not None:
+            self._group.close()
         if self._scratch.exists():
             await asyncio.get_running_loop().run_in_executor(None, remove, str(self._scratch))
         if self._asked or (pid and not problem):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Order = dict[str, Any]
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, PR_CAP_AMBIENT_RAISE = 8, 47, 1, 2
+CAP_DAC_OVERRIDE = 1
 SECCOMP_FILTER = 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 LANDLOCK_PATH_BENEATH = 1
@@ -157,6 +159,8 @@ def become(order: Order) -> NoReturn:
             hard = resource.getrlimit(number)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(number, (value, value))
+        if order["user"] is not None:
+            become_user(*order["user"])
         if order["confine"] is not None:
             confine(**order["confine"])
         os.chdir(order["cwd"])
@@ -171,11 +175,25 @@ def become(order: Order) -> NoReturn:
     os._exit(127)
 
 
+def become_user(uid: int, gid: int) -> None:
+    """Root no longer, but with root's access to files, which the rules then bound: a folder of root's would
+    otherwise be of no use, nor an interpreter in root's home."""
+    drop_bounds(CAP_DAC_OVERRIDE)
+    check(libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0), "keeping a capability")
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    hold(1 << CAP_DAC_OVERRIDE)
+    check(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_OVERRIDE, 0, 0), "keeping a capability")
+
+
 def confine(attributes: bytes, rights: int, rules: list[tuple[str, int, bool]]) -> None:
-    """From here on: no capability, no way to gain one, and only these paths. A rule is a path, what may
-    be done beneath it, and whether the path has to be there."""
+    """From here on: no way to gain a capability, and only these paths. A rule is a path, what may be done
+    beneath it, and whether the path has to be there."""
     check(libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0), "parent death signal")
-    drop_capabilities()
+    if os.getuid() == 0 or not libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, CAP_DAC_OVERRIDE, 0, 0):
+        drop_bounds()
+        hold(0)
     check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     size = ctypes.c_size_t(len(attributes))
     ruleset = check(libc.syscall(LANDLOCK_CREATE, attributes, size, ctypes.c_uint(0)), "landlock ruleset")
@@ -196,13 +214,17 @@ def confine(attributes: bytes, rights: int, rules: list[tuple[str, int, bool]]) 
     os.close(ruleset)
 
 
-def drop_capabilities() -> None:
-    """Also those that root would get back when it runs a program."""
+def drop_bounds(kept: int = -1) -> None:
+    """Not even who runs a program as root gets a capability back, but the one that is kept."""
     capability = 0
-    while libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+    while capability == kept or libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
+
+
+def hold(capabilities: int) -> None:
+    """These and no others: effective, permitted and inheritable."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    check(libc.capset(header, (ctypes.c_uint32 * 6)()), "capabilities")
+    check(libc.capset(header, (ctypes.c_uint32 * 6)(*([capabilities] * 3))), "capabilities")
 
 
 class Filter(ctypes.Structure):

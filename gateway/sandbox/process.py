@@ -9,12 +9,13 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import IO, Protocol, cast
+from typing import IO, Any, Protocol, cast
 
 import anyio
 
 from ..errors import Unavailable
 from . import Exit, Killed
+from .account import Account
 from .watchdog import Watch
 
 _NEXT_BLOW = 0.02
@@ -32,13 +33,20 @@ class Hold(Protocol):
         """Kill all of it; called again while it has not ended."""
         ...
 
+    def killed(self) -> Killed | None:
+        """The limit for which the kernel ended it; asked once, after the end."""
+        ...
+
     async def settle(self) -> str | None:
         """Clear up after the end. Why the program never began, if so; empty when only stderr tells."""
         ...
 
 
-def spawn(argv: Sequence[str], pass_fds: Sequence[int], *, stdin: bool) -> subprocess.Popen[bytes]:
+def spawn(
+    argv: Sequence[str], pass_fds: Sequence[int], *, stdin: bool, user: Account | None = None
+) -> subprocess.Popen[bytes]:
     """A process with pipes, the given descriptors, and nothing else of ours."""
+    identity: dict[str, Any] = {"user": user.uid, "group": user.gid, "extra_groups": []} if user else {}
     try:
         return subprocess.Popen(
             argv,
@@ -50,6 +58,7 @@ def spawn(argv: Sequence[str], pass_fds: Sequence[int], *, stdin: bool) -> subpr
             cwd="/",
             pass_fds=pass_fds,
             start_new_session=True,
+            **identity,
         )
     except OSError as error:
         raise unavailable(f"{argv[0]} does not start: {error.strerror}") from error
@@ -200,6 +209,7 @@ class Running:
     async def _settle(self, code: int) -> None:
         try:
             await self._connecting
+            self._killed = self._killed or self._hold.killed()
             problem = await self._hold.settle()
             await self._run_dry()
             if problem is None:

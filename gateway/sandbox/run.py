@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ import anyio
 from ..errors import Unavailable
 from . import Exit, Process, Program, Sandbox
 
+_log = logging.getLogger(__name__)
 _KIBIBYTE = 1024
 OUTPUT_LIMIT = 256 * _KIBIBYTE
 HARD_LIMIT = 32 * _KIBIBYTE * _KIBIBYTE
@@ -21,6 +23,9 @@ _CHUNK = 64 * _KIBIBYTE
 _PATIENCE = 10.0
 _LAST_WORDS = 0.5
 """Seconds to read what an ended program left in its pipes: someone else may hold them open."""
+
+Said = Callable[[str, bytes], None]
+"""Is told which stream, and what was written to it."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,36 @@ async def run(
     timeout: float,
     output_limit: int = OUTPUT_LIMIT,
     hard_limit: int = HARD_LIMIT,
+    said: Said | None = None,
 ) -> Finished:
-    """Run it to its end, or kill it: for its time, for a stream beyond `hard_limit`, or when cancelled."""
+    """Run it to its end, or kill it: for its time, for a stream beyond `hard_limit`, or when cancelled.
+
+    `said` hears what it writes while it runs: `"stdout"` or `"stderr"`, and up to `output_limit` bytes of each.
+    """
     began = time.monotonic()
     process = await sandbox.start(program, stdin=bool(input))
+    limits = {"output_limit": output_limit, "hard_limit": hard_limit}
+    finished = await finish(process, input=input, timeout=timeout, said=said, **limits)
+    return dataclasses.replace(finished, duration=time.monotonic() - began)
+
+
+async def finish(
+    process: Process,
+    *,
+    input: bytes = b"",  # noqa: A002 - as above
+    timeout: float,
+    output_limit: int = OUTPUT_LIMIT,
+    hard_limit: int = HARD_LIMIT,
+    said: Said | None = None,
+) -> Finished:
+    """The same for a program that was just started; its time begins now."""
+    began = time.monotonic()
+    kept = (
+        Kept(output_limit, hard_limit, heard(said, "stdout")),
+        Kept(output_limit, hard_limit, heard(said, "stderr")),
+    )
     try:
-        kept, exit_ = await _follow(process, input, timeout, lambda: Kept(output_limit, hard_limit))
+        exit_ = await _follow(process, input, timeout, *kept)
     except BaseException:
         process.kill()
         with anyio.move_on_after(_PATIENCE, shield=True), suppress(Unavailable):
@@ -58,10 +87,28 @@ async def run(
     return Finished(out.content, err.content, exit_, time.monotonic() - began, out.truncated, err.truncated)
 
 
-class Kept:
-    """The beginning and the end of a stream."""
+def heard(said: Said | None, stream: str) -> Callable[[bytes], None]:
+    """What hears a stream; one that fails hears no more, and the program does not suffer for it."""
+    ears = [] if said is None else [said]
 
-    def __init__(self, limit: int, hard_limit: int) -> None:
+    def hear(data: bytes) -> None:
+        for ear in ears:
+            try:
+                ear(stream, data)
+            except Exception:
+                _log.exception("what a program writes could not be told")
+                ears.clear()
+                return
+
+    return hear
+
+
+class Kept:
+    """The beginning and the end of a stream; `hear` is told of it up to the limit."""
+
+    def __init__(self, limit: int, hard_limit: int, hear: Callable[[bytes], None] = lambda _: None) -> None:
+        self._limit = limit
+        self._hear = hear
         self._half = limit // 2
         self._hard_limit = hard_limit
         self._head = bytearray()
@@ -70,6 +117,8 @@ class Kept:
 
     def add(self, data: bytes) -> bool:
         """False once there is more than anyone could mean."""
+        if told := data[: max(self._limit - self._size, 0)]:
+            self._hear(told)
         self._size += len(data)
         room = self._half - len(self._head)
         self._head += data[:room]
@@ -90,13 +139,10 @@ class Kept:
         return bytes(self._head) + b"\n... %d bytes left out ...\n" % left_out + bytes(self._tail[-self._half :])
 
 
-async def _follow(
-    process: Process, given: bytes, timeout: float, keep: Callable[[], Kept]
-) -> tuple[tuple[Kept, Kept], Exit]:
-    kept = keep(), keep()
+async def _follow(process: Process, given: bytes, timeout: float, out: Kept, err: Kept) -> Exit:
     tasks = [
-        asyncio.ensure_future(_drain(process, process.stdout, kept[0])),
-        asyncio.ensure_future(_drain(process, process.stderr, kept[1])),
+        asyncio.ensure_future(_drain(process, process.stdout, out)),
+        asyncio.ensure_future(_drain(process, process.stderr, err)),
         asyncio.ensure_future(_feed(process, given)),
     ]
     try:
@@ -106,7 +152,7 @@ async def _follow(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return kept, exit_
+    return exit_
 
 
 async def _end(process: Process, timeout: float) -> Exit:

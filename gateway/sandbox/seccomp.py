@@ -183,6 +183,7 @@ _NAMESPACES = 0x7E020000
 _CREATES = 0o20000100  # O_CREAT, and O_TMPFILE without its O_DIRECTORY
 _TRUNCATES = 0o1000
 _SETUID = 0o6000
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the operator's terminal
 
 _Code = list[tuple[int, int, int, int]]
@@ -194,8 +195,9 @@ def supported(machine: str | None = None) -> bool:
 
 
 @functools.cache
-def build(*, shared: bool, machine: str | None = None) -> bytes:
-    """The filter for a kind of machine, this one by default; KeyError for one we have no numbers of."""
+def build(*, shared: bool, network: bool = False, machine: str | None = None) -> bytes:
+    """The filter for a kind of machine, this one by default; KeyError for one we have no numbers of. With
+    `network`, a program that has a network of its own may use it."""
     column, architecture = _MACHINES[machine or platform.machine()]
     code: _Code = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -214,7 +216,7 @@ def build(*, shared: bool, machine: str | None = None) -> bytes:
     for names, error in _simple(shared):
         for name in names:
             on(name, [(_RETURN, 0, 0, _refuse(error))])
-    for name, answer in (_shared_checks() if shared else _own_checks()) + _checks(shared):
+    for name, answer in (_shared_checks() if shared else _own_checks()) + _checks(shared, network):
         on(name, answer)
     code.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
@@ -227,7 +229,7 @@ def _simple(shared: bool) -> list[tuple[list[str], int]]:
     return [*always, (_FORBIDDEN_SHARED, errno.EPERM), (_UNSUPPORTED_SHARED, errno.EOPNOTSUPP), (_IDLE_SHARED, 0)]
 
 
-def _checks(shared: bool) -> list[tuple[str, _Code]]:
+def _checks(shared: bool, network: bool) -> list[tuple[str, _Code]]:
     return [
         ("clone", _refuse_bits(0, _NAMESPACES)),
         ("ioctl", [_argument(1), *_refuse_values(_TERMINAL_INPUT), _allow()]),
@@ -236,7 +238,7 @@ def _checks(shared: bool) -> list[tuple[str, _Code]]:
         ("creat", _refuse_bits(1, _SETUID)),
         ("mknod", _refuse_bits(1, _SETUID)),
         ("mknodat", _refuse_bits(2, _SETUID)),
-        ("socket", _only(0, [] if shared else [socket.AF_UNIX])),
+        ("socket", _only(0, [] if shared else [socket.AF_UNIX, *(_INTERNET if network else ())])),
     ]
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,16 @@ def read(path: str) -> bytes:
 @attack
 def read_a_file_of_the_home(target: Target) -> object:
     return read(target["secret"])
+
+
+@attack
+def read_the_passwords(target: Target) -> object:
+    return read("/etc/shadow")
+
+
+@attack
+def read_the_data_of_the_gateway(target: Target) -> object:
+    return read(target["data"])
 
 
 @attack
@@ -177,6 +188,14 @@ def make_a_setuid_node(target: Target) -> object:
 
 
 @attack
+def find_a_secret_in_its_own_environment(target: Target) -> object:
+    found = [name for name, value in os.environ.items() if target["word"] in value]
+    if not found:
+        raise stopped("nothing of the gateway's")
+    return found
+
+
+@attack
 def read_the_environment_of_others(target: Target) -> object:
     for pid in [target["victim"], *(int(name) for name in os.listdir("/proc") if name.isdigit())]:
         try:
@@ -196,6 +215,11 @@ def walk_through_the_root_of_another(target: Target) -> object:
 @attack
 def walk_through_the_folder_of_another(target: Target) -> object:
     return read(f"/proc/{target['victim']}/cwd/{os.path.basename(target['secret'])}")
+
+
+@attack
+def walk_through_the_descriptors_of_another(target: Target) -> object:
+    return read(f"/proc/{target['victim']}/fd/{target['held_open']}")
 
 
 @attack
@@ -293,6 +317,42 @@ def open_a_netlink_socket(target: Target) -> object:
 
 
 @attack
+def open_a_disk(target: Target) -> object:
+    if target["disk"] is None:
+        raise stopped("this machine has none")
+    os.close(os.open(target["disk"], os.O_RDONLY))
+    return "done"
+
+
+@attack
+def make_a_disk(target: Target) -> object:
+    os.mknod("disk", 0o060600, os.makedev(*target["disk_number"]))
+    os.close(os.open("disk", os.O_RDONLY))
+    return "done"
+
+
+@attack
+def run_a_setuid_program(target: Target) -> object:
+    told = subprocess.run([target["setuid"]], capture_output=True, text=True).stdout
+    if "uid=" not in told:
+        raise RuntimeError(f"it did not run: {told}")
+    if "euid=" not in told:
+        raise stopped("nothing gained")
+    return told
+
+
+@attack
+def watch_page_faults(target: Target) -> object:
+    return call(323, 282, 0)
+
+
+@attack
+def become_root(target: Target) -> object:
+    os.setuid(0)
+    return "done"
+
+
+@attack
 def write_the_core_pattern(target: Target) -> object:
     pattern = "/proc/sys/kernel/core_pattern"
     same = read(pattern) if os.access(pattern, os.R_OK) else target["core_pattern"].encode()
@@ -361,8 +421,8 @@ def keep_a_capability(target: Target) -> object:
     held = (ctypes.c_uint32 * 6)()
     call(125, 90, (ctypes.c_uint32 * 2)(0x20080522, 0), held)
     bounds = [number for number in range(64) if libc.prctl(23, number, 0, 0, 0) == 1]  # PR_CAPBSET_READ
-    if not any(held) and (not bounds or os.getuid() != 0):  # only root gains those by running a program
-        raise stopped("none left")
+    if not any(set(held) - {target["capabilities"], 0}) and (not bounds or os.getuid() != 0):
+        raise stopped("none left")  # only root gains those of the bounds by running a program
     return list(held), bounds
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +15,7 @@ import pytest
 
 from gateway.config import SandboxSettings
 from gateway.errors import Unavailable
-from gateway.sandbox import Program, Sandbox, choose
+from gateway.sandbox import Program, Sandbox, choose, seccomp
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock, version
 from gateway.sandbox.process import unavailable
@@ -38,6 +43,14 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Candidates], None]:
     return offering
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where every user may look: root starts bubblewrap as another."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 def refused_bwrap(folder: Path) -> Sandbox:
     """A bubblewrap on a machine that refuses it namespaces."""
     program = folder / "bwrap"
@@ -46,9 +59,9 @@ def refused_bwrap(folder: Path) -> Sandbox:
     return Bubblewrap(str(program))
 
 
-async def test_the_first_that_works_is_used_and_remembered(offer: Callable[[Candidates], None], tmp_path: Path) -> None:
+async def test_the_first_that_works_is_used_and_remembered(offer: Callable[[Candidates], None], folder: Path) -> None:
     make("landlock")
-    offer([("bwrap", lambda: refused_bwrap(tmp_path)), ("landlock", Landlock)])
+    offer([("bwrap", lambda: refused_bwrap(folder)), ("landlock", Landlock)])
     chosen = await choose.choose(SandboxSettings())
     assert chosen.name == "landlock"
     assert await choose.choose(SandboxSettings()) is chosen
@@ -59,8 +72,8 @@ async def test_the_first_that_works_is_used_and_remembered(offer: Callable[[Cand
     )
 
 
-async def test_without_a_sandbox_nothing_runs(offer: Callable[[Candidates], None], tmp_path: Path) -> None:
-    offer([("bwrap", lambda: refused_bwrap(tmp_path)), ("landlock", no_landlock)])
+async def test_without_a_sandbox_nothing_runs(offer: Callable[[Candidates], None], folder: Path) -> None:
+    offer([("bwrap", lambda: refused_bwrap(folder)), ("landlock", no_landlock)])
     with pytest.raises(Unavailable) as refused:
         await choose.choose(SandboxSettings())
     assert refused.value.code == "SANDBOX_UNAVAILABLE"
@@ -109,3 +122,59 @@ def no_landlock() -> Sandbox:
 
 def test_a_kernel_says_what_its_landlock_can_do() -> None:
     assert version() >= 0
+
+
+BARREN = """
+import asyncio, ctypes, json, struct, sys
+from pathlib import Path
+from gateway.config import SandboxSettings
+from gateway.errors import Unavailable
+from gateway.sandbox import Mount, Program
+from gateway.sandbox.bwrap import Bubblewrap
+from gateway.sandbox.choose import choose
+from gateway.sandbox.launcher import install, libc
+
+def refused(number, error, bits=None):
+    flags = [] if bits is None else [(0x20, 0, 0, 16), (0x45, 0, 1, bits)]
+    return [(0x15, 0, len(flags) + 1 + (bits is not None), number), *flags, (6, 0, 0, 0x50000 | error)] + (
+        [] if bits is None else [(6, 0, 0, 0x7FFF0000)]
+    )
+
+def barren():
+    arm = __import__("platform").machine() == "aarch64"
+    filter = [(0x20, 0, 0, 0), *refused(444, 38), *refused(435, 38), *refused(97 if arm else 272, 1)]
+    filter += [*refused(220 if arm else 56, 1, 0x7E020000), (6, 0, 0, 0x7FFF0000)]
+    libc.prctl(38, 1, 0, 0, 0)
+    install(b"".join(struct.pack("<HBBI", *line) for line in filter))
+
+async def main(folder):
+    told = []
+    try:
+        await choose(SandboxSettings())
+    except Unavailable as error:
+        told.append([error.code, [tried["backend"] for tried in error.details["tried"]], len(error.details["fix"])])
+    program = Program(("/usr/bin/touch", "ran"), mounts=(Mount(folder, "/w", writable=True),), cwd="/w")
+    try:
+        await (await Bubblewrap().start(program)).wait()
+    except Unavailable as error:
+        told.append(error.code)
+    print(json.dumps(told))
+
+barren()
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+async def test_on_a_machine_that_refuses_every_sandbox_nothing_runs(tmp_path: Path) -> None:
+    """The kernel itself refuses namespaces and Landlock to this gateway."""
+    if not seccomp.supported():
+        pytest.skip("no filter for this kind of machine")
+    make("bwrap")
+    gateway = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", BARREN, str(tmp_path), stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    told, _ = await gateway.communicate()
+    refusal, direct = json.loads(told)
+    assert refusal == ["SANDBOX_UNAVAILABLE", ["bwrap", "landlock"], len(choose.FIXES)]
+    assert direct == "SANDBOX_UNAVAILABLE"
+    assert list(tmp_path.iterdir()) == []

@@ -239,6 +239,17 @@ asyncio.run(main())
     assert not began
 
 
+async def test_a_bubblewrap_that_someone_kills_harms_no_other() -> None:
+    sandbox = make("bwrap")
+    for _ in range(20):
+        process = await sandbox.start(python("import time; time.sleep(30)"))
+        os.kill(process.pid, signal.SIGKILL)
+        with anyio.fail_after(15):
+            assert await process.wait() == Exit(137)
+            finished = await run(sandbox, Program(("/bin/true",)), timeout=10)
+        assert finished.exit == Exit(0)
+
+
 async def test_a_value_cannot_smuggle_in_options(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     smuggled = f"red\0--ro-bind\0{tmp_path}\0/tmp"
@@ -295,3 +306,40 @@ def test_it_is_the_same_on_uvloop(any_sandbox: Sandbox) -> None:
         assert finished.exit == Exit(137, "timeout")
 
     anyio.run(main, backend_options={"use_uvloop": True})
+
+
+async def test_what_it_writes_is_told_while_it_runs(any_sandbox: Sandbox) -> None:
+    heard: list[tuple[str, bytes]] = []
+    answered = asyncio.Event()
+
+    def said(stream: str, data: bytes) -> None:
+        heard.append((stream, data))
+        answered.set()
+
+    code = "import sys, time; print('now', flush=True); time.sleep(20)"
+    running = asyncio.create_task(run(any_sandbox, python(code), timeout=30, said=said))
+    with anyio.fail_after(15):
+        await answered.wait()
+    assert heard == [("stdout", b"now\n")]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_only_so_much_is_told_and_a_listener_that_fails_harms_nobody(sandbox: Sandbox) -> None:
+    heard = bytearray()
+
+    def said(stream: str, data: bytes) -> None:
+        assert stream == "stdout"
+        heard.extend(data)
+
+    code = "import sys; sys.stdout.write('x' * 100_000)"
+    finished = await run(sandbox, python(code), timeout=20, output_limit=1000, said=said)
+    assert (len(heard), finished.exit, finished.stdout_truncated) == (1000, Exit(0), True)
+
+    def fails(stream: str, data: bytes) -> None:
+        heard.clear()
+        raise RuntimeError("deaf")
+
+    finished = await run(sandbox, python(code), timeout=20, said=fails)
+    assert (len(finished.stdout), finished.exit, bytes(heard)) == (100_000, Exit(0), b"")

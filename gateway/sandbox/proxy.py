@@ -1,0 +1,230 @@
+"""The proxy behind a sandbox's door: connects programs with hosts that are allowed, and tells them which are not.
+
+It looks names up itself and connects to an address it has checked, so that no name can lead elsewhere in
+between. It knows CONNECT and plain HTTP, and adds nothing to what passes through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from ..errors import Forbidden, GatewayError, Invalid, Unavailable
+from ..net.addresses import parse_address
+from ..net.policy import PRIVATE_ADDRESS, Policy, canonical_host
+
+CONNECTIONS = 64
+_BYTES = 4 * 1024**3
+_HEAD_BYTES = 64 * 1024
+_HEAD_SECONDS = 20.0
+_CONNECT_SECONDS = 15.0
+_IDLE_SECONDS = 120.0
+_CHUNK = 64 * 1024
+_LOOKUPS = 4
+_TRIES = 4
+_log = logging.getLogger(__name__)
+
+_LINE = re.compile(r"([A-Z]{1,20}) ([!-~]{1,16384}) HTTP/1\.([01])")
+_AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:@\[\]/\\%]+)(?::([0-9]{1,5}))?")
+_URL = re.compile(r"http://([^/?#]+)([^#]*)", re.IGNORECASE)
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+_HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "upgrade", "host"})
+_ANSWERS = {Invalid: "400 Bad Request", Forbidden: "403 Forbidden", Unavailable: "502 Bad Gateway"}
+_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Where a program wants to go, and what is to be said there first: nothing in a tunnel."""
+
+    scheme: str
+    host: str
+    port: int
+    head: bytes = b""
+
+
+class Proxy:
+    """Serves one program, under its policy. What it may carry in all, and at once, is bounded."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._carried = 0
+        self._connections: set[asyncio.Task[None]] = set()
+        self._lookups = asyncio.Semaphore(_LOOKUPS)
+
+    @asynccontextmanager
+    async def behind(self, door: socket.socket) -> AsyncIterator[None]:
+        """Answer the door for as long as one is inside."""
+        server = await asyncio.start_server(self._visited, sock=door, limit=_HEAD_BYTES)
+        try:
+            yield
+        finally:
+            server.close()
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - the server made one
+        self._connections.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, EOFError, TimeoutError):
+            pass  # one of the two has had enough
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if len(self._connections) > CONNECTIONS:
+                raise Unavailable(f"there are {CONNECTIONS} connections already; close some")
+            request = _read(await _head(reader))
+            theirs = await self._connected(request)
+        except GatewayError as refusal:
+            _log.info("a program in the sandbox is refused the network: %s", refusal.message)
+            await _refuse(writer, refusal)
+            return
+        try:
+            if request.head:
+                theirs[1].write(request.head)
+            else:
+                writer.write(_ESTABLISHED)
+            await self._relay((reader, writer), theirs)
+        finally:
+            theirs[1].close()
+
+    async def _connected(self, request: _Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self._policy.check_host(request.scheme, request.host, request.port)
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                addresses = await self._addresses(request)
+                return await _first(addresses[:_TRIES], request.port)
+        except TimeoutError:
+            raise Unavailable(f"{request.host} could not be reached within {_CONNECT_SECONDS:g} s") from None
+        except OSError as error:
+            raise Unavailable(f"{request.host} could not be reached: {error.strerror or 'no such name'}") from None
+
+    async def _addresses(self, request: _Request) -> list[str]:
+        """Every address of the name, if all of them may be reached."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._lookups:
+                found = await loop.getaddrinfo(request.host, request.port, type=socket.SOCK_STREAM)
+        except UnicodeError:
+            raise Unavailable(f"the name {request.host} cannot be looked up") from None
+        addresses = [parse_address(str(entry[4][0])) for entry in found]
+        try:
+            for address in addresses:
+                self._policy.check_address(request.scheme, request.host, address)
+        except Forbidden as refusal:
+            if refusal.code != PRIVATE_ADDRESS:
+                raise
+            reason = f"{request.host} leads to {refusal.details['address']}, and programs reach only public addresses"
+            raise Forbidden(reason, code=PRIVATE_ADDRESS) from None
+        return list(dict.fromkeys(map(str, addresses)))
+
+    async def _relay(
+        self,
+        ours: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        theirs: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    ) -> None:
+        """Both ways, until both have ended or one breaks."""
+        ways = [
+            asyncio.ensure_future(self._carry(ours[0], theirs[1])),
+            asyncio.ensure_future(self._carry(theirs[0], ours[1])),
+        ]
+        try:
+            await asyncio.gather(*ways)
+        finally:
+            for way in ways:
+                way.cancel()
+
+    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while True:
+            async with asyncio.timeout(_IDLE_SECONDS):
+                data = await source.read(_CHUNK)
+            if not data:
+                break
+            self._carried += len(data)
+            if self._carried > _BYTES:
+                raise TimeoutError
+            sink.write(data)
+            async with asyncio.timeout(_IDLE_SECONDS):
+                await sink.drain()
+        if sink.can_write_eof():
+            sink.write_eof()
+
+
+async def _head(reader: asyncio.StreamReader) -> str:
+    try:
+        async with asyncio.timeout(_HEAD_SECONDS):
+            return (await reader.readuntil(b"\r\n\r\n"))[:-4].decode("latin-1")
+    except asyncio.LimitOverrunError:
+        raise Invalid(f"the headers are larger than {_HEAD_BYTES} bytes") from None
+
+
+def _read(head: str) -> _Request:
+    line, *headers = head.split("\r\n")
+    found = _LINE.fullmatch(line)
+    if found is None:
+        raise Invalid("this is not an HTTP request to a proxy")
+    method, target, minor = found.groups()
+    if method == "CONNECT":
+        return _Request("https", *_authority(target, None))
+    url = _URL.fullmatch(target)
+    if url is None:
+        raise Invalid("the proxy wants an http:// URL, or CONNECT for anything else")
+    host, port = _authority(url[1], 80)
+    path = url[2] if url[2].startswith("/") else "/" + url[2]
+    # One request for each connection: what follows goes to the same host whatever it says.
+    kept = [*_forwarded(headers), f"Host: {url[1]}", "Connection: close"]
+    lines = "\r\n".join([f"{method} {path} HTTP/1.{minor}", *kept])
+    return _Request("http", host, port, f"{lines}\r\n\r\n".encode("latin-1"))
+
+
+def _authority(text: str, default: int | None) -> tuple[str, int]:
+    found = _AUTHORITY.fullmatch(text)
+    port = int(found[2]) if found and found[2] else default
+    if found is None or port is None or not 0 < port < 65536:
+        raise Invalid("the proxy wants a host and a port")
+    try:
+        return canonical_host(found[1]), port
+    except ValueError:
+        raise Invalid("that is no name of a host") from None
+
+
+def _forwarded(headers: list[str]) -> list[str]:
+    """The headers that are for the host, and not for us."""
+    parsed = [_HEADER.fullmatch(header) for header in headers]
+    if None in parsed:
+        raise Invalid("a header has characters that HTTP does not allow")
+    pairs = [(found[1].lower(), found[0]) for found in parsed if found]
+    named = {word.strip().lower() for name, line in pairs if name == "connection" for word in line[11:].split(",")}
+    return [line for name, line in pairs if name not in _HOP_BY_HOP | named and not name.startswith("proxy-")]
+
+
+async def _first(addresses: list[str], port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    failure: OSError = OSError("it has no address")
+    for address in addresses:
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS / len(addresses)):
+                return await asyncio.open_connection(address, port)
+        except (OSError, TimeoutError) as error:
+            failure = error
+    raise failure
+
+
+async def _refuse(writer: asyncio.StreamWriter, refusal: GatewayError) -> None:
+    status = next((text for kind, text in _ANSWERS.items() if isinstance(refusal, kind)), "502 Bad Gateway")
+    body = f"toolgate: {refusal.message}\n".encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+    writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+    with suppress(OSError):
+        await writer.drain()

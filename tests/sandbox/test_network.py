@@ -1,0 +1,291 @@
+"""A program with a network reaches the hosts it may, by the proxy alone, and no other way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.config import SandboxSettings
+from gateway.errors import Unavailable
+from gateway.net import Policy
+from gateway.sandbox import Program, Sandbox, proxy
+from gateway.sandbox.network import network_of
+from gateway.sandbox.run import finish, run
+from gateway.sandbox.spares import Spares
+
+from .conftest import make
+from .siege import python, workspace
+
+pytestmark = pytest.mark.anyio
+
+ASK = """
+import json, socket, sys, urllib.request
+def ask(url):
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+print(json.dumps([ask(url) for url in sys.argv[1:]]))
+"""
+
+
+REFUSED = "toolgate: example.org is not among the allowed hosts; add it to http.allowed_hosts to allow it\n"
+
+
+class Site:
+    """A server on loopback that answers with what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.port = 0
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Site]:
+        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        async with server:
+            yield self
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self.asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+            await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with Site().open() as site:
+        yield site
+
+
+def to(site: Site, **options: Any) -> Policy:
+    """A policy under which this machine can stand for the internet."""
+    return Policy((f"localhost:{site.port}",), **{"allow_private": True, **options})
+
+
+async def asked(sandbox: Sandbox, policy: Policy | None, *urls: str) -> list[list[Any]]:
+    finished = await run(sandbox, python(ASK, *urls, network=policy), timeout=30)
+    assert finished.exit.code == 0, finished
+    answers: list[list[Any]] = json.loads(finished.stdout)
+    return answers
+
+
+async def test_an_allowed_host_answers_and_others_are_refused_by_name(site: Site) -> None:
+    allowed, other, elsewhere = await asked(
+        make("bwrap"),
+        to(site),
+        f"http://localhost:{site.port}/path?x=1",
+        "http://example.org/",
+        f"http://127.0.0.1:{site.port}/",
+    )
+    assert allowed == [200, "hello"]
+    assert other == [403, REFUSED]
+    assert elsewhere[0] == 403
+    (request,) = site.asked
+    assert request.startswith("GET /path?x=1 HTTP/1.1\r\n")
+    assert f"Host: localhost:{site.port}\r\n" in request
+    assert "Connection: close\r\n" in request
+
+
+async def test_a_name_that_leads_inside_is_refused(site: Site) -> None:
+    sandbox = make("bwrap")
+    named = f"http://localhost:{site.port}/"
+    (answer,) = await asked(sandbox, to(site, allow_private=False), named)
+    assert answer[0] == 403
+    assert "only public addresses" in answer[1]
+    hosts = ("http://127.0.0.1/", "http://169.254.169.254/latest", "http://[::1]/", "http://[::ffff:127.0.0.1]/")
+    answers = await asked(
+        sandbox, Policy(any_host=True, ports=(80,)), *hosts, "http://0x7f000001/", "http://2130706433/"
+    )
+    assert [status in (400, 403) for status, _ in answers[:4]] == [True] * 4, answers
+    assert all(status in (400, 403, 502) for status, _ in answers[4:]), answers
+    assert site.asked == []
+
+
+async def test_there_is_no_way_around_the_proxy(site: Site) -> None:
+    code = """
+import socket, sys
+for host, port in (("127.0.0.1", int(sys.argv[1])), ("1.1.1.1", 443), ("10.0.0.1", 80)):
+    try:
+        socket.create_connection((host, port), 3)
+        print("open", host)
+    except OSError as error:
+        print("stopped")
+try:
+    socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+    print("open netlink")
+except OSError:
+    print("stopped")
+try:
+    socket.getaddrinfo("localhost.example.org", 80)
+    print("open lookup")
+except OSError:
+    print("stopped")
+"""
+    finished = await run(make("bwrap"), python(code, str(site.port), network=to(site)), timeout=30)
+    assert finished.stdout == b"stopped\n" * 5, finished
+
+
+async def test_a_tunnel_carries_whatever_it_is_given(site: Site) -> None:
+    code = """
+import socket, sys
+def tunnel(target):
+    with socket.create_connection(("127.0.0.1", 3128)) as way:
+        way.sendall(f"CONNECT {target} HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n".encode())
+        print(way.recv(1000).split(b"\\r\\n")[0].decode())
+        way.sendall(b"anything\\r\\n\\r\\n")
+        print(way.recv(1000).split(b"\\r\\n")[-1].decode())
+tunnel(f"localhost:{sys.argv[1]}")
+tunnel("localhost:25")
+"""
+    finished = await run(make("bwrap"), python(code, str(site.port), network=to(site)), timeout=30)
+    lines = finished.stdout.decode().splitlines()
+    assert lines[:3] == ["HTTP/1.1 200 Connection established", "hello", "HTTP/1.1 403 Forbidden"], finished
+    assert site.asked == ["anything\r\n\r\n"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET / HTTP/1.1\r\n\r\n",
+        "GET ftp://localhost/ HTTP/1.1\r\n\r\n",
+        "GET http://user@localhost/ HTTP/1.1\r\n\r\n",
+        "GET http://localhost\\@example.org/ HTTP/1.1\r\n\r\n",
+        "GET http://localhost:99999/ HTTP/1.1\r\n\r\n",
+        "CONNECT localhost HTTP/1.1\r\n\r\n",
+        "CONNECT localhost:0 HTTP/1.1\r\n\r\n",
+        "CONNECT [fe80::1%eth0]:443 HTTP/1.1\r\n\r\n",
+        "GET http://localhost/ HTTP/1.1\r\nX: a\r\n folded\r\n\r\n",
+        "GET http://localhost/ HTTP/1.1\r\nX: a\nY: b\r\n\r\n",
+        "nonsense\r\n\r\n",
+        "GET http://localhost/ HTTP/1.1\r\nX: " + "x" * 70_000 + "\r\n\r\n",
+    ],
+)
+async def test_what_could_be_read_in_two_ways_is_refused(head: str) -> None:
+    async with knocking(Policy(any_host=True, allow_private=True)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.encode())
+        with anyio.fail_after(10):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+        writer.close()
+
+
+async def test_hop_by_hop_headers_stay_here_and_credentials_for_a_proxy_too(site: Site) -> None:
+    async with knocking(to(site)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        wanted = f"http://localhost:{site.port}"
+        lines = (
+            "Host: evil.example",
+            "Proxy-Authorization: x",
+            "Connection: keep-alive, X-Mine",
+            "X-Mine: 1",
+            "X-Kept: 2",
+        )
+        given = "".join(f"{line}\r\n" for line in lines)
+        writer.write(f"POST {wanted} HTTP/1.1\r\n{given}\r\n".encode())
+        with anyio.fail_after(10):
+            assert (await reader.read()).endswith(b"hello")
+        writer.close()
+    assert site.asked == [
+        f"POST / HTTP/1.1\r\nX-Kept: 2\r\nHost: localhost:{site.port}\r\nConnection: close\r\n\r\n",
+    ]
+
+
+async def test_connections_and_bytes_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "CONNECTIONS", 2)
+    monkeypatch.setattr(proxy, "_BYTES", 40)
+    async with knocking(to(site)) as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await anyio.sleep(0.05)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with anyio.fail_after(10):
+            assert b"502" in await reader.readline()
+            held[0][1].write(f"GET http://localhost:{site.port}/ HTTP/1.1\r\n\r\n".encode())
+            assert await held[0][0].read() == b""
+        for _, each in [*held, (reader, writer)]:
+            each.close()
+
+
+@contextlib.asynccontextmanager
+async def knocking(policy: Policy) -> AsyncIterator[int]:
+    """The proxy alone, behind a door that stands outside."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        async with proxy.Proxy(policy).behind(door):
+            yield door.getsockname()[1]
+
+
+async def test_nothing_is_left_when_a_program_with_a_network_ends(site: Site) -> None:
+    sandbox = make("bwrap")
+    hanging = (
+        "import socket, time; s = socket.create_connection(('127.0.0.1', 3128)); print(1, flush=True); time.sleep(30)"
+    )
+    for _ in range(2):
+        process = await sandbox.start(python(hanging, network=to(site)))
+        with anyio.fail_after(15):
+            await process.stdout.readline()
+        process.kill()
+        await process.wait()
+        with anyio.fail_after(5):
+            while [task for task in asyncio.all_tasks() if "_serve" in repr(task.get_coro())]:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+
+
+async def test_a_spare_has_its_network_too(site: Site, tmp_path: Path) -> None:
+    sandbox = make("bwrap")
+    whole = python("", network=to(site), **workspace(tmp_path / "ws", sandbox))
+    program = replace(whole, argv=whole.argv[:3])
+    spares = Spares(sandbox)
+    try:
+        for _ in range(2):
+            spares.expect(program)
+            with anyio.fail_after(20):
+                while not spares.waiting:  # noqa: ASYNC110 - nothing tells of it
+                    await anyio.sleep(0.01)
+            process = await spares.start(program, ASK, args=[f"http://localhost:{site.port}/"])
+            assert json.loads((await finish(process, timeout=20)).stdout) == [[200, "hello"]]
+    finally:
+        await spares.close()
+
+
+async def test_landlock_has_none_to_give(site: Site) -> None:
+    with pytest.raises(Unavailable, match=r"sandbox\.network") as refused:
+        await make("landlock").start(Program(("/bin/true",), network=to(site)))
+    assert refused.value.code == "NETWORK_UNAVAILABLE"
+
+
+def test_the_settings_say_where() -> None:
+    assert network_of(SandboxSettings()) is None
+    some = network_of(SandboxSettings(network=True, allowed_hosts=["pypi.org", "*.pythonhosted.org"]))
+    every = network_of(SandboxSettings(network=True))
+    assert some is not None
+    assert (some.allowed_hosts, some.any_host) == (("pypi.org", "*.pythonhosted.org"), False)
+    assert every is not None
+    assert (every.any_host, every.allow_private, every.ports) == (True, False, (80, 443))
+
+
+def test_it_is_the_same_on_uvloop() -> None:
+    async def main() -> None:
+        async with Site().open() as site:
+            url = f"http://localhost:{site.port}/"
+            assert await asked(make("bwrap"), to(site), url, "http://example.org/") == [
+                [200, "hello"],
+                [403, REFUSED],
+            ]
+
+    anyio.run(main, backend_options={"use_uvloop": True})
