@@ -10,11 +10,11 @@ from benchmarks._gateway_measures import Figures
 
 OURS, ANCHOR, DIRECT = "Toolgate", "SDK composition", "direct"
 
-HTTP_CPU_MS, STDIO_CPU_MS = 1.3, 0.7
-RELAY_CPU_MS = 0.4
-"""What a lane that relays bytes should cost: a target, not a limit yet."""
+RELAY = "modern → HTTP modern"
+"""Where an upstream's answer is passed on byte for byte."""
 
-P50_RATIO = 3.0
+HTTP_CPU_MS, STDIO_CPU_MS, RELAY_CPU_MS = 1.3, 0.7, 0.4
+P50_RATIO, RELAY_P50_RATIO = 3.0, 1.8
 RATE_RATIO = 0.55
 LARGE_RATIO = 1.5
 LIST_CPU_MS, LIST_RATIO = 3.0, 1.2
@@ -52,11 +52,13 @@ class Report:
     def add_small(self, case: Case, found: dict[str, Figures]) -> None:
         self.small[case] = found
         ours, direct = found[OURS], found[DIRECT]
-        bound = STDIO_CPU_MS if case.piped else HTTP_CPU_MS
+        relayed = case.title == RELAY
+        bound = RELAY_CPU_MS if relayed else STDIO_CPU_MS if case.piped else HTTP_CPU_MS
+        slower = RELAY_P50_RATIO if relayed else P50_RATIO
         self.limits += [
             Limit(f"{case.title}: CPU ms per call, 1 at a time", ours.cpu(1) * 1000, bound),
             Limit(f"{case.title}: CPU ms per call, 16 at a time", ours.cpu(16) * 1000, bound),
-            Limit(f"{case.title}: p50 against direct", ours.time() / direct.time(), P50_RATIO),
+            Limit(f"{case.title}: p50 against direct", ours.time() / direct.time(), slower),
             Limit(
                 f"{case.title}: calls/s against direct, 64 at a time", ours.rate_against(direct, 64), RATE_RATIO, True
             ),
@@ -106,7 +108,6 @@ class Report:
         yield "|---|--:|--:|---|"
         yield from map(str, self.limits)
         yield ""
-        yield f"Target, not a limit yet: {RELAY_CPU_MS:g} ms of CPU per call over HTTP, once a lane relays bytes."
         yield from self.notes
 
     def _small_lines(self) -> Iterator[str]:

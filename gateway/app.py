@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from .calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no
 from .catalog import Catalog, Draft, Policy
 from .config import Settings
 from .db import Database
+from .db.approvals import Approvals
 from .db.chats import Chats
 from .db.instances import Instance, settle_interrupted
 from .db.manifests import Manifests
@@ -27,8 +28,12 @@ from .db.upstreams import Upstreams
 from .errors import GatewayError, Invalid, Unavailable
 from .executor import Executor
 from .extensions import Extension
-from .extensions.approval import Approval
+from .extensions.approval import Approval, Approver, ConsentNeeded
+from .extensions.approval.asking import Asking
+from .extensions.approval.desk import CALLBACK, TERMINAL, Desk
+from .extensions.approval.preview import FilePreview
 from .extensions.audit import Audit
+from .extensions.large_results import LargeResults
 from .extensions.loading import load_extension
 from .extensions.ownership import Ownership
 from .extensions.permissions import Permissions
@@ -38,8 +43,11 @@ from .extensions.running import Running
 from .extensions.telemetry import Telemetry
 from .extensions.validation import Validation
 from .extensions.versioning import Versioning
+from .serve.uris import file_uri
 from .sources import Source
 from .sources.builtin import BuiltinSource
+from .sources.development import DevelopmentSource
+from .sources.web import web_sources
 from .tools import Permission
 from .workspace import Workspaces
 from .workspace.attaching import attached, default_chat
@@ -78,6 +86,7 @@ class Gateway:
         self.chat = default_chat(settings)
         self.records = CallRecords(db, instance.id)
         self.telemetry = Telemetry()
+        self.desk = Desk(Approvals(db), settings.approval)
         self._db = db
         self._names = ToolNames(db)
         self._running = Running(settings.limits.concurrency, settings.limits.timeout)
@@ -93,7 +102,9 @@ class Gateway:
         self._listeners: list[Callable[[], None]] = []
         self._categories = settings.effective_categories()
         self.versions = Versions(Manifests(db), self._chats, self._workspaces)
-        self._sources = [BuiltinSource(self._workspaces, self.versions), *sources]
+        web = web_sources(settings.web, self._workspaces, self.versions)
+        self.development = DevelopmentSource(self._workspaces, settings)
+        self._sources = [BuiltinSource(self._workspaces, self.versions), *web, self.development, *sources]
         self.executor = Executor(self._extensions())
 
     @classmethod
@@ -120,6 +131,7 @@ class Gateway:
             instance = stack.enter_context(closing(Instance(chosen.data_dir / "run")))
             await settle_interrupted(db, chosen.data_dir / "run")
             gateway = cls(chosen, db, instance, sources)
+            await gateway.desk.approvals.sweep()
             stack.push_async_callback(gateway.drain)
             if chosen.toolsets:
                 installing = asyncio.get_running_loop().create_task(gateway.workshop.keep_installed())
@@ -164,7 +176,7 @@ class Gateway:
         # Imported by whoever serves it: a command that only lists tools has no use for it.
         from .sources.upstream.relay import Relay
 
-        return Relay(lambda: self.switchboard.source.upstreams if "switchboard" in self.__dict__ else {})
+        return Relay(lambda: self.switchboard.source if "switchboard" in self.__dict__ else None)
 
     def watch_upstreams(self, listener: Callable[[], None]) -> None:
         """Tell `listener` whenever upstreams may offer other prompts or resources."""
@@ -180,21 +192,29 @@ class Gateway:
         parent_message: str | None = None,
         caller: Caller | None = None,
         confirmed: bool = False,
+        approver: Approver | None = None,
         progress: Progress = no_progress,
     ) -> Outcome:
-        """Call a tool by its name or id. `confirmed` says that you agree to whatever it would ask first."""
-        return await self.executor.call_tool(
-            Call(
-                name=name,
-                arguments=arguments or {},
-                chat=check_chat(chat) if chat is not None else self.chat or DEFAULT_CHAT,
-                message=message,
-                parent_message=parent_message,
-                caller=caller or Caller(),
-                confirmed=confirmed,
-                progress=progress,
-            )
+        """Call a tool by its name or id. `confirmed` says that you agree to whatever it would ask first; `approver` is
+        asked instead, and may change the arguments."""
+        call = Call(
+            name=name,
+            arguments=arguments or {},
+            chat=check_chat(chat) if chat is not None else self.chat or DEFAULT_CHAT,
+            message=message,
+            parent_message=parent_message,
+            caller=caller or Caller(),
+            confirmed=confirmed,
+            progress=progress,
         )
+        outcome = await self.executor.call_tool(call)
+        if not isinstance(outcome.error, ConsentNeeded):
+            return outcome
+        if approver is None:
+            await self.desk.end(call.id, outcome.error)
+            return outcome
+        via = TERMINAL if call.caller.surface == "cli" else CALLBACK
+        return await Asking(self.executor.call_tool, self.desk).go_on(call, outcome, approver, via)
 
     async def refresh(self, *, strict: bool = False) -> Catalog:
         """Ask the sources again and offer what they list now. `strict` refuses a catalog with a tool
@@ -217,7 +237,7 @@ class Gateway:
     async def _consider(self, draft: Draft, source: Source, strict: bool) -> None:
         known = len(draft.problems)
         for tool in await source.list_tools():
-            if source.name == TOOLSETS:
+            if source.name in (TOOLSETS, UPSTREAMS):
                 self._categories.setdefault(tool.category, self.settings.category(tool.category))
             draft.consider(source, tool)
         for problem in draft.problems[known:]:  # a toolset or an upstream is a stranger, and stops nobody's start
@@ -235,6 +255,7 @@ class Gateway:
         await self._running.drain(self.settings.server.shutdown_grace)
         await self.executor.idle()
         await self.versions.close()
+        await self.development.close()
         if self._soon is not None:
             await _cancelled(self._soon)
         if "switchboard" in self.__dict__:
@@ -290,6 +311,13 @@ class Gateway:
         """Where the tool of a call sees the chat's workspace and its own toolset."""
         return ELSEWHERE if call.target.home is None else Directories(*self.workshop.seen(call))
 
+    def _keeps_over(self, profile: Permission, call: Call) -> int | None:
+        """From how many bytes on a result is kept in the workspace; never on behalf of those who may only read."""
+        if call.target.kind != "mcp" or Permission.READ_ONLY in (profile, call.caller.permission):
+            return None
+        upstream = self.switchboard.source.upstreams.get(call.target.owner or "")
+        return upstream.spec.settings.large_results.over if upstream is not None else None
+
     def _admit(self, category: str, permission: Permission | None) -> None:
         """Refuse a toolset's tool that its category does not allow."""
         known = self._categories.get(category) or self.settings.category(category)
@@ -300,9 +328,20 @@ class Gateway:
                 code="CATEGORY_TOO_LOW",
             )
 
+    def _approval(self) -> Approval:
+        said = self.settings.approval
+        return Approval(
+            said.mode,
+            said.rules,
+            out_of_band=said.out_of_band,
+            remembered=self.desk.remembered,
+            preview=FilePreview(self._workspaces),
+        )
+
     def _extensions(self) -> list[Extension]:
         """Outermost first. The order is the policy; read it top to bottom."""
         settings, limits, categories = self.settings, self.settings.limits, self._categories
+        keeps_over = partial(self._keeps_over, settings.effective_profile().permission)
         ours: list[tuple[int, Extension]] = [
             (0, self.telemetry),  # timed, refusals included
             (10, Audit(self.records)),  # written down, refusals included
@@ -310,7 +349,8 @@ class Gateway:
             (25, Ownership(self._chats.claim)),  # is it this caller's chat?
             (30, Permissions(categories, settings.effective_profile().permission)),  # may it do that?
             (40, RateLimit(categories, limits.calls_per_minute)),  # may it now?
-            (60, Approval(settings.approval.mode)),  # does a person agree?
+            (60, self._approval()),  # does a person agree?
+            (63, LargeResults(self.versions, keeps_over, limits.response_bytes, file_uri)),  # is it too much to answer?
             (65, Rendering(self._seen_by)),  # what will it look like, a timeout included?
             (70, self._running),  # a slot and a deadline; a person who thinks holds neither
             (100, Versioning(self.versions)),  # innermost: the files before and after

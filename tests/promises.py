@@ -85,13 +85,13 @@ PROMISES: dict[str, Promise] = {
     "X4": Promise("Shell tools get arguments as data, never spliced into a command.", "built"),
     # Core tools and approval
     "C1": Promise("File tools on the chat's workspace, from which no path, link or race leads out.", "built"),
-    "C2": Promise("run_code in a sandbox: nothing outside the workspace, no network, hard limits."),
-    "C3": Promise("web_fetch and web_search, proof against requests to private addresses."),
-    "C4": Promise("git, tests, formatting and packages as tools."),
+    "C2": Promise("run_code in a sandbox: nothing outside the workspace, no network, hard limits.", "built"),
+    "C3": Promise("web_fetch and web_search, proof against requests to private addresses.", "built"),
+    "C4": Promise("git, tests, formatting and packages as tools.", "built"),
     "C5": Promise(
         "A person decides on dangerous calls, in every protocol era, and may edit the arguments.",
         "partly",
-        "such calls are refused unless the operator asks nobody; the command line asks on the terminal",
+        "by form, queue, terminal and callback; REST and a page to approve at come with the console",
     ),
     "C6": Promise(
         "Results are {ok, value} or {ok: false, error: {code, message, details}}, on every surface.", "built"
@@ -113,8 +113,7 @@ PROMISES: dict[str, Promise] = {
     ),
     "G2": Promise(
         "Faithful pass-through in every pairing of protocol eras.",
-        "partly",
-        "tools whole, and the public suite scores the same; questions during prompts/get and resources/read are not",
+        "built",
     ),
     "G3": Promise("Serves stdio and streamable HTTP in both protocol eras from one process.", "built"),
     "G4": Promise(

@@ -14,6 +14,8 @@ import pytest
 from gateway.cli import COMMANDS
 from gateway.config import DEFAULT_CATEGORIES, LimitSettings, Settings
 from gateway.sources.builtin import BUILTINS
+from gateway.sources.development.workbench import TOOLS as DEVELOPMENT
+from gateway.sources.web.source import WEB
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -42,7 +44,7 @@ def test_the_limits_shown_are_the_limits() -> None:
 def test_the_tools_stand_in_the_categories_shown() -> None:
     shown = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[3])) for row in table("Tools")}
     actual: dict[str, set[str]] = {}
-    for builtin in BUILTINS:
+    for builtin in (*BUILTINS, *WEB, *DEVELOPMENT):
         actual.setdefault(builtin.tool.category, set()).add(builtin.tool.id)
     assert shown == actual
     for row in table("Tools"):

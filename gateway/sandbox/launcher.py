@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
 PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, PR_CAP_AMBIENT_RAISE = 8, 47, 1, 2
+PR_SET_SECUREBITS, NO_SETUID_FIXUP = 28, 1 << 2
 CAP_DAC_OVERRIDE = 1
 SECCOMP_FILTER = 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
@@ -180,6 +181,7 @@ def become_user(uid: int, gid: int) -> None:
     otherwise be of no use, nor an interpreter in root's home."""
     drop_bounds(CAP_DAC_OVERRIDE)
     check(libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0), "keeping a capability")
+    libc.prctl(PR_SET_SECUREBITS, NO_SETUID_FIXUP, 0, 0, 0)  # else access(2) answers as if it had none
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
