@@ -18,8 +18,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ..calls import Caller, Peer, to_json
-from ..errors import GatewayError, Unavailable, UpstreamFault
-from .peers import LEVELS, older
+from ..errors import GatewayError
+from .peers import LEVELS, fault_of, older
 from .sessions import Say, Session
 from .tools import Answer, Asked, Tools
 
@@ -171,11 +171,9 @@ class Express:
             return Written(self._written(request, answer), call_id=answer.call_id)
         except MCPError as error:
             return failed(request.id, error.code, error.message, error.data)
-        except UpstreamFault as fault:
-            return failed(request.id, fault.fault, fault.message, fault.data)
         except GatewayError as refusal:
-            code = types.INTERNAL_ERROR if isinstance(refusal, Unavailable) else types.INVALID_PARAMS
-            return failed(request.id, code, str(refusal), refusal.to_dict())
+            fault = fault_of(refusal, request.modern)
+            return failed(request.id, fault.code, fault.message, fault.data)
         except Exception:
             log.exception("%s failed unexpectedly", request.method)
             return failed(request.id, types.INTERNAL_ERROR, "the gateway failed; its log has the reason")

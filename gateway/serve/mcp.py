@@ -19,12 +19,12 @@ from starlette.requests import Request
 from .. import __version__
 from ..calls import DEFAULT_CHAT, LOCAL, Caller, check_chat
 from ..catalog import Catalog
-from ..errors import GatewayError, NotFound, Unavailable, UpstreamFault
+from ..errors import GatewayError
 from ..executor import Executor
 from ..workspace.versions import Versions
 from .changes import Changes
 from .completions import Completions
-from .peers import Context, Verbatim, is_modern, peer_of
+from .peers import Context, Verbatim, fault_of, is_modern, peer_of
 from .relays import NoRelay, Relay
 from .renders import Plans, Renders
 from .resources import TEMPLATES, Reader, Resources
@@ -32,9 +32,6 @@ from .sessions import Sessions
 from .subscriber import SUBSCRIPTIONS
 from .tools import CHAT, Asked, Calls, Tools, said_in
 from .uris import is_ours
-
-RESOURCE_NOT_FOUND = -32002
-"""The handshake era's code for it; 2026-07-28 retired it for -32602."""
 
 INSTRUCTIONS = (
     "Files are kept in a workspace of their own for each chat; every path is relative to its root. "
@@ -269,16 +266,8 @@ def _refusing(context: Context, **details: Any) -> Iterator[None]:
     """A `GatewayError` in here leaves as the error its era has for it."""
     try:
         yield
-    except UpstreamFault as fault:
-        raise MCPError(fault.fault, fault.message, fault.data) from None
     except GatewayError as refusal:
-        raise MCPError(_code(context, refusal), str(refusal), {**details, **refusal.to_dict()}) from None
-
-
-def _code(context: Context, refusal: GatewayError) -> int:
-    if isinstance(refusal, NotFound) and not is_modern(context):
-        return RESOURCE_NOT_FOUND
-    return types.INTERNAL_ERROR if isinstance(refusal, Unavailable) else types.INVALID_PARAMS
+        raise fault_of(refusal, is_modern(context), **details) from None
 
 
 def _principal(_: Context) -> str:

@@ -14,10 +14,13 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 
 from ..calls import Ask, Call, Log, Outcome, Peer, text_content
-from ..errors import UpstreamFault
+from ..errors import GatewayError, NotFound, Unavailable, UpstreamFault
 
 OURS = "dev.toolgate/"
 """How every key begins that only we may write."""
+
+RESOURCE_NOT_FOUND = -32002
+"""The handshake era's code for it; 2026-07-28 retired it for -32602."""
 
 CALL_ID = "dev.toolgate/call_id"
 ERROR = "dev.toolgate/error"
@@ -51,10 +54,20 @@ def peer_of(context: Context, _: BaseModel, level: str | None = None) -> Peer:
     )
 
 
+def fault_of(refusal: GatewayError, modern: bool, **details: Any) -> MCPError:
+    """A refusal as the error its era has for it; an upstream's as that upstream gave it."""
+    if isinstance(refusal, UpstreamFault):
+        return MCPError(refusal.fault, refusal.message, refusal.data)
+    code = types.INTERNAL_ERROR if isinstance(refusal, Unavailable) else types.INVALID_PARAMS
+    if isinstance(refusal, NotFound) and not modern:
+        code = RESOURCE_NOT_FOUND
+    return MCPError(code, str(refusal), {**details, **refusal.to_dict()})
+
+
 def result(call: Call, outcome: Outcome, structured: bool) -> dict[str, Any]:
     """An outcome as an MCP tool result; an upstream's as that upstream gave it."""
     if isinstance(outcome.error, UpstreamFault):
-        raise MCPError(outcome.error.fault, outcome.error.message, outcome.error.data)
+        raise fault_of(outcome.error, modern=True)
     if outcome.wire is not None:
         return _relayed(call, outcome, outcome.wire)
     if outcome.error is not None:

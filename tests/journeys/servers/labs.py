@@ -14,12 +14,18 @@ from typing import Any
 import anyio
 
 LAB = Path(__file__).with_name("lab.py")
+TINY = Path(__file__).with_name("tiny.py")
 LAB_ERAS = ("modern", "handshake")
 
 
 def on_stdio(era: str = "modern", **env: str) -> dict[str, Any]:
     """What `mcpServers` says of a lab that is started; `env` is its own, `LAB_FILE` where it notes what happens."""
     return {"command": sys.executable, "args": ["-S", str(LAB), "stdio", era], "env": env}
+
+
+def tiny(**env: str) -> dict[str, Any]:
+    """What `mcpServers` says of the server that starts soonest."""
+    return {"command": sys.executable, "args": ["-S", "-E", str(TINY)], "env": env}
 
 
 @contextmanager
@@ -36,6 +42,31 @@ def on_http(era: str = "modern", **env: str) -> Iterator[str]:
         process.stdout.close()
 
 
+class Restarted:
+    """A lab over HTTP that whoever runs it starts again, on the port it had, whenever it is killed."""
+
+    def __init__(self, era: str = "modern", **env: str) -> None:
+        self._argv = [sys.executable, "-S", str(LAB), "http", era]
+        self._env = {**os.environ, **env}
+        self._start()
+        assert self._process.stdout is not None
+        self._env["LAB_PORT"] = port = self._process.stdout.readline().decode().strip()
+        self.url = f"http://127.0.0.1:{port}/mcp"
+
+    def kill(self) -> None:
+        self.end()
+        self._start()
+
+    def end(self) -> None:
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(self._argv, stdout=subprocess.PIPE, env=self._env)
+
+
 def notes(file: Path) -> list[str]:
     """What a lab noted so far."""
     return file.read_text().splitlines() if file.exists() else []
@@ -50,7 +81,7 @@ def running(marker: str) -> list[int]:
                 told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
             except OSError:
                 continue
-            if marker.encode() in told and b"lab.py" in told:
+            if marker.encode() in told and (b"lab.py" in told or b"tiny.py" in told):
                 found.append(int(process.name))
     return found
 
