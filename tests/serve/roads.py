@@ -234,7 +234,7 @@ class Exchange:
         self._hearing = asyncio.Event()
         self._hearing.set()
         self._events = 0
-        self.done = asyncio.ensure_future(app(scope, self._incoming.get, self._send))  # type: ignore[arg-type]
+        self.done = asyncio.ensure_future(app(scope, self._incoming.get, self._send))
         self.done.add_done_callback(lambda _: self._news.set())
 
     async def _send(self, message: Any) -> None:

@@ -182,7 +182,7 @@ async def test_a_servers_question_is_handed_on_as_ours(front: tuple[Bench, Upstr
     form = {"mode": "form", "message": "what?", "requestedSchema": {"type": "object", "properties": {}}}
     asking = {"q": {"method": "elicitation/create", "params": form}}
     upstream.words = plain({"resultType": "input_required", "inputRequests": asking, "requestState": "s"})
-    capable = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
+    capable: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
     result = own(await spoken(desk, **capable))
     assert (result["resultType"], result["inputRequests"]) == ("input_required", asking)
     upstream.words = ODD

@@ -39,6 +39,7 @@ pytestmark = pytest.mark.anyio
 PREFIX = "io.modelcontextprotocol/"
 ECHO = call("stall__echo", {"a": 1})
 BIG = 10**18
+IDS: list[Any] = [0, "", "1", -1, BIG, BIG * 100, 1.0, 1.5, None, True, [], {}]
 
 
 @pytest.fixture(scope="module")
@@ -178,10 +179,7 @@ MESSAGES: dict[str, Any] = {
     "yes for a token": saying(progressToken=True),
     "an object for a token": saying(progressToken={}),
     "meta under their Python names": but(ECHO, _meta={**ENVELOPE, "progress_token": {}}),
-} | {
-    f"id {number!r}": {**ECHO, "id": number}
-    for number in (0, "", "1", -1, BIG, BIG * 100, 1.0, 1.5, None, True, [], {})
-}
+} | {f"id {number!r}": {**ECHO, "id": number} for number in IDS}
 
 ENVELOPES: dict[str, Any] = {
     "a level": saying(logLevel="info"),

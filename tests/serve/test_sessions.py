@@ -148,7 +148,8 @@ async def test_a_call_is_ended_by_its_id_and_all_of_them_with_the_session(desk: 
     session = desk.face.sessions.get(session_id)
     assert session is not None
     first, second = session.calls["1"], session.calls["a"] = Underway(), Underway()
-    assert [session.called_off(number) for number in (True, 1.0, None, [], "b")] == [False] * 5
+    others: list[Any] = [True, 1.0, None, [], "b"]
+    assert [session.called_off(number) for number in others] == [False] * 5
     assert (first.ended, second.ended) == (0, 0)
     assert session.called_off(1) and session.called_off("a")
     assert (await client.delete()).status == 200
