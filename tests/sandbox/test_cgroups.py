@@ -41,6 +41,7 @@ async def test_one_that_is_ready_is_used_as_it_is(base: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text"),
     [("cgroup.controllers", "cpu pids"), ("cgroup.procs", f"1\n{os.getpid()}\n"), ("cgroup.procs", "")],
+    ids=["without memory", "with others in it", "without us"],
 )
 async def test_one_that_is_not_ours_is_left_alone(base: Path, file: str, text: str) -> None:
     (base / file).write_text(text)
