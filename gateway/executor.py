@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from .calls import Call, Outcome
+from .calls import Call, Outcome, Proceed
 from .catalog import Catalog
-from .extensions import Extension, stack
+from .extensions import Extension, concerning, stack
+from .tools import Tool
 
 Listener = Callable[[Catalog], None]
 
@@ -22,7 +23,9 @@ class Executor:
 
     def __init__(self, extensions: Sequence[Extension], catalog: Catalog | None = None) -> None:
         self._catalog = catalog or Catalog()
+        self._extensions = extensions
         self._road = stack(extensions, self._run)
+        self._roads: dict[str, tuple[Tool, Proceed]] = {}
         self._listeners: list[Listener] = []
         self._active = 0
         self._idle: anyio.Event | None = None
@@ -37,12 +40,14 @@ class Executor:
     async def call_tool(self, call: Call) -> Outcome:
         entry = self._catalog.get(call.name)
         if entry is None:
+            road = self._road
             found = call.but(tool=None, public_name=None, refusal=self._catalog.refusal(call.name))
         else:
+            road = self._road_to(entry.tool)
             found = call.but(tool=entry.tool, public_name=entry.name, refusal=None)
         self._active += 1
         try:
-            return await self._road(found)
+            return await road(found)
         finally:
             self._active -= 1
             if not self._active and self._idle:
@@ -52,6 +57,7 @@ class Executor:
         """Offer another catalog from the next call on; calls under way keep the tool they have."""
         changed = catalog != self._catalog
         self._catalog = catalog
+        self._roads.clear()
         if changed:
             for listener in list(self._listeners):
                 listener(catalog)
@@ -66,6 +72,14 @@ class Executor:
         while self._active:
             self._idle = anyio.Event()
             await self._idle.wait()
+
+    def _road_to(self, tool: Tool) -> Proceed:
+        """The road with those extensions on it that concern the tool; made at its first call."""
+        known = self._roads.get(tool.id)
+        if known is None or known[0] is not tool:
+            road = stack(concerning(self._extensions, tool), self._run)
+            known = self._roads[tool.id] = tool, road
+        return known[1]
 
     async def _run(self, call: Call) -> Outcome:
         return await self._catalog.find(call.name).source.call_tool(call)

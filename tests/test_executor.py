@@ -225,3 +225,39 @@ async def test_watchers_hear_of_a_changed_catalog_and_not_of_an_equal_one() -> N
     stop()
     executor.swap(Catalog([Entry("box__it", box.tool, box)]))
     assert heard == [0]
+
+
+class Picky(Extension):
+    """Stands in the way of the tools it names, or fails to say of which."""
+
+    def __init__(self, *names: str, broken: bool = False) -> None:
+        self._names = names
+        self._broken = broken
+        self.asked = 0
+
+    def concerns(self, tool: Tool) -> bool:
+        self.asked += 1
+        if self._broken:
+            raise RuntimeError("who knows")
+        return tool.id in self._names
+
+    async def before_execute(self, call: Call) -> None:
+        raise Forbidden("not this one")
+
+
+async def test_an_extension_meets_only_the_tools_that_concern_it() -> None:
+    picky = Picky("box:other")
+    executor, box = road(echo, picky)
+    assert [(await executor.call_tool(a_call(n=n))).ok for n in range(3)] == [True] * 3
+    assert picky.asked == 1  # of each tool once, not of each call
+    other = Tool("box:other", "")
+    executor.swap(Catalog([Entry("box__it", other, box)]))
+    assert str((await executor.call_tool(a_call())).error) == "PERMISSION_DENIED: not this one"
+    unknown = await executor.call_tool(Call(name="nobody", arguments={}))
+    assert unknown.error is not None and unknown.error.code == "PERMISSION_DENIED"  # whom it may concern, nobody knows
+
+
+async def test_one_that_cannot_say_what_concerns_it_stands_in_every_way() -> None:
+    executor, box = road(echo, Picky(broken=True))
+    assert not (await executor.call_tool(a_call())).ok
+    assert box.calls == []

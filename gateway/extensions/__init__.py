@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from ..calls import Call, Outcome, Proceed
 from ..errors import GatewayError
+from ..tools import Tool
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,11 @@ class Extension:
     """
 
     mode: ClassVar[Literal["gate", "observer"]] = "gate"
+
+    def concerns(self, tool: Tool) -> bool:
+        """Whether it has anything to do with calls of this tool. Asked once for each tool of a catalog; calls of a
+        tool it does not concern pass it by."""
+        return True
 
     async def before_execute(self, call: Call) -> None:
         """Called before the tool runs; raise to refuse."""
@@ -48,6 +54,20 @@ def stack(extensions: Sequence[Extension], run: Proceed) -> Proceed:
         road, checks = _checking(checks, road), []
         road = _observing(extension, road) if extension.mode == "observer" else _guarding(extension, road)
     return _checking(checks, road)
+
+
+def concerning(extensions: Sequence[Extension], tool: Tool) -> list[Extension]:
+    """Those of the extensions that have to do with a tool; one that cannot say has."""
+    chosen = []
+    for extension in extensions:
+        try:
+            concerned = extension.concerns(tool)
+        except Exception:
+            log.exception("%s cannot say whether %s concerns it", type(extension).__name__, tool.id)
+            concerned = True
+        if concerned:
+            chosen.append(extension)
+    return chosen
 
 
 def settled(run: Proceed) -> Proceed:

@@ -15,7 +15,7 @@ import orjson
 
 from ..calls import Call, Outcome, text_content, to_json
 from ..errors import GatewayError, InputRequired
-from ..tools import Access
+from ..tools import Access, Tool
 from ..workspace.paths import parse
 from ..workspace.versions import HeldChat, Versions
 from . import Extension
@@ -56,6 +56,9 @@ class LargeResults(Extension):
         self._over = over
         self._most = most
         self._uri = uri
+
+    def concerns(self, tool: Tool) -> bool:
+        return tool.kind == "mcp"
 
     async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
         if outcome.wire is None or isinstance(outcome.error, InputRequired):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..calls import Call
 from ..errors import RateLimited
-from ..tools import Category
+from ..tools import Category, Tool
 from . import Extension
 
 REMEMBERED = 10_000
@@ -44,6 +44,10 @@ class RateLimit(Extension):
         self._per_tool = per_tool
         self._clock = clock
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
+
+    def concerns(self, tool: Tool) -> bool:
+        limits = (self._per_tool.get(tool.id, tool.calls_per_minute), self._categories[tool.category].calls_per_minute)
+        return limits != (None, None)
 
     async def before_execute(self, call: Call) -> None:
         taken = [self._bucket(scope, limit, call) for scope, limit in self._limits(call)]

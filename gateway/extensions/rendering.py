@@ -13,7 +13,7 @@ from ..calls import Call, Outcome, Proceed
 from ..db.redaction import blot, redact
 from ..errors import GatewayError, InputRequired, Invalid
 from ..render import make_plan
-from ..tools import Renderer
+from ..tools import Renderer, Tool
 from . import Extension
 
 IN_PLACE = 64 * 1024
@@ -48,6 +48,9 @@ class Rendering(Extension):
 
     def __init__(self, directories: Callable[[Call], Directories] = as_mounted) -> None:
         self._directories = directories
+
+    def concerns(self, tool: Tool) -> bool:
+        return tool.renderer is not None
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
         outcome = await proceed(call)

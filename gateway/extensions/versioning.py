@@ -7,7 +7,7 @@ from dataclasses import replace
 import anyio
 
 from ..calls import Call, Outcome, Proceed
-from ..tools import Access
+from ..tools import Access, Tool
 from ..workspace.versions import HeldChat, Versions
 from . import Extension
 
@@ -18,6 +18,9 @@ class Versioning(Extension):
 
     def __init__(self, versions: Versions) -> None:
         self._versions = versions
+
+    def concerns(self, tool: Tool) -> bool:
+        return tool.access is not Access.NONE
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
         access = call.target.access

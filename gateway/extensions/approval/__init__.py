@@ -90,6 +90,9 @@ class Approval(Extension):
         self._preview = preview
         self._judges: dict[str, _Judge] = {}
 
+    def concerns(self, tool: Tool) -> bool:
+        return not self._learn(tool).harmless
+
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
         tool = call.target
         judge = self._judges.get(tool.id)
