@@ -381,4 +381,4 @@ def _settings(given: str | Path | Mapping[str, Any] | Settings | None) -> Settin
         return given
     if isinstance(given, Mapping):
         return config.load(None, given)
-    return config.load(config.find(Path(given) if given is not None else None))
+    return config.read(Path(given) if given is not None else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,43 @@ def test_variables_are_resolved_at_use_and_a_missing_one_is_named() -> None:
 def test_a_named_settings_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no settings file"):
         config.find(tmp_path / "nope.yaml")
+
+
+def in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nothing"))
+    path = tmp_path / "toolgate.yaml"
+    path.write_text("chat: found\n")
+    return path
+
+
+def test_a_file_that_is_only_found_is_not_in_the_hands_of_the_tools_it_governs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = in_the_current_folder(tmp_path, monkeypatch)
+    (tmp_path / "deeper").mkdir()
+    assert config.read(None, {"workspace": tmp_path / "deeper"}).chat == "found"
+    (tmp_path / "link").symlink_to(tmp_path)
+    for workspace in (tmp_path, tmp_path / "link", Path()):
+        with pytest.raises(Invalid, match="lies in the workspace") as refused:
+            config.read(None, {"workspace": workspace})
+        assert refused.value.code == "UNTRUSTED_CONFIG"
+    path.write_text("chat: found\nworkspace: .\n")
+    with pytest.raises(Invalid, match="say --config"):
+        config.read()
+    assert config.read(path).chat == "found"  # who names it means it
+
+
+def test_a_file_that_is_only_found_is_not_in_the_hands_of_other_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = in_the_current_folder(tmp_path, monkeypatch)
+    path.chmod(0o666)
+    with pytest.raises(Invalid, match="can be changed by every user"):
+        config.read()
+    path.chmod(0o644)
+    assert config.read().chat == "found"
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+        with pytest.raises(Invalid, match="belongs to another user"):
+            config.read()

@@ -55,7 +55,7 @@ def settings_options(command: Command) -> Command:
             tools["enable"] = enable_tools
         if enable_tool_categories is not None:
             tools["enabled_categories"] = [name.strip() for name in enable_tool_categories.split(",") if name.strip()]
-        settings = config.load(config.find(config_file), {**overrides, **({"tools": tools} if tools else {})})
+        settings = config.read(config_file, {**overrides, **({"tools": tools} if tools else {})})
         return command(*arguments, settings=settings, **others)
 
     wrapped: Any = with_settings

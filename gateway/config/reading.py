@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,16 @@ def find(explicit: Path | None = None) -> Path | None:
     return next((path for path in (Path(FILE_NAME), user) if path.is_file()), None)
 
 
+def read(explicit: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of the file named, else of the one found. They start programs and say what is asked about, so one
+    that was only found must not be in the hands of others, nor of the tools it governs."""
+    path = find(explicit)
+    settings = load(path, overrides)
+    if path is not None and explicit is None:
+        _refuse_untrusted(path, settings)
+    return settings
+
+
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings of a file, with `overrides` (the command line's) on top, section by section.
 
@@ -46,6 +57,22 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
         return Settings.model_validate(_merge(data, overrides or {}))
     except ValidationError as error:
         raise Invalid(_complaint(error.errors()[0], path, lines), code="INVALID_CONFIG") from None
+
+
+def _refuse_untrusted(path: Path, settings: Settings) -> None:
+    known = path.stat()
+    reason = None
+    if settings.workspace is not None and path.resolve().is_relative_to(settings.workspace.resolve()):
+        reason = "lies in the workspace, where tools can rewrite it"
+    elif hasattr(os, "geteuid") and known.st_uid not in (0, os.geteuid()):
+        reason = "belongs to another user"
+    elif os.name == "posix" and known.st_mode & stat.S_IWOTH:
+        reason = "can be changed by every user"
+    if reason is not None:
+        raise Invalid(
+            f"{path} {reason}; keep your settings elsewhere, or say --config {path} if you trust what it says",
+            code="UNTRUSTED_CONFIG",
+        )
 
 
 def resolve_variables(text: str, environment: Mapping[str, str] = os.environ) -> str:

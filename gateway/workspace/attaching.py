@@ -27,4 +27,12 @@ def attached(settings: Settings) -> dict[str, Path]:
         return {}
     if not settings.workspace.is_dir():
         raise Invalid(f"--workspace {str(settings.workspace)!r} is no folder", code="WORKSPACE_NOT_FOUND")
+    workspace, data = settings.workspace.resolve(), settings.data_dir.resolve()
+    if data.is_relative_to(workspace) or workspace.is_relative_to(data):
+        # Who can write there could allow its own calls, and read everybody's.
+        raise Invalid(
+            f"the workspace {str(workspace)!r} and the data directory {str(data)!r} lie one in the other, where tools "
+            "could reach what they are held to; choose another with --data-dir, or a folder deeper down",
+            code="WORKSPACE_HOLDS_DATA",
+        )
     return {chat: settings.workspace}

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import NotFound
+from gateway.config import Settings
+from gateway.errors import Invalid, NotFound
 from gateway.workspace import Workspaces
+from gateway.workspace.attaching import attached
 
 
 def test_a_chat_gets_a_private_folder_at_first_use(tmp_path: Path) -> None:
@@ -41,3 +43,14 @@ def test_an_attached_folder_that_is_missing_is_told(tmp_path: Path) -> None:
         Workspaces(tmp_path, {"demo": tmp_path / "gone"}).root("demo")
     assert refused.value.code == "WORKSPACE_NOT_FOUND"
     assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize(("workspace", "data"), [("w", "w/data"), ("w", "w"), ("d/w", "d"), ("link", "w/data")])
+def test_a_folder_that_holds_what_tools_are_held_to_is_not_attached(tmp_path: Path, workspace: str, data: str) -> None:
+    (tmp_path / "w").mkdir()
+    (tmp_path / "d/w").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("w")
+    with pytest.raises(Invalid) as refused:
+        attached(Settings(workspace=tmp_path / workspace, data_dir=tmp_path / data))
+    assert refused.value.code == "WORKSPACE_HOLDS_DATA"
+    assert attached(Settings(workspace=tmp_path / "w", data_dir=tmp_path / "w-data"))
