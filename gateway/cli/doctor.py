@@ -20,6 +20,7 @@ from ..errors import GatewayError
 from ..sandbox.account import account
 from ..sandbox.cgroups import delegated
 from ..sandbox.choose import FIXES, survey
+from ..sandbox.monty import installed
 from ..workspace import Openat2, best_way
 from ..workspace.sweep import sizes
 from . import clients
@@ -90,12 +91,17 @@ async def _sandbox(settings: Settings) -> list[Finding]:
     tried = [Finding("sandbox", "note", f"{each.backend} does not work here: {each.reason}") for each in found.tried]
     if found.sandbox is None:
         advice = "toolsets cannot run: this machine offers no sandbox; " + "; ".join(FIXES)
-        return [*tried, Finding("sandbox", "fail", advice)]
+        return [*tried, Finding("sandbox", "fail", advice), *_stand_in(settings)]
     name, user = found.sandbox.name, account()
     held = "the kernel (cgroups)" if delegated() else "a watchdog"
     told = f"toolsets run in {name}{f' as user {user.uid}' if user else ''}; {held} holds their limits"
     weak = [Finding("sandbox", "note", f"{name}: {weakness}") for weakness in found.sandbox.weaknesses]
     return [*tried, Finding("sandbox", "ok", told), *weak, *_network(settings, name)]
+
+
+def _stand_in(settings: Settings) -> Iterator[Finding]:
+    if installed() and not settings.sandbox.allow_unsandboxed:
+        yield Finding("sandbox", "note", "monty stands in for run_code: a part of Python, no packages and no bash")
 
 
 def _network(settings: Settings, sandbox: str) -> Iterator[Finding]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +14,11 @@ from ...calls import Call, no_progress
 from ...errors import GatewayError, NotFound, Unavailable
 from ...net.policy import Policy
 from ...sandbox import Limits, Mount, Program, Sandbox
-from ...sandbox.run import OUTPUT_LIMIT, Finished, finish, run
-from ...sandbox.spares import Spares
+from ...sandbox.run import OUTPUT_LIMIT, Finished, run
 from ...workspace import Entry, Parts, Root, parse
 from .live import Live
 from .machine import SEARCH_PATH, Interpreter, Machine, visible
+from .pythons import Python, Script
 
 T = TypeVar("T")
 
@@ -61,7 +59,7 @@ class Bench:
     folder: Path
     root: Root
     sandbox: Sandbox
-    spares: Spares
+    pythons: Python
     machine: Machine
     limits: Limits
     timeout: float
@@ -163,14 +161,12 @@ class Bench:
             )
 
     async def run_python(
-        self, program: Program, code: str, args: Sequence[str], env: Mapping[str, str], timeout: float | None
+        self, code: str, args: Sequence[str], env: Mapping[str, str], timeout: float | None
     ) -> Finished:
-        """The same for Python code, in an interpreter that may be waiting already: `program` is all but the code."""
-        began = time.monotonic()
+        """The same for Python code, by whatever runs it here."""
+        script = Script(code, args, env, timeout or self.timeout)
         async with Live(self.call.progress) as live:
-            process = await self.spares.start(program, code, args=args, env=env)
-            finished = await finish(process, timeout=timeout or self.timeout, said=live.said)
-        return dataclasses.replace(finished, duration=time.monotonic() - began)
+            return await self.pythons.run(self, script, live.said)
 
     def require_network(self) -> None:
         if self.network is None:

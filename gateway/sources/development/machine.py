@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ...errors import GatewayError
 from ...sandbox import Sandbox
+from ...sandbox.monty import installed
 from ...sandbox.system import SYSTEM_FOLDERS
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -30,18 +31,20 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class Machine:
-    """`sandbox` is None where none works; `lack` then says why."""
+    """`sandbox` is None where none works; `lack` then says why, and `monty` whether it can run code instead."""
 
     sandbox: Sandbox | None = None
     lack: GatewayError | None = None
     python: Interpreter | None = None
     programs: Mapping[str, str] = field(default_factory=dict)
+    monty: bool = False
 
 
 def look(sandbox: Sandbox | None, lack: GatewayError | None) -> Machine:
     """What is here; blocks, for a thread."""
     found = {name: shutil.which(name, path=SEARCH_PATH) for name in (*_WANTED, *_FORMATTERS)}
-    return Machine(sandbox, lack, interpreter(), {name: path for name, path in found.items() if path})
+    programs = {name: path for name, path in found.items() if path}
+    return Machine(sandbox, lack, interpreter(), programs, monty=sandbox is None and installed())
 
 
 async def tried(choice: Callable[[], Awaitable[Sandbox]]) -> tuple[Sandbox | None, GatewayError | None]:

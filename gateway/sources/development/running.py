@@ -77,20 +77,12 @@ async def run_code(
     check_environment(env)
     _check_text(code, *args)
     _check_sizes([*args, *env, *env.values()])
-    finished = await (_python if language == "python" else _bash)(bench, code, args, env, timeout)
+    if language == "python":
+        finished = await bench.run_python(code, args, env, timeout)
+    else:
+        finished = await _shell(bench, "main.sh", code, args=args, env=env, timeout=timeout)
     ran = outcome(bench, finished)
     return ran, told(ran)
-
-
-async def _python(bench: Bench, code: str, args: list[str], env: dict[str, str], timeout: float | None) -> Finished:
-    """-u: what it wrote is there when it is ended, and seen while it runs; -B: no traces in the workspace."""
-    interpreter = bench.python()
-    program = bench.program(interpreter.path, "-I", "-B", "-u", readable=interpreter.readable, online=True)
-    return await bench.run_python(program, code, args, env, timeout)
-
-
-async def _bash(bench: Bench, code: str, args: list[str], env: dict[str, str], timeout: float | None) -> Finished:
-    return await _shell(bench, "main.sh", code, args=args, env=env, timeout=timeout)
 
 
 async def _shell(

@@ -16,7 +16,6 @@ from ...errors import GatewayError, NotFound, Unavailable
 from ...sandbox import Limits, Sandbox
 from ...sandbox.choose import choose
 from ...sandbox.network import network_of
-from ...sandbox.spares import Spares
 from ...tools import Tool
 from ...workspace import Workspaces
 from ..builtin.define import Builtin
@@ -27,6 +26,7 @@ from .looking import git_diff, git_log, git_show, git_status
 from .machine import Machine, look, tried
 from .packages import install_package
 from .pushing import git_push
+from .pythons import SUBSET, NoPrograms, Python, Sandboxed, Subset
 from .running import LANGUAGES, run_code, run_command
 from .testing import run_tests
 
@@ -71,7 +71,7 @@ class Workbench:
         sandbox = settings.sandbox
         self._limits = Limits(memory=sandbox.memory_mb * _MEBIBYTE, cpu_seconds=sandbox.cpu_seconds)
         self._network = network_of(sandbox)
-        self._spares = Spares(machine.sandbox) if machine.sandbox is not None else None
+        self._sandbox, self._pythons = _apart(machine)
         self._places = asyncio.Semaphore(PLACES)
         self._listed: list[Tool] | None = None
 
@@ -100,8 +100,8 @@ class Workbench:
 
     async def close(self) -> None:
         """Leave nothing running."""
-        if self._spares is not None:
-            await self._spares.close()
+        if self._pythons is not None:
+            await self._pythons.close()
 
     def _offered(self, builtin: Builtin) -> Tool:
         seconds = self._settings.sandbox.timeout
@@ -112,6 +112,8 @@ class Workbench:
             timeout=max(self._settings.limits.timeout, seconds + GRACE),
             input_schema=self._narrowed(builtin.tool.input_schema),
         )
+        if tool.id == "run_code" and self._machine.monty:
+            tool = replace(tool, description=SUBSET)
         if builtin.asks is None:
             return tool
         return replace(tool, requires_confirmation=functools.partial(self._ask, builtin))
@@ -125,7 +127,7 @@ class Workbench:
         """What the tool would need that is not here."""
         machine = self._machine
         if machine.lack is not None:
-            return machine.lack.message
+            return None if tool == "run_code" and machine.monty else machine.lack.message
         if tool in _ONLINE and self._network is None:
             return "it needs the network, which is off in the sandbox; turn it on with sandbox.network: true"
         if tool.startswith("git_") and "git" not in machine.programs:
@@ -137,32 +139,46 @@ class Workbench:
         return None
 
     def _languages(self) -> list[str]:
-        there = {"python": self._machine.python is not None, "bash": "bash" in self._machine.programs}
+        machine = self._machine
+        if machine.monty:
+            return ["python"]
+        there = {"python": machine.python is not None, "bash": "bash" in machine.programs}
         return [language for language in LANGUAGES if there[language]]
 
     def _narrowed(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The schema with the languages that are here, and the time the operator allows."""
+        """The schema with the languages that are here, and the time the operator allows; Monty takes no arguments."""
         narrowed: dict[str, Any] = copy.deepcopy(dict(schema))
         properties = narrowed["properties"]
         if "language" in properties:
             properties["language"]["enum"] = self._languages()
+            if self._machine.monty:
+                del properties["args"]
         if "timeout" in properties:
             properties["timeout"]["maximum"] = self._settings.sandbox.timeout
         return narrowed
 
     @contextmanager
     def _bench(self, call: Call) -> Iterator[Bench]:
-        if self._machine.sandbox is None or self._spares is None:
+        if self._sandbox is None or self._pythons is None:
             raise self._machine.lack or NotFound(f"{call.name} is not offered here", code="UNKNOWN_TOOL")
         with self._workspaces.root(call.chat) as root:
             yield Bench(
                 call=call,
                 folder=self._workspaces.path(call.chat),
                 root=root,
-                sandbox=self._machine.sandbox,
-                spares=self._spares,
+                sandbox=self._sandbox,
+                pythons=self._pythons,
                 machine=self._machine,
                 limits=self._limits,
                 timeout=self._settings.sandbox.timeout,
                 network=self._network,
             )
+
+
+def _apart(machine: Machine) -> tuple[Sandbox | None, Python | None]:
+    """What keeps programs apart from the machine, and what runs Python there; nothing where neither works."""
+    if machine.sandbox is not None:
+        return machine.sandbox, Sandboxed(machine.sandbox)
+    if machine.lack is not None and machine.monty:
+        return NoPrograms(machine.lack), Subset()
+    return None, None

@@ -1,0 +1,95 @@
+"""The two ways Python code is run: by an interpreter in the sandbox, or by Monty where no sandbox works."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ...errors import GatewayError
+from ...sandbox import Mount, Process, Program, Sandbox
+from ...sandbox.monty import MODULES, Monty
+from ...sandbox.run import Finished, Said, finish
+from ...sandbox.spares import Spares
+
+if TYPE_CHECKING:
+    from .bench import Bench
+
+SUBSET = f"""Run a program in a subset of Python, in the workspace's root.
+
+Monty runs it, a small interpreter. Only these can be imported: {", ".join(MODULES)}; no packages, none of the
+workspace's modules. No class inheritance, yield, del, input() or sys.exit(). It reads and writes the workspace's files
+and nothing else; memory, time and output are limited. A program that fails is no error: look at exitCode and stderr."""
+"""What a model is told of run_code where Monty runs it."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """Python code and what it is given."""
+
+    code: str
+    args: Sequence[str]
+    env: Mapping[str, str]
+    timeout: float
+
+
+class Python(Protocol):
+    """Runs code on a bench. `said` hears what it writes; who is cancelled meanwhile ends it."""
+
+    async def run(self, bench: Bench, script: Script, said: Said) -> Finished: ...
+
+    async def close(self) -> None:
+        """Leave nothing running."""
+        ...
+
+
+class Sandboxed:
+    """The workspace's Python or the machine's, in an interpreter that may be waiting already."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._spares = Spares(sandbox)
+
+    async def run(self, bench: Bench, script: Script, said: Said) -> Finished:
+        """-u: what it wrote is there when it is ended, and seen while it runs; -B: no traces in the workspace."""
+        began = time.monotonic()
+        found = bench.python()
+        program = bench.program(found.path, "-I", "-B", "-u", readable=found.readable, online=True)
+        process = await self._spares.start(program, script.code, args=script.args, env=script.env)
+        finished = await finish(process, timeout=script.timeout, said=said)
+        return dataclasses.replace(finished, duration=time.monotonic() - began)
+
+    async def close(self) -> None:
+        await self._spares.close()
+
+
+class Subset:
+    """Monty. It knows no arguments, and a script has none here: they are not in what is offered."""
+
+    def __init__(self) -> None:
+        self._monty = Monty()
+
+    async def run(self, bench: Bench, script: Script, said: Said) -> Finished:
+        return await self._monty.run(
+            script.code, folder=bench.folder, env=script.env, limits=bench.limits, timeout=script.timeout, said=said
+        )
+
+    async def close(self) -> None:
+        await self._monty.close()
+
+
+class NoPrograms:
+    """Stands for the sandbox where Monty runs the code: every program is refused, with the reason."""
+
+    name = Monty.name
+    weaknesses = Monty.weaknesses
+
+    def __init__(self, lack: GatewayError) -> None:
+        self._lack = lack
+
+    def inside(self, mount: Mount) -> str:
+        return mount.target
+
+    async def start(self, program: Program, *, stdin: bool = False) -> Process:
+        raise self._lack
