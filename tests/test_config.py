@@ -164,3 +164,10 @@ def test_a_file_that_is_only_found_is_not_in_the_hands_of_other_users(
         os.chown(path, 65534, 65534)
         with pytest.raises(Invalid, match="belongs to another user"):
             config.read()
+
+
+def test_folders_mean_what_they_mean_where_they_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = config.load(None, {"workspace": Path(), "data_dir": Path("data")})
+    monkeypatch.chdir("/")
+    assert (settings.workspace, settings.data_dir) == (tmp_path, tmp_path / "data")

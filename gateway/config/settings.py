@@ -112,8 +112,9 @@ class Settings(Section):
 
     @field_validator("data_dir", "workspace")
     @classmethod
-    def _expand(cls, path: Path | None) -> Path | None:
-        return None if path is None else path.expanduser()
+    def _whole(cls, path: Path | None) -> Path | None:
+        """Wherever it is used later, it means what it means here and now."""
+        return None if path is None else path.expanduser().absolute()
 
     def effective_categories(self) -> dict[str, Category]:
         """Every category with its level and whether it is on, after flags and file had their say.

@@ -42,6 +42,10 @@ class Mount:
     target: str
     writable: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.source.is_absolute():  # what it is relative to depends on who looks
+            raise ValueError(f"a mount needs a whole path, not {str(self.source)!r}")
+
 
 @dataclass(frozen=True)
 class Program:

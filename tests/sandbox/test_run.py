@@ -343,3 +343,8 @@ async def test_only_so_much_is_told_and_a_listener_that_fails_harms_nobody(sandb
 
     finished = await run(sandbox, python(code), timeout=20, said=fails)
     assert (len(finished.stdout), finished.exit, bytes(heard)) == (100_000, Exit(0), b"")
+
+
+def test_a_folder_is_named_whole() -> None:
+    with pytest.raises(ValueError, match="a whole path"):
+        Mount(Path(), "/workspace")
