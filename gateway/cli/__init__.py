@@ -57,6 +57,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     logging.basicConfig(level=logging.WARNING, format="toolgate: %(levelname)s: %(message)s", stream=sys.stderr)
     try:
         status = _run(arguments)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.UsageError as error:
         hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
         _fail("USAGE", f"{error.format_message()}{hint}", 2)

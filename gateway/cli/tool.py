@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -80,7 +81,8 @@ def call(
 
     async def task() -> Outcome:
         async with Gateway.open(settings) as gateway:
-            given = _given(gateway.catalog.find(name).tool, arguments, json_args)
+            entry = gateway.catalog.get(name)
+            given = _given(entry.tool.input_schema if entry is not None else {}, arguments, json_args)
             approver = on_terminal if sys.stdin.isatty() and not yes else None
             return await gateway.call(name, given, caller=Caller(surface="cli"), confirmed=yes, approver=approver)
 
@@ -117,7 +119,7 @@ def _type(schema: dict[str, Any]) -> str:
     return "|".join(kind) if isinstance(kind, list) else str(kind)
 
 
-def _given(tool: Tool, pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
+def _given(schema: Mapping[str, Any], pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
     """The arguments as typed: a value is JSON unless the tool wants text there."""
     try:
         given = json.loads(json_args or "{}")
@@ -125,7 +127,7 @@ def _given(tool: Tool, pairs: tuple[str, ...], json_args: str | None) -> dict[st
         raise Invalid(f"--json-args is no JSON: {error}") from None
     if not isinstance(given, dict):
         raise Invalid('--json-args must be one JSON object, such as \'{"path": "a.txt"}\'')
-    properties = tool.input_schema.get("properties", {})
+    properties = schema.get("properties", {})
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:

@@ -70,9 +70,9 @@ class Filled:
 
     def full(self) -> bool:
         try:
-            found, host = os.statvfs(self._path), self._host.stat()
-            if self._path.stat().st_dev == host.st_dev:
+            if self._path.stat().st_dev == self._host.stat().st_dev:
                 return False
+            found = os.statvfs(self._path)  # asked last: once it is the program's own it stays so
         except OSError:
             return False  # not there yet, or not any more
         used = Size((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree)

@@ -68,6 +68,8 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Resul
         lane = upstream.lane(request.call)
         with lane.use():
             link = await lane.link()
+            if not upstream.verified:
+                await upstream.verify(request.call.tool)
             if link.modern:
                 return await _rounds(link, request)
             asker = ask and _asker(upstream, lane, link, partial(put, request.peer, ask))

@@ -160,9 +160,7 @@ def _tool(terms: Terms, name: str, raw: Mapping[str, Any]) -> Tool:
     wire = wire_of(raw, override)
     hints = wire.get("annotations", {})
     read_only = bool(hints.get("readOnlyHint"))
-    confirmed = (
-        terms.requires_confirmation if override.requires_confirmation is None else override.requires_confirmation
-    )
+    said = terms.requires_confirmation if override.requires_confirmation is None else override.requires_confirmation
     tool = replace(
         _unlisted(terms, name),
         description=wire.get("description", ""),
@@ -170,7 +168,8 @@ def _tool(terms: Terms, name: str, raw: Mapping[str, Any]) -> Tool:
         output_schema=wire.get("outputSchema"),
         title=wire.get("title") or hints.get("title"),
         permission=_permission(terms, hints),
-        requires_confirmation=bool(confirmed),
+        # Nobody need believe a server's reassurances, but its warnings: those a person hears, unless you say otherwise.
+        requires_confirmation=hints.get("destructiveHint") is True if said is None else said,
         destructive=bool(hints.get("destructiveHint", not read_only)),  # what is not said, MCP takes for true
         idempotent=bool(hints.get("idempotentHint", False)),
         open_world=bool(hints.get("openWorldHint", True)),

@@ -13,7 +13,7 @@ from typing import Any
 from ...calls import LOCAL, Call
 from ...db.pins import Pins
 from ...db.upstreams import Upstreams
-from ...errors import GatewayError, Timeout, Unavailable
+from ...errors import Forbidden, GatewayError, Timeout, Unavailable
 from ...tools import Tool
 from .addresses import outer_tool, prefix_of
 from .definitions import COUNT_LIMIT, Kind, define, define_all
@@ -26,6 +26,9 @@ from .subscriptions import Subscriptions
 
 LIST_SECONDS = 30.0
 START_SECONDS = 60.0
+VERIFY_SECONDS = 15.0
+"""How long a call waits for a server that was just reached to say what it has."""
+
 IDLE_SECONDS = 600.0
 SETTLE_SECONDS = 0.05
 """How long a server's list must have been quiet before it is asked for: changes come in bursts."""
@@ -101,6 +104,7 @@ class Upstream:
         self.subscriptions = Subscriptions(lambda: self._lane(self._main))
         self._taking = asyncio.Lock()
         self._tried = asyncio.Event()
+        self._asked = asyncio.Event()
         self._keeping = False
         self._relist = False
         self._closed = False
@@ -124,6 +128,32 @@ class Upstream:
     @property
     def era(self) -> str | None:
         return self._era
+
+    @property
+    def verified(self) -> bool:
+        """Whether it has said what it has since it was reached last; where nothing is pinned, nobody minds."""
+        return self._asked.is_set() or self.spec.settings.pinning == "off"
+
+    async def verify(self, tool: Tool | None) -> None:
+        """Have it say what it has before anything is asked of it: it may be another server by now. Refused when the
+        tool, if it is about one, is not what it was."""
+        await self._lane(self._main).link()
+        try:
+            async with asyncio.timeout(VERIFY_SECONDS):
+                await self._asked.wait()
+        except TimeoutError:
+            raise Unavailable(
+                f"the upstream server {self.spec.name!r} does not say what it has, so what was accepted of it cannot "
+                "be told from what is new",
+                code="UPSTREAM_UNAVAILABLE",
+                server=self.spec.name,
+            ) from None
+        if tool is None:
+            return
+        now = next((each for each in self.tools if each.id == tool.id), None)
+        if now is None or now.withheld is not None:
+            reason = "the server has it no more" if now is None else now.withheld
+            raise Forbidden(f"{tool.id} is not what it was: {reason}", code="TOOL_DISABLED")
 
     async def recall(self) -> None:
         """Offer what it said last time, to whichever process."""
@@ -230,6 +260,7 @@ class Upstream:
         return link
 
     def _opened(self, link: Link) -> None:
+        self._asked.clear()
         stale = asyncio.Event()
         stale.set()
 
@@ -293,6 +324,7 @@ class Upstream:
             instructions=said.instructions or "",
         )
         await self._take(said)
+        self._asked.set()
 
     async def _take(self, fresh: Said | None) -> None:
         """Offer what of `fresh`, or of what it said before, is accepted; one at a time, so that the newest stays."""

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ...calls import Call, Outcome
 from ...config.web import WebSettings
+from ...errors import NotFound
+from ...tools import Permission, Tool
 from ...workspace import Workspaces
 from ...workspace.versions import Versions
 from .. import Source
 
+_HOSTS = "nothing of the web is reachable until web.allowed_hosts names hosts ('*' for every public one)"
+_SEARCH = "the web is searched once web.search names a provider (searxng, brave, tavily, duckduckgo)"
+
 
 def web_sources(settings: WebSettings, workspaces: Workspaces, versions: Versions) -> Sequence[Source]:
-    """The source of the web tools, where the settings let them reach anything; refused when they name what is
-    no host."""
+    """The web tools, where the settings let them reach anything, and the names of the others; refused when the
+    settings name what is no host."""
+    lacks = {} if settings.allowed_hosts else {"web_fetch": _HOSTS, "web_download": _HOSTS}
+    if settings.search is None:
+        lacks["web_search"] = _SEARCH
+    unreached = Unreached(lacks)
     if not settings.allowed_hosts and settings.search is None:
-        return ()
+        return (unreached,)
     # Loaded only then: most processes start without.
     files = importlib.import_module("gateway.sources.web.outside").Files(workspaces, versions)
-    return (importlib.import_module("gateway.sources.web.source").WebSource(settings, files),)
+    return (importlib.import_module("gateway.sources.web.source").WebSource(settings, files), unreached)
+
+
+class Unreached:
+    """Tools whose settings are missing: known by name, so that whoever calls one is told what to set."""
+
+    name = "web, not set up"
+
+    def __init__(self, lacks: Mapping[str, str]) -> None:
+        self._lacks = lacks
+
+    async def list_tools(self) -> Sequence[Tool]:
+        return [
+            Tool(name, "", category="web", permission=Permission.READ_ONLY, withheld=lack)
+            for name, lack in self._lacks.items()
+        ]
+
+    async def call_tool(self, call: Call) -> Outcome:
+        raise NotFound(f"{call.name} is not offered", code="UNKNOWN_TOOL")
