@@ -36,11 +36,13 @@ class Limits:
 @dataclass(frozen=True)
 class Mount:
     """A folder of ours that a program may see. `target` is where it finds it, in a sandbox with a file
-    system of its own; `Sandbox.inside` says where it really is."""
+    system of its own; `Sandbox.inside` says where it really is. `kept` are paths in a writable one that stay as
+    they are, where the sandbox can hold them: its `weaknesses` tell."""
 
     source: Path
     target: str
     writable: bool = False
+    kept: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.source.is_absolute():  # what it is relative to depends on who looks

@@ -20,6 +20,7 @@ from . import Killed, Mount, Process, Program, seccomp
 from .account import Account, account
 from .cgroups import Group, delegated
 from .growth import Filled, Gauge, Size, growth_of
+from .keeping import Kept, kept
 from .lending import acting_as, borrower, given, lent, place
 from .network import connected
 from .process import Running, handed, spawn, unavailable
@@ -64,17 +65,20 @@ class Bubblewrap:
         gate_inside, gate = _gate()
         status, status_write = os.pipe()
         ours = [handed(seccomp.build(shared=False, network=program.network is not None)), gate_inside, status_write]
+        held = list(kept(program)) if user or self._binds_descriptors() else []
+        arguments = self._arguments(program, user, held, *ours)
         # The arguments go by descriptor: a command line is for all to read, inside too.
-        ours.append(
-            handed(b"".join(os.fsencode(argument) + b"\0" for argument in self._arguments(program, user, *ours)))
-        )
+        ours.append(handed(b"".join(os.fsencode(argument) + b"\0" for argument in arguments)))
         argv = [self._executable, "--args", str(ours[-1]), "--", *program.argv]
+        mine = [each.fd for each in held]
         child: subprocess.Popen[bytes] | None = None
         try:
-            run = functools.partial(spawn, argv, (*ours, *program.pass_fds), stdin=stdin, user=user)
-            child = lent(given(program), user, run) if user else run()
+            # Where things are lent, bubblewrap finds them by name, and would leave what it is handed open.
+            fds = (*ours, *(() if user else mine), *program.pass_fds)
+            run = functools.partial(spawn, argv, fds, stdin=stdin, user=user)
+            child = lent([*given(program), *(each.path for each in held)], user, run) if user else run()
         finally:
-            for fd in (*ours, *(() if child else (gate, status))):
+            for fd in (*ours, *mine, *(() if child else (gate, status))):
                 os.close(fd)
         hold = _Namespace(child, gate, status)
         running = await Running.open(child, hold)
@@ -98,7 +102,12 @@ class Bubblewrap:
         except OSError as error:
             raise unavailable(f"the program does not start: {error}") from error
 
-    def _arguments(self, program: Program, user: Account | None, code: int, gate: int, status: int) -> Iterator[str]:
+    def _binds_descriptors(self) -> bool:
+        return "--ro-bind-fd" in self._options
+
+    def _arguments(
+        self, program: Program, user: Account | None, held: list[Kept], code: int, gate: int, status: int
+    ) -> Iterator[str]:
         yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
         yield from ("--unshare-net", "--die-with-parent", "--new-session", "--hostname", "sandbox")
         yield from ("--cap-drop", "ALL", "--uid", _USER, "--gid", _USER)
@@ -113,6 +122,9 @@ class Bubblewrap:
             yield from ("--tmpfs", folder)
         for index, (source, target, bind) in enumerate(_binds(program)):
             yield from (bind, place(index) if user else source, target)
+        for index, each in enumerate(held, len(given(program))):
+            yield from (each.bind, place(index)) if user else (f"{each.bind}-fd", str(each.fd))
+            yield each.target
         for folder in ("/dev", "/run", "/"):
             yield from ("--remount-ro", folder)
         for name, value in program.env.items():
@@ -130,6 +142,8 @@ class Bubblewrap:
             yield "this bubblewrap is older than 0.8: nested namespaces are refused by the filter alone"
         if "--size" not in self._options:
             yield "this bubblewrap is older than 0.6: /tmp is only bounded by the watchdog"
+        if self._user is None and not self._binds_descriptors():
+            yield "this bubblewrap is older than 0.10: in attached folders, git's hooks and settings can be changed"
 
 
 def _limit(program: Program, first: int) -> None:

@@ -101,34 +101,44 @@ def _acting_as(user: Account, action: Callable[[], None]) -> None:
 
 def _lent(paths: Sequence[Path], user: Account, start: Callable[[], T]) -> T:
     home: int | None = None
+    trees: list[int] = []
     try:
         home = _home()
+        trees += (_tree(path, user) for path in paths)  # from here: nothing open is of the namespace to come
         _check(_libc().unshare(_CLONE_NEWNS), "there is no mount namespace for another user")
         _check(_libc().mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "the mounts cannot be kept apart")
         _check(_libc().mount(b"tmpfs", _STAGE.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m"), _STAGE)
-        for index, path in enumerate(paths):
-            _lend(path, user, place(index))
+        for index, (path, tree) in enumerate(zip(paths, trees, strict=True)):
+            _put(tree, path, place(index))
         return start()
     except OSError as error:
         raise unavailable(f"programs never run as root, and {error}") from error
     finally:
+        for tree in trees:
+            os.close(tree)
         if home is not None:
             _check(_libc().setns(home, _CLONE_NEWNS), "the way back")
 
 
-def _lend(path: Path, user: Account, target: str) -> None:
-    if path.is_dir():
-        os.mkdir(target, 0o755)  # noqa: PTH102 - a plain name
-    else:
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+def _tree(path: Path, user: Account) -> int:
+    """The same folder or file once more, as the user's."""
     tree = _clone(path)
     try:
         if (of := owner(path)) != user and _lendable(path):
             _map(tree, _mapping(of, user))
-        to, how = target.encode(), ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)
-        _check(_libc().syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, to, how), str(path))
-    finally:
+    except BaseException:
         os.close(tree)
+        raise
+    return tree
+
+
+def _put(tree: int, path: Path, target: str) -> None:
+    if path.is_dir():
+        os.mkdir(target, 0o755)  # noqa: PTH102 - a plain name
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    to, how = target.encode(), ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)
+    _check(_libc().syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, to, how), str(path))
 
 
 def _clone(path: Path) -> int:

@@ -18,14 +18,15 @@ import anyio
 
 from ..errors import GatewayError, Invalid
 from . import Mount, Process, Program, Sandbox
-from .process import unavailable
 
 CODE_BYTES = 16 * 1024 * 1024
 _VESSEL = Path(__file__).with_name("vessel.py")
 _PAUSE = 0.05
 """Seconds before a spare that was used is replaced: most code has ended by then, and is not disturbed."""
 
-_HANDING_OVER = 30.0
+STARTING = 30.0
+"""Seconds an interpreter may take until it has the code."""
+
 _CLOSING = 5.0
 
 Key = tuple[Any, ...]
@@ -74,9 +75,11 @@ class Spares:
         args: Sequence[str] = (),
         env: Mapping[str, str] = {},
         stdin: bool = False,
+        timeout: float = STARTING,
     ) -> Process:
         """The code, running as `__main__` in the program's folder, which is first on its path. `args` follow
-        `<code>` in `sys.argv`; `env` is added to the program's own. Limits count from now.
+        `<code>` in `sys.argv`; `env` is added to the program's own. Limits count from now. An interpreter that has
+        not taken the code after `timeout` seconds is ended for that, as the code would be.
 
         `SANDBOX_UNAVAILABLE` when it cannot be started; `Invalid` for more code than anyone could mean.
         """
@@ -84,17 +87,18 @@ class Spares:
         key = _key(program)
         try:
             spare = await self._taken(key, program)
-            if spare is not None and (process := await self._used(spare, job)) is not None:
+            if spare is not None and (process := await self._used(spare, job, timeout)) is not None:
                 if not stdin and process.stdin is not None:
                     process.stdin.close()
                 return process
-            return await self._cold(program, job, stdin)
+            return await self._cold(program, job, stdin, timeout)
         finally:
             self.expect(program)
 
     def expect(self, program: Program) -> None:
-        """Have a spare ready soon: this program is about to be used."""
-        if self._closed or program.pass_fds or self._kept < 1:
+        """Have a spare ready soon: this program is about to be used. There is none of an interpreter that programs
+        can change: it need not wait for code to do something."""
+        if self._closed or program.pass_fds or self._kept < 1 or self._can_be_changed(program):
             return
         key = _key(program)
         self._recent[key] = program
@@ -132,6 +136,13 @@ class Spares:
     def _has_own_tmp(self) -> bool:
         return self._sandbox.inside(Mount(Path("/"), "/own")) == "/own"
 
+    def _can_be_changed(self, program: Program) -> bool:
+        named = program.argv[0]
+        places = [
+            place for each in program.mounts if each.writable for place in (self._sandbox.inside(each), each.source)
+        ]
+        return any(Path(path).is_relative_to(place) for path in (named, os.path.realpath(named)) for place in places)
+
     async def _taken(self, key: Key, program: Program) -> _Spare | None:
         """The spare that waits, or the one on its way; None when there is none that could be used."""
         if (timer := self._soon.pop(key, None)) is not None:
@@ -152,19 +163,19 @@ class Spares:
             return None
         return spare
 
-    async def _used(self, spare: _Spare, job: bytes) -> Process | None:
+    async def _used(self, spare: _Spare, job: bytes, timeout: float) -> Process | None:
         if spare.timer is not None:
             spare.timer.cancel()
         spare.process.busy = True
-        async with _ended_on_failure(spare):
-            if await _hand_over(spare, job):
-                return spare.process
-        self._end(spare)  # it had died, and nobody needs to know
-        return None
+        async with _ended_on_failure(spare), _ended_in_time(spare, timeout):
+            if not await _hand_over(spare, job):
+                self._end(spare)  # it had died, and nobody needs to know
+                return None
+        return spare.process
 
-    async def _cold(self, program: Program, job: bytes, stdin: bool) -> Process:
+    async def _cold(self, program: Program, job: bytes, stdin: bool, timeout: float) -> Process:
         spare = await self._make(program, early=False, stdin=stdin)
-        async with _ended_on_failure(spare):
+        async with _ended_on_failure(spare), _ended_in_time(spare, timeout):
             if not await _hand_over(spare, job):
                 await spare.process.wait()  # refuses when it never began; else it has something to say itself
         return spare.process
@@ -253,7 +264,8 @@ def _identities(program: Program) -> tuple[tuple[int, int], ...]:
 
 def _paths(program: Program) -> Iterator[Path]:
     yield from program.readable
-    yield from (mount.source for mount in program.mounts)
+    for mount in program.mounts:
+        yield from (mount.source, *(mount.source / path for path in mount.kept))
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -282,12 +294,9 @@ async def _hand_over(spare: _Spare, job: bytes) -> bool:
     """Whether it took the code. The channel is closed on both sides before the code runs."""
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_HANDING_OVER):
-            await loop.sock_sendall(spare.channel, job)
-            spare.channel.shutdown(socket.SHUT_WR)
-            return bool(await loop.sock_recv(spare.channel, 1))
-    except TimeoutError:
-        raise unavailable(f"the interpreter did not start within {_HANDING_OVER:g} s") from None
+        await loop.sock_sendall(spare.channel, job)
+        spare.channel.shutdown(socket.SHUT_WR)
+        return bool(await loop.sock_recv(spare.channel, 1))
     except OSError:
         return False
     finally:
@@ -304,6 +313,15 @@ async def _ended_on_failure(spare: _Spare) -> AsyncIterator[None]:
         with anyio.move_on_after(_CLOSING, shield=True):
             await _outlived(spare.process)
         raise
+
+
+@asynccontextmanager
+async def _ended_in_time(spare: _Spare, seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        spare.process.kill("timeout")
 
 
 async def _outlived(process: Process) -> None:

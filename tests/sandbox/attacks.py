@@ -293,6 +293,24 @@ def connect_to_a_socket_by_path(target: Target) -> object:
 
 
 @attack
+def connect_to_a_socket_in_the_workspace(target: Target) -> object:
+    return ask(target["given_unix"], socket.AF_UNIX)
+
+
+@attack
+def send_to_a_socket_in_the_workspace(target: Target) -> object:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer:
+        return peer.sendto(b"?", target["given_datagrams"])
+
+
+@attack
+def send_from_a_pair_to_a_socket_in_the_workspace(target: Target) -> object:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with one, other:
+        return one.sendto(b"?", target["given_datagrams"])
+
+
+@attack
 def turn_a_pair_to_a_socket_by_path(target: Target) -> object:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with one, other:

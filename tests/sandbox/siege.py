@@ -103,6 +103,10 @@ def _outside(folder: Path) -> Iterator[dict[str, Any]]:
         stack.enter_context(_listening(socket.AF_UNIX, socket.SOCK_STREAM, "\0" + abstract))
         # A path of a socket is short; the folder's may not be.
         listeners = stack.enter_context(_short(folder))
+        (folder / "workspace").mkdir(exist_ok=True)
+        for name, kind in (("s", socket.SOCK_STREAM), ("d", socket.SOCK_DGRAM)):
+            stack.enter_context(_listening(socket.AF_UNIX, kind, f"{listeners}/workspace/{name}"))
+            (folder / "workspace" / name).chmod(0o777)
         yield {
             **{name: str(home / name) for name in ("secret", "expendable", "victim_file")},
             "home": str(home),
@@ -121,6 +125,8 @@ def _outside(folder: Path) -> Iterator[dict[str, Any]]:
             "abstract": abstract,
             "unix": stack.enter_context(_listening(socket.AF_UNIX, socket.SOCK_STREAM, f"{listeners}/s")),
             "datagrams": stack.enter_context(_listening(socket.AF_UNIX, socket.SOCK_DGRAM, f"{listeners}/d")),
+            "given_unix": "s",
+            "given_datagrams": "d",
             "core_pattern": Path("/proc/sys/kernel/core_pattern").read_text().strip(),
         }
 

@@ -140,6 +140,29 @@ except OSError:
     assert finished.stdout == b"stopped\n" * 5, finished
 
 
+async def test_a_network_is_no_way_to_a_socket_in_the_workspace(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = make("bwrap")
+    options = workspace(tmp_path / "ws", sandbox)
+    monkeypatch.chdir(tmp_path / "ws")  # the name of a socket is short
+    code = """
+import socket
+try:
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect("host.sock")
+    print("open")
+except PermissionError:
+    print("stopped")
+"""
+    with socket.socket(socket.AF_UNIX) as host:
+        host.bind("host.sock")
+        host.listen()
+        Path("host.sock").chmod(0o777)
+        finished = await run(sandbox, python(code, network=to(site), **options), timeout=30)
+    assert finished.stdout == b"stopped\n", finished
+
+
 async def test_a_tunnel_carries_whatever_it_is_given(site: Site) -> None:
     code = """
 import socket, sys

@@ -348,3 +348,23 @@ async def test_only_so_much_is_told_and_a_listener_that_fails_harms_nobody(sandb
 def test_a_folder_is_named_whole() -> None:
     with pytest.raises(ValueError, match="a whole path"):
         Mount(Path(), "/workspace")
+
+
+async def test_the_processes_and_loops_of_python_work_without_sockets(sandbox: Sandbox) -> None:
+    code = """
+import asyncio, multiprocessing, socket
+async def main():
+    one, other = socket.socketpair()
+    reader, _ = await asyncio.open_connection(sock=one)
+    other.sendall(b"a pair")
+    process = await asyncio.create_subprocess_exec("/bin/echo", "a child", stdout=-1)
+    print(await reader.read(6), await process.stdout.read())
+asyncio.run(main())
+ours, theirs = multiprocessing.Pipe()
+process = multiprocessing.get_context("fork").Process(target=lambda: theirs.send(theirs.recv() * 2))
+process.start()
+ours.send(21)
+print(ours.recv())
+"""
+    finished = await run(sandbox, python(code), timeout=20)
+    assert finished.stdout == b"b'a pair' b'a child\\n'\n42\n", finished

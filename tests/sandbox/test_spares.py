@@ -234,6 +234,35 @@ async def test_an_interpreter_that_is_not_there_is_told(make: Make, program: Pro
     assert refused.value.code == "SANDBOX_UNAVAILABLE"
 
 
+def planted(program: Program, folder: Path, script: str) -> Program:
+    """The same with an interpreter that a program could have left in its workspace."""
+    (folder / "python").write_text(f"#!/bin/bash\n{script}\n")
+    (folder / "python").chmod(0o755)
+    return replace(program, argv=(f"{program.cwd}/python", "-I"))
+
+
+async def test_an_interpreter_that_programs_can_change_never_waits(
+    make: Make, program: Program, tmp_path: Path
+) -> None:
+    spares = make()
+    inside = planted(program, tmp_path / "ws", "touch began; exec sleep 30")
+    spares.expect(inside)
+    await ready(spares, program)
+    await anyio.sleep(0.1)
+    assert spares.waiting == 1
+    assert not (tmp_path / "ws/began").exists()
+
+
+@pytest.mark.parametrize("script", ["exec sleep 30", 'for fd in {3..50}; do eval "exec $fd>&-"; done; exec sleep 30'])
+async def test_an_interpreter_that_does_not_take_the_code_ends_on_time(
+    make: Make, program: Program, tmp_path: Path, script: str
+) -> None:
+    with anyio.fail_after(10):
+        process = await make().start(planted(program, tmp_path / "ws", script), "print(1)", timeout=0.5)
+        finished = await finish(process, timeout=20)
+    assert (finished.exit.killed, finished.stdout) == ("timeout", b"")
+
+
 def test_it_is_the_same_on_uvloop(any_sandbox: Sandbox, tmp_path: Path) -> None:
     program = interpreter(any_sandbox, tmp_path / "ws")
 

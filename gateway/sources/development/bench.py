@@ -28,6 +28,8 @@ WORKSPACE = "/workspace"
 VENV, NODE_MODULES = ".venv", "node_modules"
 _OWN_PROGRAMS = (f"{VENV}/bin", f"{NODE_MODULES}/.bin")
 
+_OF_GIT = (".git/hooks", ".git/config", ".git/config.worktree")
+
 _AT_HOME = {
     "OPENSSL_CONF": "/dev/null",
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -53,7 +55,8 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 @dataclass(frozen=True)
 class Bench:
     """What a development tool works with besides its arguments. `timeout` is the longest a program may take,
-    `network` where those may go that are run `online`; None is nowhere."""
+    `network` where those may go that are run `online`; None is nowhere. `attached` is a folder of a person's own, of
+    which versions do not keep everything."""
 
     call: Call
     folder: Path
@@ -64,6 +67,7 @@ class Bench:
     limits: Limits
     timeout: float
     network: Policy | None = None
+    attached: bool = False
 
     @property
     def inside(self) -> str:
@@ -119,12 +123,14 @@ class Bench:
         readable: Sequence[Path] = (),
         pass_fds: Sequence[int] = (),
         online: bool = False,
+        free: bool = False,
     ) -> Program:
-        """A program that works on the chat's files, and sees nothing else of ours."""
+        """A program that works on the chat's files, and sees nothing else of ours. One that is `free` does what
+        others wrote: in a person's own folder it is kept from what that person's git would run."""
         own = ":".join(f"{self.inside}/{folder}" for folder in _OWN_PROGRAMS)
         return Program(
             argv=argv,
-            mounts=(Mount(self.folder, WORKSPACE, writable=writable),),
+            mounts=(Mount(self.folder, WORKSPACE, writable=writable, kept=_OF_GIT if free and self.attached else ()),),
             readable=tuple(readable),
             env={
                 "PATH": f"{own}:{SEARCH_PATH}",
@@ -167,6 +173,13 @@ class Bench:
         script = Script(code, args, env, timeout or self.timeout)
         async with Live(self.call.progress) as live:
             return await self.pythons.run(self, script, live.said)
+
+    def own_files(self, what: str) -> str | None:
+        """Why to ask before a program may do what it likes with the files: they are a person's own. A chat's own
+        workspace can be had back as it was, all of it."""
+        if not self.attached:
+            return None
+        return f"{what} with write access to {self.folder}; files that git ignores are in no version to go back to"
 
     def require_network(self) -> None:
         if self.network is None:

@@ -109,11 +109,13 @@ def _program(bench: Bench, manager: Manager, packages: list[str]) -> Program:
             raise Unavailable("there is no python3 on this machine; install it", code="PROGRAM_NOT_FOUND")
         given = (str(program), python.path, *packages)
         readable = (program, *python.readable)
-        return bench.program(shell, "-c", _PIP, "install", *given, env=indexes(), readable=readable, online=True)
+        return bench.program(
+            shell, "-c", _PIP, "install", *given, env=indexes(), readable=readable, online=True, free=True
+        )
     npm = bench.machine.programs.get("npm")
     if npm is None:
         raise Unavailable("there is no npm on this machine; install Node.js", code="PROGRAM_NOT_FOUND")
-    return bench.program(shell, "-c", _NPM, "install", npm, *packages, env=indexes(), online=True)
+    return bench.program(shell, "-c", _NPM, "install", npm, *packages, env=indexes(), online=True, free=True)
 
 
 def indexes() -> dict[str, str]:

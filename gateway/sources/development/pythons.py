@@ -55,9 +55,12 @@ class Sandboxed:
         """-u: what it wrote is there when it is ended, and seen while it runs; -B: no traces in the workspace."""
         began = time.monotonic()
         found = bench.python()
-        program = bench.program(found.path, "-I", "-B", "-u", readable=found.readable, online=True)
-        process = await self._spares.start(program, script.code, args=script.args, env=script.env)
-        finished = await finish(process, timeout=script.timeout, said=said)
+        program = bench.program(found.path, "-I", "-B", "-u", readable=found.readable, online=True, free=True)
+        process = await self._spares.start(
+            program, script.code, args=script.args, env=script.env, timeout=script.timeout
+        )
+        left = script.timeout - (time.monotonic() - began)
+        finished = await finish(process, timeout=max(left, 0), said=said)
         return dataclasses.replace(finished, duration=time.monotonic() - began)
 
     async def close(self) -> None:

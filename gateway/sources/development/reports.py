@@ -34,6 +34,11 @@ class Report:
     errors: int = 0
     failures: tuple[Failed, ...] = ()
 
+    @property
+    def empty(self) -> bool:
+        """Whether there were none at all, which is no success."""
+        return not (self.passed or self.failed or self.skipped or self.errors or self.failures)
+
 
 def junit(content: bytes) -> Report | None:
     """From JUnit XML, as pytest writes it; None for what is none."""

@@ -52,11 +52,16 @@ class Ran(Shape):
         return {**told, "killed": self.killed}
 
 
+async def _code_reason(bench: Bench, language: str, **_other: object) -> str | None:
+    return bench.own_files(f"run_code runs {language} code")
+
+
 @builtin(
     title="Run code",
     category="development",
     permission=Permission.EXECUTE,
     access=Access.WRITE,
+    requires_confirmation=_code_reason,
     destructive=True,
 )
 async def run_code(
@@ -73,7 +78,8 @@ async def run_code(
 
     It sees the workspace's files and may change them, and nothing else of the machine. There is no network unless the
     operator allows it; memory, time and output are limited. Python uses the packages install_package put into the
-    workspace. A program that fails is no error: look at exitCode and stderr."""
+    workspace. In a folder a person attached, that person is asked first. A program that fails is no error: look at
+    exitCode and stderr."""
     check_environment(env)
     _check_text(code, *args)
     _check_sizes([*args, *env, *env.values()])
@@ -99,7 +105,7 @@ async def _shell(
     script = handed(code.encode())
     try:
         argv = (*_reading(bench, script), name, *args)
-        program = bench.program(*argv, cwd=cwd, env=env, pass_fds=(script,), online=True)
+        program = bench.program(*argv, cwd=cwd, env=env, pass_fds=(script,), online=True, free=True)
         return await bench.run(program, timeout=timeout)
     finally:
         os.close(script)

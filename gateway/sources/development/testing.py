@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ...errors import NotFound
 from ...sandbox import Killed
 from ...sandbox.run import Finished
 from ...tools import Access, Permission
@@ -45,11 +46,21 @@ class Tested(Shape):
     sandbox: str
 
 
+_HINTS: dict[str, str] = {
+    "unittest": "; those that are plain functions need pytest: name it as the runner, once it is installed here",
+}
+
+
+async def _reason(bench: Bench, directory: str = ".", **_other: object) -> str | None:
+    return bench.own_files(f"run_tests runs the project's tests in {directory!r}")
+
+
 @builtin(
     title="Run tests",
     category="development",
     permission=Permission.EXECUTE,
     access=Access.WRITE,
+    requires_confirmation=_reason,
     destructive=True,
 )
 async def run_tests(
@@ -66,8 +77,8 @@ async def run_tests(
 ) -> tuple[Tested, str]:
     """Run the tests of a project in the workspace and tell which failed, and why.
 
-    Finds out whether it is pytest, unittest, npm, go, cargo or make, and runs it in the sandbox. Tests
-    that fail are no error: look at failed and failures."""
+    Finds out whether it is pytest, unittest, npm, go, cargo or make, and runs it in the sandbox. In a folder a person
+    attached, that person is asked first. Tests that fail are no error: look at failed and failures."""
     place, here = bench.directory(directory), parse(directory)
     chosen = await in_thread(detect, bench, here) if runner is None else runner
     tests = await in_thread(prepare, bench, chosen, only)
@@ -75,10 +86,12 @@ async def run_tests(
         argv = tests.argv if tests.channel is None else (*tests.argv, tests.channel.format(channel.path))
         fds = (channel.fd,) if tests.channel else ()
         env, readable = tests.env, tests.readable
-        program = bench.program(*argv, cwd=place, env=env, readable=readable, pass_fds=fds, online=True)
+        program = bench.program(*argv, cwd=place, env=env, readable=readable, pass_fds=fds, online=True, free=True)
         finished = await bench.run(program, timeout=timeout, output_limit=_READ)
         told = await channel.content()
     report = await in_thread(_report, tests, finished, told)
+    if report is not None and report.empty and finished.exit.killed is None:
+        raise NotFound(f"{chosen} found no tests in {directory!r}{_HINTS.get(chosen, '')}", code="NO_TESTS")
     answer = _answer(bench, tests, finished, report)
     return answer, _text(answer)
 

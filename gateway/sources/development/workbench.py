@@ -12,7 +12,7 @@ from typing import Any
 
 from ...calls import Call, Outcome
 from ...config import Settings
-from ...errors import GatewayError, NotFound, Unavailable
+from ...errors import Conflict, GatewayError, NotFound, Unavailable
 from ...sandbox import Limits, Sandbox
 from ...sandbox.choose import choose
 from ...sandbox.network import network_of
@@ -54,6 +54,9 @@ PLACES = 16
 GRACE = 30.0
 """Seconds a call may take beyond its program: for the versions before and after."""
 
+CONSENTS = 10_000
+"""Consents remembered between the question and the run; each took a person to give."""
+
 Choice = Callable[[], Awaitable[Sandbox]]
 
 _MEBIBYTE = 1024 * 1024
@@ -74,6 +77,7 @@ class Workbench:
         self._sandbox, self._pythons = _apart(machine)
         self._places = asyncio.Semaphore(PLACES)
         self._listed: list[Tool] | None = None
+        self._agreed: set[str] = set()
 
     @classmethod
     async def set_up(cls, workspaces: Workspaces, settings: Settings, choice: Choice | None = None) -> Workbench:
@@ -94,9 +98,11 @@ class Workbench:
         return self._listed
 
     async def call_tool(self, call: Call) -> Outcome:
+        builtin = self._tools[call.target.id]
         async with self._places:
             with self._bench(call) as bench:
-                return await self._tools[call.target.id].run_async(bench, call.arguments)
+                await self._require_as_asked(builtin, bench)
+                return await builtin.run_async(bench, call.arguments)
 
     async def close(self) -> None:
         """Leave nothing running."""
@@ -121,7 +127,25 @@ class Workbench:
     async def _ask(self, builtin: Builtin, call: Call) -> str | None:
         with self._bench(call) as bench:
             reason: str | None = await builtin.ask(bench, call.arguments)
-            return reason
+        if call.consent is not None and call.consent.reason == reason:  # else it is for what a rule says
+            if len(self._agreed) >= CONSENTS:
+                self._agreed.clear()
+            self._agreed.add(call.consent.approval)
+        return reason
+
+    async def _require_as_asked(self, builtin: Builtin, bench: Bench) -> None:
+        """What runs is what was asked about: until the chat's files were ours alone, another call may have changed
+        what it means."""
+        call, agreed = bench.call, None
+        if call.consent is not None and call.consent.approval in self._agreed:
+            self._agreed.discard(call.consent.approval)
+            agreed = call.consent.reason
+        if builtin.asks is None or (call.confirmed and agreed is None):
+            return
+        reason = await builtin.ask(bench, call.arguments)
+        if reason not in (None, agreed):
+            message = f"files changed since it was asked, and now {reason}; it did not run, call again to ask again"
+            raise Conflict(message, code="CHANGED_SINCE_ASKED")
 
     def _lack(self, tool: str) -> str | None:
         """What the tool would need that is not here."""
@@ -172,6 +196,7 @@ class Workbench:
                 limits=self._limits,
                 timeout=self._settings.sandbox.timeout,
                 network=self._network,
+                attached=self._workspaces.is_attached(call.chat),
             )
 
 

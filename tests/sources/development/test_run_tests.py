@@ -216,3 +216,10 @@ ok 3 - later # SKIP not today
     assert (found.passed, found.failed, found.skipped, [each.name for each in found.failures]) == (2, 1, 1, ["two"])
     assert "error: 'oh'" in found.failures[0].message
     assert reports.tap("all is well\n") is None
+
+
+async def test_where_nothing_was_tested_nothing_is_right(desk: Desk) -> None:
+    (desk.folder / "test_plain.py").write_text("def test_wrong():\n    assert False\n")
+    outcome = await desk.call("run_tests", runner="unittest")
+    assert outcome.error is not None and outcome.error.code == "NO_TESTS"
+    assert "need pytest" in outcome.error.message

@@ -1,0 +1,67 @@
+"""What a program may not change in a folder that it may write to, held by descriptors while a sandbox is made of it.
+
+The folder's content may be anybody's doing and change meanwhile, so that no name in it is trusted twice: nothing is
+reached through a link, and what is mounted is what was looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import Mount, Program
+
+_LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file or folder that is open, and how it is to be mounted over itself: who uses it closes `fd`."""
+
+    fd: int
+    target: str
+    bind: str
+
+    @property
+    def path(self) -> Path:
+        """A name for what is open, whatever becomes of the name it was found under."""
+        return Path("/proc/self/fd", str(self.fd))
+
+
+def kept(program: Program) -> Iterator[Kept]:
+    """What is there of all that is to be kept, each after the folders above it: those stay writable, but where they
+    are, for a folder that could be moved away would make room for another with the same name."""
+    for mount in program.mounts:
+        if mount.writable:
+            for path in _with_parents(mount.kept):
+                if (fd := _opened(mount, path)) is not None:
+                    bind = "--ro-bind" if path in mount.kept else "--bind"
+                    yield Kept(fd, f"{mount.target}/{path}", bind)
+
+
+def _with_parents(paths: tuple[str, ...]) -> list[str]:
+    parts = [path.split("/") for path in paths]
+    return sorted({"/".join(each[:depth]) for each in parts for depth in range(1, len(each) + 1)})
+
+
+def _opened(mount: Mount, path: str) -> int | None:
+    """A descriptor for the file or folder of that path; None when it is something else, or not there."""
+    try:
+        fd = os.open(mount.source, _LOOK & ~os.O_NOFOLLOW)
+    except OSError:
+        return None  # bubblewrap will say so
+    try:
+        for name in path.split("/"):
+            inner = os.open(name, _LOOK, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
+            return fd
+    except OSError:
+        pass
+    os.close(fd)
+    return None

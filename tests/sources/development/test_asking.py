@@ -1,0 +1,147 @@
+"""What a person is asked before a program runs, and that it is what runs then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.calls import Call, Consent
+from gateway.errors import Conflict, GatewayError
+from gateway.extensions.approval import Answer, Question
+
+from .desks import Desk, desk, opened, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("C5")]
+
+AGREED, OTHER = "https://agreed.invalid/r", "https://other.invalid/r"
+REPOSITORY = f"""
+git init -q -b main . && git config user.email a@b && git config user.name x
+touch f && git add f && git commit -qm x && git config remote.origin.url {AGREED}
+"""
+
+
+@pytest.fixture
+async def online(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk(tmp_path, sandbox={"network": True}) as at:
+        at.git("init", "-q", "-b", "main")
+        point(at, AGREED)
+        yield at
+
+
+def point(at: Desk, url: str) -> None:
+    at.git("config", "remote.origin.url", url)
+
+
+def push(at: Desk, reason: str) -> Call:
+    consent = Consent("one", "subject", "arguments", "question", reason, "someone", "terminal")
+    return Call(name="git_push", tool=at.tools["git_push"], arguments={}, chat="demo", confirmed=True, consent=consent)
+
+
+async def refused(at: Desk, call: Call) -> GatewayError:
+    with pytest.raises(GatewayError) as refusal:
+        await at.source.call_tool(call)
+    return refusal.value
+
+
+async def test_what_changes_after_the_question_is_not_done(online: Desk) -> None:
+    reason = f"git_push sends branch 'main' to {AGREED}"
+    rule: Any = online.tools["git_push"].requires_confirmation
+    assert await rule(push(online, reason)) == reason
+    point(online, OTHER)
+    error = await refused(online, push(online, reason))
+    assert (type(error), error.code) == (Conflict, "CHANGED_SINCE_ASKED")
+    assert f"git_push sends branch 'main' to {OTHER}" in error.message
+
+
+async def test_what_is_as_it_was_is_done(online: Desk) -> None:
+    rule: Any = online.tools["git_push"].requires_confirmation
+    call = push(online, f"git_push sends branch 'main' to {AGREED}")
+    await rule(call)
+    assert (await refused(online, call)).code == "GIT_FAILED"  # there is no such host
+
+
+async def test_a_consent_to_a_rules_own_words_is_one_to_wherever_it_goes(online: Desk) -> None:
+    assert (await refused(online, push(online, "the operator wants to know (rule 1)"))).code == "GIT_FAILED"
+
+
+@pytest.mark.slow
+async def test_a_push_that_waited_for_another_call_goes_where_was_agreed_or_nowhere(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox={"network": True}) as gateway:
+        assert (await gateway.call("run_command", {"command": REPOSITORY}, chat="c", confirmed=True)).ok
+        held = tmp_path / "data/chats/c/workspace/held"
+        code = f"touch held; sleep 4; git config remote.origin.url {OTHER}"
+        others: list[asyncio.Task[Any]] = []
+
+        async def agree(question: Question) -> Answer:
+            if others:
+                return Answer("deny")
+            run = gateway.call("run_code", {"language": "bash", "code": code}, chat="c")
+            others.append(asyncio.ensure_future(run))
+            await until(held.exists)
+            return Answer("once")
+
+        outcome = await gateway.call("git_push", {}, chat="c", approver=agree)
+        assert outcome.error is not None and outcome.error.code == "CHANGED_SINCE_ASKED", outcome
+        assert (await others[0]).ok
+
+
+RUN: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("run_code", {"language": "bash", "code": "rm .env"}),
+    ("run_tests", {"runner": "unittest"}),
+)
+
+
+@pytest.mark.parametrize(("name", "arguments"), RUN)
+async def test_in_a_persons_own_folder_programs_wait_for_that_person(
+    tmp_path: Path, name: str, arguments: dict[str, Any]
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / ".env").write_text("KEY=1")
+    async with opened(tmp_path, workspace=mine, approval={"out_of_band": ["run_command"]}) as gateway:
+        asked = await gateway.call(name, arguments)
+        assert asked.error is not None and asked.error.code == "CONFIRMATION_REQUIRED"
+        assert str(mine) in asked.error.details["reason"]
+        assert (mine / ".env").exists()
+        assert (await gateway.call(name, arguments, confirmed=True)).ok
+        assert (await gateway.call(name, arguments, chat="its own")).ok
+
+
+async def test_an_operator_can_have_nobody_asked(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    rule = {"tool": "run_code", "then": "allow"}
+    for place, approval in (("one", {"mode": "never"}), ("two", {"rules": [rule]})):
+        (tmp_path / place).mkdir()
+        async with opened(tmp_path / place, workspace=tmp_path / "mine", approval=approval) as gateway:
+            assert (await gateway.call(*RUN[0])).ok
+
+
+async def test_nobody_asks_about_formatting_which_works_on_a_copy(tmp_path: Path) -> None:
+    async with desk(tmp_path) as at:
+        assert await at.reason("format_code") is None
+
+
+@pytest.mark.parametrize("name", ["run_code", "run_command", "python"])
+async def test_a_program_leaves_nothing_for_a_persons_own_git_to_run(tmp_path: Path, name: str) -> None:
+    async with desk(tmp_path) as at:
+        at.git("init", "-q")
+        before = (at.folder / ".git/config").read_text()
+        code = "echo x > .git/hooks/post-checkout; git config core.fsmonitor evil; mv .git aside; touch worked"
+        calls: dict[str, tuple[str, dict[str, Any]]] = {
+            "run_code": ("run_code", {"language": "bash", "code": code}),
+            "run_command": ("run_command", {"command": code}),
+            "python": ("run_code", {"language": "python", "code": f"import os; os.system({code!r})"}),
+        }
+        tool, arguments = calls[name]
+        await at.value(tool, **arguments)
+        assert (at.folder / "worked").exists()
+        assert (at.folder / ".git/config").read_text() == before
+        assert not (at.folder / ".git/hooks/post-checkout").exists()
+        (at.folder / "new.txt").touch()
+        await at.value("git_add", paths=["new.txt"])
+        author = {"name": "x", "email": "x@example.org"}
+        assert (await at.call("git_commit", message="one", author=author)).ok
