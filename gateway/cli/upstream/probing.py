@@ -11,8 +11,9 @@ from typing import Any
 from ...config import Settings
 from ...db.pins import Pin
 from ...errors import GatewayError, Invalid, Unavailable
-from ...sources.upstream.definitions import COUNT_LIMIT, Definition, Key, Kind, define_all
+from ...sources.upstream.definitions import Definition, Key, Kind, define_all
 from ...sources.upstream.link import Link, LinkLost, McpFault, open_link
+from ...sources.upstream.lists import listed
 from ...sources.upstream.masking import missing
 from ...sources.upstream.server import LIST_SECONDS, START_SECONDS
 from ...sources.upstream.spec import Spec
@@ -24,13 +25,8 @@ from .desk import Desk
 _LAST_WORDS = 300
 _LINES = 3
 _AT_ONCE = 8
-_PAGES = 200
-_LISTS = {
-    "tools": ("tools", "tools/list", "tools"),
-    "prompts": ("prompts", "prompts/list", "prompts"),
-    "templates": ("resources", "resources/templates/list", "resourceTemplates"),
-}
-"""What is remembered: the capability that promises it, how it is asked for, and under which key it comes."""
+_REMEMBERED = {"tools": "tools", "prompts": "prompts", "templates": "resources"}
+"""What is remembered, by the capability that promises it."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +103,15 @@ async def probe(desk: Desk, spec: Spec) -> Answer:
         connected = time.perf_counter()
         try:
             async with asyncio.timeout(LIST_SECONDS):
-                lists = {what: await _listed(link, what) for what in _LISTS}
-            listed = time.perf_counter()
+                lists = {what: await listed(link, capability) for what, capability in _REMEMBERED.items()}
+            answered = time.perf_counter()
         finally:
             await link.close()
         await memory.remember(spec.name, era=link.era, instructions=link.instructions or "", **lists)
     except (GatewayError, McpFault, TimeoutError) as error:
         await memory.failed(spec.name, _reason(error))
         raise _refusal(spec, error) from error
-    return await _answer(desk, spec, link, connected - started, listed - connected)
+    return await _answer(desk, spec, link, connected - started, answered - connected)
 
 
 async def probe_all(desk: Desk, specs: Iterable[Spec]) -> list[tuple[Spec, Answer | GatewayError]]:
@@ -159,20 +155,6 @@ def _standing(settings: Settings, tool: Tool, pinned: str | None) -> Standing:
         reason = f"{needs}; raise categories.{tool.category}.permission, or choose another category"
         return Standing(tool, "left out", reason)
     return Standing(tool, "offered", None)
-
-
-async def _listed(link: Link, what: str) -> list[Any]:
-    """All pages of a list the server says it has."""
-    capability, method, key = _LISTS[what]
-    found: list[Any] = []
-    cursor: str | None = None
-    for _ in range(_PAGES if capability in link.capabilities else 0):
-        page = await link.request(method, {"cursor": cursor} if cursor else None)
-        items, cursor = page.get(key), page.get("nextCursor")
-        found += items if isinstance(items, list) else []
-        if not isinstance(cursor, str) or len(found) > COUNT_LIMIT:
-            break
-    return found
 
 
 async def _answer(desk: Desk, spec: Spec, link: Link, connecting: float, listing: float) -> Answer:

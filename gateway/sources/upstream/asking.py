@@ -69,7 +69,9 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Resul
         with lane.use():
             link = await lane.link()
             if not upstream.verified:
-                await upstream.verify(request.call.tool)
+                await upstream.verify()
+            if request.call.tool is not None:
+                upstream.refuse_changed(request.call.tool)
             if link.modern:
                 return await _rounds(link, request)
             asker = ask and _asker(upstream, lane, link, partial(put, request.peer, ask))

@@ -16,10 +16,11 @@ from ...db.upstreams import Upstreams
 from ...errors import Forbidden, GatewayError, Timeout, Unavailable
 from ...tools import Tool
 from .addresses import outer_tool, prefix_of
-from .definitions import COUNT_LIMIT, Kind, define, define_all
+from .definitions import Kind, define, define_all
 from .lane import Lane
 from .link import ClientFace, Link, McpFault, open_link
 from .listing import list_tools
+from .lists import LISTS, METHOD_NOT_FOUND, listed
 from .pinning import Decision, Standing, Verdict, settle
 from .spec import Spec
 from .subscriptions import Subscriptions
@@ -39,17 +40,9 @@ AGAIN_SECONDS = 15.0
 LANES_LIMIT = 64
 """Connections to one server, or children of it, at once."""
 
-_PAGES = 200
-_LISTS = {
-    "tools": ("tools/list", "tools"),
-    "prompts": ("prompts/list", "prompts"),
-    "resources": ("resources/templates/list", "resourceTemplates"),
-}
-"""By the capability that promises it: how a list is asked for, and under which key it comes."""
 _UPDATED = "notifications/resources/updated"
 _RESOURCES_CHANGED = "notifications/resources/list_changed"
-_CHANGED = frozenset(f"notifications/{what}/list_changed" for what in _LISTS)
-_METHOD_NOT_FOUND = -32601
+_CHANGED = frozenset(f"notifications/{what}/list_changed" for what in LISTS)
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +79,7 @@ class Upstream:
     ) -> None:
         self.spec = spec
         self.tools: tuple[Tool, ...] = ()
+        self._current: dict[str, Tool] = {}
         self.prompts: tuple[dict[str, Any], ...] = ()
         self.templates: tuple[dict[str, Any], ...] = ()
         self.instructions: str | None = None
@@ -134,9 +128,8 @@ class Upstream:
         """Whether it has said what it has since it was reached last; where nothing is pinned, nobody minds."""
         return self._asked.is_set() or self.spec.settings.pinning == "off"
 
-    async def verify(self, tool: Tool | None) -> None:
-        """Have it say what it has before anything is asked of it: it may be another server by now. Refused when the
-        tool, if it is about one, is not what it was."""
+    async def verify(self) -> None:
+        """Have it say what it has before anything is asked of it: it may be another server by now."""
         await self._lane(self._main).link()
         try:
             async with asyncio.timeout(VERIFY_SECONDS):
@@ -148,10 +141,11 @@ class Upstream:
                 code="UPSTREAM_UNAVAILABLE",
                 server=self.spec.name,
             ) from None
-        if tool is None:
-            return
-        now = next((each for each in self.tools if each.id == tool.id), None)
-        if now is None or now.withheld is not None:
+
+    def refuse_changed(self, tool: Tool) -> None:
+        """Refuse a tool that is not what it was, though a catalog may still have it."""
+        now = self._current.get(tool.id)
+        if now is not tool and (now is None or now.withheld is not None):
             reason = "the server has it no more" if now is None else now.withheld
             raise Forbidden(f"{tool.id} is not what it was: {reason}", code="TOOL_DISABLED")
 
@@ -286,7 +280,7 @@ class Upstream:
                 stale.set()
                 await listening.ended()
             except McpFault as fault:
-                if fault.code == _METHOD_NOT_FOUND:
+                if fault.code == METHOD_NOT_FOUND:
                     return
                 log.debug("upstream %s cannot be listened to: %s", self.spec.name, fault)
             except GatewayError as error:
@@ -311,7 +305,7 @@ class Upstream:
     async def _ask(self, link: Link) -> None:
         try:
             async with asyncio.timeout(LIST_SECONDS):
-                tools, prompts, templates = [await _listed(link, what) for what in _LISTS]
+                tools, prompts, templates = [await listed(link, what) for what in LISTS]
         except TimeoutError:
             raise Timeout(f"its lists took longer than {LIST_SECONDS:g} s") from None
         said = Said(tools, prompts, templates, link.instructions)
@@ -348,6 +342,7 @@ class Upstream:
             relist, self._relist = self._relist, False
             if relist or offered != (self.tools, self.prompts, self.templates, self.instructions):
                 self.tools, self.prompts, self.templates, self.instructions = offered
+                self._current = {tool.id: tool for tool in tools}
                 self._changed()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -374,7 +369,7 @@ def _is_offered(verdict: Verdict, kind: Kind, raw: Any) -> bool:
 
 
 def _announces(link: Link) -> bool:
-    return any((link.capabilities.get(what) or {}).get("listChanged") for what in _LISTS)
+    return any((link.capabilities.get(what) or {}).get("listChanged") for what in LISTS)
 
 
 async def _either(link: Link, event: asyncio.Event) -> None:
@@ -395,28 +390,6 @@ async def _for_a_while(link: Link, seconds: float) -> None:
         await asyncio.wait([ending], timeout=seconds)
     finally:
         ending.cancel()
-
-
-async def _listed(link: Link, what: str) -> tuple[Any, ...]:
-    """All pages of a list the server says it has. Not every server that has resources has templates."""
-    if what not in link.capabilities:
-        return ()
-    method, key = _LISTS[what]
-    found: list[Any] = []
-    cursor: str | None = None
-    for _ in range(_PAGES):
-        try:
-            page = await link.request(method, {"cursor": cursor} if cursor else None)
-        except McpFault as fault:
-            if fault.code == _METHOD_NOT_FOUND and what != "tools":
-                break
-            raise
-        items = page.get(key)
-        found += items if isinstance(items, list) else []
-        cursor = page.get("nextCursor")
-        if not isinstance(cursor, str) or len(found) > COUNT_LIMIT:
-            break
-    return tuple(found)
 
 
 def _unheard(_: Link) -> None:

@@ -18,7 +18,7 @@ from gateway.db.pins import Pins
 from gateway.db.sqlite import SqliteDatabase
 from gateway.db.upstreams import Upstreams
 from gateway.errors import Unavailable
-from gateway.sources.upstream import server
+from gateway.sources.upstream import lists, server
 from gateway.sources.upstream.server import Upstream
 from gateway.sources.upstream.spec import Spec
 from gateway.sources.upstream.switchboard import FACE
@@ -121,7 +121,7 @@ async def test_one_that_does_not_say_what_it_has_is_asked_again(
         with anyio.fail_after(5):
             await upstream.look()
         assert not upstream.known
-        monkeypatch.setattr(server, "_LISTS", dict.fromkeys(("tools", "prompts", "resources"), ("ping", "x")))
+        monkeypatch.setattr(lists, "LISTS", dict.fromkeys(("tools", "prompts", "resources"), ("ping", "x")))
         await labs.until(lambda: upstream.known)
 
 
