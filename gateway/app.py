@@ -336,6 +336,7 @@ class Gateway:
             out_of_band=said.out_of_band,
             remembered=self.desk.remembered,
             preview=FilePreview(self._workspaces),
+            attached=self._workspaces.is_attached,
         )
 
     def _extensions(self) -> list[Extension]:

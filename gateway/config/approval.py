@@ -21,9 +21,11 @@ class ApprovalCondition(Section):
     """What the arguments must be for a rule to speak; all that is given must hold.
 
     `path`, `host` and `command` look into every text among the arguments, however deep: at a path and its endings
-    (`*.env`), at the hosts of addresses, at each command of a line. `arguments` names arguments
-    (`{branch: main, "options.force": "true"}`). `overwrites` asks whether a file of the chat is there already
-    under one of the paths.
+    (`*.env`), at the hosts of addresses, at each command of a line. A `path` speaks of what a call names, and of the
+    directories it names itself (`secrets/*` of `secrets`), not of what a search or a listing comes upon. A
+    `command` reminds and does not confine: a shell has more ways to say a thing than patterns can foresee.
+    `arguments` names arguments (`{branch: main, "options.force": "true"}`). `overwrites` asks whether a file of
+    the chat is there already under one of the paths. What there is too much of to look at fits.
     """
 
     path: Patterns = []

@@ -14,19 +14,25 @@ REDACTED = "[redacted]"
 _SHORTEST = 4  # shorter ones would blot out ordinary words
 _SECRET = {
     "apikey",
+    "auth",
     "authorization",
+    "bearer",
+    "cookie",
+    "cookies",
     "credential",
     "credentials",
+    "jwt",
     "passphrase",
     "passwd",
     "password",
     "privatekey",
+    "pwd",
     "secret",
     "token",
 }
-_SECRET_KEYS = {"access", "api", "private", "secret"}  # … key
+_SECRET_KEYS = {"access", "api", "auth", "private", "secret"}  # … key
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_HINTS = (b"pass", b"secret", b"token", b"key", b"authorization", b"credential")
+_HINTS = (b"pass", b"secret", b"token", b"key", b"auth", b"cookie", b"credential", b"bearer", b"jwt", b"pwd")
 
 
 def redact(document: bytes) -> tuple[bytes, list[str]]:

@@ -15,8 +15,22 @@ SECRET_KEYS = [
     "token", "access_token", "accessToken", "GITHUB_TOKEN", "token2", "api_key", "apiKey", "APIKey", "apikey",
     "x-api-key", "OPENAI_API_KEY", "authorization", "Authorization", "Proxy-Authorization", "credential",
     "credentials", "awsCredentials", "private_key", "privateKey", "aws_secret_access_key", "passphrase",
+    "cookie", "Cookie", "Set-Cookie", "cookies", "sessionCookie", "auth", "X-Auth", "basic_auth", "proxyAuth",
+    "X-Auth-Key", "bearer", "jwt", "idJwt", "pwd", "DB_PWD",
 ]  # fmt: skip
-OPEN_KEYS = ["path", "key", "max_tokens", "token_count", "tokenizer", "password_hint", "secretary", "", "é", "monkey"]
+OPEN_KEYS = [
+    "path",
+    "key",
+    "max_tokens",
+    "token_count",
+    "tokenizer",
+    "password_hint",
+    "secretary",
+    "",
+    "é",
+    "monkey",
+    "author",
+]
 
 
 @pytest.mark.parametrize("key", SECRET_KEYS)

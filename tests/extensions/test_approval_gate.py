@@ -20,7 +20,13 @@ from gateway.errors import Invalid
 from gateway.extensions import stack
 from gateway.extensions.approval import Answer, Approval, ConsentNeeded, Question
 from gateway.extensions.approval.form import TEXT, form_of, read_answer
-from gateway.extensions.approval.question import arguments_digest, question_of, tool_digest
+from gateway.extensions.approval.question import (
+    CHANGES_SHOWN,
+    SHOWN,
+    arguments_digest,
+    question_of,
+    tool_digest,
+)
 from gateway.tools import Tool
 
 pytestmark = pytest.mark.promise("C5")
@@ -196,6 +202,8 @@ def test_a_consent_counts_for_its_own_question_only() -> None:
     for other in (
         replace(asked, consent=yes, arguments={"n": 2}),
         replace(asked, consent=yes, chat="d"),
+        replace(asked, consent=yes, message="m"),
+        replace(asked, consent=yes, parent_message="m"),
         replace(asked, consent=yes, caller=replace(asked.caller, principal="bob")),
         replace(asked, consent=yes, tool=replace(danger, description="another")),
         replace(asked, consent=replace(yes, question="0" * 64)),
@@ -217,6 +225,37 @@ def test_no_argument_passes_for_a_line_of_the_message_or_steers_the_terminal() -
     assert [line for line in lines if line.startswith("Why:")] == ["Why: it is dangerous"]
     assert all(line.isprintable() for line in lines)
     assert len(question(RUN, text="y" * 10**6, **{f"a{n}": n for n in range(100)}).message) < 6000
+
+
+def test_no_argument_hides_another_by_being_called_a_secret() -> None:
+    code = "import os; os.remove('x')"
+    asked = question_of(call(code=code, env={"X_TOKEN": code}), f"it runs {code}", "tool", changes=f"+{code}")
+    lines = asked.message.split("\n")
+    assert lines[2:] == [
+        f"Why: it runs {code}",
+        "",
+        "Arguments:",
+        f'  code: "{code}"',
+        '  env: {"X_TOKEN":"[redacted]"}',
+        "",
+        "What will change:",
+        f"  | +{code}",
+    ]
+    assert list(form_of(asked)["properties"]) == ["decision", "argument_code"]
+    assert asked.to_dict()["arguments"] == {"code": code, "env": {"X_TOKEN": "[redacted]"}}
+    assert (asked.to_dict()["reason"], asked.to_dict()["changes"]) == (f"it runs {code}", f"+{code}")
+
+
+def test_of_what_is_too_long_the_end_is_shown_too_and_how_much_is_not() -> None:
+    command = "echo hello" + " " * 2100 + "; touch x"
+    lines = question(RUN, command=command, argv=[command]).message.split("\n")
+    for line in lines[5:7]:
+        assert "echo hello" in line and "; touch x" in line and len(line) < 800
+    assert f" … {len(command) - SHOWN} characters are left out … " in lines[5]
+    patched = question_of(call(), "why", "tool", changes="+a\n" * 5000 + "+the end")
+    shown = patched.message.split("\n")
+    assert shown[-1] == "  | +the end" and len(patched.message) < 12_000
+    assert f"  … {15_008 - CHANGES_SHOWN} characters are left out … " in shown
 
 
 def test_a_form_is_flat_prefilled_and_of_what_every_client_knows() -> None:

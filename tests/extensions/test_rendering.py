@@ -206,9 +206,9 @@ async def test_a_secret_argument_is_nowhere_in_the_plan(padding: int) -> None:
         said = {"said": f"password={SECRET}", "json": text, SECRET: [SECRET, 987654], "ok": 9}
         return Outcome({**said, "rest": "x" * padding})
 
-    arguments = {"user": "ada", "password": SECRET, "auth": {"token": 987654}}
+    arguments = {"user": "ada", "password": SECRET, "login": {"token": 987654}}
     plan = await shown(ECHO, repeat, arguments)
-    assert plan["input"] == {**arguments, "password": REDACTED, "auth": {"token": REDACTED}}
+    assert plan["input"] == {**arguments, "password": REDACTED, "login": {"token": REDACTED}}
     assert plan["config"]["data"]["alone"] == REDACTED
     assert plan["config"]["data"]["inside"] == f"is {REDACTED}"
     returned = plan["config"]["data"]["return"]

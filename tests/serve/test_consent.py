@@ -131,17 +131,55 @@ async def test_the_question_leaves_as_the_answer_and_its_answer_ends_the_same_re
 
 async def test_secrets_are_neither_shown_nor_offered_nor_kept(tmp_path: Path) -> None:
     async with standing(tmp_path) as stand:
-        asked = await stand.modern(arguments={"where": "to hunter22", "token": "hunter22"})
+        asked = await stand.modern(arguments={"where": "moon", "token": "hunter22"})
         assert asked.wire is not None
         assert "hunter22" not in json.dumps(asked.wire)
         fields = asked.wire["inputRequests"]["approval"]["params"]["requestedSchema"]["properties"]
-        assert list(fields) == ["decision"]
+        assert list(fields) == ["decision", "argument_where"]
         [entry] = await stand.gateway.desk.approvals.entries(waiting=False)
-        assert "hunter22" not in str(entry) and entry.args == '{"where":"to [redacted]","token":"[redacted]"}'
-        done = await stand.modern(
-            answer(asked, form("approve once")), arguments={"where": "to hunter22", "token": "hunter22"}
-        )
+        assert "hunter22" not in str(entry) and entry.args == '{"where":"moon","token":"[redacted]"}'
+        done = await stand.modern(answer(asked, form("approve once")), arguments={"where": "moon", "token": "hunter22"})
         assert done.ok and stand.pad.runs[0].arguments["token"] == "hunter22"
+
+
+async def test_a_caller_cannot_hide_where_it_goes_by_calling_that_a_secret(tmp_path: Path) -> None:
+    async with standing(tmp_path) as stand:
+        asked = await stand.modern(arguments={"where": "the dark side", "token": "the dark side"})
+        assert asked.wire is not None
+        params = asked.wire["inputRequests"]["approval"]["params"]
+        assert '  where: "the dark side"\n  token: "[redacted]"' in params["message"]
+        assert params["requestedSchema"]["properties"]["argument_where"]["default"] == "the dark side"
+        [entry] = await stand.gateway.desk.approvals.entries(waiting=False)
+        assert entry.message == params["message"]
+        assert entry.args == '{"where":"the dark side","token":"[redacted]"}'
+
+
+async def test_all_of_a_long_argument_is_written_down_for_who_asks_to_see_it(tmp_path: Path) -> None:
+    async with standing(tmp_path) as stand:
+        long = "fly" + " " * 5000 + "; land"
+        asked = await stand.modern(arguments={"where": long})
+        assert asked.wire is not None
+        message = asked.wire["inputRequests"]["approval"]["params"]["message"]
+        assert "fly" in message and "; land" in message and len(message) < 1000
+        [entry] = await stand.gateway.desk.approvals.entries(waiting=False)
+        assert f'  where: "{long}"' in entry.message
+        endless = await stand.modern(arguments={"where": "x" * 1_000_000})
+        assert endless.wire is not None
+        [entry, _] = await stand.gateway.desk.approvals.entries(waiting=False)
+        assert len(entry.message) < 70_000
+
+
+@pytest.mark.parametrize("other", [{"message": "m9"}, {"parent_message": "m2"}, {"message": None}], ids=str)
+async def test_a_yes_counts_for_the_version_of_the_files_it_was_given_for(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    async with standing(tmp_path) as stand:
+        asked = await stand.modern(message="m3", parent_message="m1")
+        elsewhere = {"message": "m3", "parent_message": "m1"} | other
+        moved = await stand.modern(answer(asked, form("approve once")), **elsewhere)
+        assert code(moved) == "INVALID_STATE" and stand.pad.runs == []
+        here = await stand.modern(answer(asked, form("approve once")), message="m3", parent_message="m1")
+        assert here.ok and len(stand.pad.runs) == 1
 
 
 async def test_a_changed_tool_is_another_tool(tmp_path: Path) -> None:

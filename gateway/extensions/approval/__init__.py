@@ -11,6 +11,8 @@ from ...config.approval import ApprovalRule
 from ...errors import Forbidden
 from ...tools import Tool
 from .. import Extension
+from .looking import Look, is_builtin
+from .obeyed import GUARDED, obeyed
 from .question import (
     Answer,
     Approver,
@@ -29,6 +31,9 @@ Mode = Literal["never", "unsafe_only", "always"]
 
 Remembered = Callable[[Question], Awaitable[bool]]
 """Whether somebody agreed to such a question before, for longer than one call."""
+
+Attached = Callable[[str], bool]
+"""Whether a chat works in a person's own folder."""
 
 TOOLS = 10_000
 
@@ -62,13 +67,15 @@ class _Judge:
     tool: Tool
     rules: tuple[Rule, ...]
     out_of_band: bool
+    guarded: bool
     harmless: bool
 
 
 class Approval(Extension):
     """Raises `ConsentNeeded` where a person must agree; it never waits for one.
 
-    The first rule that speaks of the call decides, else the mode and the tool. A consent that travels with the call
+    The first rule that speaks of the call decides, else the mode and the tool. Unless that lets it through unasked, a
+    file in a person's own folder which other programs obey is asked for each time. A consent that travels with the call
     counts for the very question that was shown, or, where the person changed the arguments, for the same reason to
     ask. A call that passes because it was agreed to (or because the operator asks nobody) is marked `confirmed`;
     one that passes because it is harmless is not, so the tool can hold it to that.
@@ -82,12 +89,14 @@ class Approval(Extension):
         out_of_band: Sequence[str] = (),
         remembered: Remembered | None = None,
         preview: Preview | None = None,
+        attached: Attached | None = None,
     ) -> None:
         self._mode = mode
         self._rules = [Rule(said, number) for number, said in enumerate(rules, 1)]
         self._out_of_band = out_of_band
         self._remembered = remembered
         self._preview = preview
+        self._attached = attached
         self._judges: dict[str, _Judge] = {}
 
     def concerns(self, tool: Tool) -> bool:
@@ -101,6 +110,8 @@ class Approval(Extension):
         if judge.harmless or (call.confirmed and not judge.rules):
             return await proceed(call)
         ground = await self._ground(judge, call)
+        if judge.guarded and ground is not True:
+            ground = await self._guarded(judge, call, ground)
         if isinstance(ground, _Ground):
             if not call.confirmed:
                 await self._require_consent(call, ground)
@@ -109,16 +120,19 @@ class Approval(Extension):
 
     def _learn(self, tool: Tool) -> _Judge:
         rules = rules_for(tool, self._rules)
-        harmless = not rules and self._mode == "unsafe_only" and tool.requires_confirmation is False
+        guarded = self._attached is not None and is_builtin(tool) and tool.id in GUARDED
+        unspoken = not rules and not guarded
+        harmless = unspoken and self._mode == "unsafe_only" and tool.requires_confirmation is False
         if len(self._judges) >= TOOLS:
             self._judges.clear()
-        judge = self._judges[tool.id] = _Judge(tool, rules, fits(tool.id, self._out_of_band), harmless)
+        judge = self._judges[tool.id] = _Judge(tool, rules, fits(tool.id, self._out_of_band), guarded, harmless)
         return judge
 
     async def _ground(self, judge: _Judge, call: Call) -> _Ground | bool:
         """Why a person must agree; where nobody must, whether somebody has: the operator, in a rule or by the mode."""
+        look = Look(call, self._preview.overwrites if self._preview else None)
         for rule in judge.rules:
-            found = await rule.found(call, self._preview.overwrites if self._preview else None)
+            found = await rule.found(look)
             if found is None:
                 continue
             said = rule.said
@@ -141,6 +155,17 @@ class Approval(Extension):
                 f"{call.target.id} asks first, as every tool does (approval.mode)", "mode", judge.out_of_band
             )
         return False
+
+    async def _guarded(self, judge: _Judge, call: Call, ground: _Ground | bool) -> _Ground | bool:
+        """The ground, and where the call touches what other programs obey, that too: it is agreed to once only."""
+        if self._attached is None or not self._attached(call.chat):
+            return ground
+        reason = await obeyed(call)
+        if reason is None:
+            return ground
+        if isinstance(ground, _Ground):
+            return replace(ground, reason=f"{ground.reason}; {reason}", key=f"obeyed: {ground.key}", remember=False)
+        return _ground(reason, "obeyed", judge.out_of_band, remember=False)
 
     async def _own_reason(self, call: Call) -> str | None:
         rule = call.target.requires_confirmation

@@ -16,13 +16,20 @@ from ...db.approvals import EXPIRED, ApprovalRecord, Approvals, Ending, Scope, S
 from ...errors import Conflict, Forbidden, GatewayError, Invalid, Timeout
 from ...names import new_id
 from ...tools import Tool
-from .question import Answer, ConsentNeeded, Question, arguments_digest, plain, subject_of, tool_digest, without_secrets
+from .question import (
+    KEPT,
+    Answer,
+    ConsentNeeded,
+    Question,
+    arguments_digest,
+    plain,
+    subject_of,
+    tool_digest,
+    without_secrets,
+)
 
 ROUNDS = 4
 """Questions about one call: an edit may raise another, and a file may change under each."""
-
-ARGUMENTS_KEPT = 64 * 1024
-"""Characters of arguments kept with a question."""
 
 ELICITATION, QUEUE, TERMINAL, CALLBACK = "elicitation", "queue", "terminal", "callback"
 
@@ -72,8 +79,8 @@ class Desk:
             grounds=question.grounds,
             tool_digest=tool_digest(question.tool),
             remember=question.remember,
-            reason=str(question.to_dict()["reason"]),
-            message=question.message,
+            reason=question.reason,
+            message=question.whole,
             args=kept(question.arguments),
             created_at=timestamp(now),
             expires_at=timestamp(now + self.settings.timeout),
@@ -170,7 +177,7 @@ def agreed(
     arguments = case.arguments if edited is None else edited
     consent = Consent(
         approval=case.id,
-        subject=subject_of(case.tool, call.caller.principal, call.chat),
+        subject=subject_of(case.tool, call),
         arguments=arguments_digest(arguments),
         question=case.record.question,
         reason=reason,
@@ -200,8 +207,8 @@ async def run(proceed: Proceed, call: Call, sent: Mapping[str, Any]) -> Outcome:
 
 def kept(arguments: Mapping[str, Any]) -> str | None:
     """The arguments as they are written down: without secrets, and not beyond measure."""
-    document = to_json(without_secrets(arguments)[0])
-    if len(document) <= ARGUMENTS_KEPT:
+    document = to_json(without_secrets(arguments))
+    if len(document) <= KEPT:
         return document.decode()
     return to_json({"truncated": True, "bytes": len(document)}).decode()
 
@@ -235,5 +242,5 @@ def _blaming_the_edit(error: Invalid) -> Invalid:
 def _changes_told(original: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """For the model, which would else believe that what it asked for was done."""
     changed = {name: value for name, value in now.items() if name not in original or original[name] != value}
-    told = plain(json.dumps(without_secrets(changed)[0], ensure_ascii=False))
+    told = plain(json.dumps(without_secrets(changed), ensure_ascii=False))
     return f"A person changed these arguments before the call ran: {told[:2000]}"

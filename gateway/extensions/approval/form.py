@@ -75,7 +75,7 @@ def _editable(tool: Tool, arguments: Mapping[str, Any]) -> list[tuple[str, tuple
     known = properties if isinstance(properties, Mapping) else {}
     found: list[tuple[str, tuple[str, Any, bool, Mapping[str, Any]]]] = []
     room = FORM
-    told, _ = without_secrets(arguments)
+    told = without_secrets(arguments)
     for name, value in arguments.items():
         if len(found) >= FIELDS or (isinstance(value, str) and len(value) > TEXT):
             continue

@@ -11,10 +11,9 @@ import anyio.to_thread
 
 from ...calls import Call
 from ...errors import GatewayError
-from ...tools import Tool
 from ...workspace import Parts, Root, Workspaces, parse, shown
 from ...workspace.unified import unified_diff
-from .question import CHANGES_SHOWN
+from .looking import is_builtin
 
 READ = 64 * 1024
 """Bytes of a file that are compared; of a larger one only the size is told."""
@@ -36,7 +35,7 @@ class FilePreview:
     async def changes(self, call: Call) -> str | None:
         """What a builtin that changes files would change; None for any other tool, and for a call that names the
         message it starts from: its files may be others than those that are there now."""
-        tell = _TOLD.get(call.target.id) if _is_builtin(call.target) else None
+        tell = _TOLD.get(call.target.id) if is_builtin(call.target) else None
         if tell is None or call.message is not None:
             return None
         return await anyio.to_thread.run_sync(self._told, tell, call, limiter=self._workers)
@@ -53,15 +52,11 @@ class FilePreview:
                 told = tell(root, call.arguments)
         except (GatewayError, OSError, UnicodeError):  # the tool itself will say what is wrong
             return None
-        return told and told[: 2 * CHANGES_SHOWN]
+        return told
 
     def _is_there(self, call: Call, paths: Sequence[str]) -> bool:
         with self._workspaces.root(call.chat) as root:
             return any(_is_file(root, path) for path in paths)
-
-
-def _is_builtin(tool: Tool) -> bool:
-    return tool.kind == "builtin" and tool.owner is None
 
 
 def _is_file(root: Root, path: str) -> bool:

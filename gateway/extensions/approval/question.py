@@ -8,20 +8,23 @@ import unicodedata
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal
 
 import orjson
 
 from ...calls import Call, to_json
-from ...db.redaction import blot, redact
+from ...db.redaction import redact
 from ...errors import InputRequired
 from ...tools import Tool
 
-SHOWN = 300
-"""Characters of one argument in a message."""
+SHOWN = 600
+"""Characters of one argument in a message: the beginning and the end of a longer one."""
 
 SHOWN_ARGUMENTS = 40
 CHANGES_SHOWN = 4000
+KEPT = 64 * 1024
+"""Characters of all arguments, and of the changes, in what is written down."""
 
 Decision = Literal["once", "chat", "always", "deny", "dismiss"]
 """Agree to this call, to this tool in this chat, to this very tool for good; refuse; or leave it open."""
@@ -47,6 +50,7 @@ class Question:
     tool: Tool
     name: str
     arguments: Mapping[str, Any]
+    subject: str
     principal: str
     chat: str
     reason: str
@@ -54,10 +58,6 @@ class Question:
     route: Route = "ask"
     changes: str | None = None
     remember: bool = True
-
-    @cached_property
-    def subject(self) -> str:
-        return subject_of(self.tool, self.principal, self.chat)
 
     @cached_property
     def digest(self) -> str:
@@ -68,16 +68,26 @@ class Question:
 
     @cached_property
     def message(self) -> str:
-        """What a person reads. No argument can pass for a line of it, and none of its secrets is in it."""
-        told, secrets = without_secrets(self.arguments)
-        lines = [f"Run {plain(self.name)}?", "", f"Why: {plain(blot(self.reason, secrets))}", "", "Arguments:"]
-        lines += [f"  {plain(str(key))[:80]}: {_value(value)}" for key, value in list(told.items())[:SHOWN_ARGUMENTS]]
-        if len(told) > SHOWN_ARGUMENTS:
-            lines.append(f"  … and {len(told) - SHOWN_ARGUMENTS} more")
+        """What a person reads. No argument can pass for a line of it, and none hides another: only what stands under
+        the name of a secret is left out."""
+        return self._told(SHOWN_ARGUMENTS, SHOWN, CHANGES_SHOWN)
+
+    @property
+    def whole(self) -> str:
+        """The message as it is written down, for who wants to read all of a long argument."""
+        shown = max(SHOWN, KEPT // max(1, len(self.arguments)))
+        return self._told(KEPT // SHOWN, shown, KEPT)
+
+    def _told(self, number: int, shown: int, changes: int) -> str:
+        told = without_secrets(self.arguments)
+        lines = [f"Run {plain(self.name)}?", "", f"Why: {plain(self.reason)}", "", "Arguments:"]
+        lines += [f"  {plain(str(key))[:80]}: {_value(value, shown)}" for key, value in islice(told.items(), number)]
+        if len(told) > number:
+            lines.append(f"  … and {len(told) - number} more")
         if not told:
             lines[-1] = "Arguments: none"
         if self.changes:
-            lines += ["", "What will change:", *_quoted(blot(self.changes, secrets))]
+            lines += ["", "What will change:", *_quoted(self.changes, changes)]
         return "\n".join(lines)
 
     @property
@@ -86,13 +96,12 @@ class Question:
 
     def to_dict(self) -> dict[str, Any]:
         """For programs; without secrets."""
-        told, secrets = without_secrets(self.arguments)
         return {
             "tool": self.tool.id,
-            "arguments": told,
+            "arguments": without_secrets(self.arguments),
             "chat": self.chat,
-            "reason": blot(self.reason, secrets),
-            "changes": self.changes and blot(self.changes, secrets),
+            "reason": self.reason,
+            "changes": self.changes,
             "choices": list(self.choices),
         }
 
@@ -121,6 +130,7 @@ def question_of(
         tool=call.target,
         name=call.public_name or call.name,
         arguments=call.arguments,
+        subject=subject_of(call.target, call),
         principal=call.caller.principal,
         chat=call.chat,
         reason=reason,
@@ -131,9 +141,10 @@ def question_of(
     )
 
 
-def subject_of(tool: Tool, principal: str, chat: str) -> str:
-    """A digest of what an answer is about, whatever the arguments."""
-    return _digest([tool_digest(tool), principal, chat])
+def subject_of(tool: Tool, call: Call) -> str:
+    """A digest of what an answer is about, whatever the arguments: the messages say which version of the chat's files
+    the call works on."""
+    return _digest([tool_digest(tool), call.caller.principal, call.chat, call.message, call.parent_message])
 
 
 def tool_digest(tool: Tool) -> str:
@@ -153,14 +164,12 @@ def arguments_digest(arguments: Mapping[str, Any]) -> str:
     return _digest(arguments)
 
 
-def without_secrets(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The arguments with secrets blotted out, also where another argument repeats one; and those secrets."""
-    document = to_json(arguments)
-    redacted, secrets = redact(document)
-    if redacted == document:
-        return dict(arguments), secrets
-    told: dict[str, Any] = blot(json.loads(redacted), secrets)
-    return told, secrets
+def without_secrets(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without what stands under the name of a secret. Where another repeats it, it stays: a caller could
+    name anything a secret, and so hide from a person what they are asked about."""
+    redacted, secrets = redact(to_json(arguments))
+    told: dict[str, Any] = json.loads(redacted) if secrets else dict(arguments)
+    return told
 
 
 def plain(text: str) -> str:
@@ -175,18 +184,26 @@ def _spelled(character: str) -> str:
     return json.dumps(character)[1:-1] if hidden else character
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, str) and len(value) > SHOWN:
-        return f"{plain(json.dumps(value[:SHOWN], ensure_ascii=False))}… ({len(value)} characters)"
-    text = to_json(value).decode()
-    return plain(text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)")
+def _value(value: Any, shown: int) -> str:
+    text = value if isinstance(value, str) else to_json(value).decode()
+    parts = [text] if len(text) <= shown else _ends(text, shown)
+    told = [json.dumps(part, ensure_ascii=False) if isinstance(value, str) else part for part in parts]
+    return plain(_left_out(len(text), shown).join(told))
 
 
-def _quoted(text: str) -> list[str]:
-    cut = (
-        text if len(text) <= CHANGES_SHOWN else f"{text[:CHANGES_SHOWN]}\n… {len(text) - CHANGES_SHOWN} more characters"
-    )
-    return [f"  | {plain(line)}" for line in cut.split("\n")]
+def _quoted(text: str, shown: int) -> list[str]:
+    parts = [text] if len(text) <= shown else _ends(text, shown)
+    first, *last = [[f"  | {plain(line)}" for line in part.split("\n")] for part in parts]
+    return [*first, f" {_left_out(len(text), shown)}", *last[0]] if last else first
+
+
+def _ends(text: str, shown: int) -> list[str]:
+    """The beginning and the end, where what matters is put by who wants it overlooked."""
+    return [text[: shown * 2 // 3], text[shown * 2 // 3 - shown :]]
+
+
+def _left_out(length: int, shown: int) -> str:
+    return f" … {length - shown} characters are left out … "
 
 
 def _digest(value: Any) -> str:

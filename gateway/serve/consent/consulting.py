@@ -148,7 +148,7 @@ class Consulting:
         return (
             claims.issued <= self._clock() + 60
             and self._clock() < claims.expires
-            and claims.subject == subject_of(tool, call.caller.principal, call.chat)
+            and claims.subject == subject_of(tool, call)
             and claims.arguments == arguments_digest(call.arguments)
         )
 

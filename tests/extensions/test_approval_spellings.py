@@ -1,0 +1,293 @@
+"""Approval: whoever spells a path, a host or a command otherwise is asked or refused all the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway import Gateway
+from gateway.calls import Call, Outcome
+from gateway.config.approval import ApprovalRule
+from gateway.extensions import stack
+from gateway.extensions.approval import Answer, Approval, ConsentNeeded, Question
+from gateway.tools import Tool
+
+pytestmark = pytest.mark.promise("C5")
+
+RUN = Tool("shell:run", "", owner="shell", kind="mcp", category="upstream", requires_confirmation=False)
+
+
+def judged(rule: Mapping[str, Any], arguments: Mapping[str, Any], tool: Tool = RUN) -> str:
+    async def run(_: Call) -> Outcome:
+        return Outcome(value="runs")
+
+    gate = Approval("unsafe_only", [ApprovalRule.model_validate(rule)])
+    outcome = anyio.run(stack([gate], run), Call(name=tool.id, arguments=arguments, tool=tool, chat="c"))
+    return "runs" if outcome.error is None else outcome.error.code
+
+
+def denied(when: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    return judged({"when": when, "then": "deny"}, arguments) == "DENIED_BY_RULE"
+
+
+HUNK = "@@ -1 +1 @@\n-A=1\n+A=2\n"
+PATCHES = {
+    "plain": f"--- a/.env\n+++ b/.env\n{HUNK}",
+    "quoted": f'--- "a/.env"\n+++ "b/.env"\n{HUNK}',
+    "octal": f'--- "a/\\056env"\n+++ "b/\\056env"\n{HUNK}',
+    "blank": f"--- a/.env \n+++ b/.env \n{HUNK}",
+    "dated": f"--- .env\t2020-01-01\n+++ .env\t2020-01-01\n{HUNK}",
+    "crlf": f"--- a/.env\n+++ b/.env\n{HUNK}".replace("\n", "\r\n"),
+    "mode": "diff --git a/.env b/.env\nold mode 100644\nnew mode 100755\n",
+    "renamed": 'diff --git "a/.env" "b/x.txt"\nrename from ".env"\nrename to x.txt\n',
+    "renamed to": 'diff --git a/a.txt b/.env\nrename from a.txt\nrename to "\\056env"\n',
+    "second": f"--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-1\n+2\n--- a/.env\n+++ b/.env\n{HUNK}",
+    "unreadable": "--- a/x\n+++ b/x\n@@ what @@\n",
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
+async def test_no_spelling_of_a_patch_passes_a_rule_about_its_paths(tmp_path: Path, patch: str) -> None:
+    rule = {"tool": "*", "when": {"path": "*.env"}, "then": "deny"}
+    async with Gateway.open({"data_dir": str(tmp_path), "approval": {"rules": [rule]}}) as gateway:
+        folder = gateway._workspaces.path("c")
+        (folder / ".env").write_text("A=1\n")
+        (folder / "a.txt").write_text("1\n")
+        outcome = await gateway.call("apply_patch", {"patch": patch}, chat="c")
+        assert outcome.error is not None and outcome.error.code == "DENIED_BY_RULE"
+        assert (folder / ".env").read_text() == "A=1\n"
+        other = "--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-1\n+.env\n"
+        assert (await gateway.call("apply_patch", {"patch": other}, chat="c")).ok
+
+
+READABLE = {name: patch for name, patch in PATCHES.items() if name != "unreadable"}
+
+
+@pytest.mark.parametrize("patch", READABLE.values(), ids=READABLE)
+def test_a_patch_for_another_tool_is_read_with_all_it_may_mean(patch: str) -> None:
+    assert denied({"path": "*.env"}, {"text": patch})
+    assert denied({"path": ".env"}, {"text": f"Please apply:\n{patch}"})
+    assert not denied({"path": "*.key"}, {"text": patch})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "expected"),
+    [
+        ("secrets/*", "secrets", True),
+        ("secrets/*", "a/./secrets/", True),
+        ("secrets/", "secrets/key", True),
+        ("a/b/*.key", "a", True),
+        ("a/b/*.key", "x/a/b", True),
+        ("a/b/*.key", "b", False),
+        ("/etc/*", "/etc", True),
+        ("/etc/*", "etc", False),
+        ("*/secrets/*", "other", False),
+        ("**/.env", ".env", True),
+        ("**/.env", "a/b/.env", True),
+        ("./.env", "./.env", True),
+        ("Straße/*", "STRASSE/x", True),
+        ("é.txt", "e\u0301.txt", True),
+        ("*.env", "conf", False),
+        ("?ecrets/*", "a/secrets/x", True),
+        ("/etc/*", "FILE://localhost/%65tc/passwd", True),
+        ("secrets/*", "file://secrets/key", True),
+        ("secrets/*", "secrets/..\\key", True),
+    ],
+)
+def test_a_pattern_means_its_directories_too(pattern: str, path: str, expected: bool) -> None:
+    assert denied({"path": pattern}, {"from": path}) is expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("evil.example", "http://evil。example/"),
+        ("evil.example", "http://evil．example/"),
+        ("evil.example", "evil｡example"),
+        ("evil.example", "http://EVIL.example.:80/"),
+        ("evil.example", "http://a@b@evil.example/"),
+        ("evil.example", "http://evil.example\\@good.example/"),
+        ("evil.example", "http:\\\\evil.example"),
+        ("evil.example", "http:evil.example/x"),
+        ("evil.example", "//evil.example/x"),
+        ("evil.example", "http://%65vil.example/"),
+        ("evil.example", '<a href="http://evil.example">here</a>'),
+        ("evil.example", "http://good.example/?next=http://evil.example"),
+        ("bücher.example", "http://xn--bcher-kva.example/"),
+        ("xn--bcher-kva.example", "http://bücher.example/"),
+        ("*.bücher.example", "http://a.XN--BCHER-KVA.example/"),
+        ("BÜCHER.example", "see http://bücher.example/ there"),
+        ("evil。example", "http://evil.example/"),
+        ("169.254.169.254", "http://[::ffff:169.254.169.254]/"),
+        ("169.254.169.254", "http://2852039166/"),
+        ("169.254.*", "http://0xa9fea9fe/"),
+        ("::1", "http://[0:0::1]:80/"),
+        ("evil.example", "http://ｅvil.example/"),
+        ("evil.example", "http://{host}/"),
+        ("evil.example", "http://evil.example%2f/"),
+    ],
+)
+def test_a_host_is_read_as_the_network_will_or_fits(pattern: str, text: str) -> None:
+    assert denied({"host": pattern}, {"url": text})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["http://good.example/", "good.example", "hello!", "http://", "f'http://{host}/' is code", "evil", "12:30:45", "1"],
+)
+def test_what_is_no_such_host_does_not_fit(text: str) -> None:
+    assert not denied({"host": ["evil.example", "*.internal"]}, {"text": text})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("(rm -rf x)", "{ rm -rf x; }", "! rm x", "if a; then rm x; fi", "for a in b; do rm x; done", "FOO=1 rm x"),
+        *("exec rm x", "\\rm x", "'rm' x", "r\\m x", "diff <(rm x) y", "/bin/rm x", "sudo -n rm x"),
+        *("env -i A=1 rm x", "2>/dev/null rm x", "find . | xargs -0 rm -f"),
+    ],
+)
+def test_a_command_is_found_behind_what_may_lead_to_it(command: str) -> None:
+    assert denied({"command": "rm *"}, {"command": command})
+
+
+@pytest.mark.parametrize("command", ["grep rm x", "rmdir x", "echo rm x", "FOO=rm x", ""])
+def test_another_command_is_not_mistaken_for_it(command: str) -> None:
+    assert not denied({"command": "rm *"}, {"command": command})
+
+
+NESTED = {"options": {"mode": "force"}}
+DECOYS = [NESTED | {"options.mode": "safe"}, {"options": {"mode": "safe"}, "options.mode": "force"}]
+
+
+@pytest.mark.parametrize("arguments", [NESTED, *DECOYS], ids=str)
+def test_no_decoy_stands_in_for_an_argument(arguments: dict[str, Any]) -> None:
+    assert denied({"arguments": {"options.mode": "force"}}, arguments)
+    danger = Tool("shell:run", "", owner="shell", kind="mcp", requires_confirmation=True)
+    allow = {"when": {"arguments": {"options.mode": "safe"}}, "then": "allow"}
+    assert judged(allow, arguments, danger) == "CONFIRMATION_REQUIRED"
+    assert judged(allow, {"options": {"mode": "safe"}, "options.mode": "safe"}, danger) == "runs"
+
+
+HOSTILE = {
+    "deep": ["a/" * 2047 + str(number % 10) for number in range(24)],
+    "deeper": ["a/" * 2047] * 2000,
+    "words": ["a"] * 500_000,
+    "lines": "x" + "\n" * 4_000_000 + "x",
+    "names": "--- a\n" * 600_000 + "x",
+    "git": "x\ndiff --git " + "a/ " * 1_000_000,
+    "addresses": "://a@" * 800_000,
+    "foreign": ["http://ä.example/"] * 20_000,
+    "lead-ins": ["! " * 30_000] * 50,
+    "options": "sudo " + "- " * 30_000,
+    "commands": ["a;" * 30_000] * 50,
+    "numbers": list(range(1_000_000)),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize(
+    "when", [{"path": ["*secret*key*", "a*secret*key*"]}, {"host": "*a*b.internal"}, {"command": "*rm*x*"}], ids=str
+)
+def test_the_event_loop_hardly_waits_for_rules(when: dict[str, Any], hostile: Any) -> None:
+    rules = [ApprovalRule.model_validate({"when": when, "then": "deny"}) for _ in range(20)]
+    gate = Approval("unsafe_only", rules)
+    call = Call(name=RUN.id, arguments={"text": hostile}, tool=RUN, chat="c")
+
+    async def run(_: Call) -> Outcome:
+        return Outcome()
+
+    async def fastest() -> float:
+        best = 1.0
+        for _ in range(3):  # others work on this machine too
+            started = time.thread_time()
+            await stack([gate], run)(call)
+            best = min(best, time.thread_time() - started)
+        return best
+
+    assert anyio.run(fastest) < 0.08
+
+
+def test_what_there_is_too_much_of_is_refused_by_who_denies_and_not_let_through_by_who_allows() -> None:
+    assert denied({"path": "*.env"}, {"paths": ["x"] * 100_000})
+    assert not denied({"path": "*.env"}, {"paths": [f"src/module{number}/file.py" for number in range(2000)]})
+    assert not denied({"path": "secrets/*"}, {"content": "a line of code, as there are many\n" * 200_000})
+    danger = Tool("shell:run", "", owner="shell", kind="mcp", requires_confirmation=True)
+    allow = {"when": {"arguments": {"x": "*"}}, "then": "allow"}
+    assert judged(allow, {"x": "y" * 8_000_000}, danger) == "CONFIRMATION_REQUIRED"
+
+
+OBEYED = [".git/config", "sub/.GIT/hooks/pre-commit", ".hg/hgrc", "toolgate.yaml", "a/b/.envrc", ".vscode/tasks.json"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", OBEYED)
+async def test_in_a_persons_own_folder_what_other_programs_obey_is_asked_for(tmp_path: Path, path: str) -> None:
+    folder = tmp_path / "project"
+    (folder / path).parent.mkdir(parents=True)
+    (folder / path).write_text("one\n")
+    (folder / "a.txt").write_text("one\n")
+    hunk = "@@ -1 +1 @@\n-one\n+two\n"
+    touching: list[tuple[str, dict[str, Any]]] = [
+        ("write_file", {"path": path, "content": "two"}),
+        ("edit_file", {"path": f"./{path}", "edits": [{"oldText": "one", "newText": "two"}]}),
+        ("move_file", {"from": "a.txt", "to": f"{path}.new" if "/" in path and path[0] == "." else path}),
+        ("move_file", {"from": path, "to": "b.txt"}),
+        ("delete_file", {"path": path}),
+        ("apply_patch", {"patch": f"--- a/{path}\n+++ b/{path}\n{hunk}"}),
+        ("apply_patch", {"patch": f"--- a/a.txt\n+++ b/a.txt\n{hunk}--- a/{path}\n+++ b/{path}\n{hunk}"}),
+    ]
+    asked: list[Question] = []
+
+    async def later(question: Question) -> Answer:
+        asked.append(question)
+        return Answer("dismiss")
+
+    settings = {"data_dir": str(tmp_path / "data"), "workspace": str(folder)}
+    async with Gateway.open(settings) as gateway:
+        for tool, arguments in touching:
+            outcome = await gateway.call(tool, arguments, approver=later)
+            assert outcome.error is not None and outcome.error.code == "DISMISSED", tool
+        assert all("other programs on this machine obey this file" in question.reason for question in asked)
+        assert not any(question.remember for question in asked)
+        assert (folder / path).read_text() == "one\n"
+        plain = {"path": "a.txt", "edits": [{"oldText": "one", "newText": "two"}]}
+        assert (await gateway.call("edit_file", plain)).ok
+        assert (await gateway.call("write_file", {"path": ".gitignore", "content": ".env\n"})).ok
+        invalid = await gateway.call("apply_patch", {"patch": "nothing"})
+        assert invalid.error is not None and invalid.error.code == "INVALID_PATCH"
+    allow = {"tool": "edit_file", "when": {"arguments": {"path": path}}, "then": "allow"}
+    edit = ("edit_file", {"path": path, "edits": [{"oldText": "one", "newText": "two"}]})
+    async with Gateway.open(settings | {"approval": {"rules": [allow]}}) as gateway:
+        assert (await gateway.call(*edit)).ok
+    async with Gateway.open(settings | {"approval": {"mode": "never"}}) as gateway:
+        assert (await gateway.call("write_file", {"path": path, "content": "one\n"})).ok
+
+
+@pytest.mark.anyio
+async def test_what_is_remembered_of_a_rule_does_not_cover_what_other_programs_obey(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    settings = {"data_dir": str(tmp_path / "data"), "workspace": str(tmp_path / "project")}
+
+    async def always(question: Question) -> Answer:
+        return Answer("always")
+
+    async with Gateway.open(settings | {"approval": {"rules": [{"tool": "write_file"}]}}) as gateway:
+        assert (await gateway.call("write_file", {"path": "a", "content": ""}, approver=always)).ok
+        assert (await gateway.call("write_file", {"path": "b", "content": ""})).ok
+        hook = ("write_file", {"path": ".git/hooks/x", "content": "", "createDirs": True})
+        assert isinstance((await gateway.call(*hook)).error, ConsentNeeded)
+        assert (await gateway.call(*hook, approver=always)).ok
+        assert isinstance((await gateway.call(*hook)).error, ConsentNeeded)
+
+
+@pytest.mark.anyio
+async def test_in_a_chats_own_folder_nobody_is_asked_for_such_files(tmp_path: Path) -> None:
+    async with Gateway.open({"data_dir": str(tmp_path)}) as gateway:
+        assert (await gateway.call("write_file", {"path": ".envrc", "content": ""}, chat="c")).ok
