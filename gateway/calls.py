@@ -68,8 +68,9 @@ class Peer:
 @dataclass(frozen=True)
 class Consent:
     """A person's yes, as it travels with a call. `subject` and `arguments` are digests of what it is for: tool,
-    principal, chat and messages, and the arguments to run with. `question` is the digest of what was shown, `reason` why it
-    was. `original` is what was asked about where the person changed it. Made by who asked, never from the wire."""
+    principal, chat and messages, and the arguments to run with. `question` is the digest of what was shown, `reason`
+    why it was. `original` is what was asked about where the person changed it. Made by who asked, never from the
+    wire."""
 
     approval: str
     subject: str
