@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.calls import Call, Consent
+from gateway.calls import Call, Consent, Outcome
 from gateway.errors import Conflict, GatewayError
 from gateway.extensions.approval import Answer, Question
 
@@ -95,6 +95,10 @@ RUN: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
+def _ran(outcome: Outcome) -> bool:
+    return outcome.error is None or outcome.error.code == "NO_TESTS"  # which only who looked can say
+
+
 @pytest.mark.parametrize(("name", "arguments"), RUN)
 async def test_in_a_persons_own_folder_programs_wait_for_that_person(
     tmp_path: Path, name: str, arguments: dict[str, Any]
@@ -107,8 +111,8 @@ async def test_in_a_persons_own_folder_programs_wait_for_that_person(
         assert asked.error is not None and asked.error.code == "CONFIRMATION_REQUIRED"
         assert str(mine) in asked.error.details["reason"]
         assert (mine / ".env").exists()
-        assert (await gateway.call(name, arguments, confirmed=True)).ok
-        assert (await gateway.call(name, arguments, chat="its own")).ok
+        assert _ran(await gateway.call(name, arguments, confirmed=True))
+        assert _ran(await gateway.call(name, arguments, chat="its own"))
 
 
 async def test_an_operator_can_have_nobody_asked(tmp_path: Path) -> None:
