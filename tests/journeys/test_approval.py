@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -295,8 +295,11 @@ async def test_a_call_that_waits_in_the_queue_goes_on_by_itself_when_it_is_allow
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("transport", ["stdio", "http"])
 @pytest.mark.parametrize("era", ERAS)
-async def test_an_answer_that_comes_too_late_counts_for_nothing(tmp_path: Path, era: str, chat: str) -> None:
+async def test_an_answer_that_comes_too_late_counts_for_nothing(
+    tmp_path: Path, transport: str, era: str, chat: str
+) -> None:
     settled(tmp_path, {"approval": {"timeout": 0.3}})
 
     class Slow(Person):
@@ -304,7 +307,7 @@ async def test_an_answer_that_comes_too_late_counts_for_nothing(tmp_path: Path, 
             await anyio.sleep(0.8)
             return await super().asked(context, params)
 
-    with on_http(tmp_path) as gateway:
+    with on_http(tmp_path) if transport == "http" else nullcontext(tmp_path) as gateway:
         async with visiting(gateway, era, Slow([choose("approve once")]), tmp_path / "data") as visit:
             await written(visit, chat)
             error = await refusal(visit.client, "delete_file", {"path": "a.txt"}, chat)
