@@ -1,11 +1,13 @@
-"""Arguments without their secrets: what looks secret by its key is not written down."""
+"""Arguments without their secrets: what looks secret by its key, or its name in a URL, is not written down."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote, unquote_plus
 
 from ..calls import to_json
 
@@ -32,13 +34,18 @@ _SECRET = {
 }
 _SECRET_KEYS = {"access", "api", "auth", "private", "secret"}  # … key
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_HINTS = (b"pass", b"secret", b"token", b"key", b"auth", b"cookie", b"credential", b"bearer", b"jwt", b"pwd")
+_HINTS = ("pass", "secret", "token", "key", "auth", "cookie", "credential", "bearer", "jwt", "pwd")
+_ENCODED_HINTS = tuple(map(str.encode, _HINTS))
+
+_URL = re.compile(r"(?:[A-Za-z][\w+.-]{0,30}:)?/[^\s$;|<>`\"'\\]+")
+"""A text that is a URL and nothing else. No command is: whoever has to agree to one must see all of it."""
+_PARAMETER = re.compile(r"([?&#])([^?&#=]+)=([^&#]+)")
 
 
 def redact(document: bytes) -> tuple[bytes, list[str]]:
     """The JSON document with secret values replaced, and the texts that were taken out of it."""
     folded = document.lower()
-    for hint in _HINTS:  # every call passes here and most end here, within a microsecond
+    for hint in _ENCODED_HINTS:  # every call passes here and most end here, within a microsecond
         if hint in folded:
             removed: list[str] = []
             return to_json(_without_secrets(json.loads(document), removed)), removed
@@ -63,7 +70,27 @@ def _without_secrets(value: Any, removed: list[str]) -> Any:
         return {key: _told(key, item, removed) for key, item in value.items()}
     if isinstance(value, list):
         return [_without_secrets(item, removed) for item in value]
+    if type(value) is str and "?" in value:
+        return _without_parameters(value, removed)
     return value
+
+
+def _without_parameters(url: str, removed: list[str]) -> str:
+    """The URL without the secrets in its query; any other text as it is."""
+    query = url.partition("?")[2].lower()
+    for hint in _HINTS:
+        if hint in query:
+            secret = functools.partial(_parameter, removed)
+            return _PARAMETER.sub(secret, url) if _URL.fullmatch(url) else url
+    return url
+
+
+def _parameter(removed: list[str], found: re.Match[str]) -> str:
+    before, name, value = found.groups()
+    if not is_secret(unquote(name)):
+        return found[0]
+    removed.extend(dict.fromkeys((value, unquote_plus(value))))
+    return f"{before}{name}={REDACTED}"
 
 
 def _told(key: str, value: Any, removed: list[str]) -> Any:

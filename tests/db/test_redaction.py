@@ -95,3 +95,47 @@ def test_secrets_are_blotted_out_wherever_they_stand() -> None:
         REDACTED: [1, None, True, REDACTED, REDACTED, [REDACTED]],
         "json": [f'{{"x": "{REDACTED}"}}'] * 2,
     }
+
+
+SECRET_URLS = [
+    ("https://a.example/x?api_key=s3cr3t", "https://a.example/x?api_key=[redacted]"),
+    (
+        "https://a.example/x?q=tea&access_token=s3cr3t&page=2",
+        "https://a.example/x?q=tea&access_token=[redacted]&page=2",
+    ),
+    ("https://a.example/?a#accessToken=s3cr3t&state=1", "https://a.example/?a#accessToken=[redacted]&state=1"),
+    ("wss://a.example/?token=s3cr3t#top", "wss://a.example/?token=[redacted]#top"),
+    ("https://a.example/ü?q=ö&X%2DAPI%2Dkey=s3cr3t", "https://a.example/ü?q=ö&X%2DAPI%2Dkey=[redacted]"),
+    ("/v1/items?apikey=s3cr3t", "/v1/items?apikey=[redacted]"),
+]
+
+
+@pytest.mark.parametrize(("url", "told"), SECRET_URLS)
+def test_a_secret_in_the_query_of_a_url_is_replaced(url: str, told: str) -> None:
+    assert redact(to_json({"url": url})) == (to_json({"url": told}), ["s3cr3t"])
+    assert redact(to_json({"all": [{"x": url}]})) == (to_json({"all": [{"x": told}]}), ["s3cr3t"])
+
+
+def test_a_secret_of_a_url_is_known_as_it_is_spelled_there_and_as_it_reads() -> None:
+    _, removed = redact(to_json({"url": "https://a.example/?password=open%20sesame"}))
+    assert removed == ["open%20sesame", "open sesame"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://a.example/?page=2&max_tokens=5&key=f&token",
+        "https://a.example/token=s3cr3t",
+        "https://a.example/?token=",
+        "is it ?token=s3cr3t",
+        # What may be a command is for a person to agree to, who has to see all of it.
+        "http://x?token=$(rm$IFS-rf$IFS.)",
+        "http://x?a&token=/evil&&$token",
+        "http://x?token=`evil`",
+        "http://x?token=a;evil",
+        "http://x?token=a|evil",
+        "curl https://a.example/?token=s3cr3t",
+    ],
+)
+def test_what_is_no_url_or_no_secret_of_it_stays_as_it_is(text: str) -> None:
+    assert redact(to_json({"text": text})) == (to_json({"text": text}), [])
