@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -18,6 +18,8 @@ from ..extensions.approval import ConsentNeeded
 from ..tools import Tool
 from .asking import on_terminal
 from .options import as_json, print_json, print_table, run, settings_options
+
+_ALTERNATIVES = 100
 
 
 @click.group()
@@ -62,7 +64,7 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
                 return
             click.echo(f"{entry.name}  ({entry.tool.category}, {entry.tool.permission.value})\n")
             click.echo(f"{entry.tool.description}\n\nArguments:")
-            print_table(("  NAME", "TYPE", "DESCRIPTION"), list(_arguments(entry.tool)))
+            print_table(("  NAME", "TYPE", "DESCRIPTION"), argument_rows(entry.tool))
 
     run(task)
 
@@ -104,19 +106,48 @@ def _readable(outcome: Outcome) -> str:
     return "\n".join(block.get("text", f"[{block['type']}]") for block in outcome.content)
 
 
-def _arguments(tool: Tool) -> list[tuple[str, str, str]]:
+def argument_rows(tool: Tool) -> list[tuple[str, str, str]]:
+    """Each argument with what it takes and what it is for."""
     required = tool.input_schema.get("required", ())
     return [
-        (f"  {name}{'' if name in required else '?'}", _type(schema), schema.get("description", ""))
+        (f"  {name}{'' if name in required else '?'}", _type(tool.input_schema, name), _description(schema))
         for name, schema in tool.input_schema.get("properties", {}).items()
     ]
 
 
-def _type(schema: dict[str, Any]) -> str:
-    if "enum" in schema:
-        return "|".join(map(str, schema["enum"]))
+def _type(schema: Mapping[str, Any], name: str) -> str:
+    kinds = dict.fromkeys(kind for each in _alternatives(schema, name) for kind in _kinds(each))
+    if len(kinds) > 1 and "null" in kinds:
+        return f"{'|'.join(kind for kind in kinds if kind != 'null')}, optional"
+    return "|".join(kinds)
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[str]:
+    if "enum" in schema or "const" in schema:
+        return ["null" if each is None else str(each) for each in schema.get("enum", [schema.get("const")])]
     kind = schema.get("type", "any")
-    return "|".join(kind) if isinstance(kind, list) else str(kind)
+    return list(map(str, kind)) if isinstance(kind, list) else [str(kind)]
+
+
+def _alternatives(schema: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+    """Every schema an argument may follow, where it has several or is defined elsewhere; an empty one for any value."""
+    pending = [schema.get("properties", {}).get(name)]
+    for _ in range(_ALTERNATIVES):  # definitions may lead back to themselves
+        if not pending:
+            return
+        each = pending.pop(0)
+        several = isinstance(each, Mapping) and (each.get("anyOf") or each.get("oneOf"))
+        if several:
+            pending += several
+        elif isinstance(each, Mapping) and "$ref" in each:
+            pending.append(schema.get("$defs", {}).get(str(each["$ref"]).removeprefix("#/$defs/")))
+        else:
+            yield each if isinstance(each, Mapping) else {}
+    yield {}
+
+
+def _description(schema: Any) -> str:
+    return str(schema.get("description", "")) if isinstance(schema, Mapping) else ""
 
 
 def _given(schema: Mapping[str, Any], pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
@@ -127,12 +158,12 @@ def _given(schema: Mapping[str, Any], pairs: tuple[str, ...], json_args: str | N
         raise Invalid(f"--json-args is no JSON: {error}") from None
     if not isinstance(given, dict):
         raise Invalid('--json-args must be one JSON object, such as \'{"path": "a.txt"}\'')
-    properties = schema.get("properties", {})
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
             raise Invalid(f"{pair!r} is no KEY=VALUE")
-        given[key] = text if properties.get(key, {}).get("type") == "string" else _value(text)
+        kinds = {str(each.get("type")) for each in _alternatives(schema, key)}
+        given[key] = text if kinds - {"null"} == {"string"} else _value(text)
     return given
 
 

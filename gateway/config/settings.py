@@ -125,7 +125,9 @@ class Settings(Section):
         known = [*self.categories, *(name for name in DEFAULT_CATEGORIES if name not in self.categories)]
         for name in self.tools.enabled_categories:
             if name not in known:
-                raise Invalid(f"there is no category {name!r}{did_you_mean(name, known)}", code="INVALID_CONFIG")
+                short = [f"; did you mean {each!r}?" for each in known if each.startswith(name)]
+                hint = next(iter(short), did_you_mean(name, known)) or f"; there are {', '.join(known)}"
+                raise Invalid(f"there is no category {name!r}{hint}", code="INVALID_CONFIG")
         return {name: self.category(name) for name in known}
 
     def category(self, name: str) -> Category:

@@ -1,0 +1,74 @@
+"""`toolgate tool`: the catalog on a terminal, and calls from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli import toolgate
+from gateway.cli.tool import argument_rows
+from gateway.errors import GatewayError, Invalid
+from gateway.tools import Tool
+
+
+def run(data: Path, *arguments: str) -> str:
+    ran = CliRunner().invoke(toolgate, ["tool", *arguments, "--data-dir", str(data)], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    return ran.stdout
+
+
+def test_what_an_argument_takes_is_shown_also_where_it_may_be_left_out(tmp_path: Path) -> None:
+    rows = run(tmp_path, "show", "workspace_history").partition("DESCRIPTION\n")[2].splitlines()
+    assert rows == [
+        "  limit?   integer           How many versions at most",
+        "  before?  string, optional  Only versions before this one, to page on",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "shown"),
+    [
+        ({"type": "string"}, "string"),
+        ({"type": ["string", "null"]}, "string, optional"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "string, optional"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "integer|string"),
+        ({"oneOf": [{"enum": ["a", "b"]}, {"enum": [None]}]}, "a|b, optional"),
+        ({"const": 3}, "3"),
+        ({"$ref": "#/$defs/Author"}, "object"),
+        ({"anyOf": [{"$ref": "#/$defs/Author"}, {"type": "null"}]}, "object, optional"),
+        ({"$ref": "#/$defs/Loop"}, "any"),
+        ({"$ref": "https://example.org/schema"}, "any"),
+        ({"$ref": 7}, "any"),
+        ({"type": "null"}, "null"),
+        ({}, "any"),
+        (True, "any"),
+    ],
+)
+def test_every_schema_has_a_short_name(schema: Any, shown: str) -> None:
+    definitions = {"Author": {"type": "object"}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}]}}
+    tool = Tool("x", "", input_schema={"type": "object", "properties": {"a": schema}, "$defs": definitions})
+    assert argument_rows(tool)[0][1] == shown
+
+
+def test_digits_are_text_where_a_tool_takes_text_or_nothing(tmp_path: Path) -> None:
+    run(tmp_path, "call", "write_file", "path=a", "content=x")
+    with pytest.raises(GatewayError) as refused:
+        run(tmp_path, "call", "workspace_history", "before=12345678")
+    assert refused.value.code == "MANIFEST_NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("dev", "; did you mean 'development'?"),
+        ("develpment", "; did you mean 'development'?"),
+        ("nonsense", "; there are filesystem, editing, web, development, customer_support, toolsets, upstream"),
+    ],
+)
+def test_a_category_nobody_knows_is_refused_with_those_there_are(tmp_path: Path, given: str, hint: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        run(tmp_path, "list", "--enable-tool-categories", given)
+    assert refused.value.message == f"there is no category {given!r}{hint}"
