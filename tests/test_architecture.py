@@ -46,6 +46,8 @@ LAZY = {
     "gateway/app.py": 3,
     "gateway/cli/serve.py": 2,
     "gateway/serve/renders.py": 1,
+    "gateway/sources/development/__init__.py": 1,
+    "gateway/sources/web/__init__.py": 2,
 }
 """Imports inside functions, for the start-up time of the command; each has a comment that says so."""
 

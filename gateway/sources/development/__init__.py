@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -79,6 +78,7 @@ class DevelopmentSource:
         async with self._setting_up:
             if self._made is None:
                 # Imported by the first who needs it: most processes never do, and all of them start.
-                module = importlib.import_module(".workbench", __package__)
-                self._made = await module.Workbench.set_up(self._workspaces, self._settings, self._choice)
+                from .workbench import Workbench
+
+                self._made = await Workbench.set_up(self._workspaces, self._settings, self._choice)
             return self._made

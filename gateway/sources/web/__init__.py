@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 
 from ...calls import Call, Outcome
@@ -26,9 +25,11 @@ def web_sources(settings: WebSettings, workspaces: Workspaces, versions: Version
     unreached = Unreached(lacks)
     if not settings.allowed_hosts and settings.search is None:
         return (unreached,)
-    # Loaded only then: most processes start without.
-    files = importlib.import_module("gateway.sources.web.outside").Files(workspaces, versions)
-    return (importlib.import_module("gateway.sources.web.source").WebSource(settings, files), unreached)
+    # Imported only then: most processes start without.
+    from .outside import Files
+    from .source import WebSource
+
+    return (WebSource(settings, Files(workspaces, versions)), unreached)
 
 
 class Unreached:
