@@ -7,21 +7,18 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import Conflict, NotFound
 from . import index as indexes
 from .beneath import Parts, Way, best_way
 from .blobs import BlobStore, blob_missing
+from .environments import without
 from .index import RACY_NANOSECONDS, File, Index
 from .plan import Plan, plan
 from .refusals import shown
 from .restore import Restore
-from .snapshot import file_clock, scan
+from .snapshot import Ignore, file_clock, scan
 from .tree import Changes, Tree, changes, diff
-
-if TYPE_CHECKING:  # pathspec is imported with it, and only attached folders need that
-    from .ignore import Ignore
 
 _MANY = 64  # from here on waiting until a file's times can be trusted costs less than reading it again
 _TICK_SECONDS = 0.005
@@ -65,13 +62,13 @@ class Checkout:
         Refused before anything is touched when a content is missing, when an ignored file is in the
         way, or, with `seen`, when the folder no longer holds exactly that. What no tree holds is
         never removed. When `seen` is the very tree the last snapshot returned, the folder is not
-        looked through again: each path is, just before it is touched.
+        looked through again: each path is, just before it is touched. Environments stay as they are.
         """
         with self._opened() as root:
             index = self._index if self._index is not None and self._index.tree is seen else self._scan(root)
             if seen is not None and diff(index.tree, seen):
                 raise Conflict("the workspace was changed by someone else meanwhile; take a snapshot of it first")
-            steps = plan(index, target)
+            steps = plan(index, without(index, target))
             self._require_contents(steps)
             written = Restore(root, self._way, self._blobs, index).run(steps)
             self._index = index.after(steps.removed, _settled(root, written))

@@ -14,6 +14,7 @@ import orjson
 from . import sweep as sweeping
 from .blobs import FileBlobs
 from .checkout import Checkout
+from .environments import Environments
 from .lock import ChatLock
 from .tree import EMPTY, Patch, Tree, diff
 
@@ -36,7 +37,7 @@ class OpenChat:
         if not self._swept.exists():
             self._swept.touch(0o600)
         self.swept_at = self._swept.stat().st_mtime
-        self.checkout = Checkout(folder, self.blobs, directory / "index", _ignore() if attached else None)
+        self.checkout = Checkout(folder, self.blobs, directory / "index", _ignore() if attached else Environments())
         self.manifest: str | None = None
         self.tree = EMPTY
         self._index_saved = time.monotonic()
@@ -59,7 +60,7 @@ class OpenChat:
 
 
 def _ignore() -> Any:
-    # pathspec takes a while to import, and only a person's own folder has ignored files
+    # pathspec takes a while to import, and only in a person's own folder it counts what .gitignore says
     return importlib.import_module(".ignore", __package__).Ignore()
 
 

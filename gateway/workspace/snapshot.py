@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from .beneath import LISTING, READING, Parts, Way
 from .blobs import BlobStore
@@ -21,9 +21,6 @@ from .index import RACY_NANOSECONDS, File, Folder, Index, Stamp, stamp_of
 from .moments import change_times
 from .refusals import refusal
 from .removal import temporary_name
-
-if TYPE_CHECKING:  # pathspec is imported with it, and only attached folders need that
-    from .ignore import Ignore, Rules
 
 ODD = "a pipe, socket or device"
 UNREADABLE = "not readable by the gateway"
@@ -43,6 +40,23 @@ _CLOSED = {
 }
 
 _HELD = 16  # directories open at once, one in another
+
+
+class Rules(Protocol):
+    """What is left out of a directory; `key` is equal for equal rules, now and in another process."""
+
+    @property
+    def key(self) -> str: ...
+
+    def ignores(self, path: str, is_directory: bool) -> bool: ...
+
+
+class Ignore(Protocol):
+    """What is left out of a workspace, found out from it as it is at the moment."""
+
+    def inside(self, above: Any, path: str, directory: int, way: Way) -> Rules | None:
+        """The rules in the directory `path`, which is open, given those of the one above it."""
+        ...
 
 
 def scan(root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | None = None) -> Index:
