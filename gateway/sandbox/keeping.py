@@ -33,13 +33,14 @@ class Kept:
 
 def kept(program: Program) -> Iterator[Kept]:
     """What is there of all that is to be kept, each after the folders above it: those stay writable, but where they
-    are, for a folder that could be moved away would make room for another with the same name."""
+    are, for a folder that could be moved away would make room for another with the same name. A file in the place of
+    such a folder is kept too: it may say where the folder is."""
     for mount in program.mounts:
         if mount.writable:
             for path in _with_parents(mount.kept):
                 if (fd := _opened(mount, path)) is not None:
-                    bind = "--ro-bind" if path in mount.kept else "--bind"
-                    yield Kept(fd, f"{mount.target}/{path}", bind)
+                    whole = path in mount.kept or stat.S_ISREG(os.fstat(fd).st_mode)
+                    yield Kept(fd, f"{mount.target}/{path}", "--ro-bind" if whole else "--bind")
 
 
 def _with_parents(paths: tuple[str, ...]) -> list[str]:

@@ -106,6 +106,16 @@ async def test_a_link_leads_to_nothing(sandbox: Sandbox, folder: Path, tmp_path:
     ]
 
 
+async def test_a_file_in_the_place_of_a_folder_that_holds_what_is_kept_is_kept(sandbox: Sandbox, folder: Path) -> None:
+    (folder / "a").rename(folder / "elsewhere")
+    (folder / "a").write_text("as it was")
+    code = "import os\nopen('b', 'w').close()\nos.replace('b', 'a')"
+    for each in ("open('a', 'w').write('changed')", "import os; os.unlink('a')", code):
+        finished = await run(sandbox, keeping(each, folder, sandbox), timeout=20)
+        assert b"OSError" in finished.stderr or b"Error: [Errno" in finished.stderr
+        assert (folder / "a").read_text() == "as it was"
+
+
 async def test_one_that_waited_keeps_what_came_meanwhile(sandbox: Sandbox, folder: Path) -> None:
     spares = Spares(sandbox)
     (folder / "a/settings").unlink()

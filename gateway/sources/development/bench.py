@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +21,7 @@ from ...workspace import Entry, Parts, Root, parse
 from .live import Live
 from .machine import SEARCH_PATH, Interpreter, Machine, visible
 from .pythons import Python, Script
+from .redirects import OF_GIT, missing
 
 T = TypeVar("T")
 
@@ -28,7 +31,8 @@ WORKSPACE = "/workspace"
 VENV, NODE_MODULES = ".venv", "node_modules"
 _OWN_PROGRAMS = (f"{VENV}/bin", f"{NODE_MODULES}/.bin")
 
-_OF_GIT = (".git/hooks", ".git/config", ".git/config.worktree")
+_PACKAGED = {"pytest": "pip", "ruff": "pip", "black": "pip", "prettier": "npm"}
+"""Programs that install_package can install, and with what."""
 
 _AT_HOME = {
     "OPENSSL_CONF": "/dev/null",
@@ -56,7 +60,7 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 class Bench:
     """What a development tool works with besides its arguments. `timeout` is the longest a program may take,
     `network` where those may go that are run `online`; None is nowhere. `attached` is a folder of a person's own, of
-    which versions do not keep everything."""
+    which versions do not keep everything. `installs` says whether install_package can be called."""
 
     call: Call
     folder: Path
@@ -68,6 +72,7 @@ class Bench:
     timeout: float
     network: Policy | None = None
     attached: bool = False
+    installs: bool = False
 
     @property
     def inside(self) -> str:
@@ -106,6 +111,16 @@ class Bench:
         except GatewayError:
             return None
 
+    def discard(self, *places: Parts) -> None:
+        """Remove what is there, a directory with all that is in it; what cannot be removed stays. Blocks."""
+        for parts in places:
+            found = self.found(parts)
+            with suppress(GatewayError, OSError):
+                if found is not None and found.kind == "directory":
+                    deque(self.root.remove_tree(parts), maxlen=0)
+                elif found is not None:
+                    self.root.remove(parts)
+
     def find(self, name: str) -> str | None:
         """Where a program is: among the workspace's own, else on the machine."""
         for folder in _OWN_PROGRAMS:
@@ -130,7 +145,7 @@ class Bench:
         own = ":".join(f"{self.inside}/{folder}" for folder in _OWN_PROGRAMS)
         return Program(
             argv=argv,
-            mounts=(Mount(self.folder, WORKSPACE, writable=writable, kept=_OF_GIT if free and self.attached else ()),),
+            mounts=(Mount(self.folder, WORKSPACE, writable=writable, kept=OF_GIT if free and self.attached else ()),),
             readable=tuple(readable),
             env={
                 "PATH": f"{own}:{SEARCH_PATH}",
@@ -156,7 +171,7 @@ class Bench:
         quiet: bool = False,
     ) -> Finished:
         """Run it to its end, telling the caller what it writes meanwhile. Who is cancelled here ends it."""
-        async with Live(no_progress if quiet else self.call.progress) as live:
+        async with self._kept(program), Live(no_progress if quiet else self.call.progress) as live:
             return await run(
                 self.sandbox,
                 program,
@@ -171,20 +186,43 @@ class Bench:
     ) -> Finished:
         """The same for Python code, by whatever runs it here."""
         script = Script(code, args, env, timeout or self.timeout)
-        async with Live(self.call.progress) as live:
+        async with self._kept(), Live(self.call.progress) as live:
             return await self.pythons.run(self, script, live.said)
+
+    @asynccontextmanager
+    async def _kept(self, program: Program | None = None) -> AsyncIterator[None]:
+        """Nothing stays that a free program adds for a person's git to follow; what was there, its sandbox holds."""
+        free = program is None or any(mount.kept for mount in program.mounts)
+        absent = missing(self) if free and self.attached else []
+        try:
+            yield
+        finally:
+            if absent:
+                with anyio.CancelScope(shield=True):
+                    await in_thread(self.discard, *absent)
 
     def own_files(self, what: str) -> str | None:
         """Why to ask before a program may do what it likes with the files: they are a person's own. A chat's own
-        workspace can be had back as it was, all of it."""
+        workspace can be had back as it was, all but the packages, which can be installed again."""
         if not self.attached:
             return None
         return f"{what} with write access to {self.folder}; files that git ignores are in no version to go back to"
 
-    def require_network(self) -> None:
+    def require_network(self) -> Policy:
+        """Where programs may go; refused while that is nowhere."""
         if self.network is None:
             message = "the network is off in the sandbox; turn it on with sandbox.network: true"
             raise Unavailable(message, code="NETWORK_OFF")
+        return self.network
+
+    def to_get(self, *programs: str) -> str:
+        """What one can do here to have one of these programs, as the gateway is set."""
+        managers = {"pip": self.installs, "npm": self.installs and "npm" in self.machine.programs}
+        packages = [each for each in programs if managers.get(_PACKAGED.get(each, ""))]
+        if packages:
+            return f"install {' or '.join(packages)} into the workspace with install_package"
+        folders = SEARCH_PATH.replace(":", ", ")
+        return f"install {' or '.join(programs)} on this machine, in one of {folders}, and start the gateway again"
 
     def _system_python(self) -> Interpreter:
         if self.machine.python is None:

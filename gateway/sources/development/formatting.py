@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -27,6 +28,9 @@ FILE_BYTES = 1024 * 1024
 TOTAL_BYTES = 64 * 1024 * 1024
 _DIFF = 256 * 1024
 _SAID = 2000
+_REASON = 500
+_FAILED = 200
+_PARSED = 64 * 1024
 _COPY = "/copy"
 _BATCH = 200
 
@@ -73,6 +77,12 @@ class Reformatted(Shape):
     formatter: str
 
 
+class Failed(Shape):
+    path: str
+    formatter: str
+    reason: str = Field(description="In the formatter's own words, such as where the file has a mistake")
+
+
 class Problem(Shape):
     formatter: str
     message: str
@@ -80,9 +90,10 @@ class Problem(Shape):
 
 class Formatted(Shape):
     changed: list[Reformatted] = Field(description="Files that were changed, or with check would be")
-    unchanged: int
+    unchanged: int = Field(description="How many are as they should be")
+    failed: list[Failed] = Field(description="Files that could not be formatted; they are as they were")
     diff: str = Field(description="What changed, as a unified diff")
-    problems: list[Problem] = Field(description="What a formatter could not do, such as files with mistakes in them")
+    problems: list[Problem] = Field(description="What kept a formatter from its work, other than the files themselves")
     without_formatter: list[str] = Field(description="Endings of files for which no formatter is here")
     truncated: bool = Field(description="Whether files or lines were left out")
 
@@ -106,14 +117,12 @@ async def format_code(
     taken = await in_thread(_taken, bench, paths)
     if not taken.files and taken.without and paths:
         endings = ", ".join(sorted(taken.without))
-        raise Invalid(
-            f"no formatter for {endings} is here; install one with install_package, such as ruff or prettier",
-            code="NO_FORMATTER",
-        )
+        fitting = [each.program for each in FORMATTERS if taken.without.intersection(each.endings)]
+        raise Invalid(f"no formatter for {endings} is here; {bench.to_get(*fitting)}", code="NO_FORMATTER")
     copy = await in_thread(_copied, taken, f"{bench.inside}/{NODE_MODULES}")
     try:
-        problems = [problem async for problem in _formatted(bench, taken, copy)]
-        answer = await in_thread(_settled, bench, taken, copy, problems, check)
+        complaints = [complaint async for complaint in _formatted(bench, taken, copy)]
+        answer = await in_thread(_settled, bench, taken, copy, complaints, check)
     finally:
         with anyio.CancelScope(shield=True):
             await in_thread(shutil.rmtree, copy, True)
@@ -187,17 +196,31 @@ def _copied(taken: _Taken, modules: str) -> Path:
     return folder
 
 
-async def _formatted(bench: Bench, taken: _Taken, copy: Path) -> AsyncIterator[Problem]:
+@dataclass(frozen=True)
+class _Complaint:
+    """What a formatter that failed said of the files it was given."""
+
+    formatter: str
+    files: Sequence[Parts]
+    said: str
+    killed: bool = False
+
+
+async def _formatted(bench: Bench, taken: _Taken, copy: Path) -> AsyncIterator[_Complaint]:
     """Run the formatters on the copy; what they complain of."""
+    inside = bench.sandbox.inside(Mount(copy, _COPY, writable=True))
     for formatter in FORMATTERS:
-        names = ["./" + "/".join(parts) for parts, (which, _, _) in taken.files.items() if which is formatter]
-        for start in range(0, len(names), _BATCH):
-            finished = await bench.run(_program(bench, formatter, copy, names[start : start + _BATCH]))
-            said = (finished.stderr or finished.stdout).decode("utf-8", "replace").strip()[:_SAID]
+        files = [parts for parts, (which, _, _) in taken.files.items() if which is formatter]
+        for start in range(0, len(files), _BATCH):
+            batch = files[start : start + _BATCH]
+            names = ["./" + "/".join(parts) for parts in batch]
+            finished = await bench.run(_program(bench, formatter, copy, names))
+            said = (finished.stderr or finished.stdout).decode("utf-8", "replace").replace(f"{inside}/", "").strip()
             if finished.exit.killed is not None:
-                yield Problem(formatter=formatter.program, message=f"it went over its limit of {finished.exit.killed}")
+                limit = f"it went over its limit of {finished.exit.killed}"
+                yield _Complaint(formatter.program, batch, limit, killed=True)
             elif finished.exit.code != 0:
-                yield Problem(formatter=formatter.program, message=said or f"it ended with {finished.exit.code}")
+                yield _Complaint(formatter.program, batch, said or f"it ended with {finished.exit.code}")
 
 
 def _program(bench: Bench, formatter: Formatter, copy: Path, names: Sequence[str]) -> Program:
@@ -209,38 +232,81 @@ def _program(bench: Bench, formatter: Formatter, copy: Path, names: Sequence[str
     return replace(program, mounts=(*program.mounts, mount))
 
 
-def _settled(bench: Bench, taken: _Taken, copy: Path, problems: list[Problem], check: bool) -> Formatted:
+def _settled(bench: Bench, taken: _Taken, copy: Path, complaints: Sequence[_Complaint], check: bool) -> Formatted:
     """Compare, and unless it is only a check, take over what differs."""
-    changed, diffs = [], []
+    changed, diffs, problems = [], [], []
+    reasons: dict[Parts, str] = {}
+    for each in complaints:
+        of_files = {} if each.killed else _reasons(each)
+        reasons |= of_files or dict.fromkeys(each.files, each.said.partition("\n")[0][:_REASON])
+        if not of_files:
+            problems.append(Problem(formatter=each.formatter, message=each.said[:_SAID]))
     with Root(copy) as formatted:
         for parts, (formatter, before, seen) in taken.files.items():
-            try:
-                with formatted.open(parts) as file:
-                    after = file.read(2 * FILE_BYTES + 1)
-            except GatewayError:
-                continue  # a formatter that removes files is not followed
-            if after == before or len(after) > 2 * FILE_BYTES:
+            after = _content(formatted, parts)
+            if after is None:
+                reasons[parts] = "the formatter left no file of a size to take over"
+            if after is None or after == before:
                 continue
+            reasons.pop(parts, None)
             if not check:
                 bench.root.replace(parts, after, seen=seen)
             changed.append(Reformatted(path=shown(parts), formatter=formatter.program))
             old, new = before.decode("utf-8", "replace"), after.decode("utf-8", "replace")
             diffs.append(unified_diff(shown(parts), old, new))
     diff = "".join(diffs)
+    failed = [
+        Failed(path=shown(parts), formatter=taken.files[parts][0].program, reason=reason)
+        for parts, reason in reasons.items()
+    ]
     return Formatted(
         changed=changed,
-        unchanged=len(taken.files) - len(changed),
+        unchanged=len(taken.files) - len(changed) - len(failed),
+        failed=failed[:_FAILED],
         diff=diff[:_DIFF],
         problems=problems,
         without_formatter=sorted(taken.without),
-        truncated=taken.truncated or len(diff) > _DIFF,
+        truncated=taken.truncated or len(diff) > _DIFF or len(failed) > _FAILED,
     )
+
+
+def _content(formatted: Root, parts: Parts) -> bytes | None:
+    """What a formatter made of a file; one that removes files or blows them up is not followed."""
+    try:
+        with formatted.open(parts) as file:
+            content = file.read(2 * FILE_BYTES + 1)
+    except GatewayError:
+        return None
+    return content if len(content) <= 2 * FILE_BYTES else None
+
+
+def _reasons(complaint: _Complaint) -> dict[Parts, str]:
+    """Why files failed: of each the lines from where it is named to the next, with those above it in its paragraph.
+    None where a formatter names none."""
+    known = {"/".join(parts): parts for parts in complaint.files}
+    names = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    named = re.compile(rf"(?<![\w./-])(?:\./)?({names})(?![\w/-]|\.\w)")
+    found: dict[Parts, list[str]] = {}
+    said: list[str] = []
+    nobodys = True
+    for line in complaint.said[:_PARSED].splitlines():
+        match = named.search(line)
+        if match is not None and known[match[1]] not in found:
+            said = found[known[match[1]]] = [*(said if nobodys else ()), line]
+            nobodys = False
+        elif line.strip():
+            said.append(line)
+        else:
+            said, nobodys = [], True
+    return {parts: "\n".join(lines)[:_REASON] for parts, lines in found.items()}
 
 
 def _text(answer: Formatted, check: bool) -> str:
     verb = "would change" if check else "changed"
-    lines = [f"{len(answer.changed)} files {verb}, {answer.unchanged} are as they should be"]
+    failed = f", {len(answer.failed)} could not be formatted" if answer.failed else ""
+    lines = [f"{len(answer.changed)} files {verb}, {answer.unchanged} are as they should be{failed}"]
     lines += [f"{verb}: {each.path} ({each.formatter})" for each in answer.changed]
+    lines += [f"could not be formatted: {each.path} ({each.formatter}): {each.reason}" for each in answer.failed]
     lines += [f"{each.formatter}: {each.message}" for each in answer.problems]
     if answer.without_formatter:
         lines.append(f"no formatter is here for {', '.join(answer.without_formatter)}")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import anyio
 from pydantic import Field
 
 from ...errors import GatewayError, Invalid, ToolFailed, Unavailable
@@ -16,8 +20,10 @@ from ...sandbox import Program
 from ...sandbox.run import Finished
 from ...tools import Access, Permission
 from ...workspace.entries import TEMPORARY
+from ...workspace.environments import MARK
 from ..builtin.define import Shape, builtin
-from .bench import NODE_MODULES, VENV, Bench
+from .bench import NODE_MODULES, VENV, Bench, in_thread
+from .noting import Noting
 
 Manager = Literal["pip", "npm"]
 
@@ -26,6 +32,8 @@ _INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "npm_config_registry
 _UV_LINE = re.compile(r"^ \+ (\S+?)==(\S+)", re.MULTILINE)
 
 _CACHE = f"{TEMPORARY}packages"
+_MADE = {"pip": (VENV,), "npm": (NODE_MODULES, "package.json", "package-lock.json")}
+"""What a manager makes in a workspace that has none of it yet."""
 
 _PIP = f"""
 set -eu
@@ -35,8 +43,10 @@ trap 'rm -rf "$cache"' EXIT
 export UV_CACHE_DIR="$PWD/$cache" UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_PYTHON_DOWNLOADS=never UV_LINK_MODE=copy
 [ -e {VENV}/pyvenv.cfg ] || "$uv" venv --quiet --no-project --relocatable --python "$python" {VENV}
 "$uv" pip install --color never --python {VENV} "$@"
+[ -e {VENV}/{MARK} ] || echo '*' > {VENV}/{MARK}
 """
-"""The cache lies in the workspace while it is needed, as there is not much room in /tmp."""
+"""The cache lies in the workspace while it is needed, as there is not much room in /tmp. The mark keeps what is
+installed out of the versions, and out of git."""
 
 _NPM = f"""
 set -eu
@@ -45,6 +55,7 @@ cache={_CACHE}
 trap 'rm -rf "$cache"' EXIT
 export npm_config_cache="$PWD/$cache" npm_config_update_notifier=false
 "$npm" install --no-audit --no-fund --no-progress --ignore-scripts --loglevel=error -- "$@" >&2
+[ ! -d {NODE_MODULES} ] || [ -e {NODE_MODULES}/{MARK} ] || echo '*' > {NODE_MODULES}/{MARK}
 "$npm" ls --json --depth=0
 """
 
@@ -88,17 +99,32 @@ async def install_package(
     for each in packages:
         if not each.strip() or each.startswith("-") or any(character in each for character in "\0\n"):
             raise Invalid(f"{each!r} is no package; name it, with a version if you like", code="INVALID_PACKAGE")
-    bench.require_network()
-    finished = await bench.run(_program(bench, manager, packages))
-    said = "\n".join(stream.decode("utf-8", "replace") for stream in (finished.stderr, finished.stdout)).strip()
-    if finished.exit.killed is not None or finished.exit.code != 0:
-        why = f"it went over its limit of {finished.exit.killed}" if finished.exit.killed else said[-_SAID:]
-        raise ToolFailed(f"{manager} could not install {', '.join(packages)[:200]}: {why}", code="INSTALL_FAILED")
+    network = Noting.like(bench.require_network())
+    async with _undone_on_failure(bench, manager):
+        finished = await bench.run(replace(_program(bench, manager, packages), network=network))
+        said = "\n".join(stream.decode("utf-8", "replace") for stream in (finished.stderr, finished.stdout)).strip()
+        if finished.exit.killed is not None or finished.exit.code != 0:
+            limit = [f"it went over its limit of {finished.exit.killed}"] if finished.exit.killed else []
+            why = "\n".join([*limit, *network.refused.values(), *([] if limit else [said[-_SAID:]])])
+            message = f"{manager} could not install {', '.join(packages)[:200]}: {why}"
+            raise ToolFailed(message, code="INSTALL_FAILED", refused_hosts=list(network.refused))
     installed = _installed(manager, finished)
     environment = VENV if manager == "pip" else NODE_MODULES
     answer = Packages(manager=manager, environment=environment, installed=installed, output=said[-_SAID:])
     listed = ", ".join(f"{each.name} {each.version}" for each in installed) or "nothing new"
     return answer, f"Installed into {environment}: {listed}"
+
+
+@asynccontextmanager
+async def _undone_on_failure(bench: Bench, manager: Manager) -> AsyncIterator[None]:
+    """What was not there before goes again when it fails or is cancelled; a manager that is killed cannot tidy up."""
+    new = [(name,) for name in _MADE[manager] if bench.found((name,)) is None]
+    try:
+        yield
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await in_thread(bench.discard, *new, (_CACHE,))
+        raise
 
 
 def _program(bench: Bench, manager: Manager, packages: list[str]) -> Program:

@@ -14,11 +14,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ...errors import GatewayError, Invalid, NotFound, ToolFailed
+from ...errors import Forbidden, GatewayError, Invalid, NotFound, ToolFailed
 from ...sandbox.doorway import PORT
 from ...sandbox.run import Finished
 from ...workspace import parse, shown
-from .bench import Bench
+from . import redirects
+from .bench import Bench, in_thread
 
 OUTPUT_LIMIT = 4 * 1024 * 1024
 _TOLD = 2000
@@ -103,18 +104,22 @@ _BY_NAME = (
 )
 """Keys with a name of the repository's own choosing in them, and what they are set to."""
 
+_ELSEWHERE = re.compile(r"not a git repository: (.+)")
+
 _FILTER = re.compile(r"filter\.(.+)\.(?:clean|smudge|process)", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Repository:
     """One repository in the workspace. `config` has its own settings, several values for a key possible; `within` are
-    the names of those that repositories inside of it have."""
+    the names of those that repositories inside of it have. `elsewhere` is where it lies when the workspace is only a
+    worktree of it; it is then read, and never changed."""
 
     bench: Bench
     directory: str
     config: Sequence[tuple[str, str]]
     within: Sequence[str] = ()
+    elsewhere: Path | None = None
     online: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -122,7 +127,8 @@ class Repository:
     async def open(cls, bench: Bench, where: str, *, changing: bool = False) -> Repository:
         """The repository in that directory, or in the nearest above it in the workspace. For `changing` it, git also
         looks into the repositories within, where their settings count too."""
-        found = cls(bench, bench.directory(where), ())
+        elsewhere = await in_thread(redirects.elsewhere, bench, parse(where)) if bench.attached else None
+        found = cls(bench, bench.directory(where), (), elsewhere=elsewhere)
         answer = await found._git(("config", *_LISTED), writable=False)
         if answer.exit.code != 0:
             raise _failure("config", answer)
@@ -155,6 +161,9 @@ class Repository:
 
     async def change(self, *arguments: str, given: bytes = b"", codes: Sequence[int] = (0,)) -> str:
         """The same for a command that changes the repository or the files."""
+        if self.elsewhere is not None:
+            message = f"the workspace is a worktree of {self.elsewhere}, which lies outside of it and is only read"
+            raise Forbidden(f"{message}; run git {arguments[0]} yourself, or attach the folder it is in")
         return await self._text(arguments, codes, writable=True, given=given)
 
     def value(self, key: str) -> str | None:
@@ -184,6 +193,7 @@ class Repository:
             cwd=self.directory,
             env={**_ENVIRONMENT, **self._settings(), **self._ceiling(), **self.env},
             writable=writable,
+            readable=() if self.elsewhere is None else (self.elsewhere,),
             online=self.online,
         )
         return await self.bench.run(program, given=given, output_limit=limit, quiet=not self.online)
@@ -256,6 +266,9 @@ def _failure(command: str, answer: Finished) -> GatewayError:
     said = plain(decoded(answer.stderr or answer.stdout)).strip()[-_TOLD:]
     if answer.exit.killed is not None:
         return ToolFailed(f"git {command} went over its limit of {answer.exit.killed}", code="LIMIT_EXCEEDED")
+    if (led := _ELSEWHERE.search(said)) is not None:
+        message = f"the .git file here leads to {led[1]}, which no program in the sandbox can see; attach the folder"
+        return NotFound(f"{message} in which the repository itself is", code="NOT_A_REPOSITORY")
     if "not a git repository" in said:
         message = "there is no git repository here; name its directory, or make one with 'git init' (run_command)"
         return NotFound(message, code="NOT_A_REPOSITORY")

@@ -93,7 +93,7 @@ def _pytest(bench: Bench, only: tuple[str, ...]) -> Tests:
     elif (found := bench.machine.programs.get("pytest")) is not None:
         command = (found,)
     else:
-        raise _missing("pytest", "install it into the workspace with install_package")
+        raise _missing("pytest", bench.to_get("pytest"))
     return Tests(
         "pytest",
         (*command, *options, *only),

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from ...calls import Call, Outcome
@@ -19,6 +20,7 @@ from ...sandbox.network import network_of
 from ...tools import Tool
 from ...workspace import Workspaces
 from ..builtin.define import Builtin
+from . import CATEGORY
 from .bench import Bench
 from .changing import git_add, git_branch, git_checkout, git_commit, git_stash
 from .formatting import format_code
@@ -127,6 +129,8 @@ class Workbench:
     async def _ask(self, builtin: Builtin, call: Call) -> str | None:
         with self._bench(call) as bench:
             reason: str | None = await builtin.ask(bench, call.arguments)
+            if reason is None and builtin is run_code and call.arguments.get("language") == "python":
+                bench.pythons.expect(bench)  # it starts while a version of the files is kept
         if call.consent is not None and call.consent.reason == reason:  # else it is for what a rule says
             if len(self._agreed) >= CONSENTS:
                 self._agreed.clear()
@@ -197,7 +201,15 @@ class Workbench:
                 timeout=self._settings.sandbox.timeout,
                 network=self._network,
                 attached=self._workspaces.is_attached(call.chat),
+                installs=self._installs and call.caller.permission.allows(install_package.tool.permission),
             )
+
+    @cached_property
+    def _installs(self) -> bool:
+        """Whether install_package is offered: it can run, and neither the category nor the profile keeps it back."""
+        levels = (self._settings.category(CATEGORY).permission, self._settings.effective_profile().permission)
+        wanted = install_package.tool
+        return self._lack(wanted.id) is None and all(level.allows(wanted.permission) for level in levels)
 
 
 def _apart(machine: Machine) -> tuple[Sandbox | None, Python | None]:

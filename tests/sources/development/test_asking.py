@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,26 @@ async def test_an_operator_can_have_nobody_asked(tmp_path: Path) -> None:
         (tmp_path / place).mkdir()
         async with opened(tmp_path / place, workspace=tmp_path / "mine", approval=approval) as gateway:
             assert (await gateway.call(*RUN[0])).ok
+
+
+@pytest.mark.parametrize(
+    ("chat", "language", "begun"), [("own", "python", 1), ("own", "bash", 0), ("demo", "python", 0)]
+)
+async def test_an_interpreter_begins_once_nobody_has_to_agree(
+    tmp_path: Path, chat: str, language: str, begun: int
+) -> None:
+    async with desk(tmp_path) as at:
+        tool = at.tools["run_code"]
+        rule: Any = tool.requires_confirmation
+        call = Call(name="run_code", tool=tool, arguments={"language": language, "code": "print(1)"}, chat=chat)
+        assert (await rule(call) is None) is (chat == "own")
+        spares = at.source._made._pythons._spares  # type: ignore[union-attr]
+        assert len(spares._coming) + spares.waiting == begun
+        coming = [*spares._coming.values()]
+        outcome = await at.source.call_tool(call if begun else replace(call, confirmed=True))
+        assert outcome.value["stdout"] == "1\n" if language == "python" else not outcome.value["stdout"], outcome
+        assert all(task.result().process.pid for task in coming)
+        assert spares.waiting == 0, "what had begun was used"
 
 
 async def test_nobody_asks_about_formatting_which_works_on_a_copy(tmp_path: Path) -> None:

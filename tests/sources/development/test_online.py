@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
 from gateway.net.policy import Policy
 from gateway.sources.development.packages import indexes
 
-from .desks import Desk, desk
+from .desks import Desk, desk, opened
 from .servers import packages, repositories
 from .test_git import AUTHOR
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4"), pytest.mark.slow]
 
+MANAGERS = [name for name, program in (("pip", "python3"), ("npm", "npm")) if shutil.which(program)]
+
 
 @asynccontextmanager
-async def connected(place: Path, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> AsyncIterator[Desk]:
+async def connected(
+    place: Path, monkeypatch: pytest.MonkeyPatch, *hosts: str, timeout: float = 60
+) -> AsyncIterator[Desk]:
     """A desk whose programs may reach these, though they are on this machine."""
-    policy = Policy(hosts, allow_private=True)
+    policy = Policy(hosts, allow_private=True, hosts_setting="sandbox.allowed_hosts")
     monkeypatch.setattr("gateway.sources.development.workbench.network_of", lambda _: policy)
-    async with desk(place, sandbox={"network": True}) as at:
+    async with desk(place, sandbox={"network": True, "timeout": timeout}) as at:
         yield at
 
 
@@ -48,11 +55,76 @@ async def test_a_package_is_installed_and_what_runs_afterwards_has_it(
             assert (error.code, "no-such-package" in error.message) == ("INSTALL_FAILED", True)
 
 
-async def test_an_index_that_is_not_allowed_is_not_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_index_that_is_not_allowed_is_named_with_the_setting_that_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with packages(tmp_path / "index") as port:
         monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{port}/simple")
+        monkeypatch.setenv("npm_config_registry", f"http://127.0.0.1:{port}/npm")
         async with connected(tmp_path, monkeypatch, "example.org") as at:
-            assert (await at.refusal("install_package", packages=["tiny"])).code == "INSTALL_FAILED"
+            for manager in MANAGERS:
+                error = await at.refusal("install_package", packages=["tiny"], manager=manager)
+                assert (error.code, error.details) == ("INSTALL_FAILED", {"refused_hosts": ["127.0.0.1"]})
+                fix = "127.0.0.1 is not among the allowed hosts; add it to sandbox.allowed_hosts to allow it"
+                assert error.message.startswith(f"{manager} could not install tiny: {fix}\n")
+                assert list(at.folder.iterdir()) == []
+
+
+async def test_what_a_failed_call_made_does_not_stay_also_when_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{port}/simple")
+        monkeypatch.setenv("npm_config_registry", f"http://127.0.0.1:{port}/npm")
+        async with connected(tmp_path, monkeypatch, f"127.0.0.1:{port}", timeout=3) as at:
+            for manager in MANAGERS:
+                error = await at.refusal("install_package", packages=["tiny"], manager=manager)
+                assert error.message == f"{manager} could not install tiny: it went over its limit of timeout"
+                assert list(at.folder.iterdir()) == []
+            with anyio.move_on_after(2) as scope:
+                await at.call("install_package", packages=["tiny"])
+            assert scope.cancelled_caught
+            assert list(at.folder.iterdir()) == []
+
+
+async def test_an_environment_that_was_there_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with packages(tmp_path / "index") as port:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{port}/simple")
+        async with connected(tmp_path, monkeypatch, f"127.0.0.1:{port}") as at:
+            await at.value("install_package", packages=["tiny"])
+            before = {path: path.lstat().st_mtime_ns for path in at.folder.rglob("*")}
+            await at.refusal("install_package", packages=["no-such-package"])
+            assert {path: path.lstat().st_mtime_ns for path in at.folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize("attached", [True, False])
+async def test_what_is_installed_is_in_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attached: bool
+) -> None:
+    with packages(tmp_path / "index") as port:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{port}/simple")
+        policy = Policy((f"127.0.0.1:{port}",), allow_private=True)
+        monkeypatch.setattr("gateway.sources.development.workbench.network_of", lambda _: policy)
+        (tmp_path / "mine").mkdir()
+        where = {"workspace": tmp_path / "mine"} if attached else {}
+        async with opened(tmp_path, sandbox={"network": True}, chat="c", **where) as gateway:
+            script = {
+                "path": "thing/package.json",
+                "content": '{"name": "thing", "version": "1.0.0"}',
+                "createDirs": True,
+            }
+            assert (await gateway.call("write_file", script, confirmed=True)).ok
+            for arguments in ({"packages": ["tiny"]}, {"packages": ["./thing"], "manager": "npm"}):
+                if arguments.get("manager", "pip") not in MANAGERS:
+                    continue
+                outcome = await gateway.call("install_package", arguments, confirmed=True)
+                assert outcome.ok, outcome.error
+                with gateway.versions.root("c") as root:
+                    assert root.find((outcome.value["environment"], ".gitignore")) is not None
+                assert outcome.post_manifest is not None
+                files = set((await gateway.versions.tree("c", outcome.post_manifest)).files)
+                assert files - {"package.json", "package-lock.json"} == {"thing/package.json"}
 
 
 async def test_options_are_no_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,12 +124,20 @@ async def test_tests_that_take_too_long_are_ended_and_what_was_told_counts(tmp_p
         assert "passed" not in value
 
 
+async def test_a_missing_runner_is_installed_by_the_tool_that_can_where_there_is_one(tmp_path: Path) -> None:
+    async with desk(tmp_path, sandbox={"network": True}) as at:
+        (at.folder / "conftest.py").touch()
+        error = await at.refusal("run_tests")
+        assert (error.code, "with install_package" in error.message) == ("PROGRAM_NOT_FOUND", True)
+
+
 async def test_what_cannot_be_run_is_refused_with_what_is_missing(tmp_path: Path) -> None:
     async with desk(tmp_path) as at:
         assert (await at.refusal("run_tests")).code == "NO_TESTS"
         (at.folder / "conftest.py").touch()
         error = await at.refusal("run_tests")
-        assert (error.code, "install_package" in error.message) == ("PROGRAM_NOT_FOUND", True)
+        assert (error.code, "install_package" in error.message) == ("PROGRAM_NOT_FOUND", False)
+        assert "install pytest on this machine, in one of /usr/local/bin, /usr/bin, /bin" in error.message
         (at.folder / "sub").mkdir()
         (at.folder / "sub/package.json").write_text('{"scripts": {"test": "echo Error: no test specified && exit 1"}}')
         assert (await at.refusal("run_tests", directory="sub")).code == "NO_TESTS"

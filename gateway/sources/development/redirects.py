@@ -1,0 +1,66 @@
+"""Where git would go from a folder of a person's own: what came to be there while a program ran, and a repository that
+lies elsewhere because the folder is one of its worktrees."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import GatewayError
+from ...workspace import Parts
+
+if TYPE_CHECKING:
+    from .bench import Bench
+
+OF_GIT = (
+    ".git/hooks",
+    ".git/config",
+    ".git/config.worktree",
+    ".git/commondir",  # names another directory to take hooks and settings from
+    ".git/worktrees",  # has a commondir for each
+    ".git/modules",  # whole repositories
+)
+"""What says which programs git runs, or where that is said."""
+
+_ADDED = (".git/hooks", ".git/config.worktree", ".git/commondir")
+_LINE = 4096
+
+
+def missing(bench: Bench) -> list[Parts]:
+    """What of it a repository here does not have; nothing can be mounted where nothing is."""
+    if (found := bench.found((".git",))) is None or found.kind != "directory":
+        return []
+    absent: list[Parts] = [tuple(path.split("/")) for path in _ADDED]
+    return [parts for parts in absent if bench.found(parts) is None]
+
+
+def elsewhere(bench: Bench, where: Parts) -> Path | None:
+    """The repository that a folder is a worktree of, where the repository says so too: who can write to the folder
+    could else have any repository of the machine read. Blocks, for a thread."""
+    nearest = next((parts for parts in _upwards(where) if bench.found(parts) is not None), None)
+    if not bench.attached or nearest != (".git",):
+        return None
+    try:
+        with bench.root.open(nearest) as file:
+            led = file.read(_LINE).removeprefix(b"gitdir: ").strip()
+        own = Path(os.path.realpath(os.fsdecode(led)))
+        if not led.startswith(b"/") or own.parent.name != "worktrees":
+            return None
+        back = os.path.realpath(_line(own / "gitdir"))
+    except (GatewayError, OSError, ValueError):
+        return None
+    return own.parent.parent if back == os.path.realpath(bench.folder / ".git") else None
+
+
+def _upwards(where: Parts) -> list[Parts]:
+    return [(*where[:depth], ".git") for depth in range(len(where), -1, -1)]
+
+
+def _line(path: Path) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError(f"{path} is no file")
+        return os.fsdecode(file.read(_LINE).strip())
