@@ -1,7 +1,9 @@
 """`run_code` with `print(1)` through the whole gateway, against a bare `python3 -I -c` on the same machine.
 
 In the process and by a client over stdio, interleaved in one run; first warm, then cold: in a chat that has its files
-but no interpreter waiting yet. Each call keeps the versions of the chat's files. Exits 1 above a limit.
+but no interpreter waiting, and in one that nobody has used and that has no folder yet; both also behind Landlock, as
+where there are no user namespaces. Nothing that is cold is begun before the call. Each call keeps the versions of the
+chat's files. Exits 1 above a limit.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +26,8 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import RequestParamsMeta
 
 from gateway import Gateway
+from gateway.sandbox import choose
+from gateway.sandbox.landlock import Landlock, version
 from gateway.sources.development.machine import interpreter
 
 ROUNDS, COLD_ROUNDS = 60, 15
@@ -58,10 +62,11 @@ async def over_stdio(client: Client, chat: str) -> None:
     assert not result.is_error and cast(Any, result.structured_content)["stdout"] == "1\n", result
 
 
-async def prepare(gateway: Gateway, client: Client, chat: str) -> None:
+async def prepare(gateways: Sequence[Gateway], client: Client, chat: str) -> None:
     """Have the chat's files there, and no interpreter."""
     arguments = {"path": "a.txt", "content": "a"}
-    assert (await gateway.call("write_file", arguments, chat=chat)).ok
+    for gateway in gateways:
+        assert (await gateway.call("write_file", arguments, chat=chat)).ok
     meta = cast(RequestParamsMeta, {"dev.toolgate/chat": chat})
     assert not (await client.call_tool("write_file", arguments, meta=meta)).is_error
 
@@ -93,34 +98,59 @@ def report(taken: dict[str, list[float]]) -> dict[str, float]:
     return ratios
 
 
+@asynccontextmanager
+async def behind_landlock(place: Path) -> AsyncIterator[Gateway]:
+    """A gateway on a machine with no other sandbox."""
+    found = choose._known[:]
+    choose._known[:] = [choose.Survey(Landlock())]
+    try:
+        async with Gateway.open({"data_dir": place, **ON}) as gateway:
+            choose._known[:] = found
+            yield gateway
+    finally:
+        choose._known[:] = found
+
+
+@asynccontextmanager
+async def served(place: Path) -> AsyncIterator[Client]:
+    """A client of a gateway that serves it over stdio."""
+    command = ["-m", "gateway", "serve", "--enable-tool-categories", "development", "--data-dir", str(place / "other")]
+    server = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ), cwd=place)
+    async with Client(stdio_client(server), mode="auto", cache=None) as client:
+        yield client
+
+
+def anew(way: Way) -> Way:
+    """The same in a chat of which nothing is there."""
+    return lambda chat: way(f"{chat}-new")
+
+
 async def measure(place: Path) -> bool:
     found = interpreter()
     assert found is not None, "there is no python3 here"
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(Gateway.open({"data_dir": place / "data", **ON}))
-        command = [
-            "-m",
-            "gateway",
-            "serve",
-            "--enable-tool-categories",
-            "development",
-            "--data-dir",
-            str(place / "other"),
-        ]
-        server = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ), cwd=place)
-        client = await stack.enter_async_context(Client(stdio_client(server), mode="auto", cache=None))
+        client = await stack.enter_async_context(served(place))
+        gateways = [gateway]
         ways: dict[str, Way] = {
             ANCHOR: lambda _: bare(found.path),
             "gateway, in process": lambda chat: in_process(gateway, chat),
             "gateway, MCP over stdio": lambda chat: over_stdio(client, chat),
         }
-        await prepare(gateway, client, "warm")
+        others: dict[str, Way] = {}
+        if version():
+            landlocked = await stack.enter_async_context(behind_landlock(place / "landlocked"))
+            gateways.append(landlocked)
+            others["Landlock, in process"] = lambda chat: in_process(landlocked, chat)
+        await prepare(gateways, client, "warm")
         print(f"warm; limit {WARM_LIMIT}")
         warm = report(await interleaved(ways, ["warm"] * (ROUNDS + 1)))
         cold_chats = [f"cold{number}" for number in range(COLD_ROUNDS + 1)]
         for chat in cold_chats:
-            await prepare(gateway, client, chat)
-        print(f"cold: the first call of a chat; limit {COLD_LIMIT}")
+            await prepare(gateways, client, chat)
+        ways |= others
+        ways |= {f"{name}, new": anew(way) for name, way in ways.items() if name != ANCHOR}
+        print(f"cold: the first call of a chat, and of a new one; limit {COLD_LIMIT}")
         cold = report(await interleaved(ways, cold_chats))
     worst = {"warm": max(list(warm.values())[1:]), "cold": max(list(cold.values())[1:])}
     print(json.dumps({name: round(ratio, 3) for name, ratio in worst.items()}))

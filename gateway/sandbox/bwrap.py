@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -21,7 +22,7 @@ from .account import Account, account
 from .cgroups import Group, delegated
 from .growth import Filled, Gauge, Size, growth_of
 from .keeping import Kept, kept
-from .lending import acting_as, borrower, given, lent, place
+from .lending import acting_as, borrower, given, lent, place, prepared
 from .network import connected
 from .process import Running, handed, spawn, unavailable
 from .rlimits import rlimits
@@ -32,8 +33,12 @@ _PLACES = os.pathsep.join(("/usr/bin", "/usr/local/bin", "/bin", "/run/current-s
 _RUN_BYTES = 1024 * 1024
 _SHM_BYTES = 16 * 1024 * 1024
 _USER = "1000"
+_CHILD = re.compile(rb'"child-pid": *(\d+)\D')
 _PATIENCE = 50
 """How often the first process inside is killed before bubblewrap itself is."""
+
+_LAST_BREATH = 5.0
+"""Seconds for what was killed to be gone: one that waits for a disk takes its time."""
 
 
 class Bubblewrap:
@@ -75,7 +80,7 @@ class Bubblewrap:
         try:
             # Where things are lent, bubblewrap finds them by name, and would leave what it is handed open.
             fds = (*ours, *(() if user else mine), *program.pass_fds)
-            run = functools.partial(spawn, argv, fds, stdin=stdin, user=user)
+            run = functools.partial(spawn, argv, fds, stdin=stdin)
             child = lent([*given(program), *(each.path for each in held)], user, run) if user else run()
         finally:
             for fd in (*ours, *mine, *(() if child else (gate, status))):
@@ -86,8 +91,7 @@ class Bubblewrap:
             if (first := await hold.first()) is None:
                 await running.wait()  # refuses, and says why
                 raise unavailable("bubblewrap ended before it began")
-            limit = functools.partial(_limit, program, first)
-            acting_as(user, limit) if user else limit()
+            _limit(program, first, user)
             hold.join(self._cgroups.make(program.limits) if self._cgroups else None, first)
         hold.release()
         running.guard(Watch(program.limits, first, self._gauges(program, first)))
@@ -98,6 +102,8 @@ class Bubblewrap:
         if self._user is None:
             return None
         try:
+            if prepared(program, self._user):
+                return borrower(program, self._user)
             return await asyncio.get_running_loop().run_in_executor(None, borrower, program, self._user)
         except OSError as error:
             raise unavailable(f"the program does not start: {error}") from error
@@ -135,7 +141,7 @@ class Bubblewrap:
     def _gauges(self, program: Program, first: int) -> list[Gauge]:
         limits = program.limits
         tmp = Path("/proc", str(first), "root", "tmp")
-        return [Filled(tmp, Size(limits.tmp_bytes, limits.files), host=Path("/tmp")), *growth_of(program)]  # noqa: S108
+        return [Filled(tmp, Size(limits.tmp_bytes, limits.files), host=Path("/tmp")), *growth_of(program, first)]  # noqa: S108
 
     def _weaknesses(self) -> Iterator[str]:
         if "--disable-userns" not in self._options:
@@ -146,9 +152,18 @@ class Bubblewrap:
             yield "this bubblewrap is older than 0.10: in attached folders, git's hooks and settings can be changed"
 
 
-def _limit(program: Program, first: int) -> None:
+def _limit(program: Program, first: int, user: Account | None) -> None:
     """Hold the first process inside, which waits at the gate, to what all others inherit. Before the
     namespace, the number of processes would count all that the user runs."""
+    try:
+        _set_limits(program, first)
+    except PermissionError:
+        if user is None:
+            raise
+        acting_as(user, functools.partial(_set_limits, program, first))
+
+
+def _set_limits(program: Program, first: int) -> None:
     with suppress(ProcessLookupError):
         for number, value in rlimits(program.limits, 0):
             hard = resource.prlimit(first, number)[1]
@@ -241,7 +256,8 @@ class _Namespace:
 
     async def settle(self) -> str | None:
         self._listen()
-        self._kill_first()  # there is none any more, unless bubblewrap itself was killed
+        self._kill_first()
+        await self._emptied()
         self._loop.remove_reader(self._status)  # who is left inside may hold it open: it has not ended for us
         for fd in (self._gate, self._status, self._first):
             if fd >= 0:
@@ -252,23 +268,35 @@ class _Namespace:
         began = "exit-code" in self._told() or self._asked or self._child.returncode < 0
         return None if began else ""
 
+    async def _emptied(self) -> None:
+        """Bubblewrap ends with the program, or is killed: what is still inside dies after it, the first one last."""
+        if self._first < 0:
+            return
+        ended = asyncio.Event()
+        self._loop.add_reader(self._first, ended.set)
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _LAST_BREATH)
+        finally:
+            self._loop.remove_reader(self._first)
+
     def _listen(self) -> None:
-        """Take in what bubblewrap tells of the namespace so far: JSON, line by line, until it ends."""
+        """Take in what bubblewrap tells of the namespace so far: JSON in many pieces, of which only the number of the
+        first process is waited for. To hear each of them would keep it from its work."""
         over = False
         with suppress(BlockingIOError):
             while more := os.read(self._status, 4096):
                 self._said += more
             over = True
-        first = self._told().get("child-pid")
-        if over:
+        if self._known.done():
+            return
+        found = _CHILD.search(self._said)
+        if over or found is not None:
             self._loop.remove_reader(self._status)
-        if over or first is not None:
-            self._learn(first)
+            self._learn(int(found[1]) if found else None)
 
     def _learn(self, first: int | None) -> None:
         """It is known by a descriptor, so that a later process with its number is never taken for it."""
-        if self._known.done():
-            return
         self._known.set_result(first)
         if first is not None:
             with suppress(ProcessLookupError):

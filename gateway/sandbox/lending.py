@@ -29,7 +29,8 @@ _STAGE = "/sys"
 """Covered in the namespace of the mounts. It is everywhere, and nothing in it is ever lent."""
 
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
-_SETRESUID, _SETRESGID = (147, 149) if platform.machine() == "aarch64" else (117, 119)
+_SETRESUID, _SETRESGID, _SETGROUPS = (147, 149, 159) if platform.machine() == "aarch64" else (117, 119, 116)
+_GET_DUMPABLE, _SET_DUMPABLE, _AMBIENT, _AMBIENT_CLEAR = 3, 4, 47, 4
 _CLONE_FS, _CLONE_NEWNS, _CLONE_NEWUSER = 0x200, 0x20000, 0x10000000
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, 4, 0x00100000
@@ -73,13 +74,20 @@ def borrower(program: Program, dedicated: Account) -> Account:
     return user
 
 
+def prepared(program: Program, dedicated: Account) -> bool:
+    """Whether all is known that `borrower` needs, so that it does not block."""
+    paths = given(program)
+    return all(_can_lend.get(path.stat().st_dev) and (owner(path), dedicated) in _mappings for path in paths)
+
+
 def given(program: Program) -> list[Path]:
     """All that is lent to a program, in the order of its numbers."""
     return [*program.readable, *(mount.source for mount in program.mounts)]
 
 
 def lent(paths: Sequence[Path], user: Account, start: Callable[[], T]) -> T:
-    """What `start` returns, called where each path is lent to the user; `SANDBOX_UNAVAILABLE` where one cannot be."""
+    """What `start` returns, called as the user where each path is lent to that user; `SANDBOX_UNAVAILABLE` where
+    one cannot be. A process it starts is the user's for good, and has nothing of root's."""
     return _thread.submit(_lent, paths, user, start).result()
 
 
@@ -95,8 +103,33 @@ def _acting_as(user: Account, action: Callable[[], None]) -> None:
         _check(_libc().syscall(_SETRESUID, user.uid, -1, -1), "another user")
         action()
     finally:
-        _check(_libc().syscall(_SETRESUID, 0, 0, 0), "root again")
-        _check(_libc().syscall(_SETRESGID, 0, 0, 0), "root again")
+        _become_root()
+
+
+def _started_as(user: Account, start: Callable[[], T]) -> T:
+    """Let this thread be the user, with a way back that no program inherits. Root could only start a process for
+    someone else as a copy of this whole one, and that takes longer than all the rest of a start."""
+    groups, dumpable = os.getgroups(), _libc().prctl(_GET_DUMPABLE, 0, 0, 0, 0)
+    try:
+        _check(_libc().prctl(_AMBIENT, _AMBIENT_CLEAR, 0, 0, 0), "capabilities")
+        _set_groups([])
+        _check(_libc().syscall(_SETRESGID, user.gid, user.gid, 0), "another group")
+        _check(_libc().syscall(_SETRESUID, user.uid, user.uid, 0), "another user")
+        _libc().prctl(_SET_DUMPABLE, 1, 0, 0, 0)  # else the child cannot see which descriptors it has to close
+        return start()
+    finally:
+        _become_root()
+        _set_groups(groups)
+        _libc().prctl(_SET_DUMPABLE, int(dumpable == 1), 0, 0, 0)
+
+
+def _become_root() -> None:
+    _check(_libc().syscall(_SETRESUID, 0, 0, 0), "root again")
+    _check(_libc().syscall(_SETRESGID, 0, 0, 0), "root again")
+
+
+def _set_groups(groups: Sequence[int]) -> None:
+    _check(_libc().syscall(_SETGROUPS, len(groups), (ctypes.c_uint32 * len(groups))(*groups)), "groups")
 
 
 def _lent(paths: Sequence[Path], user: Account, start: Callable[[], T]) -> T:
@@ -110,7 +143,7 @@ def _lent(paths: Sequence[Path], user: Account, start: Callable[[], T]) -> T:
         _check(_libc().mount(b"tmpfs", _STAGE.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m"), _STAGE)
         for index, (path, tree) in enumerate(zip(paths, trees, strict=True)):
             _put(tree, path, place(index))
-        return start()
+        return _started_as(user, start)
     except OSError as error:
         raise unavailable(f"programs never run as root, and {error}") from error
     finally:
@@ -170,9 +203,17 @@ def _lendable(path: Path) -> bool:
     return _can_lend[device]
 
 
-@functools.cache
+_mappings: dict[tuple[Account, Account], int] = {}
+
+
 def _mapping(of: Account, user: Account) -> int:
     """A user namespace that says who appears as whom; made once, and kept by its descriptor."""
+    if (of, user) not in _mappings:
+        _mappings[of, user] = _map_users(of, user)
+    return _mappings[of, user]
+
+
+def _map_users(of: Account, user: Account) -> int:
     argv = [sys.executable, "-I", "-S", "-c", _ASIDE]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}, cwd="/") as aside:
         assert aside.stdin is not None and aside.stdout is not None  # noqa: S101 - they were asked for

@@ -9,13 +9,12 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import IO, Any, Protocol, cast
+from typing import IO, Protocol, cast
 
 import anyio
 
 from ..errors import Unavailable
 from . import Exit, Killed
-from .account import Account
 from .watchdog import Watch
 
 _NEXT_BLOW = 0.02
@@ -42,11 +41,8 @@ class Hold(Protocol):
         ...
 
 
-def spawn(
-    argv: Sequence[str], pass_fds: Sequence[int], *, stdin: bool, user: Account | None = None
-) -> subprocess.Popen[bytes]:
+def spawn(argv: Sequence[str], pass_fds: Sequence[int], *, stdin: bool) -> subprocess.Popen[bytes]:
     """A process with pipes, the given descriptors, and nothing else of ours."""
-    identity: dict[str, Any] = {"user": user.uid, "group": user.gid, "extra_groups": []} if user else {}
     try:
         return subprocess.Popen(
             argv,
@@ -58,7 +54,6 @@ def spawn(
             cwd="/",
             pass_fds=pass_fds,
             start_new_session=True,
-            **identity,
         )
     except OSError as error:
         raise unavailable(f"{argv[0]} does not start: {error.strerror}") from error

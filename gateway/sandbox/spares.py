@@ -95,19 +95,24 @@ class Spares:
         finally:
             self.expect(program)
 
-    def expect(self, program: Program) -> None:
-        """Have a spare ready soon: this program is about to be used. There is none of an interpreter that programs
-        can change: it need not wait for code to do something."""
+    def expect(self, program: Program, *, now: bool = False) -> None:
+        """Have a spare ready soon: this program is about to be used. `now` starts it at once, while its user has
+        other things to do first. There is none of an interpreter that programs can change: it need not wait for
+        code to do something."""
         if self._closed or program.pass_fds or self._kept < 1 or self._can_be_changed(program):
             return
         key = _key(program)
+        if now and len(self._coming) >= self._kept:
+            return  # more at once than are kept: they would end each other
         self._recent[key] = program
         self._recent.move_to_end(key)
-        while len(self._recent) > self._kept:
-            self._forget(next(iter(self._recent)))
-        if key in self._waiting or key in self._coming or key in self._soon:
+        if key in self._waiting or key in self._coming:
             return
-        self._soon[key] = asyncio.get_running_loop().call_later(_PAUSE, self._begin, key)
+        if now:
+            self._cancel_timer(key)
+            self._begin(key)
+        elif key not in self._soon:
+            self._soon[key] = asyncio.get_running_loop().call_later(_PAUSE, self._replace, key)
 
     @property
     def waiting(self) -> int:
@@ -145,8 +150,7 @@ class Spares:
 
     async def _taken(self, key: Key, program: Program) -> _Spare | None:
         """The spare that waits, or the one on its way; None when there is none that could be used."""
-        if (timer := self._soon.pop(key, None)) is not None:
-            timer.cancel()
+        self._cancel_timer(key)
         if (coming := self._coming.pop(key, None)) is not None:
             try:
                 await asyncio.shield(coming)
@@ -192,13 +196,23 @@ class Spares:
             raise
         return _Spare(process, ours, folders)
 
-    def _begin(self, key: Key) -> None:
+    def _replace(self, key: Key) -> None:
         del self._soon[key]
-        task = self._coming[key] = asyncio.get_running_loop().create_task(
-            self._make(self._recent[key], early=True, stdin=True)
-        )
+        self._make_room()
+        if key in self._recent:
+            self._begin(key)
+
+    def _make_room(self) -> None:
+        """End those used longest ago. Not when another begins, for what begins has better use for the machine."""
+        while len(self._recent) > self._kept:
+            self._forget(next(iter(self._recent)))
+
+    def _begin(self, key: Key) -> None:
+        loop = asyncio.get_running_loop()
+        task = self._coming[key] = loop.create_task(self._make(self._recent[key], early=True, stdin=True))
         self._keep(task)
         task.add_done_callback(lambda done: self._arrived(key, done))
+        loop.call_later(_PAUSE, self._make_room)
 
     def _arrived(self, key: Key, task: asyncio.Task[_Spare]) -> None:
         """Keep it, unless someone waits for it or it is not wanted any more."""
@@ -222,13 +236,16 @@ class Spares:
 
     def _forget(self, key: Key) -> None:
         self._recent.pop(key, None)
-        if (timer := self._soon.pop(key, None)) is not None:
-            timer.cancel()
+        self._cancel_timer(key)
         if (coming := self._coming.pop(key, None)) is not None:
             coming.add_done_callback(_drop_result)
             coming.cancel()
         if (spare := self._waiting.pop(key, None)) is not None:
             self._end(spare)
+
+    def _cancel_timer(self, key: Key) -> None:
+        if (timer := self._soon.pop(key, None)) is not None:
+            timer.cancel()
 
     def _end(self, spare: _Spare) -> None:
         spare.drop()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import subprocess
 from pathlib import Path
 
 import anyio
@@ -109,6 +111,55 @@ async def test_nothing_of_the_lending_is_seen_outside(folder: Path) -> None:
     assert Path("/proc/self/mountinfo").read_text() == before
     assert Path("/sys/kernel").is_dir()
     assert (os.getresuid(), os.getresgid()) == ((0, 0, 0), (0, 0, 0))
+
+
+def held(status: str) -> dict[str, list[str]]:
+    """Who a process is and what it may, as the kernel tells it."""
+    told = dict(line.split(":", 1) for line in status.splitlines())
+    return {name: told[name].split() for name in ("Uid", "Gid", "Groups", "CapPrm", "CapEff", "CapAmb")}
+
+
+def have_more() -> None:
+    """Have a group, and a capability that programs would inherit, as a service can be given by its manager."""
+    lending._set_groups([SOMEONE])
+    libc, chown = ctypes.CDLL(None), 1 << 0
+    header, everything = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, everything) == 0
+    everything[2] |= chown
+    assert libc.capset(header, everything) == 0
+    assert libc.prctl(47, 2, 0, 0, 0) == 0
+
+
+def test_what_is_started_for_a_user_has_nothing_of_roots() -> None:
+    lending._thread.submit(have_more).result()
+    before = held(Path("/proc/self/status").read_text())
+    dumpable = ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
+    seen: list[dict[str, list[str]]] = []
+
+    def start() -> str:
+        seen.append(held(Path("/proc/self/status").read_text()))
+        return subprocess.run(["/bin/cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    nothing = ["0" * 16]
+    user, nobody = ["64002"] * 4, Account(SOMEONE, SOMEONE)
+    assert held(lending.lent([], nobody, start)) == {
+        "Uid": user, "Gid": user, "Groups": [], "CapPrm": nothing, "CapEff": nothing, "CapAmb": nothing
+    }  # fmt: skip
+    assert seen == [before], "all other threads are root meanwhile"
+    assert ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == dumpable
+    assert lending._thread.submit(os.getgroups).result() == [SOMEONE]
+    lending._thread.submit(lending._set_groups, os.getgroups()).result()
+
+
+def test_who_starts_nothing_is_root_again() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    mine = lending._thread.submit(lambda: held(Path("/proc/thread-self/status").read_text()))
+    with pytest.raises(ValueError, match="no"):
+        lending.lent([], Account(SOMEONE, SOMEONE), fail)
+    again = lending._thread.submit(lambda: held(Path("/proc/thread-self/status").read_text()))
+    assert {**again.result(), "CapAmb": []} == {**mine.result(), "CapAmb": []}
 
 
 async def test_where_a_file_system_cannot_lend_the_owner_runs_and_root_never(

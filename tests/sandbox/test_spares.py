@@ -182,11 +182,66 @@ async def test_only_the_last_used_are_kept_and_not_for_ever(make: Make, any_sand
     programs = [interpreter(any_sandbox, tmp_path / f"ws{number}") for number in range(3)]
     for number, each in enumerate(programs):
         await ready(spares, each, min(number + 1, 2))
+    with anyio.fail_after(10):
+        while len(spares._recent) > 2:
+            assert spares.waiting <= 2
+            await anyio.sleep(0.005)
     assert [each.mounts for each in spares._recent.values()] == [each.mounts for each in programs[1:]]
     with anyio.fail_after(10):
         while spares.waiting:  # noqa: ASYNC110 - nothing tells of it
             await anyio.sleep(0.05)
     assert not spares._recent
+
+
+async def test_one_that_is_expected_now_is_the_one_that_is_used(make: Make, program: Program) -> None:
+    spares = make(kept=1)
+    spares.expect(program, now=True)
+    spares.expect(program, now=True)
+    (coming,) = spares._coming.values()
+    process = await spares.start(program, "print(1)")
+    assert process is coming.result().process
+    assert (await finish(process, timeout=20)).stdout == b"1\n"
+
+
+async def test_many_expected_now_do_not_end_each_other(make: Make, any_sandbox: Sandbox, tmp_path: Path) -> None:
+    spares = make(kept=2)
+    programs = [interpreter(any_sandbox, tmp_path / f"ws{number}") for number in range(5)]
+    for each in programs:
+        spares.expect(each, now=True)
+    coming = list(spares._coming.values())
+    assert len(coming) == 2
+    found = await asyncio.gather(*(use(spares, each, "print(1)") for each in programs))
+    assert {each.stdout for each in found} == {b"1\n"}
+    assert not any(task.cancelled() for task in coming)
+
+
+async def test_those_that_were_expected_and_not_used_are_not_kept_either(
+    make: Make, any_sandbox: Sandbox, tmp_path: Path
+) -> None:
+    spares = make(kept=2)
+    for number in range(4):
+        spares.expect(interpreter(any_sandbox, tmp_path / f"ws{number}"), now=True)
+        with anyio.fail_after(20):
+            while spares._coming:  # noqa: ASYNC110 - nothing tells of it
+                await anyio.sleep(0.005)
+    with anyio.fail_after(10):
+        while spares.waiting > 2:  # noqa: ASYNC110 - nothing tells of it
+            await anyio.sleep(0.005)
+    assert [each.mounts[0].source.name for each in spares._recent.values()] == ["ws2", "ws3"]
+
+
+async def test_those_that_cannot_begin_are_not_remembered(make: Make, any_sandbox: Sandbox, tmp_path: Path) -> None:
+    spares = make(kept=2)
+    for number in range(4):
+        program = interpreter(any_sandbox, tmp_path / f"ws{number}")
+        (tmp_path / f"ws{number}").rmdir()
+        spares.expect(program, now=True)
+        with anyio.fail_after(20):
+            while spares._coming:  # noqa: ASYNC110 - nothing tells of it
+                await anyio.sleep(0.005)
+    with anyio.fail_after(10):
+        while len(spares._recent) > 2 or spares.waiting:  # noqa: ASYNC110 - nothing tells of it
+            await anyio.sleep(0.005)
 
 
 @pytest.mark.slow

@@ -40,6 +40,10 @@ class Python(Protocol):
 
     async def run(self, bench: Bench, script: Script, said: Said) -> Finished: ...
 
+    def expect(self, bench: Bench) -> None:
+        """Code is about to be run there: make ready what that needs, beside whatever comes first."""
+        ...
+
     async def close(self) -> None:
         """Leave nothing running."""
         ...
@@ -52,19 +56,25 @@ class Sandboxed:
         self._spares = Spares(sandbox)
 
     async def run(self, bench: Bench, script: Script, said: Said) -> Finished:
-        """-u: what it wrote is there when it is ended, and seen while it runs; -B: no traces in the workspace."""
         began = time.monotonic()
-        found = bench.python()
-        program = bench.program(found.path, "-I", "-B", "-u", readable=found.readable, online=True, free=True)
         process = await self._spares.start(
-            program, script.code, args=script.args, env=script.env, timeout=script.timeout
+            _interpreter(bench), script.code, args=script.args, env=script.env, timeout=script.timeout
         )
         left = script.timeout - (time.monotonic() - began)
         finished = await finish(process, timeout=max(left, 0), said=said)
         return dataclasses.replace(finished, duration=time.monotonic() - began)
 
+    def expect(self, bench: Bench) -> None:
+        self._spares.expect(_interpreter(bench), now=True)
+
     async def close(self) -> None:
         await self._spares.close()
+
+
+def _interpreter(bench: Bench) -> Program:
+    """-u: what it wrote is there when it is ended, and seen while it runs; -B: no traces in the workspace."""
+    found = bench.python()
+    return bench.program(found.path, "-I", "-B", "-u", readable=found.readable, online=True, free=True)
 
 
 class Subset:
@@ -77,6 +87,9 @@ class Subset:
         return await self._monty.run(
             script.code, folder=bench.folder, env=script.env, limits=bench.limits, timeout=script.timeout, said=said
         )
+
+    def expect(self, bench: Bench) -> None:
+        """It has nothing to make ready."""
 
     async def close(self) -> None:
         await self._monty.close()
