@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..calls import Call
 from ..errors import Forbidden
-from ..tools import Category, Permission
+from ..tools import Category, Permission, Tool
 from . import Extension
 
 
@@ -22,14 +22,18 @@ class Permissions(Extension):
         category = self._categories[tool.category]
         if not category.enabled:
             raise Forbidden(f"{tool.id}: category {category.name!r} is off", code="TOOL_DISABLED")
-        for level, whose in (
-            (category.permission, f"category {category.name!r}"),
-            (self._profile, "this profile"),
-            (call.caller.permission, f"caller {call.caller.principal!r}"),
-        ):
-            if not level.allows(tool.permission):
-                raise Forbidden(
-                    f"{tool.id} needs {tool.permission.value}; {whose} allows only {level.value}",
-                    needed=tool.permission.value,
-                    allowed=level.value,
-                )
+        needed = tool.permission
+        if not category.permission.allows(needed):
+            raise _too_little(tool, category.permission, f"category {category.name!r}")
+        if not self._profile.allows(needed):
+            raise _too_little(tool, self._profile, "this profile")
+        if not call.caller.permission.allows(needed):
+            raise _too_little(tool, call.caller.permission, f"caller {call.caller.principal!r}")
+
+
+def _too_little(tool: Tool, level: Permission, whose: str) -> Forbidden:
+    return Forbidden(
+        f"{tool.id} needs {tool.permission.value}; {whose} allows only {level.value}",
+        needed=tool.permission.value,
+        allowed=level.value,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..calls import Call
@@ -43,28 +43,24 @@ class RateLimit(Extension):
         self._categories = categories
         self._per_tool = per_tool
         self._clock = clock
-        self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
 
     def concerns(self, tool: Tool) -> bool:
         limits = (self._per_tool.get(tool.id, tool.calls_per_minute), self._categories[tool.category].calls_per_minute)
         return limits != (None, None)
 
     async def before_execute(self, call: Call) -> None:
-        taken = [self._bucket(scope, limit, call) for scope, limit in self._limits(call)]
-        for bucket in taken:
-            bucket.tokens -= 1
-
-    def _limits(self, call: Call) -> Iterator[tuple[str, int]]:
-        tool = call.target
+        tool, category = call.target, self._categories[call.target.category]
         limit = self._per_tool.get(tool.id, tool.calls_per_minute)
-        if limit is not None:
-            yield f"tool {tool.id}", limit
-        category = self._categories[tool.category]
+        of_tool = None if limit is None else self._bucket("tool", tool.id, limit, call)
         if category.calls_per_minute is not None:
-            yield f"category {category.name}", category.calls_per_minute
+            self._bucket("category", category.name, category.calls_per_minute, call).tokens -= 1
+        if of_tool is not None:
+            of_tool.tokens -= 1
 
-    def _bucket(self, scope: str, limit: int, call: Call) -> _Bucket:
-        key = (scope, call.caller.principal)
+    def _bucket(self, kind: str, name: str, limit: int, call: Call) -> _Bucket:
+        """One that has a call left."""
+        key = (kind, name, call.caller.principal)
         now = self._clock()
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -75,9 +71,9 @@ class RateLimit(Extension):
         if bucket.tokens < 1:
             wait = math.ceil((1 - bucket.tokens) * 60 / limit)
             raise RateLimited(
-                f"{scope} may be called {limit} times a minute; try again in {wait} s",
+                f"{kind} {name} may be called {limit} times a minute; try again in {wait} s",
                 limit=limit,
-                scope=scope,
+                scope=f"{kind} {name}",
                 retry_after=wait,
             )
         return bucket

@@ -54,10 +54,9 @@ class Asking:
 
     async def _result(self, upstream: Upstream, request: Request) -> Result:
         peer = request.peer
-        if str(peer.answers.get("requestState", "")).startswith(STATE):
+        if peer.answers and str(peer.answers.get("requestState", "")).startswith(STATE):
             return await self._parking.resume(request)
-        link = await upstream.lane(request.call).link()
-        if peer.modern and not link.modern and askable(peer):
+        if peer.modern and askable(peer) and not (await upstream.lane(request.call).link()).modern:
             return await self._parking.run(request, partial(_relay, upstream))
         return await _relay(upstream, peer.ask, request)
 
@@ -120,22 +119,22 @@ async def _send(link: Link, request: Request, ask: Ask | None, answers: Mapping[
     if peer.level is not None:
         meta |= await tune(link, peer.level)
     told = call.progress is not no_progress and (call.peer is None or peer.meta.get("progressToken") is not None)
-    sending = partial(
-        link.request,
+    limit = None if request.seconds is None else asyncio.timeout(request.seconds)
+    sending = link.request(
         request.method,
         {**request.params, **answers} if answers else request.params,
+        ask=_unhurried(limit, request.seconds, ask) if ask and limit and request.seconds else ask,
         progress=call.progress if told else None,
         log=heard(peer),
         meta=meta,
         capabilities=shown(peer) if link.modern else None,
         reply_to=peer.reply_to,
     )
-    if request.seconds is None:
-        return await sending(ask=ask)
-    limit = asyncio.timeout(request.seconds)
+    if limit is None:
+        return await sending
     try:
         async with limit:
-            return await sending(ask=ask and _unhurried(limit, request.seconds, ask))
+            return await sending
     except TimeoutError:
         raise Timeout(f"{request.about}: no answer to {request.method} within {request.seconds:g} s") from None
 

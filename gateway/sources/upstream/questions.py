@@ -26,13 +26,15 @@ Question = tuple[str, Mapping[str, Any]]
 
 def askable(peer: Peer) -> dict[str, Any]:
     """Those of the client's capabilities that are about being asked, as far as it can be asked at all."""
-    if not peer.modern and peer.ask is None:
+    if not peer.capabilities or (not peer.modern and peer.ask is None):
         return {}
     return {key: value for key, value in peer.capabilities.items() if key in CAPABILITIES.values()}
 
 
 def shown(peer: Peer) -> dict[str, Any]:
     """The client's capabilities as a server is told them: without those it cannot make good."""
+    if not peer.capabilities:
+        return {}
     others = {key: value for key, value in peer.capabilities.items() if key not in CAPABILITIES.values()}
     return {**others, **askable(peer)}
 
