@@ -23,6 +23,7 @@ from .cgroups import Group, delegated
 from .growth import Filled, Gauge, Size, growth_of
 from .keeping import Kept, kept
 from .lending import acting_as, borrower, given, lent, place, prepared
+from .nameless import BLIND, is_blind
 from .network import connected
 from .process import Running, handed, spawn, unavailable
 from .rlimits import rlimits
@@ -150,6 +151,8 @@ class Bubblewrap:
             yield "this bubblewrap is older than 0.6: /tmp is only bounded by the watchdog"
         if self._user is None and not self._binds_descriptors():
             yield "this bubblewrap is older than 0.10: in attached folders, git's hooks and settings can be changed"
+        if is_blind():
+            yield BLIND
 
 
 def _limit(program: Program, first: int, user: Account | None) -> None:

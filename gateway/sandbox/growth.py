@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from . import Program
+from .nameless import Nameless
 
 DEPTH_LIMIT = 256
 """Below it nothing is measured, so a program that makes or changes a folder there has gone too far."""
@@ -84,19 +85,24 @@ class Growth:
 
     Walking a large folder costs more than most programs. The file system says at once how much was
     taken from it, by whomever; the folders are walked only when that could be too much, and now and
-    then. What was taken before the first walk, and is there in new files, counts as the program's.
+    then. What was taken before the first walk, and is there in new files, counts as the program's; so do
+    files that it holds and that have no name any more. A program can hide what it makes, in a folder
+    that nobody but root may list: then all that was taken from the file system since it began counts as
+    the program's.
     """
 
     _base: Size | None
     _growth: Size
+    _free_first: Size
     _free_then: Size
     _since: float
     _walked: float
     _effort: float
 
-    def __init__(self, folders: Sequence[Path], limit: Size) -> None:
+    def __init__(self, folders: Sequence[Path], limit: Size, nameless: Nameless | None = None) -> None:
         self._folders = folders
         self._limit = limit
+        self._nameless = nameless
         self._renewed: _Moment | None = None
         self._begin(_Moment(folders))
 
@@ -112,7 +118,7 @@ class Growth:
             return False
         began = time.monotonic()
         walk = _Walk(self._since, self._base.files + self._limit.files if self._base else None)
-        size = walk.measure(self._folders)
+        size = walk.measure(self._folders, self._nameless)
         if self._base is None:
             # Others take from the file system too: what is older than the program is none of its doing.
             self._base = size - (self._free_then - free).within(Size(), walk.fresh)
@@ -120,13 +126,15 @@ class Growth:
         self._free_then = free
         self._walked = time.monotonic()
         self._effort = self._walked - began
+        if walk.hidden and (self._free_first - free).exceeds(self._limit):
+            return True
         return walk.buried or self._growth.exceeds(self._limit)
 
     def _begin(self, moment: _Moment) -> None:
         self._since = moment.since
         self._base = None
         self._growth = Size()
-        self._free_then = moment.free
+        self._free_first = self._free_then = moment.free
         self._walked = moment.at
         self._effort = 0.0
 
@@ -146,10 +154,15 @@ class _Moment:
         self.at = time.monotonic()
 
 
-def growth_of(program: Program) -> list[Gauge]:
-    """A gauge of all folders a program may write to, if there are any."""
-    folders = [mount.source for mount in program.mounts if mount.writable]
-    return [Growth(folders, Size(program.limits.disk, program.limits.files))] if folders else []
+def growth_of(program: Program, root: int) -> list[Gauge]:
+    """A gauge of all folders a program may write to, if there are any; `root` is the process above all of its own."""
+    folders = writable(program)
+    limit = Size(program.limits.disk, program.limits.files)
+    return [Growth(folders, limit, Nameless(root, folders))] if folders else []
+
+
+def writable(program: Program) -> list[Path]:
+    return [mount.source for mount in program.mounts if mount.writable]
 
 
 def _free(folders: Sequence[Path]) -> Size:
@@ -164,20 +177,23 @@ def _free(folders: Sequence[Path]) -> Size:
 
 class _Walk:
     """Counts blocks and files beneath folders, following nothing; stops at `enough` files. `fresh` is
-    what changed `since` then, and `buried` whether anything did that is too deep to look at."""
+    what changed `since` then, and `buried` whether anything did that is too deep to look at. `hidden` is
+    whether there is anything that we may not look at, though it is ours or a program's."""
 
     def __init__(self, since: float, enough: int | None) -> None:
         self.buried = False
+        self.hidden = False
         self._since = since
         self._enough = enough
         self._blocks = self._fresh_blocks = 0
         self._files = self._fresh_files = 0
         self._linked: set[tuple[int, int]] = set()
 
-    def measure(self, folders: Sequence[Path]) -> Size:
+    def measure(self, folders: Sequence[Path], nameless: Nameless | None = None) -> Size:
         for folder in folders:
-            with suppress(OSError):
-                self._enter(os.open(folder, _DIRECTORY), 0)
+            self._open(folder, None, 0)
+        if nameless is not None and not self._done:
+            self._hold(nameless)
         return Size(self._blocks * 512, self._files)
 
     @property
@@ -187,6 +203,21 @@ class _Walk:
     @property
     def _done(self) -> bool:
         return self.buried or (self._enough is not None and self._files > self._enough)
+
+    def _hold(self, nameless: Nameless) -> None:
+        files, hidden = nameless.look()
+        self.hidden = self.hidden or hidden
+        self._files += len(files)
+        for found in files:
+            self._count(found)
+
+    def _open(self, name: Path | str, fd: int | None, depth: int) -> None:
+        try:
+            self._enter(os.open(name, _DIRECTORY, dir_fd=fd), depth)
+        except PermissionError:
+            self.hidden = self.hidden or _is_ours(name, fd)
+        except OSError:
+            return  # gone meanwhile
 
     def _enter(self, fd: int, depth: int) -> None:
         try:
@@ -198,8 +229,7 @@ class _Walk:
             for name in self._folders_in(fd):
                 if self._done:
                     return
-                with suppress(OSError):
-                    self._enter(os.open(name, _DIRECTORY, dir_fd=fd), depth + 1)
+                self._open(name, fd, depth + 1)
         finally:
             os.close(fd)
 
@@ -213,8 +243,12 @@ class _Walk:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.name)
                     continue
-                with suppress(OSError):
+                try:
                     self._count(entry.stat(follow_symlinks=False))
+                except PermissionError:
+                    self.hidden = True
+                except OSError:
+                    continue
         return folders
 
     def _count(self, found: os.stat_result) -> None:
@@ -227,3 +261,13 @@ class _Walk:
         if found.st_ctime >= self._since:
             self._fresh_blocks += found.st_blocks
             self._fresh_files += 1
+
+
+def _is_ours(name: Path | str, fd: int | None) -> bool:
+    """Whether a program that is who we are can lock and unlock it; what others lock, it cannot fill either."""
+    try:
+        return os.stat(name, dir_fd=fd, follow_symlinks=False).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

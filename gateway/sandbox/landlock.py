@@ -17,6 +17,7 @@ from . import Mount, Process, Program, seccomp
 from .account import Account, account, owner_or
 from .cgroups import delegated
 from .launched import launch, refuse_network
+from .nameless import BLIND, is_blind
 from .process import unavailable
 from .system import SYSTEM_FILES, SYSTEM_FOLDERS
 from .tree import tasks_of
@@ -95,6 +96,8 @@ class Landlock:
         yield "chmod, chown and setting times by name do nothing inside"
         if (user := account()) is not None:
             yield f"the gateway is root: what programs make in root's folders belongs to user {user.uid}"
+        if is_blind():
+            yield BLIND
         if self._version < 6:
             yield "this kernel lets programs signal other processes of the account (needs Linux 6.12)"
         if self._version < 2:

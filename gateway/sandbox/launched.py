@@ -18,8 +18,9 @@ from ..errors import Unavailable
 from . import Killed, Program
 from .account import Account
 from .cgroups import Cgroups, Group
-from .growth import Gauge, Growth, Size, growth_of
+from .growth import Gauge, Growth, Size, growth_of, writable
 from .launcher import remove
+from .nameless import Nameless
 from .process import Running, handed, spawn
 from .rlimits import rlimits
 from .watchdog import Watch
@@ -82,7 +83,7 @@ async def launch(
             os.close(status)
             remove(str(scratch))
     running = await Running.open(child, hold)
-    running.guard(Watch(program.limits, child.pid, _gauges(program, scratch)))
+    running.guard(Watch(program.limits, child.pid, _gauges(program, scratch, child.pid)))
     return running
 
 
@@ -168,6 +169,8 @@ def _environment(program: Program, scratch: Path) -> dict[str, str]:
     return environment
 
 
-def _gauges(program: Program, scratch: Path) -> list[Gauge]:
+def _gauges(program: Program, scratch: Path, root: int) -> list[Gauge]:
+    """A file without a name is in no folder: on a disk that both are on, it counts with the program's own."""
     limits = program.limits
-    return [Growth([scratch], Size(limits.tmp_bytes, limits.files)), *growth_of(program)]
+    held = Nameless(root, [scratch], elsewhere=writable(program))
+    return [Growth([scratch], Size(limits.tmp_bytes, limits.files), held), *growth_of(program, root)]

@@ -12,12 +12,17 @@ from contextlib import suppress
 from . import Killed, Limits
 from .growth import Gauge
 from .rlimits import THREADS
+from .shared import Shared
 from .tree import shared_out, usage
 
 _log = logging.getLogger(__name__)
 _MEMORY_INTERVAL = 0.06
 _DISK_INTERVAL = 0.1
 _IDLE_INTERVAL = 5.0
+_HIDDEN = (
+    "a program was ended because it hides what it uses, as /proc is mounted with hidepid; "
+    "mount it without, or with the group of the gateway as gid"
+)
 
 
 class Watch:
@@ -27,6 +32,7 @@ class Watch:
         self._limits = limits
         self._root = root
         self._gauges = gauges
+        self._shared = Shared(limits.memory)
         self._busy = True
         self._rounds = [_Round(_MEMORY, self._tree_exceeds)]
         if gauges:
@@ -41,6 +47,7 @@ class Watch:
         if busy and not self._busy:
             for gauge in self._gauges:
                 gauge.renew()
+            self._shared.renew()
         self._busy = busy
         for round_ in self._rounds:
             round_.become(busy)
@@ -65,6 +72,11 @@ class Watch:
         if len(found.processes) > limits.processes or found.threads > THREADS * limits.processes:
             return "processes"
         if found.memory > limits.memory and shared_out(found.processes) > limits.memory:
+            return "memory"
+        if self._shared.exceeds(found.processes):
+            return "memory"
+        if found.hidden:
+            _log.warning(_HIDDEN)
             return "memory"
         return None
 

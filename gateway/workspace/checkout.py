@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import Conflict, NotFound
+from . import access
 from . import index as indexes
 from .beneath import Parts, Way, best_way
 from .blobs import BlobStore, blob_missing
@@ -28,7 +29,8 @@ _PATIENCE = 20
 class Checkout:
     """One folder. Its methods block: call them in a worker thread, one at a time for a folder.
 
-    The index file is a cache and may be deleted, stale or damaged at any time.
+    The index file is a cache and may be deleted, stale or damaged at any time. In a folder of `ours`,
+    directories that a program locked are opened to their owner again; a person's stay as they are.
     """
 
     def __init__(
@@ -38,12 +40,15 @@ class Checkout:
         index_file: Path | None = None,
         ignore: Ignore | None = None,
         way: Way | None = None,
+        *,
+        ours: bool = False,
     ) -> None:
         self._directory = directory
         self._blobs = blobs
         self._index_file = index_file
         self._ignore = ignore
         self._way = way or best_way()
+        self._ours = ours
         self._index: Index | None = None
 
     @property
@@ -82,7 +87,7 @@ class Checkout:
             indexes.save(self._index, self._index_file, os.fstat(root))
 
     def _scan(self, root: int) -> Index:
-        found = scan(root, self._way, self._blobs, self._known(root), self._ignore)
+        found = scan(root, self._way, self._blobs, self._known(root), self._ignore, ours=self._ours)
         self._blobs.sync()
         self._index = found
         return found
@@ -105,11 +110,15 @@ class Checkout:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
+        if self._ours:
+            access.restore(self._directory)
         try:
             root = os.open(self._directory, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError) as error:
             message = f"the folder {str(self._directory)!r} does not exist; create it or attach another one"
             raise NotFound(message, code="WORKSPACE_NOT_FOUND") from error
+        except PermissionError as error:
+            raise access.locked(self._directory) from error
         try:
             yield root
         finally:

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from . import access
 from . import sweep as sweeping
 from .blobs import FileBlobs
 from .checkout import Checkout
@@ -37,7 +38,9 @@ class OpenChat:
         if not self._swept.exists():
             self._swept.touch(0o600)
         self.swept_at = self._swept.stat().st_mtime
-        self.checkout = Checkout(folder, self.blobs, directory / "index", _ignore() if attached else Environments())
+        self._attached = attached
+        ignore = _ignore() if attached else Environments()
+        self.checkout = Checkout(folder, self.blobs, directory / "index", ignore, ours=not attached)
         self.manifest: str | None = None
         self.tree = EMPTY
         self._index_saved = time.monotonic()
@@ -52,6 +55,7 @@ class OpenChat:
 
     def sweep(self, patches: Sequence[str], older_than: float) -> sweeping.Swept:
         """Sweep, `patches` being all those of the chat's manifests."""
+        access.ensure(self._folder, ours=not self._attached)
         self._swept.touch()
         now = time.time()
         leftovers = sweeping.remove_leftovers(self._folder, now - LEFTOVER_SECONDS)

@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, Protocol
 
-from .beneath import LISTING, READING, Parts, Way
+from . import access
+from .beneath import DIRECTORY, LISTING, READING, Parts, Way
 from .blobs import BlobStore
 from .entries import TEMPORARY
 from .index import RACY_NANOSECONDS, File, Folder, Index, Stamp, stamp_of
@@ -59,13 +60,16 @@ class Ignore(Protocol):
         ...
 
 
-def scan(root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | None = None) -> Index:
+def scan(
+    root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | None = None, *, ours: bool = False
+) -> Index:
     """The workspace as it is now, every content of it put into `blobs`.
 
     Nothing is followed or waited for. What cannot be read is noted as skipped; `known` is what an
-    earlier scan of the same directory returned, and saves reading what has not moved.
+    earlier scan of the same directory returned, and saves reading what has not moved. When all is
+    `ours`, directories that lock us out are opened again.
     """
-    folders = _Scan(root, way, blobs, known, ignore).folders()
+    folders = _Scan(root, way, blobs, known, ignore, ours).folders()
     if len(folders) == len(known.folders) and all(known.folders.get(path) is folders[path] for path in folders):
         return known  # with the tree it has already put together
     return known.followed_by(folders)
@@ -84,12 +88,13 @@ def file_clock(root: int) -> int:
 
 
 class _Scan:
-    def __init__(self, root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | None) -> None:
+    def __init__(self, root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | None, ours: bool) -> None:
         self._root = root
         self._way = way
         self._blobs = blobs
         self._known = known.folders
         self._ignore = ignore
+        self._ours = ours
         self._limit = file_clock(root) - RACY_NANOSECONDS
 
     def folders(self) -> dict[str, Folder]:
@@ -114,7 +119,7 @@ class _Scan:
         """A directory and what is below it, each opened from the one above; what lies too deep for so many
         open ones is left `pending`."""
         try:
-            directory = self._way.open(above, parts, LISTING)
+            directory = self._open(above, parts)
         except OSError as error:
             _note_closed(found, path, error)
             return
@@ -132,6 +137,25 @@ class _Scan:
             _note_closed(found, path, error)
         finally:
             os.close(directory)
+
+    def _open(self, above: int, parts: Parts) -> int:
+        try:
+            directory = self._way.open(above, parts, LISTING)
+        except PermissionError:
+            if not self._ours or not parts:
+                raise
+            self._restore(above, parts)
+            directory = self._way.open(above, parts, LISTING)
+        if self._ours:
+            access.restore_open(directory)
+        return directory
+
+    def _restore(self, above: int, parts: Parts) -> None:
+        parent = self._way.open(above, parts[:-1], DIRECTORY)
+        try:
+            access.restore_below(parent, parts[-1])
+        finally:
+            os.close(parent)
 
     def _visit(self, directory: int, path: str, rules: Rules | None) -> Folder:
         known = self._known.get(path)

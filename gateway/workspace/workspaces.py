@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import NotFound
 from ..names import chat_directory
+from . import access
 from .beneath import Way
 from .paths import Root
 
@@ -26,13 +27,16 @@ class Workspaces:
         return self._chats / chat_directory(chat)
 
     def path(self, chat: str) -> Path:
-        """The folder the chat's files are in, made when it is ours and not there yet."""
+        """The folder the chat's files are in, made when it is ours and not there yet. One that is locked is refused
+        when it is a person's, and opened again when it is ours."""
         if chat in self._attached:
+            access.ensure(self._attached[chat], ours=False)
             return self._attached[chat]
         workspace = self.directory(chat) / "workspace"
         if not workspace.is_dir():
             workspace.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
             workspace.mkdir(_PRIVATE, exist_ok=True)
+        access.ensure(workspace, ours=True)
         return workspace
 
     def is_attached(self, chat: str) -> bool:

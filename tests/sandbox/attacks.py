@@ -405,6 +405,13 @@ def mount_something(target: Target) -> object:
 
 
 @attack
+def mount_in_a_user_namespace(target: Target) -> object:
+    os.makedirs("below", exist_ok=True)
+    call(272, 97, ctypes.c_long(0x10020000))
+    return call(165, 40, b"none", b"below", b"tmpfs", ctypes.c_ulong(0), None)
+
+
+@attack
 def set_up_io_uring(target: Target) -> object:
     return call(425, 425, 1, ctypes.create_string_buffer(256))
 

@@ -1,18 +1,33 @@
-"""The sandboxes of this machine, each in turn."""
+"""The sandboxes of this machine, each in turn; and a world in which someone else can try them."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
 
+import anyio
 import pytest
 
 from gateway.errors import GatewayError
 from gateway.sandbox import Sandbox
 
-from .siege import BACKENDS
+from .siege import BACKENDS, plant
 
 REQUIRED = bool(os.environ.get("TOOLGATE_REQUIRE_SANDBOX"))
 
+NORMAL_USER = 64001 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+"""One for each that runs tests beside us: the kernel counts the processes of a user, whoever started them."""
+
+_ROOT = Path(__file__).parents[2]
+_LEFT_OUT = ("pip", "setuptools", "mypy*", "*mypyc*", "*.pyc.*")
+"""What is heavy and not needed, and what another process is just writing."""
 
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("landlock", "unconfined")]
 """Tried with the whole: the inner loop keeps to the sandbox most machines use."""
@@ -33,6 +48,87 @@ def make(name: str) -> Sandbox:
     try:
         return BACKENDS[name]()
     except GatewayError as error:
-        if REQUIRED:
-            raise
-        pytest.skip(error.message)
+        missing(error.message)
+
+
+def missing(what: str) -> NoReturn:
+    if REQUIRED:
+        pytest.fail(f"{what}, and TOOLGATE_REQUIRE_SANDBOX says it must be there")
+    pytest.skip(what)
+
+
+@dataclass(frozen=True)
+class World:
+    """The code under test where everyone may read it, and a folder of one's own in it."""
+
+    code: Path
+    field: Path
+
+    def run(self, user: str, *arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+        """A Python program as `root` or as a normal `user`."""
+        stranger = user == "user" and os.getuid() == 0
+        if user == "root" and os.getuid() != 0:
+            pytest.skip("only root can try what root can")
+        if stranger:
+            os.chown(self.field, NORMAL_USER, NORMAL_USER)
+        identity: dict[str, Any] = {"user": NORMAL_USER, "group": NORMAL_USER, "extra_groups": []} if stranger else {}
+        return subprocess.run(
+            [_interpreter() if stranger else sys.executable, "-B", *arguments],
+            capture_output=True,
+            text=True,
+            env={
+                "PATH": os.environ.get("PATH", os.defpath),
+                "PYTHONPATH": f"{self.code}:{self.code}/packages",
+                "TMPDIR": str(self.field),
+                "TOOLGATE_REQUIRE_SANDBOX": "1",
+            },
+            cwd=self.code,
+            timeout=timeout,
+            **identity,
+        )
+
+
+@pytest.fixture
+def world(_code: Path) -> Iterator[World]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        plant(Path(name))  # while the folder is ours
+        yield World(_code, Path(name))
+
+
+@pytest.fixture(scope="session")
+def _code() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        for source, target in (
+            (Path(anyio.__file__).parents[1], "packages"),
+            (_ROOT / "gateway", "gateway"),
+            (_ROOT / "tests/sandbox", "tests/sandbox"),
+        ):
+            shutil.copytree(source, folder / target, copy_function=_give, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+        for file in ("pyproject.toml", "tests/conftest.py"):
+            _give(str(_ROOT / file), str(folder / file))
+        for path, _, _ in os.walk(folder):
+            os.chmod(path, 0o755)
+        yield folder
+
+
+def _give(source: str, target: str) -> None:
+    """The same file once more; a copy where everyone may not read it, or where it is too far away."""
+    try:
+        if os.stat(source).st_mode & 0o004:
+            os.link(source, target)
+            return
+    except OSError:
+        pass
+    shutil.copyfile(source, target)
+    os.chmod(target, 0o644)
+
+
+def _interpreter() -> str:
+    """A Python that every user can run, of our own version if there is one."""
+    code = "import sys; print(sys.version_info >= (3, 11))"
+    for name in (f"python3.{sys.version_info.minor}", "python3"):
+        found = shutil.which(name, path="/usr/local/bin:/usr/bin")
+        if found and subprocess.run([found, "-c", code], capture_output=True, text=True).stdout.strip() == "True":
+            return found
+    missing("there is no Python of the system's own that is new enough")

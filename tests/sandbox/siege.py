@@ -1,41 +1,51 @@
 """A machine worth attacking: secrets, listeners and a victim outside; the attacks run against them in a sandbox.
 
 It uses nothing but the sandbox room, so that it also runs under another user, as a program of its own:
-`siege.py BACKEND FOLDER [bombs]`.
+`python -m tests.sandbox.siege BACKEND FOLDER [attacks | bombs | NAME OF A BOMB]...`. The backend `bare` is none at
+all: it shows what the attacks do to who runs programs without a thought.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.sandbox import Limits, Mount, Program, Sandbox
+from gateway.sandbox import Killed, Limits, Mount, Program, Sandbox
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock
 from gateway.sandbox.launcher import remove
-from gateway.sandbox.run import Finished, run
+from gateway.sandbox.run import run
 from gateway.sandbox.unconfined import Unconfined
 
-if __package__:
-    from .bombs import BOMBS
-else:
-    from bombs import BOMBS  # type: ignore[import-not-found,no-redef]
+from .bombs import BOMBS, Bomb
 
 ATTACKS = Path(__file__).with_name("attacks.py")
 INTERPRETER = os.path.realpath(sys.executable)
 BACKENDS: dict[str, Callable[[], Sandbox]] = {"bwrap": Bubblewrap, "landlock": Landlock, "unconfined": Unconfined}
 WORD = "a-word-nobody-inside-may-know"
+BARE = "bare"
+NOT_RUN = "broken"
 Verdicts = dict[str, list[str]]
+"""Of each attack: `stopped`, `open` or `broken`, and why. A broken one says nothing about the sandbox."""
+
+_PATIENCE = 30.0
+_BORED = 10.0
+_LAST_BREATH = 1.0
+_OUTPUT = 2**20
 
 
 def python(code: str, *arguments: str, **options: Any) -> Program:
@@ -62,25 +72,32 @@ def running(token: str) -> list[int]:
 
 
 def besiege(backend: str, folder: Path) -> Verdicts:
+    """What became of each way out."""
     os.environ["TOOLGATE_SECRET"] = WORD
     with _outside(folder) as target:
         if backend == "landlock" and os.getuid() == 0:
             target["capabilities"] = 1 << 1  # CAP_DAC_OVERRIDE, within its rules
-        finished = asyncio.run(_attack(BACKENDS[backend](), folder / "workspace", target))
-    lines = finished.stdout.decode().splitlines()
-    assert lines[-1:] == ["all tried"], finished
+        argv = (INTERPRETER, "-I", "-S", str(ATTACKS), json.dumps(target))
+        place = folder / "workspace"
+        if backend == BARE:
+            told = subprocess.run(argv, capture_output=True, cwd=place, close_fds=False, timeout=60).stdout
+        else:
+            told = asyncio.run(_attack(BACKENDS[backend](), argv, place, target))
+    lines = told.decode().splitlines()
+    assert lines[-1:] == ["all tried"], told
     verdicts: Verdicts = json.loads(lines[-2])
     return verdicts
 
 
-async def _attack(sandbox: Sandbox, folder: Path, target: dict[str, Any]) -> Finished:
+async def _attack(sandbox: Sandbox, argv: tuple[str, ...], folder: Path, target: dict[str, Any]) -> bytes:
     program = Program(
-        (INTERPRETER, "-I", "-S", str(ATTACKS), json.dumps(target)),
+        argv,
         readable=(Path(sys.base_prefix), ATTACKS, Path(target["readable"]), Path(target["setuid"])),
-        limits=Limits(memory=256 * 2**20, processes=16),
+        limits=Limits(memory=256 * 2**20, processes=32),
         **workspace(folder, sandbox),
     )
-    return await run(sandbox, program, timeout=60)
+    finished = await run(sandbox, program, timeout=60)
+    return finished.stdout or finished.stderr
 
 
 @contextlib.contextmanager
@@ -92,8 +109,7 @@ def _outside(folder: Path) -> Iterator[dict[str, Any]]:
     (folder / "readable").write_text("for all to read")
     (folder / "data").mkdir(0o700)
     (folder / "data/toolgate.db").write_text(WORD)
-    shutil.copy("/usr/bin/id", folder / "setuid")
-    (folder / "setuid").chmod(0o4755)
+    plant(folder)
     disk = _disk()
     with contextlib.ExitStack() as stack:
         left_open = stack.enter_context((home / "secret").open())
@@ -129,6 +145,13 @@ def _outside(folder: Path) -> Iterator[dict[str, Any]]:
             "given_datagrams": "d",
             "core_pattern": Path("/proc/sys/kernel/core_pattern").read_text().strip(),
         }
+
+
+def plant(folder: Path) -> None:
+    """A setuid program of whoever is here first: only root's is of use to others."""
+    if not (folder / "setuid").exists():
+        shutil.copy("/usr/bin/id", folder / "setuid")
+        (folder / "setuid").chmod(0o4755)
 
 
 @contextlib.contextmanager
@@ -185,22 +208,105 @@ def _answer(server: socket.socket, kind: int) -> None:
                     server.sendto(b"!", peer)
 
 
-def bombard(backend: str, folder: Path) -> dict[str, list[Any]]:
-    """What each bomb was ended for, whether it had begun, and the processes that are left of it."""
-    return asyncio.run(_bombard(BACKENDS[backend](), folder))
+def bombard(backend: str, folder: Path, bombs: Mapping[str, Bomb] = BOMBS) -> Verdicts:
+    """What became of each program that uses more than it may."""
+    return asyncio.run(_bombard(None if backend == BARE else BACKENDS[backend](), folder, bombs))
 
 
-async def _bombard(sandbox: Sandbox, folder: Path) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for number, (name, (code, limits, _)) in enumerate(BOMBS.items()):
-        token = f"bomb-{os.getpid()}-{number}"
-        program = python(code, token, limits=limits, **workspace(folder / f"bomb{number}", sandbox))
-        finished = await run(sandbox, program, timeout=4)
-        found[name] = [finished.exit.killed, finished.stdout == b"begun\n", running(token)]
-        remove(str(folder / f"bomb{number}"))
-    return found
+async def _bombard(sandbox: Sandbox | None, folder: Path, bombs: Mapping[str, Bomb]) -> Verdicts:
+    """One after the other, so that none suffers for what another uses; those that only wait, wait together."""
+    fuses = {name: _Fuse(sandbox, folder / name, bomb) for name, bomb in bombs.items()}
+    patient = [name for name, bomb in bombs.items() if sandbox is None or bomb.seconds]
+    verdicts = dict(zip(patient, await asyncio.gather(*(fuses[name].verdict() for name in patient)), strict=True))
+    for name in bombs.keys() - verdicts.keys():
+        for _ in range(bombs[name].tries):
+            verdicts[name] = await fuses[name].verdict()
+            if verdicts[name][0] == "stopped":
+                break
+    return verdicts
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a bomb said, what it was ended for, and the processes that are left of it."""
+
+    stdout: bytes
+    killed: Killed | None
+    left: list[int]
+
+
+class _Fuse:
+    """Lets one bomb go off, in a sandbox or without one, and clears up after it."""
+
+    def __init__(self, sandbox: Sandbox | None, folder: Path, bomb: Bomb) -> None:
+        self._sandbox = sandbox
+        self._folder = folder
+        self._bomb = bomb
+        self._token = f"bomb-{os.getpid()}-{folder.name}."  # no other one begins so
+
+    async def verdict(self) -> list[str]:
+        try:
+            seen = await (self._bare() if self._sandbox is None else self._held(self._sandbox))
+        finally:
+            await self._clear()
+        if not seen.stdout.startswith(b"begun"):
+            return [NOT_RUN, repr(seen)[:1000]]
+        if b"survived" in seen.stdout:
+            return ["open", "it got all it wanted"]
+        if seen.left:
+            return ["open", f"{len(seen.left)} processes are left"]
+        if seen.killed not in self._bomb.ended_for:
+            return [NOT_RUN, f"ended for {seen.killed}"]
+        return ["stopped", str(seen.killed)]
+
+    async def _held(self, sandbox: Sandbox) -> _Seen:
+        bomb = self._bomb
+        program = python(bomb.code, self._token, limits=bomb.limits, **workspace(self._folder, sandbox))
+        finished = await run(sandbox, program, timeout=bomb.seconds or _PATIENCE, hard_limit=_OUTPUT)
+        return _Seen(finished.stdout, finished.exit.killed, running(self._token))
+
+    async def _bare(self) -> _Seen:
+        """As it is often done: read until there is no more, or it took too long; then end what was started."""
+        self._folder.mkdir()
+        process = await asyncio.create_subprocess_exec(
+            *(INTERPRETER, "-I", "-S", "-c", self._bomb.code, self._token),
+            stdout=subprocess.PIPE,
+            cwd=self._folder,
+            env={"TMPDIR": str(self._folder)},
+        )
+        assert process.stdout is not None
+        head, tail = b"", b""
+        killed: Killed | None = None
+        try:
+            async with asyncio.timeout(self._bomb.seconds or _BORED):
+                while b"survived" not in tail and (more := await process.stdout.read(2**16)):
+                    head, tail = head or more[:100], tail[-100:] + more
+        except TimeoutError:
+            killed = "timeout"
+            process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _LAST_BREATH)
+        seen = _Seen(head + tail[-100:], killed, running(self._token))
+        await self._clear()
+        await process.stdout.read()
+        await process.wait()
+        return seen
+
+    async def _clear(self) -> None:
+        until = time.monotonic() + _PATIENCE
+        while (left := running(self._token)) and time.monotonic() < until:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(0.02)
+        remove(str(self._folder))
 
 
 if __name__ == "__main__":
-    act = bombard if sys.argv[3:] == ["bombs"] else besiege
-    print(json.dumps(act(sys.argv[1], Path(sys.argv[2]))))
+    backend, folder, *parts = sys.argv[1:]
+    acts: dict[str, Callable[[str, Path], Verdicts]] = {"attacks": besiege, "bombs": bombard}
+    acts |= {name: functools.partial(bombard, bombs={name: bomb}) for name, bomb in BOMBS.items()}
+    told: Verdicts = {}
+    for part in parts or ("attacks", "bombs"):
+        told |= acts[part](backend, Path(folder))
+    print(json.dumps(told))
