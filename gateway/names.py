@@ -72,11 +72,11 @@ def chat_directory(chat: str) -> str:
 
 
 def new_id() -> str:
-    """A UUIDv7: unique across processes, and sorting by it is sorting by time."""
-    milliseconds = time.time_ns() // 1_000_000 & (1 << 48) - 1
+    """A UUIDv7: unique across processes, and sorting by it is sorting by time, to a quarter of a microsecond."""
+    milliseconds, rest = divmod(time.time_ns(), 1_000_000)
+    stamp = (milliseconds & (1 << 48) - 1) << 80 | rest * 4096 // 1_000_000 << 64
     # An id is no secret. `random` is seeded anew in every process; a system call here would cost a thread switch.
-    high, low = random.getrandbits(12), random.getrandbits(62)
-    digits = f"{milliseconds << 80 | 0x7 << 76 | high << 64 | 0x2 << 62 | low:032x}"
+    digits = (stamp | 0x7 << 76 | 0x2 << 62 | random.getrandbits(62)).to_bytes(16, "big").hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
