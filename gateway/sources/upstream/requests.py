@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from ...calls import Call, Peer, to_json
+from ...calls import Call, Peer, to_json, value
 
 
-@dataclass(frozen=True)
+@value
 class Request:
     """One MCP request in the server's own names. `call` says who makes it, for which chat, and how its client is
     reached; `about` names it to people. It may take `seconds`, those of questions to the client not counted; None
