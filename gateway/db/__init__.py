@@ -29,10 +29,11 @@ class Database(Protocol):
     `Unavailable` everything else, a full disk and a closed database among it.
     """
 
-    async def run(self, *statements: Statement) -> list[list[Row]]:
+    async def run(self, *statements: Statement, short: bool = False) -> list[list[Row]]:
         """Run the statements as one transaction; the rows each of them returned.
 
-        It is committed even when whoever waits for it is cancelled meanwhile.
+        It is committed even when whoever waits for it is cancelled meanwhile. `short` says that they touch a row or
+        two and carry little, so that an engine for which handing over is the larger part may save itself that.
         """
         ...
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -27,6 +29,15 @@ class Gate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Held while inside too; `BlockingIOError` where that would take waiting."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import compress
 from typing import Any
 
 import orjson
@@ -16,20 +18,21 @@ from .redaction import blot, redact
 
 DOCUMENT_LIMIT = 64 * 1024  # bytes of arguments or result kept whole
 PREVIEW_LIMIT = 4 * 1024
+SHORT = 16 * 1024  # characters of a record that is quickly written
 PAGE_LIMIT = 1000
 PLANS_LOOKBACK = 1000
 """How many calls of a chat are looked at for plans: with most calls having none, the look must end somewhere."""
 _CHATS_REMEMBERED = 10_000
 _NO_JSON = (GatewayError, TypeError, ValueError, RecursionError)
 
-_COLUMNS = (
-    "id, chat_id, message_id, parent_message_id, tool_id, tool_name, category, principal, surface, client, "
-    "started_at, process, args, status, error, error_code, result, render_plan, finished_at, duration_ms, "
-    "pre_manifest_id, post_manifest_id"
+_NAMES = (
+    *("id", "chat_id", "message_id", "parent_message_id", "tool_id", "tool_name", "category", "principal", "surface"),
+    *("client", "started_at", "process", "args", "status", "error", "error_code", "result", "render_plan"),
+    *("finished_at", "duration_ms", "pre_manifest_id", "post_manifest_id"),
 )
-_INSERT = f"INSERT INTO tool_calls ({_COLUMNS}) VALUES ({', '.join('?' * 22)})"  # noqa: S608 - constants only
-_RUNNING = f"{_INSERT} ON CONFLICT (id) DO NOTHING"
-_FINISHED = f"""{_INSERT} ON CONFLICT (id) DO UPDATE SET
+_COLUMNS = ", ".join(_NAMES)
+_RUNNING = "ON CONFLICT (id) DO NOTHING"
+_FINISHED = """ON CONFLICT (id) DO UPDATE SET
     args = excluded.args, status = excluded.status, error = excluded.error, error_code = excluded.error_code,
     result = excluded.result, render_plan = excluded.render_plan, finished_at = excluded.finished_at,
     duration_ms = excluded.duration_ms, process = excluded.process,
@@ -183,21 +186,32 @@ class CallRecords:
             self._process,
         )
 
-    async def _write(self, call: Call, sql: str, row: Row) -> None:
+    async def _write(self, call: Call, otherwise: str, row: Row) -> None:
         """One transaction, with the chat's row before it unless this process has seen that chat."""
-        record = Statement(sql, row)
+        there = [value is not None for value in row]
+        record = Statement(_inserting(otherwise, *there), tuple(compress(row, there)))
+        texts = (call.name, call.message, call.parent_message, *row[12:18])  # as long as callers make them
+        short = sum(len(text) for text in texts if text is not None) <= SHORT
         if call.chat in self._known_chats:
             statements = [record]
         else:
             statements = [chats.ensure(call.chat, call.caller.principal, call.started_at), record]
         try:
-            await self._db.run(*statements)
+            await self._db.run(*statements, short=short)
         except (Conflict, Invalid):  # the chat was deleted meanwhile, or a text holds what no database takes
             statements = [chats.ensure(call.chat, call.caller.principal, call.started_at), record]
             await self._db.run(*map(_storable, statements))
         if len(self._known_chats) >= _CHATS_REMEMBERED:
             self._known_chats.clear()
         self._known_chats.add(call.chat)
+
+
+@lru_cache(maxsize=256)
+def _inserting(otherwise: str, *there: bool) -> str:
+    """How to insert a row that has these of its columns: to hand over a NULL costs as much as all the rest of it."""
+    names = list(compress(_NAMES, there))
+    values = ", ".join("?" * len(names))
+    return f"INSERT INTO tool_calls ({', '.join(names)}) VALUES ({values}) {otherwise}"  # noqa: S608 - constants only
 
 
 def _status(outcome: Outcome) -> str:

@@ -36,10 +36,10 @@ class SqliteDatabase:
             writer.stop()
             raise
 
-    async def run(self, *statements: Statement) -> list[list[Row]]:
+    async def run(self, *statements: Statement, short: bool = False) -> list[list[Row]]:
         if self._closed:
             raise _closed()
-        return await self._writer.submit(statements)
+        return await self._writer.submit(statements, short=short)
 
     async def fetch(self, sql: str, *parameters: Any) -> list[Row]:
         if self._closed:

@@ -1,4 +1,5 @@
-"""The thread that writes to SQLite: everything queued goes into one transaction."""
+"""Writes to SQLite: everything queued goes into one transaction, on a thread of its own; what is short is written
+at once where nobody is in the way."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +28,90 @@ BATCH_LIMIT = 256
 CHECKPOINT_AFTER = 2000  # transactions; up to 50 MB of log
 IDLE_AFTER = 1.0  # seconds without work until the log is brought home
 LOG_LIMIT = 64 * 1024 * 1024
+FEW = 16
+"""Jobs that are written at once; more keep the loop longer than handing them over does."""
+SLOW = 0.05  # seconds that a write at once may take; a disk that needs longer is left to the thread
+SLOW_FOR = 1.0
 
 
 class Writer:
-    """The writing connection and the thread that owns it.
+    """The writing connection and the thread that waits for it.
 
     Nothing is acknowledged before its COMMIT. A killed process loses nothing it acknowledged; a
     power failure at most what was committed since the log was last brought home, never the file.
     `opened` and `ended` are futures of the event loop that made the writer.
+
+    A commit only writes to the page cache, in less time than it takes to wake the thread. So short jobs are committed
+    on the loop, all of one turn together, as long as that needs no waiting: whenever another process, a checkpoint or
+    the disk is in the way, or something is wrong, they go to the thread as all others do; so does the first after the
+    log was brought home, with which SQLite begins the log anew and waits until the disk has it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._short: list[Job] = []
+        self._hand = threading.Lock()  # who holds it may use the connection
         self._in_log = 0
+        self._committed_at = 0.0
+        self._slow_until = 0.0
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._live, name="sqlite-writer", daemon=True).start()
 
-    async def submit(self, statements: Sequence[Statement]) -> Rows:
-        """The rows of a transaction, once it is committed."""
+    async def submit(self, statements: Sequence[Statement], *, short: bool = False) -> Rows:
+        """The rows of a transaction, once it is committed. A short one touches a row or two."""
         future: asyncio.Future[Rows] = self._loop.create_future()
-        self._jobs.put((future, statements))
+        if short:
+            if not self._short:
+                self._loop.call_soon(self._write_short)
+            self._short.append((future, statements))
+        else:
+            self._jobs.put((future, statements))
         return await future
 
     def stop(self) -> None:
         """Let the thread end once everything queued before is written; nothing may follow."""
+        self._hand_over()
         self._jobs.put(None)
+
+    def _write_short(self) -> None:
+        jobs, results = self._short, None
+        try:
+            if 0 < len(jobs) <= FEW:
+                results = self._at_once(jobs)
+        finally:
+            if results is None:
+                self._hand_over()  # interrupted too, so that no later turn waits behind this one
+        if results is not None:
+            self._short = []
+            _settle_all(jobs, results)
+
+    def _hand_over(self) -> None:
+        jobs, self._short = self._short, []
+        for job in jobs:
+            self._jobs.put(job)
+
+    def _at_once(self, jobs: list[Job]) -> list[Rows] | None:
+        """What came of the jobs, unless the thread had better see to them."""
+        began = time.monotonic()
+        if began < self._slow_until or not self._jobs.empty() or not self._hand.acquire(blocking=False):
+            return None
+        try:
+            if not 0 < self._in_log < CHECKPOINT_AFTER:  # the thread begins a log, and brings it home
+                return None
+            with self._gate.at_once():
+                results = self._together(jobs)
+            self._in_log += len(jobs)
+            self._committed_at = time.monotonic()
+            return results
+        except Exception:  # whatever it is, the thread meets it too and finds the words
+            return None
+        finally:
+            self._hand.release()
+            if time.monotonic() - began > SLOW:
+                self._slow_until = time.monotonic() + SLOW_FOR
 
     def _live(self) -> None:
         try:
@@ -74,12 +132,13 @@ class Writer:
             with self._gate:
                 create_private(self._path)
                 self._connection = connect(self._path)
+                self._wait_at_most(0)
         except BaseException:
             self._gate.close()
             raise
 
     def _close(self) -> None:
-        with self._gate, contextlib.suppress(sqlite3.Error):
+        with self._hand, self._gate, contextlib.suppress(sqlite3.Error):
             self._connection.close()  # the last connection of all processes brings the log home
         self._gate.close()
 
@@ -88,8 +147,9 @@ class Writer:
             try:
                 job = self._jobs.get(timeout=IDLE_AFTER if self._in_log else None)
             except queue.Empty:
-                with self._gate:
-                    self._checkpoint()
+                if time.monotonic() - self._committed_at >= IDLE_AFTER:
+                    with self._hand, self._gate:
+                        self._checkpoint()
                 continue
             if job is None:
                 return
@@ -100,15 +160,16 @@ class Writer:
         while len(jobs) < BATCH_LIMIT and not self._jobs.empty():
             waiting = self._jobs.get()
             if waiting is None:
-                self.stop()  # said again, for whoever takes from the queue next
+                self._jobs.put(None)  # said again, for whoever takes from the queue next
                 break
             jobs.append(waiting)
         return jobs
 
     def _commit(self, jobs: list[Job]) -> None:
-        with self._gate:
+        with self._hand, self._gate, self._waiting():
             self._tell(_settle_all, jobs, self._results(jobs))
             self._in_log += len(jobs)
+            self._committed_at = time.monotonic()
             if self._in_log >= CHECKPOINT_AFTER:
                 self._checkpoint()
 
@@ -126,6 +187,8 @@ class Writer:
 
     def _together(self, jobs: list[Job]) -> list[Rows]:
         connection = self._connection
+        if len(jobs) == 1 and len(alone := jobs[0][1]) == 1 and alone[0].expect is None:
+            return [[execute(connection, alone[0])]]  # which is a transaction by itself
         with transaction(connection):
             return [[execute(connection, statement) for statement in statements] for _, statements in jobs]
 
@@ -135,16 +198,22 @@ class Writer:
         try:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             if self._path.with_name(f"{self._path.name}-wal").stat().st_size > LOG_LIMIT:
-                self._cut_log()
+                self._wait_at_most(0)  # whoever waits for the gate does not wait for a reader
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except (sqlite3.Error, OSError) as error:
             log.warning("the log of %s was not brought home, it will be tried again: %s", self._path, error)
 
-    def _cut_log(self) -> None:
-        self._connection.execute("PRAGMA busy_timeout = 0")  # whoever waits for the gate does not wait for a reader
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Inside, a foreign program that has the file locked is waited for."""
+        self._wait_at_most(BUSY_TIMEOUT)
         try:
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            yield
         finally:
-            self._connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1000)}")
+            self._wait_at_most(0)
+
+    def _wait_at_most(self, seconds: float) -> None:
+        self._connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
     def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and with it whoever waited

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 
 from gateway.calls import PLAN_LIMIT, Call, Caller, Outcome, PlannedCall, to_json
 from gateway.db import Statement
-from gateway.db.records import DOCUMENT_LIMIT, PLANS_LOOKBACK, PREVIEW_LIMIT, CallRecord, CallRecords
+from gateway.db.records import DOCUMENT_LIMIT, PLANS_LOOKBACK, PREVIEW_LIMIT, SHORT, CallRecord, CallRecords
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Cancelled, GatewayError, InputRequired, Invalid, NotFound, ToolFailed
 from gateway.tools import Tool
@@ -295,5 +296,35 @@ def test_the_look_for_plans_ends_after_a_thousand_calls(tmp_path: Path) -> None:
         assert [call.id for call in await records.list_plans("c1", 5)] == ["0000"]
         await records.record_finished(a_call(id=f"{PLANS_LOOKBACK:04}"), Outcome(value=1))
         assert await records.list_plans("c1", 5) == []
+
+    on_records(tmp_path, test)
+
+
+def test_a_record_goes_to_the_thread_when_any_part_of_it_is_long(tmp_path: Path) -> None:
+    async def test(records: CallRecords, db: SqliteDatabase) -> None:
+        await records.record_finished(a_call(), Outcome(value=1))
+        places: list[bool] = []
+
+        def note(sql: str) -> None:
+            if sql.startswith("INSERT INTO tool_calls"):
+                places.append(threading.current_thread() is threading.main_thread())
+
+        async def on_the_loop(call: Call, outcome: Outcome) -> bool:
+            while db._writer._hand.locked():  # which the thread puts down shortly after it told
+                await db.fetch("SELECT 1")
+            places.clear()
+            await records.record_finished(call, outcome)
+            return places[-1]
+
+        db._writer._connection.set_trace_callback(note)
+        long = "x" * (SHORT + 1)
+        assert await on_the_loop(a_call(), Outcome(value=1))
+        assert not await on_the_loop(a_call(arguments={"text": long}), Outcome(value=1))
+        assert not await on_the_loop(a_call(), Outcome(value=long))
+        assert not await on_the_loop(a_call(), Outcome(error=ToolFailed(long)))
+        assert not await on_the_loop(a_call(), Outcome(render_plan={"text": long}))
+        assert not await on_the_loop(a_call(name=long, tool=None), Outcome(value=1))
+        assert not await on_the_loop(a_call(message=long), Outcome(value=1))
+        assert await on_the_loop(a_call(), Outcome(value=1))
 
     on_records(tmp_path, test)
