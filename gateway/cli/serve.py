@@ -18,7 +18,7 @@ from ..errors import Forbidden
 from ..serve.consent import Consulting, Seal
 from ..serve.mcp import McpFace
 from ..serve.stdio import serve_stdio
-from . import clients
+from . import clients, staying
 from .options import settings_options
 
 MESSAGE_FACTOR = 4
@@ -95,9 +95,10 @@ async def _over_stdio(gateway: Gateway, face: McpFace, stop: anyio.Event) -> Non
 
 
 async def _over_http(gateway: Gateway, face: McpFace, host: str, port: int, stop: anyio.Event) -> None:
-    # Imported here: a stdio start, which a person waits for, needs none of it.
-    from ..serve.asgi import Door, HttpFace
-    from ..serve.http import bind, serve_http
+    with staying():
+        # Imported here: a stdio start, which a person waits for, needs none of it.
+        from ..serve.asgi import Door, HttpFace
+        from ..serve.http import bind, serve_http
 
     server = gateway.settings.server
     listening = bind(host, port)
@@ -113,7 +114,7 @@ async def _over_http(gateway: Gateway, face: McpFace, host: str, port: int, stop
 
     listening.listen(1024)
     _announce(f"http://{address}:{port}/mcp", gateway)
-    await serve_http(web.app, listening, stop, drain)
+    await serve_http(web.app, web.shortcut, listening, stop, drain)
 
 
 async def _stop_on_signal(stop: anyio.Event) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import anyio
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp_types import INVALID_PARAMS, INVALID_REQUEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -25,7 +26,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class HttpFace:
-    """Everything the HTTP face answers, behind its door, as the ASGI application `app`."""
+    """Everything the HTTP face answers, behind its door, as the ASGI application `app`; `shortcut` spares a server that
+    knows it the way through ASGI."""
 
     def __init__(self, mcp: McpFace, ready: Ready, door: Door) -> None:
         self._mcp = mcp
@@ -40,6 +42,7 @@ class HttpFace:
         )
         express = ExpressHttp(mcp, self._ending(routes), mcp.server.session_manager, PATH)
         self.app = door.before(express)
+        self.shortcut = Guarded(door, express)
 
     def close(self) -> None:
         """End the streams on which clients only wait, so that the server need not cut them."""
@@ -102,24 +105,53 @@ class Door:
 
         return guarded
 
+    def lets_in(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a request may pass; the words for one that may not, the application finds."""
+        try:
+            self._check(headers.items())
+        except GatewayError:
+            return False
+        return True
+
     def _explaining(self, scope: Scope, receive: Receive, send: Send) -> Send:
-        """A body sent in chunks shows its size only when it is read: the SDK's bare 413 then becomes ours."""
+        """What only shows when a body is read, the SDK refuses: its words then become ours."""
+        held: Message | None = None
         replaced = False
 
         async def explaining(message: Message) -> None:
-            nonlocal replaced
-            if message["type"] == "http.response.start" and message["status"] == TooLarge.status:
-                replaced = True
-                await _refused(self._too_large())(scope, receive, send)
+            nonlocal held, replaced
+            if message["type"] == "http.response.start" and message["status"] in _EXPLAINED:
+                held = message  # what it is for, its body says
+            elif held is not None:
+                start, held = held, None
+                refusal = self._in_our_words(start["status"], message.get("body", b""))
+                replaced = refusal is not None
+                if refusal is not None:
+                    await refusal(scope, receive, send)
+                else:
+                    await send(start)
+                    await send(message)
             elif not replaced:
                 await send(message)
 
         return explaining
 
+    def _in_our_words(self, status: int, body: bytes) -> Response | None:
+        """The size of a body sent in chunks, and a body that is JSON but not one message, which the SDK answers with
+        all that it lacks to be each kind of message."""
+        if status == TooLarge.status:
+            return _refused(self._too_large())
+        if body.startswith(_NO_MESSAGE):
+            message = "this is not one JSON-RPC message; a batch is not taken; send one message per request"
+            return JSONResponse(
+                {"jsonrpc": "2.0", "id": None, "error": {"code": INVALID_REQUEST, "message": message}}, 400
+            )
+        return None
+
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the request is larger than the limit of {self.body_limit} bytes", limit=self.body_limit)
 
-    def _check(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def _check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         said: dict[bytes, str] = {}
         for name, value in headers:
             if name in _CHECKED:
@@ -136,7 +168,7 @@ class Door:
                 code="ORIGIN_FORBIDDEN",
             )
         length = said.get(b"content-length", "0")
-        if length.isdigit() and int(length) > self.body_limit:
+        if length.isdecimal() and int(length) > self.body_limit:
             raise self._too_large()
 
     def _knows(self, host: str) -> bool:
@@ -145,7 +177,21 @@ class Door:
     @staticmethod
     def _is_loopback(host: str) -> bool:
         name, colon, port = host.rpartition(":")
-        return host in LOOPBACK or (bool(colon) and name in LOOPBACK and port.isdigit())
+        return host in LOOPBACK or (bool(colon) and name in LOOPBACK and port.isdecimal())
+
+
+class Guarded:
+    """The shortcut for requests the door lets in."""
+
+    path = PATH.encode()
+
+    def __init__(self, door: Door, express: ExpressHttp) -> None:
+        self._door = door
+        self._express = express
+        self.answering = express.answering
+
+    def promising(self, headers: Mapping[bytes, bytes]) -> bool:
+        return self._door.lets_in(headers) and self._express.promising(headers)
 
 
 class Misdirected(Invalid):
@@ -156,6 +202,10 @@ class Misdirected(Invalid):
 class TooLarge(Invalid):
     default_code = "REQUEST_TOO_LARGE"
     status = 413
+
+
+_NO_MESSAGE = b'{"jsonrpc":"2.0","id":null,"error":{"code":%d,"message":"Validation error: ' % INVALID_PARAMS
+_EXPLAINED = frozenset({TooLarge.status, Invalid.status})
 
 
 def _refused(refusal: GatewayError) -> Response:

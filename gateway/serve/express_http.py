@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Self
 
 import anyio
 from mcp.server.streamable_http import StreamableHTTPServerTransport as Transport
@@ -19,10 +19,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..calls import DEFAULT_CHAT, LOCAL, to_json
 from ..extensions.later import Later
+from ..extensions.leash import Leash
 from . import express
 from .express import REQUEST_CANCELLED, SIZE, Express, Ready, Written
 from .mcp import McpFace
 from .sessions import Session
+
+Headers = Mapping[bytes, bytes]
 
 MOMENT = 0.1
 """Seconds after which somebody looks whether the client of a call is still there."""
@@ -54,40 +57,49 @@ class ExpressHttp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = self._fitting(scope)
-        if headers is not None:
-            version = headers.get(b"mcp-protocol-version")
-            if version in _MODERN and headers.get(b"mcp-method") in _METHODS:
-                await self._modern(headers, scope, receive, send)
-                return
-            if version is not None and (found := self._session(headers, version)) is not None:
-                session, transport = found
-                with _in_use(transport):
-                    await self._in_session(session, headers, scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if headers is None:
+            await self._app(scope, receive, send)
+            return
+        body, replayed = await _read(receive)
+        answering = self.answering(headers, scope["query_string"], body, receive, send)
+        await (self._app(scope, replayed, send) if answering is None else answering)
+
+    def answering(
+        self, headers: Headers, query: bytes, body: bytes, receive: Receive, send: Send
+    ) -> Coroutine[Any, Any, None] | None:
+        """What answers a promising request, if it can be answered here."""
+        message = express.parse(body)
+        if message is None:
+            return None
+        if (found := self._session(headers)) is not None:
+            return self._in_session(*found, message, self._chat(query, headers), headers[b"mcp-session-id"], send)
+        request = express.modern(message, LOCAL, self._chat(query, headers), relayed=True)
+        if request is None or not self._fits(request, headers, message):
+            return None
+        return self._modern(request, receive, send)
 
     def _fitting(self, scope: Scope) -> dict[bytes, bytes] | None:
         """The headers of a request that may go this way; of one said twice, none knows which is meant."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != self._path:
             return None
         headers = dict(scope["headers"])
-        once = len(headers) == len(scope["headers"])
-        return headers if once and _negotiated(headers.get(b"content-type"), headers.get(b"accept")) else None
+        return headers if len(headers) == len(scope["headers"]) and self.promising(headers) else None
 
-    async def _modern(self, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, send: Send) -> None:
-        body, replayed = await _read(receive)
-        message = express.parse(body)
-        request = message and express.modern(message, LOCAL, self._chat(scope, headers), relayed=True)
-        if not request or not self._fits(request, headers, message or {}):
-            await self._app(scope, replayed, send)
-            return
+    def promising(self, headers: Headers) -> bool:
+        """Whether its body is worth a look."""
+        if not _negotiated(headers.get(b"content-type"), headers.get(b"accept")):
+            return False
+        version = headers.get(b"mcp-protocol-version")
+        return (version in _MODERN and headers.get(b"mcp-method") in _METHODS) or self._session(headers) is not None
+
+    async def _modern(self, request: Ready, receive: Receive, send: Send) -> None:
         reply = _Reply(send)
         with _Attendance(self._later, reply, receive) as call:
             answer = await self._express.answer(request, reply.say)
         if not call.ended:
             await reply.end(answer)
 
-    def _fits(self, request: Ready, headers: Mapping[bytes, bytes], message: Mapping[str, Any]) -> bool:
+    def _fits(self, request: Ready, headers: Headers, message: Mapping[str, Any]) -> bool:
         """Whether headers and body say the same; which words a difference is answered with, the SDK knows."""
         called = request.params.get("name", "")
         if called and self._face.tools.header_schema(called) is not None:
@@ -99,40 +111,38 @@ class ExpressHttp:
         said = {name.decode(): headers[name].decode("latin-1") for name in _ROUTING if name in headers}
         return isinstance(classify_inbound_request(message, headers=said), InboundModernRoute)
 
-    async def _in_session(
-        self, session: Session, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        session_id = headers[b"mcp-session-id"]
-        body, replayed = await _read(receive)
-        message = express.parse(body) or {}
+    def _in_session(
+        self, session: Session, transport: Transport, message: Mapping[str, Any], chat: str, name: bytes, send: Send
+    ) -> Coroutine[Any, Any, None] | None:
         if _settles(session, message):
-            await _accepted(send, session_id)
-            return
-        request = express.in_session(message, session, self._chat(scope, headers))
-        if request is None:
-            await self._app(scope, replayed, send)
-            return
-        reply = _Reply(send, session_id)
-        with _Attendance(self._later, reply) as call:
+            return _accepted(send, name)
+        request = express.in_session(message, session, chat)
+        return None if request is None else self._answer_in(session, transport, request, _Reply(send, name))
+
+    async def _answer_in(self, session: Session, transport: Transport, request: Ready, reply: _Reply) -> None:
+        with _in_use(transport), _Attendance(self._later, reply) as call:
             session.calls[str(request.id)] = call
             try:
                 answer = await self._express.answer(request, reply.say)
             finally:
-                del session.calls[str(request.id)]
+                if session.calls.get(str(request.id)) is call:  # another of this id may have come at the same moment
+                    del session.calls[str(request.id)]
         await reply.end(express.failed(request.id, REQUEST_CANCELLED, "Request cancelled") if call.ended else answer)
 
-    def _session(self, headers: Mapping[bytes, bytes], version: bytes) -> tuple[Session, Transport] | None:
+    def _session(self, headers: Headers) -> tuple[Session, Transport] | None:
         """The session a request belongs to, if it is alive."""
-        session_id = headers.get(b"mcp-session-id", b"").decode("latin-1")
+        if b"mcp-session-id" not in headers:
+            return None
+        session_id = headers[b"mcp-session-id"].decode("latin-1")
         session = self._face.sessions.get(session_id)
         transport = self._manager._server_instances.get(session_id)
-        if session is None or transport is None or transport.is_terminated or version != session.version.encode():
+        if session is None or transport is None or transport.is_terminated:
             return None
-        return session, transport
+        return (session, transport) if headers.get(b"mcp-protocol-version") == session.version.encode() else None
 
-    def _chat(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
+    def _chat(self, query: bytes, headers: Headers) -> str:
         """The chat of a request that names none: the URL's, the command line's, the session's."""
-        asked = QueryParams(scope["query_string"]).get("chat") if scope["query_string"] else None
+        asked = QueryParams(query).get("chat") if query else None
         return asked or self._face.chat or headers.get(b"mcp-session-id", b"").decode("latin-1") or DEFAULT_CHAT
 
 
@@ -143,7 +153,7 @@ class _Reply:
         self._send = send
         self._headers = [] if session_id is None else [(b"mcp-session-id", session_id)]
         self._streaming = False
-        self._turn = asyncio.Lock()
+        self._turn: asyncio.Lock | None = None  # which few need
 
     async def say(self, message: Mapping[str, Any]) -> None:
         await self._event(_event(to_json(message)))
@@ -153,19 +163,22 @@ class _Reply:
 
     async def end(self, answer: Written) -> None:
         """Send the answer, once; what is being said goes first."""
-        async with self._turn:
-            if self._streaming:
-                await self._send({"type": "http.response.body", "body": _event(answer.message)})
-                return
-            status = 200 if answer.error is None or self._headers else ERROR_CODE_HTTP_STATUS.get(answer.error, 200)
-            length = b"%d" % len(answer.message)
-            headers = [(b"content-type", _JSON), (b"content-length", length), *self._headers]
-            if answer.call_id is not None:
-                headers.append((b"toolgate-call-id", answer.call_id.encode()))
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
-            await self._send({"type": "http.response.body", "body": answer.message})
+        if self._turn is not None:
+            async with self._turn:
+                if self._streaming:
+                    await self._send({"type": "http.response.body", "body": _event(answer.message)})
+                    return
+        status = 200 if answer.error is None or self._headers else ERROR_CODE_HTTP_STATUS.get(answer.error, 200)
+        length = b"%d" % len(answer.message)
+        headers = [(b"content-type", _JSON), (b"content-length", length), *self._headers]
+        if answer.call_id is not None:
+            headers.append((b"toolgate-call-id", answer.call_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": answer.message})
 
     async def _event(self, event: bytes) -> None:
+        if self._turn is None:
+            self._turn = asyncio.Lock()
         async with self._turn:
             if not self._streaming:
                 headers = [*_STREAM, *self._headers]
@@ -174,35 +187,30 @@ class _Reply:
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
 
-class _Attendance:
-    """Looks after a call: it ends quietly when it is called off (`ended` says so), and one that takes longer than a
-    moment has its silent stream kept open. Where a client that leaves means to call off, `receive` tells of that."""
+class _Attendance(Leash):
+    """Looks after a call: it ends quietly when it is called off, and one that takes longer than a moment has its silent
+    stream kept open. Where a client that leaves means to call off, `receive` tells of that."""
 
     def __init__(self, later: Later, reply: _Reply, receive: Receive | None = None) -> None:
-        self.ended = False
+        super().__init__()
         self._later = later
-        self._called_off = False
         self._reply = reply
         self._receive = receive
         self._tasks: list[asyncio.Task[None]] = []
 
     def cancel(self) -> None:
-        if not self._called_off:
-            self._called_off = True
-            self._call.cancel()
+        if not self.pulls:
+            self.pull()
 
-    def __enter__(self) -> _Attendance:
-        self._call = cast("asyncio.Task[Any]", asyncio.current_task())
+    def __enter__(self) -> Self:
         self._later.expect(self, self._begin)
-        return self
+        return super().__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self._later.drop(self)
         for task in self._tasks:
             task.cancel()
-        if self._called_off:  # cancelled by others too, such as a server that stops, it goes on being cancelled
-            self.ended = self._call.uncancel() == 0 and kind is asyncio.CancelledError
-        return self.ended
+        return super().__exit__(kind)
 
     def _begin(self) -> None:
         loop = asyncio.get_running_loop()
@@ -249,19 +257,19 @@ def _negotiated(sent: bytes | None, accepted: bytes | None) -> bool:
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
     """The body, as far as it is of a size for the short way; and a way to read it again from the beginning."""
     message = await receive()
-    messages, body = [message], message.get("body", b"")
+    body = bytearray(message.get("body", b""))
     while message.get("more_body") and len(body) <= SIZE:
         message = await receive()
-        messages.append(message)
         body += message.get("body", b"")
-    if message["type"] != "http.request":  # its client left in the middle of it
-        body = b""
-    left = iter(messages)
+    whole = bytes(body)
+    gone = message["type"] != "http.request"  # its client left in the middle of it
+    read = {"type": "http.request", "body": whole, "more_body": gone or message.get("more_body", False)}
+    left = iter((read, message) if gone else (read,))
 
     async def again() -> Any:
         return next(left, None) or await receive()
 
-    return body, again
+    return b"" if gone else whole, again
 
 
 def _settles(session: Session, message: Mapping[str, Any]) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
 import anyio
 import uvicorn
 from starlette.types import ASGIApp
 
 from ..errors import Invalid, Unavailable
+from .front import Front, Shortcut
 
 KEEP_ALIVE = 75
 """Seconds an idle connection stays open: longer than clients keep theirs, so that none is closed under a request."""
@@ -43,12 +47,19 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve_http(
-    app: ASGIApp, listening: socket.socket, stop: anyio.Event, drain: Callable[[], Awaitable[None]]
+    app: ASGIApp,
+    shortcut: Shortcut,
+    listening: socket.socket,
+    stop: anyio.Event,
+    drain: Callable[[], Awaitable[None]],
 ) -> None:
-    """Serve until `stop` is set; then `drain` is awaited before the connections are closed."""
+    """Serve until `stop` is set; then `drain` is awaited before the connections are closed. What the shortcut takes
+    does not come to the app."""
     server = _Server(
         uvicorn.Config(
             app,
+            http=cast(type[asyncio.Protocol], partial(Front, shortcut)),
+            ws="none",  # whatever else is installed
             log_config=None,
             access_log=False,
             server_header=False,

@@ -18,6 +18,7 @@ from .wire import ERAS, HANDSHAKE, INITIALIZE, MODERN, call, exchange, nested, o
 pytestmark = pytest.mark.timeout(90)
 
 PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
 LIMIT = 32 * 1024 * 1024
 """Bytes of one request, with default settings: four times what a tool's arguments may have."""
 
@@ -92,6 +93,22 @@ def test_a_session_nobody_opened_is_not_found(listening: Listening) -> None:
 def test_a_body_that_is_no_json_is_a_parse_error(listening: Listening, era: str, body: bytes) -> None:
     answer = post(listening.url, body, _headers(listening, era))
     assert (answer.status, answer.message["error"]["code"]) == (400, PARSE_ERROR)
+    _assert_alive(listening)
+
+
+@pytest.mark.promise("G3")
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("body", [b"[1,2]", b"[]", b"7", b'{"jsonrpc": "2.0"}', b'{"id": 1, "method": ["x"]}'])
+def test_json_that_is_not_one_message_is_refused_in_one_sentence(listening: Listening, era: str, body: bytes) -> None:
+    for headers in (_headers(listening, era), {}):
+        answer = post(listening.url, body, headers)
+        error = answer.message["error"]
+        assert (answer.status, answer.message["id"], error["code"]) == (400, None, INVALID_REQUEST)
+        if headers and era == MODERN:
+            assert error["message"] == "Body must be a single JSON-RPC request or notification object"
+        else:
+            assert "a batch is not taken; send one message per request" in error["message"]
+            assert len(error["message"]) < 120
     _assert_alive(listening)
 
 

@@ -1,29 +1,35 @@
-"""Both roads of a request in this process: the gateway's own faces, and the SDK's alone; with tools that tell what
-reached them."""
+"""All roads of a request in this process: the gateway's own faces, also as bytes, and the SDK's alone; with tools that
+tell what reached them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import socket
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import httptools
 import pytest
+import uvicorn
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.errors import ToolFailed, UpstreamFault
 from gateway.serve import stdio
 from gateway.serve.asgi import PATH, Door, HttpFace
+from gateway.serve.front import Front, Shortcut
 from gateway.serve.mcp import McpFace
 from gateway.serve.sessions import Sessions
 from gateway.serve.stdio import serve_stdio
@@ -293,7 +299,7 @@ class Exchange:
             await self.done
         headers = {name.decode(): value.decode("latin-1") for name, value in self.sent[0]["headers"]}
         assert self.sent[-1]["type"] == "http.response.body" and not self.sent[-1].get("more_body")
-        return Answer(self.sent[0]["status"], headers, self.body)
+        return Answer(int(self.sent[0]["status"]), headers, self.body)
 
 
 class Client:
@@ -341,15 +347,131 @@ class Client:
         return await self.ask(None, method="DELETE")
 
 
+class Line:
+    """A client's end of a connection over which HTTP is spoken; what the server says, it gives as ASGI's messages."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._heard: deque[Message] = deque()
+
+    async def message(self) -> Message | None:
+        """The next; None when the connection has ended."""
+        while not self._heard:
+            try:
+                data = await self.reader.read(65536)
+            except ConnectionError:
+                data = b""
+            if not data:
+                return None
+            self._parser.feed_data(data)
+        return self._heard.popleft()
+
+    async def answer(self) -> Answer:
+        with anyio.fail_after(5):
+            start = await self.message()
+        assert start is not None, "the connection has ended"
+        headers = {name.decode(): text.decode() for name, text in start["headers"]}
+        return Answer(start["status"], headers, await self.rest())
+
+    async def rest(self) -> bytes:
+        """What is left of the body of an answer."""
+        body = b""
+        with anyio.fail_after(5):
+            while (message := await self.message()) is not None and message["more_body"]:
+                body += message["body"]
+        assert message is not None, f"the connection has ended after {body!r}"
+        return body
+
+    async def ended(self) -> bool:
+        """Wait for the end of the connection, before which nothing more may be said."""
+        with anyio.fail_after(5):
+            return await self.message() is None
+
+    async def close(self) -> None:
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status, headers = self._parser.get_status_code(), self._headers
+        self._headers = []
+        self._heard.append({"type": "http.response.start", "status": status, "headers": headers})
+
+    def on_body(self, body: bytes) -> None:
+        self._heard.append({"type": "http.response.body", "body": body, "more_body": True})
+
+    def on_message_complete(self) -> None:
+        self._heard.append({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Wire:
+    """An application, as it is from the other end of a connection: each request goes as bytes over one of its own."""
+
+    def __init__(self, app: ASGIApp, shortcut: Shortcut) -> None:
+        self._shortcut = shortcut
+        self._config = uvicorn.Config(app, log_config=None, access_log=False, proxy_headers=False, lifespan="off")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop, state = asyncio.get_running_loop(), ServerState()
+        theirs, ours = socket.socketpair()
+        served, _ = await loop.connect_accepted_socket(lambda: Front(self._shortcut, self._config, state, {}), theirs)
+        line = Line(*await asyncio.open_connection(sock=ours))
+        asking = loop.create_task(self._ask(scope, receive, line))
+        try:
+            while (message := await line.message()) is not None:
+                await send(message)
+                if not message.get("more_body", True):
+                    break
+            if state.tasks:
+                await asyncio.wait(state.tasks)
+        finally:
+            for task in (asking, *state.tasks):  # as a server does that stops
+                task.cancel()
+            await asyncio.wait([asking, *state.tasks])
+            served.abort()
+            await line.close()
+
+    async def _ask(self, scope: Scope, receive: Receive, line: Line) -> None:
+        headers = scope["headers"]
+        chunked = all(name != b"content-length" for name, _ in headers)
+        if chunked:
+            headers = [*headers, (b"transfer-encoding", b"chunked")]
+        target = b"?".join(part for part in (scope["raw_path"], scope["query_string"]) if part)
+        head = b"".join(b"%b: %b\r\n" % each for each in headers)
+        line.writer.write(b"%b %b HTTP/1.1\r\n%b\r\n" % (scope["method"].encode(), target, head))
+        with suppress(ConnectionError):  # a server may answer before it has heard all
+            while (message := await receive())["type"] == "http.request":
+                body, more = message["body"], message["more_body"]
+                line.writer.write(chunk(body, last=not more) if chunked else body)
+                await line.writer.drain()
+        line.writer.close()
+
+
+def chunk(body: bytes, last: bool = False) -> bytes:
+    return (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"0\r\n\r\n" if last else b"")
+
+
 @dataclass
 class Bench:
-    """One gateway with two faces: `short` is how it is served, `long` is the SDK's application alone."""
+    """One gateway with three faces: `short` is how it is served, `wire` the same as bytes over a connection, `long` is
+    the SDK's application alone."""
 
     gateway: Gateway
     stall: Stall
     face: McpFace
     short: ASGIApp
     long: ASGIApp
+    wire: ASGIApp
+
+    def over(self, road: str) -> Bench:
+        """The same, with another of its faces as the short one."""
+        return replace(self, short=getattr(self, road))
 
     async def session(self, capabilities: Mapping[str, Any] | None = None, version: str = HANDSHAKE) -> Client:
         """A client that has shaken hands with `short`, and is known there."""
@@ -372,14 +494,15 @@ async def bench(directory: Path, **settings: Any) -> AsyncIterator[Bench]:
     chosen = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, **settings}
     async with Gateway.open(chosen, sources=[stall]) as gateway:
         faces = [McpFace(gateway.executor, gateway.versions, plans=gateway.records) for _ in range(2)]
-        short = HttpFace(faces[0], gateway.ready, Door(LIMIT)).app
+        served = HttpFace(faces[0], gateway.ready, Door(LIMIT))
         routes = faces[1].server.streamable_http_app(
             streamable_http_path=PATH,
             max_request_body_size=LIMIT,
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )
         async with faces[0].server.session_manager.run(), faces[1].server.session_manager.run():
-            yield Bench(gateway, stall, faces[0], short, Door(LIMIT).before(routes))
+            wire = Wire(served.app, served.shortcut)
+            yield Bench(gateway, stall, faces[0], served.app, Door(LIMIT).before(routes), wire)
 
 
 class Pipes:

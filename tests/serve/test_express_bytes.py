@@ -83,10 +83,10 @@ async def fronting(directory: Path, **settings: Any) -> AsyncIterator[tuple[Benc
         server.drop()
 
 
-@pytest.fixture
-async def front(tmp_path: Path) -> AsyncIterator[tuple[Bench, Upstream]]:
-    async with fronting(tmp_path) as opened:
-        yield opened
+@pytest.fixture(params=["short", "wire"])
+async def front(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Bench, Upstream]]:
+    async with fronting(tmp_path) as (opened, upstream):
+        yield opened.over(request.param), upstream
 
 
 async def spoken(desk: Bench, number: int | str = 1, **meta: Any) -> Answer:

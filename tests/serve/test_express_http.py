@@ -21,10 +21,14 @@ ERAS = ["modern", "handshake"]
 ACCEPTED = {"action": "accept", "content": {"answer": "42"}}
 
 
-@pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Bench]:
+@pytest.fixture(params=["short", "wire"])
+async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     async with bench(tmp_path) as opened:
-        yield opened
+        yield opened.over(request.param)
+
+
+in_process = pytest.mark.parametrize("desk", ["short"], indirect=True)
+"""For what a client that is gone cannot see."""
 
 
 @pytest.fixture
@@ -198,6 +202,7 @@ async def test_a_client_of_the_newest_era_that_leaves_calls_off_its_call(desk: B
     assert b"jsonrpc" not in exchange.body
 
 
+@in_process
 @pytest.mark.usefixtures("hasty")
 async def test_the_call_of_a_client_in_a_session_that_loses_its_connection_goes_on(desk: Bench) -> None:
     client = await desk.session()
@@ -283,6 +288,7 @@ async def test_a_gateway_that_stops_finishes_its_calls_or_says_that_it_did_not(
         assert refused["result"]["_meta"]["dev.toolgate/error"]["code"] == "SHUTTING_DOWN"
 
 
+@in_process
 @pytest.mark.slow
 async def test_a_session_in_use_here_is_not_idle_and_one_that_is_not_used_is(desk: Bench) -> None:
     desk.face.server.session_manager.session_idle_timeout = 1.5
@@ -299,6 +305,7 @@ async def test_a_session_in_use_here_is_not_idle_and_one_that_is_not_used_is(des
     assert [(await each.ask(asked("handshake", "echo"))).status for each in (used, waiting)] == [404, 404]
 
 
+@in_process
 async def test_a_request_whose_client_leaves_in_the_middle_of_it_calls_nothing(desk: Bench) -> None:
     """Even if what came of it could be read."""
     exchange = Client(desk.short).send(asked("modern", "echo"), whole=False)

@@ -47,10 +47,14 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module")
-async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+@pytest.fixture(scope="module", params=["short", "wire"])
+async def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     async with bench(tmp_path_factory.mktemp("roads")) as opened:
-        yield opened
+        yield opened.over(request.param)
+
+
+in_process = pytest.mark.parametrize("both", ["short"], indirect=True)
+"""For what has nothing to do with bytes over a connection."""
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +246,6 @@ HEADERS: dict[str, Any] = {
     "two of another kind": [("x-a", "1"), ("x-a", "2")],
     "two ways to accept": [("accept", "text/plain")],
     "two content types": [("content-type", "text/plain")],
-    "two lengths": [("content-length", "5")],
     "two hosts": [("host", "127.0.0.1")],
     "plain text": {"content-type": "text/plain"},
     "no content type": {"content-type": None},
@@ -299,6 +302,13 @@ async def test_headers_count_alike(both: Bench, headers: Any) -> None:
 @pytest.mark.parametrize("headers", HEADERS.values(), ids=HEADERS)
 async def test_headers_count_alike_in_a_session(both: Bench, headers: Any) -> None:
     await assert_same(both, *await sessions(both), _older(ECHO), headers)
+
+
+@in_process
+async def test_a_length_said_twice_counts_alike(both: Bench) -> None:
+    """Over a connection the parser refuses it before either road."""
+    await assert_same(both, Client(both.short), Client(both.long), ECHO, [("content-length", "5")])
+    await assert_same(both, *await sessions(both), _older(ECHO), [("content-length", "5")])
 
 
 async def test_a_body_in_pieces_is_read_alike(both: Bench) -> None:
@@ -382,12 +392,14 @@ STDIO = {
 """An empty line is no message; what is a request and an answer too may be either to the SDK."""
 
 
+@in_process
 async def test_lines_of_the_newest_era_are_answered_alike(both: Bench) -> None:
     short, long = [await _lines(both, short, [ECHO, *STDIO.values()]) for short in (True, False)]
     for name, *answers in zip(["first", *STDIO, "calls"], short, long, strict=True):
         assert answers[0] == answers[1], name
 
 
+@in_process
 async def test_lines_of_the_handshake_era_are_answered_alike(both: Bench) -> None:
     lines = [_older(message) for message in STDIO.values()]
     short, long = [await _lines(both, short, [initialize(), INITIALIZED, *lines]) for short in (True, False)]
@@ -395,6 +407,7 @@ async def test_lines_of_the_handshake_era_are_answered_alike(both: Bench) -> Non
         assert answers[0] == answers[1], name
 
 
+@in_process
 async def test_on_one_pipe_the_first_request_decides_the_era(both: Bench) -> None:
     modern_first = [ECHO, initialize(), _older(ECHO), ECHO, request("tools/list")]
     handshake_first = [initialize(), ECHO, INITIALIZED, {**ECHO, "id": 2}, {**_older(ECHO), "id": 3}]

@@ -1,0 +1,641 @@
+"""What only shows over a connection: order, framing, leaving, and what our shortcut past uvicorn must not change."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway import Gateway
+from gateway.serve import express_http, front, http
+from gateway.serve.asgi import Door, HttpFace
+from gateway.serve.express import SIZE
+from gateway.serve.front import Shortcut
+from gateway.serve.http import bind, serve_http
+from gateway.serve.mcp import McpFace
+
+from .roads import HANDSHAKE, INITIALIZED, LIMIT, Line, Stall, call, chunk, initialize, request, routing
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
+
+ECHO, LIST, WAIT = call("stall__echo", {"a": 1}), request("tools/list"), call("stall__wait", number="w")
+LONG = request("resources/templates/list", number="long")
+"""What the short way leaves to the application."""
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["uvloop", "asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": request.param}
+
+
+@dataclass
+class Served:
+    """A gateway listening on loopback; `passed` are the requests that came to its application."""
+
+    gateway: Gateway
+    face: McpFace
+    stall: Stall
+    address: tuple[str, int]
+    stop: anyio.Event
+    done: asyncio.Future[None]
+    passed: list[str] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+
+    async def line(self, *, buffer: int | None = None) -> Line:
+        """A connection; with a small buffer for one who reads slowly."""
+        ours = socket.socket()
+        if buffer is not None:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        ours.setblocking(False)
+        ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(ours, self.address)
+        self.lines.append(Line(*await asyncio.open_connection(sock=ours)))
+        return self.lines[-1]
+
+    async def say(self, *parts: bytes) -> Line:
+        """What is said on a new connection, each part in a packet of its own."""
+        line = await self.line()
+        await say(line, *parts)
+        return line
+
+    async def begun(self) -> None:
+        with anyio.fail_after(5):
+            await self.stall.begun.wait()
+        self.stall.begun.clear()
+
+    async def session(self) -> dict[str, str]:
+        """The headers of a client that has shaken hands."""
+        headers = {"mcp-protocol-version": HANDSHAKE}
+        line = await self.say(posted(initialize(), {"mcp-protocol-version": None, "mcp-method": None}))
+        headers["mcp-session-id"] = (await line.answer()).headers["mcp-session-id"]
+        await say(line, posted(INITIALIZED, headers))
+        assert (await line.answer()).status == 202
+        with anyio.fail_after(5):
+            while self.face.sessions.get(headers["mcp-session-id"]) is None:  # noqa: ASYNC110 - nothing tells
+                await anyio.sleep(0.001)
+        return headers
+
+    async def latest(self) -> tuple[str, str | None]:
+        """What became of the latest call."""
+        await self.gateway.executor.idle()
+        record = (await self.gateway.records.list_calls())[0]
+        return record.status, record.error_code
+
+
+async def say(line: Line, *parts: bytes) -> None:
+    for place, part in enumerate(parts):
+        if place:
+            await anyio.sleep(0.01)  # or they would be one packet
+        line.writer.write(part)
+
+
+def posted(
+    message: Any,
+    headers: Mapping[str, str | None] | None = None,
+    *,
+    more: Iterable[str] = (),
+    target: str = "POST /mcp HTTP/1.1",
+    chunks: Iterable[int] | None = None,
+    trailers: str = "",
+) -> bytes:
+    """A request as its bytes: `more` are lines of the head besides, `chunks` the sizes its body is cut into."""
+    body = message if isinstance(message, bytes) else json.dumps(message).encode() if message is not None else b""
+    said: dict[str, str | None] = {
+        "Host": "127.0.0.1",
+        "Accept": "application/json, text/event-stream",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        **(routing(message) if isinstance(message, dict) else {}),
+        **(headers or {}),
+    }
+    if chunks is not None:
+        said |= {"Content-Length": None, "Transfer-Encoding": "chunked"}
+        cuts = [0, *accumulate(chunks), len(body)]
+        body = b"".join(chunk(body[start:end]) for start, end in pairwise(cuts)) + f"0\r\n{trailers}\r\n".encode()
+    lines = [target, *(f"{name}: {value}" for name, value in said.items() if value is not None), *more]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path, shortcut: Callable[[Shortcut], Shortcut] = lambda usual: usual
+) -> AsyncIterator[Served]:
+    stall = Stall()
+    chosen = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, "server": {"shutdown_grace": 5}}
+    async with Gateway.open(chosen, sources=[stall]) as gateway:
+        face = McpFace(gateway.executor, gateway.versions, plans=gateway.records)
+        web = HttpFace(face, gateway.ready, Door(LIMIT))
+        listening, stop = bind("127.0.0.1", 0), anyio.Event()
+        passed: list[str] = []
+
+        async def drain() -> None:
+            await gateway.drain()
+            web.close()
+
+        listening.listen()
+        done = asyncio.ensure_future(
+            serve_http(noting(web.app, passed), shortcut(web.shortcut), listening, stop, drain)
+        )
+        served = Served(gateway, face, stall, listening.getsockname(), stop, done, passed)
+        try:
+            yield served
+        finally:
+            stall.go.set()
+            for line in served.lines:
+                await line.close()
+            stop.set()
+            await done
+
+
+def noting(app: ASGIApp, passed: list[str]) -> ASGIApp:
+    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            passed.append(scope["method"])
+        await app(scope, receive, send)
+
+    return noted
+
+
+@pytest.fixture(scope="module")
+async def server(anyio_backend: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(express_http, "MOMENT", 0.01)
+        async with serving(tmp_path_factory.mktemp("front")) as served:
+            yield served
+
+
+@pytest.fixture
+async def served(server: Served) -> AsyncIterator[Served]:
+    """The server, as if it were new."""
+    server.passed.clear()
+    server.stall.heard()
+    server.stall.begun.clear()
+    server.stall.go.clear()
+    yield server
+    server.stall.go.set()
+    for line in server.lines:
+        await line.close()
+    server.lines.clear()
+
+
+def number(answer: Any) -> Any:
+    assert answer.status == 200, answer
+    return answer.message["id"]
+
+
+async def test_one_connection_serves_one_request_after_another_past_the_application(served: Served) -> None:
+    line = await served.line()
+    for message in (ECHO, LIST, {**ECHO, "id": "again"}):
+        await say(line, posted(message))
+        assert number(await line.answer()) == message["id"]
+    assert served.passed == []
+    session = await served.session()
+    served.passed.clear()
+    for message in (call("stall__echo", envelope={}), request("tools/list", envelope={})):
+        await say(line, posted(message, {**session, "mcp-method": None, "mcp-name": None}))
+        assert (await line.answer()).headers["content-type"] == "application/json"
+    assert served.passed == []
+
+
+async def test_an_answer_has_the_head_of_any_other(served: Served) -> None:
+    line = await served.say(posted(ECHO))
+    short = await line.answer()
+    assert set(short.headers) == {"date", "content-type", "content-length", "toolgate-call-id"}
+    await say(line, posted(LONG))
+    assert {"date", "content-type"} <= set((await line.answer()).headers)
+
+
+SLOW = call("stall__wait", number="slow")
+PIPELINES: dict[str, list[tuple[Any, str]]] = {
+    "short, short": [(SLOW, ""), (ECHO, "")],
+    "short, long": [(SLOW, ""), (LONG, "")],
+    "long, short": [(SLOW, "?chat=x"), (ECHO, "")],
+    "many": [(SLOW, ""), (LONG, ""), (ECHO, ""), (LIST, "?chat=x"), (ECHO, "")],
+}
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
+async def test_requests_sent_at_once_are_answered_in_their_order(
+    served: Served, pipeline: list[tuple[Any, str]]
+) -> None:
+    line = await served.say(b"".join(posted(each, target=f"POST /mcp{query} HTTP/1.1") for each, query in pipeline))
+    await served.begun()
+    with anyio.move_on_after(0.05):
+        pytest.fail(f"{await line.message()} came before its turn")
+    served.stall.go.set()
+    assert [number(await line.answer()) for _ in pipeline] == [message["id"] for message, _ in pipeline]
+    await say(line, posted({**ECHO, "id": "after"}))
+    assert number(await line.answer()) == "after"
+
+
+async def test_a_request_behind_one_that_closes_is_not_answered(served: Served) -> None:
+    line = await served.say(posted(ECHO, {"Connection": "close"}) + posted(LIST))
+    assert number(await line.answer()) == 1
+    assert await line.ended()
+
+
+@pytest.mark.parametrize("message", [ECHO, LONG], ids=["short", "long"])
+async def test_a_request_may_come_in_packets(served: Served, message: Any) -> None:
+    whole = posted(message)
+    head = whole.index(b"\r\n\r\n")
+    cuts = [0, 3, 40, head + 2, head + 4, head + 5, len(whole) - 1, len(whole)]
+    line = await served.say(*(whole[start:end] for start, end in pairwise(cuts)))
+    assert number(await line.answer()) == message["id"]
+    assert served.passed == ([] if message is ECHO else ["POST"])
+
+
+@pytest.mark.parametrize("message", [ECHO, LONG], ids=["short", "long"])
+async def test_a_body_may_come_in_chunks_and_what_follows_them_is_no_header(served: Served, message: Any) -> None:
+    trailers = "Host: evil.example\r\nMcp-Method: tools/list\r\nX-Late: 1\r\n"
+    line = await served.say(posted(message, chunks=[1, 2, 30], trailers=trailers) + posted(LIST))
+    assert number(await line.answer()) == message["id"]
+    assert number(await line.answer()) == 1
+    assert served.passed == (["POST"] if message is ECHO else ["POST", "POST"])  # a list in the pipeline
+
+
+async def test_a_body_in_the_smallest_of_chunks_costs_no_more_than_its_length(served: Served) -> None:
+    large = call("stall__echo", {"a": "x" * 1_000_000})
+    line = await served.line()
+    line.writer.write(posted(large, chunks=[1] * 1_000_000))
+    assert number(await line.answer()) == 1
+    assert served.passed == []
+
+
+async def test_spaces_around_what_a_header_says_do_not_count(served: Served) -> None:
+    line = await served.say(posted(ECHO, {"mcp-method": " tools/call \t", "Host": "127.0.0.1 "}))
+    assert number(await line.answer()) == 1
+    assert served.passed == []
+
+
+HEADS: dict[str, Any] = {
+    "two of a kind": ({"more": ["X-A: 1", "X-A: 2"]}, 200, None),
+    "two methods": ({"more": ["Mcp-Method: tools/call"]}, 400, -32020),
+    "two hosts": ({"more": ["Host: 127.0.0.1"]}, 400, "INVALID_HEADER"),
+    "a foreign host": ({"headers": {"Host": "evil.example"}}, 421, "HOST_FORBIDDEN"),
+    "a host with a port that is none": ({"headers": {"Host": "127.0.0.1:\xb2"}}, 421, "HOST_FORBIDDEN"),
+    "no host": ({"headers": {"Host": None}}, 421, "HOST_FORBIDDEN"),
+    "a foreign origin": ({"headers": {"Origin": "http://evil.example"}}, 403, "ORIGIN_FORBIDDEN"),
+    "a query": ({"target": "POST /mcp?chat=x HTTP/1.1"}, 200, None),
+    "a whole address": ({"target": "POST http://127.0.0.1/mcp HTTP/1.1"}, 200, None),
+    # The parser takes the body of one of these for what comes after the upgrade.
+    "an upgrade": ({"more": ["Connection: upgrade", "Upgrade: h2c"]}, 400, -32700),
+    "an upgrade to a web socket": ({"more": ["Connection: upgrade", "Upgrade: websocket"]}, 400, -32700),
+}
+
+
+@pytest.mark.parametrize("case", HEADS.values(), ids=HEADS)
+async def test_a_head_that_is_not_the_usual_is_the_applications(served: Served, case: Any) -> None:
+    options, status, code = case
+    answer = await (await served.say(posted(ECHO, **options))).answer()
+    assert answer.status == status, answer
+    assert (answer.message["error"]["code"] if code else answer.message["id"]) == (code or 1)
+    assert served.passed == ["POST"]
+
+
+async def test_a_query_names_the_chat(served: Served) -> None:
+    await (await served.say(posted(ECHO, target="POST /mcp?chat=garden HTTP/1.1"))).answer()
+    [heard] = served.stall.calls
+    assert heard.chat == "garden"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        ["Content-Length: 5", "Content-Length: 5"],
+        ["Content-Length: 5", "Transfer-Encoding: chunked"],
+        ["Transfer-Encoding: chunked, gzip"],
+        ["Transfer-Encoding: identity"],
+        ["Content-Length: +5"],
+        ["Content-Length : 5"],
+        ["X: a\rb"],
+    ],
+)
+async def test_a_request_whose_end_is_in_doubt_is_refused(served: Served, head: list[str]) -> None:
+    line = await served.say(posted(b"", {"Content-Length": None, **routing(ECHO)}, more=head) + posted(ECHO))
+    assert (await line.answer()).status == 400
+    assert await line.ended()
+    assert (served.stall.calls, served.passed) == ([], [])
+
+
+@pytest.mark.parametrize("message", [ECHO, call("stall__count", meta={"progressToken": 1})], ids=["plain", "stream"])
+async def test_a_client_that_wants_the_connection_closed_has_it_closed(served: Served, message: Any) -> None:
+    line = await served.say(posted(message, {"Connection": "close"}))
+    answer = await line.answer()
+    assert (number(answer), answer.headers["connection"]) == (1, "close")
+    assert await line.ended()
+    assert served.passed == []
+
+
+async def test_a_client_of_http_1_0_is_answered_and_left(served: Served) -> None:
+    for more in ([], ["Connection: keep-alive"]):
+        line = await served.say(posted(ECHO, target="POST /mcp HTTP/1.0", more=more))
+        assert number(await line.answer()) == 1
+        assert await line.ended()
+    assert served.passed == ["POST", "POST"]
+
+
+async def test_a_client_that_waits_to_send_is_told_to_go_on(served: Served) -> None:
+    head, _, body = posted(ECHO, {"Expect": "100-continue"}).partition(b"\r\n\r\n")
+    line = await served.say(head + b"\r\n\r\n")
+    assert (await line.answer()).status == 100
+    await say(line, body)
+    assert number(await line.answer()) == 1
+
+
+@pytest.mark.parametrize("chunks", [None, [100_000]], ids=["length", "chunks"])
+async def test_a_body_too_large_for_the_short_way_takes_the_long_one_and_one_beyond_the_limit_none(
+    served: Served, chunks: list[int] | None
+) -> None:
+    line = await served.line()
+    for size in (SIZE - 1000, SIZE + 1):
+        await say(line, posted(call("stall__echo", {"a": "x" * size}), chunks=chunks))
+        assert number(await line.answer()) == 1
+    assert served.passed == ["POST"]
+    beyond = await served.say(posted(call("stall__echo", {"a": "x" * LIMIT}), chunks=chunks))
+    answer = await beyond.answer()
+    assert (answer.status, answer.message["error"]["code"]) == (413, "REQUEST_TOO_LARGE")
+    assert len(served.stall.calls) == 2
+
+
+async def test_a_body_without_end_is_not_kept(served: Served) -> None:
+    endless = posted(call("stall__echo", {"a": "x" * LIMIT}), chunks=[100_000]).removesuffix(b"0\r\n\r\n")
+    assert (await (await served.say(endless)).answer()).status == 413
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "OPTIONS"])
+async def test_other_methods_are_the_applications(served: Served, method: str) -> None:
+    answer = await (await served.say(posted(ECHO, target=f"{method} /mcp HTTP/1.1"))).answer()
+    assert answer.status in (400, 405)
+    assert served.passed == [method]
+
+
+async def test_a_head_alone_is_asked_for_of_the_application(served: Served) -> None:
+    line = await served.say(posted(None, {"Connection": "close"}, target="HEAD /mcp HTTP/1.1"))
+    with anyio.fail_after(5):
+        assert (await line.reader.read()).endswith(b"\r\n\r\n")
+    assert served.passed == ["HEAD"]
+
+
+async def test_a_client_of_the_newest_era_that_leaves_calls_off_its_call(served: Served) -> None:
+    line = await served.say(posted(WAIT))
+    await served.begun()
+    ended = len(served.stall.ended)
+    await anyio.sleep(0.05)  # until somebody looks whether it is still there
+    await line.close()
+    assert await served.latest() == ("error", "CANCELLED")
+    assert len(served.stall.ended) == ended + 1
+
+
+async def test_a_client_of_the_newest_era_may_leave_before_anybody_looks(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        line = await served.say(posted(WAIT))
+        await served.begun()
+        await line.close()
+        assert await served.latest() == ("error", "CANCELLED")
+
+
+async def test_the_call_of_a_client_in_a_session_that_leaves_goes_on(served: Served) -> None:
+    session = await served.session()
+    line = await served.say(posted(call("stall__wait", envelope={}), session))
+    await served.begun()
+    await line.close()
+    await anyio.sleep(0.1)  # long enough for a client of the newest era to be missed
+    served.stall.go.set()
+    assert await served.latest() == ("success", None)
+
+
+async def test_a_request_whose_client_leaves_in_the_middle_of_it_calls_nothing(served: Served) -> None:
+    whole = posted(ECHO)
+    line = await served.say(whole[:-1], b"")
+    await line.close()
+    assert number(await (await served.say(posted(LIST))).answer()) == 1
+    assert (served.stall.calls, served.passed) == ([], [])
+
+
+async def test_a_stream_can_be_read_by_any_client(served: Served) -> None:
+    counting, usual = (
+        call("stall__count", meta={"progressToken": "t"}),
+        {"accept": "application/json, text/event-stream"},
+    )
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{served.address[1]}") as client:
+        for _ in range(2):
+            answer = await client.post("/mcp", json=counting, headers={**usual, **routing(counting)})
+            assert answer.headers["transfer-encoding"] == "chunked"
+            told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+            assert [each.get("method", each.get("id")) for each in told] == ["notifications/progress"] * 3 + [1]
+    assert served.passed == []
+
+
+async def test_what_is_said_on_a_stream_leaves_when_it_is_said(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(express_http, "PING_SECONDS", 0.01)
+    line = await served.say(posted(WAIT))
+    with anyio.fail_after(5):
+        start, first = await line.message(), await line.message()
+    assert start is not None and start["status"] == 200
+    assert first is not None and first["body"].startswith(express_http.PING)
+    served.stall.go.set()
+    assert b'"id":"w"' in await line.rest()
+
+
+async def test_a_client_that_does_not_read_is_not_answered_ahead(served: Served) -> None:
+    """What waits for it stays within what the sockets hold, and is all there when it reads again."""
+    many, size = 40, 900_000
+    line = await served.line(buffer=64 * 1024)
+    for place in range(many):
+        line.writer.write(posted(call("stall__echo", {"a": "x" * size}, place)))
+        if len(served.stall.calls) == place:  # each comes when the one before was called
+            with anyio.move_on_after(0.3):
+                while len(served.stall.calls) == place:  # noqa: ASYNC110 - nothing tells
+                    await anyio.sleep(0.005)
+            await anyio.sleep(0.005)
+    assert len(served.stall.calls) < many // 2
+    assert [number(await line.answer()) for _ in range(many)] == list(range(many))
+
+
+async def test_a_client_that_leaves_without_reading_leaves_nobody_waiting(served: Served) -> None:
+    line = await served.line(buffer=64 * 1024)
+    for place in range(20):
+        line.writer.write(posted(call("stall__echo", {"a": "x" * 900_000}, place)))
+    await anyio.sleep(0.3)
+    line.writer.transport.abort()
+    await served.gateway.executor.idle()
+    assert number(await (await served.say(posted(LIST))).answer()) == 1
+
+
+async def test_a_server_that_stops_answers_what_is_under_way_and_then_closes(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        line, idle = await served.say(posted(WAIT)), await served.say(posted(LIST))
+        await idle.answer()
+        await served.begun()
+        served.stop.set()
+        await anyio.sleep(0.05)
+        assert not served.done.done()
+        served.stall.go.set()
+        assert number(await line.answer()) == "w"
+        assert await line.ended() and await idle.ended()
+        with anyio.fail_after(5):
+            await served.done
+
+
+async def test_a_request_that_is_being_read_when_the_server_stops_is_answered(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        whole = posted(ECHO)
+        line, idle = await served.say(whole[:-1], b""), await served.say(posted(LIST))
+        await idle.answer()
+        served.stop.set()
+        assert await idle.ended()  # by now all connections know
+        await say(line, whole[-1:])
+        answer = await line.answer()
+        assert answer.message["result"]["_meta"]["dev.toolgate/error"]["code"] == "SHUTTING_DOWN"
+        assert await line.ended()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"POST /mcp HTTP/1.1\r\nno header\r\n\r\n",
+        posted(ECHO, chunks=[1]).replace(b"\r\n1\r\n", b"\r\nzz\r\n"),
+    ],
+)
+async def test_what_is_no_request_is_refused_and_disturbs_nobody(served: Served, garbage: bytes) -> None:
+    other = await served.say(posted(WAIT))
+    line = await served.say(garbage)
+    assert (await line.answer()).status == 400
+    assert await line.ended()
+    served.stall.go.set()
+    assert number(await other.answer()) == "w"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Large: "],
+        [b"POST /"],
+        [posted(ECHO)],
+        [posted(ECHO, chunks=[5]).removesuffix(b"\r\n"), b"X-Late: "],
+        [posted(LONG, chunks=[5]).removesuffix(b"\r\n"), b"X-Late: "],
+    ],
+    ids=["header", "address", "the next", "trailer", "trailer on the long way"],
+)
+async def test_a_head_without_end_is_not_kept(served: Served, parts: list[bytes]) -> None:
+    line = await served.say(*parts)
+    if parts == [posted(ECHO)]:
+        await line.answer()
+        await say(line, b"POST /mcp HTTP/1.1\r\nX-Large: ")
+    await say(line, b"x" * (front.HEAD - 100), b"x" * 200)
+    answer = await line.answer()
+    assert (answer.status, answer.body) == (400, b"the head of the request is larger than 65536 bytes")
+    assert await line.ended()
+
+
+async def test_a_head_in_packets_behind_large_bodies_is_no_large_head(served: Served) -> None:
+    large = posted(call("stall__echo", {"a": "x" * 300_000}))
+    line = await served.line()
+    for _ in range(3):
+        await say(line, large[:50], large[50:120], large[120:])
+        assert number(await line.answer()) == 1
+    assert served.passed == []
+
+
+async def test_large_heads_one_after_another_are_no_large_head(served: Served) -> None:
+    line = await served.line()
+    for _ in range(4):
+        await say(line, posted(None, target="GET /healthz HTTP/1.1", more=["X-Large: " + "x" * (front.HEAD // 2)]))
+        assert (await line.answer()).status == 200
+
+
+class Failing:
+    """A shortcut that breaks, before it answers, in the middle or at the end."""
+
+    def __init__(self, usual: Shortcut, where: str) -> None:
+        self.path = usual.path
+        self.promising = usual.promising
+        self._where = where
+
+    def answering(self, *given: Any) -> Any:
+        if self._where == "at once":
+            raise RuntimeError("a bug")
+        return self._answer(given[-1])
+
+    async def _answer(self, send: Send) -> None:
+        if self._where != "before":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+        if self._where == "in the middle":
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("where", ["at once", "before", "once begun", "in the middle"])
+async def test_a_shortcut_that_breaks_is_logged_and_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    async with serving(tmp_path, lambda usual: Failing(usual, where)) as served:
+        line = await served.say(posted(ECHO))
+        if where == "at once":
+            assert number(await line.answer()) == 1
+        elif where == "in the middle":
+            with pytest.raises(AssertionError, match="the connection has ended"):
+                await line.answer()
+        else:
+            answer = await line.answer()
+            assert (answer.status, answer.headers["connection"]) == (500, "close")
+            assert await line.ended()
+        assert served.passed == (["POST"] if where == "at once" else [])
+    [record] = [each for each in caplog.records if each.name == "gateway.serve.front"]
+    assert record.levelno == logging.ERROR and record.exc_info is not None
+
+
+async def test_a_connection_is_closed_when_it_is_idle_and_not_while_a_call_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "KEEP_ALIVE", 0.1)
+    async with serving(tmp_path) as served:
+        line = await served.say(posted(LIST))
+        await line.answer()
+        await say(line, posted(WAIT))
+        await served.begun()
+        await anyio.sleep(0.3)
+        served.stall.go.set()
+        assert number(await line.answer()) == "w"
+        assert await line.ended()
+
+
+async def test_two_calls_of_one_id_at_the_same_moment_are_both_answered(served: Served) -> None:
+    session = await served.session()
+    waiting = posted(call("stall__wait", number=5, envelope={}), session)
+    lines = [await served.line() for _ in range(2)]
+    for line in lines:
+        line.writer.write(waiting)
+    await served.begun()
+    served.stall.go.set()
+    assert [number(await line.answer()) for line in lines] == [5, 5]
+
+
+async def test_what_answered_a_request_is_gone_with_it(served: Served) -> None:
+    """By itself: garbage of every request would have to be collected."""
+    line = await served.line()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            await say(line, posted(LIST))
+            await line.answer()
+        left = [each for each in gc.get_objects() if isinstance(each, front._Cycle)]
+        assert len(left) <= 2
+    finally:
+        gc.enable()
