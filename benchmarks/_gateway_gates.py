@@ -15,6 +15,8 @@ from benchmarks._gateway_processes import Processes, Running
 
 HERE = Path(__file__).parent
 UPSTREAM = [sys.executable, str(HERE / "_gateway_upstream.py")]
+RELAY = [sys.executable, "-m", "benchmarks._gateway_bare"]
+DIRECT, BARE = "direct", "bare relay"
 
 Servers = Mapping[str, Mapping[str, Any]]
 Address = Callable[[str], tuple[str, str]]
@@ -29,9 +31,11 @@ class Gate:
     running: Running
     address: Address
     pipe: Pipe | None = None
+    era: Era | None = None
+    """The only one it can be spoken to in."""
 
     def client(self, case: Case) -> Client | Pipe:
-        return self.pipe or Client(self.address(case.upstream)[0], case.era)
+        return self.pipe or Client(self.address(case.upstream)[0], self.era or case.era)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ class Case:
     @property
     def piped(self) -> bool:
         return self.upstream.startswith("stdio")
+
+    @property
+    def upstream_era(self) -> Era:
+        return "modern" if self.upstream.endswith("modern") else "handshake"
 
 
 CASES = [
@@ -62,24 +70,31 @@ class Upstreams:
     """The same small server in either era, over HTTP running already, over stdio for each gateway to start."""
 
     by_era: Mapping[Era, Running]
+    relayed: Mapping[Era, Running]
     piped: Mapping[Era, subprocess.Popen[bytes]]
 
     @classmethod
     def start(cls, processes: Processes, directory: Path) -> Upstreams:
         eras: tuple[Era, ...] = ("modern", "handshake")
         commands = {era: [*UPSTREAM, "--era", era, "--transport"] for era in eras}
+        by_era = {era: processes.start([*command, "http"], directory) for era, command in commands.items()}
         return cls(
-            {era: processes.start([*command, "http"], directory) for era, command in commands.items()},
+            by_era,
+            {
+                era: processes.start([*RELAY, *running.origin[7:].split(":")], HERE.parent)
+                for era, running in by_era.items()
+            },
             {era: processes.piped([*command, "stdio"], directory) for era, command in commands.items()},
         )
 
-    def direct(self, case: Case) -> Gate:
-        """The server itself, over the wire its gateways reach it by, in the era of the client."""
+    def direct(self, case: Case) -> list[Gate]:
+        """The server that the gateways have behind them, by itself and, over HTTP, behind a bare relay; over the wire
+        by which they reach it, and in its own era, since it knows no other."""
+        era = case.upstream_era
         if case.piped:
-            server = self.piped[case.era]
-            return Gate("direct", Running("", server.pid), lambda _: ("", "echo"), Pipe(server, case.era))
-        running = self.by_era[case.era]
-        return Gate("direct", running, lambda _: (f"{running.origin}/mcp", "echo"))
+            server = self.piped[era]
+            return [Gate(DIRECT, Running("", server.pid), lambda _: ("", "echo"), Pipe(server, era))]
+        return [_server(DIRECT, self.by_era[era], era), _server(BARE, self.relayed[era], era)]
 
     def servers(self) -> dict[str, dict[str, Any]]:
         over_http = {f"http_{era}": {"url": f"{running.origin}/mcp"} for era, running in self.by_era.items()}
@@ -89,6 +104,10 @@ class Upstreams:
         """So many servers with so many tools each."""
         origin = self.by_era["modern"].origin
         return {f"s{number}": {"url": f"{origin}/mcp/tools/{tools}/{number}"} for number in range(servers)}
+
+
+def _server(name: str, running: Running, era: Era) -> Gate:
+    return Gate(name, running, lambda _: (f"{running.origin}/mcp", "echo"), era=era)
 
 
 def stdio(era: Era = "modern") -> dict[str, Any]:

@@ -60,7 +60,9 @@ class Figures:
         return sum(len(window.times) for windows in self.windows.values() for window in windows)
 
     def cpu(self, width: int = 1) -> float:
-        return statistics.median(window.cpu_each for window in self.windows[width])
+        """Of the windows, that which a fifth fall below: what others do on the machine only ever adds."""
+        costs = sorted(window.cpu_each for window in self.windows[width])
+        return costs[len(costs) // 5]
 
     def rate(self, width: int) -> float:
         return statistics.median(window.rate for window in self.windows[width])

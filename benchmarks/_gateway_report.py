@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks._gateway_gates import Case
+from benchmarks._gateway_gates import BARE, DIRECT, Case
 from benchmarks._gateway_measures import Figures
 
-OURS, ANCHOR, DIRECT = "Toolgate", "SDK composition", "direct"
+OURS, ANCHOR = "Toolgate", "SDK composition"
 
 RELAY = "modern → HTTP modern"
 """Where an upstream's answer is passed on byte for byte."""
@@ -139,5 +139,5 @@ def _ratio(value: float, anchor: float, unit: str, scale: float = 1) -> str:
 
 
 def _ordered(names: Mapping[str, object] | set[str]) -> Sequence[str]:
-    first = [DIRECT, OURS, ANCHOR]
+    first = [DIRECT, BARE, OURS, ANCHOR]
     return [*(name for name in first if name in names), *sorted(name for name in names if name not in first)]

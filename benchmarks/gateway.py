@@ -1,8 +1,9 @@
 """The whole gateway in front of upstream servers, against the server itself and a gateway composed of SDK parts.
 
 One client speaks to all over HTTP, in windows of one run that take turns; other gateways join with `--peers`.
-CPU is that of the called process alone; for the server itself, that is the server's. Prints tables in Markdown;
-exits 1 above a limit.
+The server itself is spoken to in its own era, whatever the client's. CPU is that of the called process alone; for the
+server itself, that is the server's; a bare relay, which passes bytes on unread, says what the machine gives. Prints
+tables in Markdown; exits 1 above a limit.
 
 `python -m benchmarks.gateway [--quick] [--peers] [--markdown FILE]`
 """
@@ -26,7 +27,7 @@ import uvloop
 
 from benchmarks import _gateway_peers as peers
 from benchmarks._gateway_client import Refused
-from benchmarks._gateway_gates import CASES, Gate, Servers, Upstreams, composition, stdio, toolgate
+from benchmarks._gateway_gates import CASES, DIRECT, Gate, Servers, Upstreams, composition, stdio, toolgate
 from benchmarks._gateway_measures import (
     Figures,
     Pace,
@@ -38,9 +39,9 @@ from benchmarks._gateway_measures import (
     small_calls,
 )
 from benchmarks._gateway_processes import Processes
-from benchmarks._gateway_report import ANCHOR, DIRECT, OURS, Report
+from benchmarks._gateway_report import ANCHOR, OURS, Report
 
-FULL, QUICK = Pace(7, 0.5), Pace(3, 0.25)
+FULL, QUICK = Pace(10, 0.4), Pace(3, 0.25)
 SIZES = {"100 KB": 100_000, "1 MB": 1_000_000}
 SERVERS, TOOLS_EACH = 20, 50
 STARTED = 10
@@ -50,7 +51,7 @@ STARTS: dict[str, Start] = {OURS: toolgate, ANCHOR: composition}
 
 async def calls(report: Report, upstreams: Upstreams, gates: Sequence[Gate], pace: Pace) -> None:
     for case in CASES:
-        routes = [upstreams.direct(case), *gates]
+        routes = [*upstreams.direct(case), *gates]
         say(f"small calls, {case.title}")
         found = told(*await small_calls(case, routes, pace))
         report.add_small(case, found)
