@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -75,6 +76,26 @@ def test_ids_are_uuid7_and_sort_by_time() -> None:
     milliseconds = [uuid.UUID(value).int >> 80 for value in ids]
     assert milliseconds == sorted(milliseconds)
     assert abs(milliseconds[-1] - time.time() * 1000) < 5000
+
+
+def test_ids_made_in_a_row_sort_as_they_were_made_to_a_quarter_of_a_microsecond() -> None:
+    ids = [names.new_id() for _ in range(10_000)]
+    assert all(len(value) == 36 and [value[at] for at in (8, 13, 18, 23)] == ["-"] * 4 for value in ids)
+    moments = [value[:18] for value in ids]  # the version among them, the same in all
+    assert moments == sorted(moments)
+    apart = [(one, other) for one, other in pairwise(ids) if one[:18] != other[:18]]
+    assert len(apart) > 5000  # hardly two are made so quickly
+    assert all(one < other for one, other in apart)
+
+
+@given(st.integers(min_value=0, max_value=2**48 * 1_000_000 - 1))
+def test_an_id_tells_its_moment(nanoseconds: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: nanoseconds)
+        made = uuid.UUID(names.new_id())
+    assert (made.version, made.variant) == (7, uuid.RFC_4122)
+    told = ((made.int >> 80) * 4096 + (made.int >> 64 & 0xFFF)) * 1_000_000  # in 4096ths of a nanosecond
+    assert told <= nanoseconds * 4096 < told + 1_000_000
 
 
 def test_the_nearest_word_is_offered_only_when_one_is_near() -> None:

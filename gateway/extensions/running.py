@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Self
 
-from anyio._backends._asyncio import _task_states
+import anyio
 
 from ..calls import Call, Outcome, Proceed
 from ..errors import Cancelled, Timeout, Unavailable
 from . import Extension
 from .later import Later
-from .leash import Leash
 
 QUEUE_FACTOR = 16
 """Calls that may wait for a slot, per slot; one more is told to come back instead."""
 
 CANCEL_SECONDS = 2.0
 """How long a cancelled call may take to let go before it is left behind."""
-
-AGAIN_SECONDS = 1.0
-"""After which a call that did not let go is told again."""
-
-SHIELDED_SECONDS = 0.01
-"""After which a call that shields itself is looked at again."""
 
 
 class Running(Extension):
@@ -50,7 +42,7 @@ class Running(Extension):
         try:
             if self.stopping:  # which may have begun while it waited
                 self._refuse_when_stopping()
-            with run:
+            with run.scope:
                 clock.expect(run, run.time_out)
                 self._runs.add(run)
                 return await proceed(call)
@@ -67,7 +59,7 @@ class Running(Extension):
         self.stopping = True
         await self._until_empty(grace)
         for run in list(self._runs):
-            run.stop()
+            run.scope.cancel()
         await self._until_empty(CANCEL_SECONDS)
 
     def _refuse_when_stopping(self) -> None:
@@ -88,8 +80,6 @@ class Running(Extension):
 
     def _over(self, run: _Run) -> None:
         self._runs.discard(run)
-        if run.again is not None:
-            run.again.cancel()
         if not self._runs and self._empty:
             self._empty.set()
 
@@ -103,48 +93,18 @@ class Running(Extension):
             return
 
 
-class _Run(Leash):
-    """A call under way. One that is to end is told so where it does not shield itself (a version being saved, a thread
-    that writes files), and told again until it lets go."""
+class _Run:
+    """A call under way, which may be ended."""
+
+    __slots__ = ("scope", "timed_out")
 
     def __init__(self) -> None:
-        super().__init__()
+        self.scope = anyio.CancelScope()
         self.timed_out = False
-        self.again: asyncio.TimerHandle | None = None
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self._around = _innermost_scope(self._task)
-        return self
 
     def time_out(self) -> None:
-        self.timed_out = self.again is None  # else it is being stopped already
-        self.stop()
-
-    def stop(self) -> None:
-        if self.again is not None:
-            self.again.cancel()
-        wait = SHIELDED_SECONDS
-        if not self._shielded():
-            self.pull()
-            wait = AGAIN_SECONDS
-        self.again = asyncio.get_running_loop().call_later(wait, self.stop)
-
-    def _shielded(self) -> bool:
-        """Whether it is inside a shield of its own; one around it is no business of ours."""
-        scope = _innermost_scope(self._task)
-        while scope is not None and scope is not self._around:
-            if scope.shield:
-                return True
-            scope = scope._parent_scope
-        return False
-
-
-def _innermost_scope(task: asyncio.Task[Any]) -> Any:
-    """The anyio scope a task is in. anyio has no word for it, and to open a scope of our own around every call would
-    cost more than all else here; but a task that is cancelled by asyncio's means is not spared by its shields."""
-    state = _task_states.get(task)
-    return None if state is None else state.cancel_scope
+        self.timed_out = not self.scope.cancel_called
+        self.scope.cancel()
 
 
 class _Slots:

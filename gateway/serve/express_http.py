@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..calls import DEFAULT_CHAT, LOCAL, to_json
 from ..extensions.later import Later
-from ..extensions.leash import Leash
 from . import express
 from .express import REQUEST_CANCELLED, SIZE, Express, Ready, Written
 from .mcp import McpFace
@@ -187,30 +186,34 @@ class _Reply:
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
 
-class _Attendance(Leash):
-    """Looks after a call: it ends quietly when it is called off, and one that takes longer than a moment has its silent
-    stream kept open. Where a client that leaves means to call off, `receive` tells of that."""
+class _Attendance:
+    """Looks after a call: it ends quietly when it is called off (`ended` says so), and one that takes longer than a
+    moment has its silent stream kept open. Where a client that leaves means to call off, `receive` tells of that."""
 
     def __init__(self, later: Later, reply: _Reply, receive: Receive | None = None) -> None:
-        super().__init__()
+        self._scope = anyio.CancelScope()
         self._later = later
         self._reply = reply
         self._receive = receive
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def ended(self) -> bool:
+        return self._scope.cancelled_caught
+
     def cancel(self) -> None:
-        if not self.pulls:
-            self.pull()
+        self._scope.cancel()
 
     def __enter__(self) -> Self:
         self._later.expect(self, self._begin)
-        return super().__enter__()
+        self._scope.__enter__()
+        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+    def __exit__(self, *error: Any) -> bool:
         self._later.drop(self)
         for task in self._tasks:
             task.cancel()
-        return super().__exit__(kind)
+        return self._scope.__exit__(*error)
 
     def _begin(self) -> None:
         loop = asyncio.get_running_loop()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -10,7 +12,8 @@ import pytest
 
 from gateway.calls import Call, Caller, Outcome
 from gateway.config import Settings
-from gateway.extensions import Extension, stack
+from gateway.errors import Timeout
+from gateway.extensions import Extension, running, stack
 from gateway.extensions.approval import Approval, Mode
 from gateway.extensions.ownership import Ownership
 from gateway.extensions.permissions import Permissions
@@ -216,3 +219,258 @@ async def test_draining_lets_calls_finish_then_ends_them_and_lets_no_new_one_run
             await running.drain(grace=0.01)
         await go()
     assert outcomes == ["SHUTTING_DOWN", "SHUTTING_DOWN"]
+
+
+def around(running: Running, tool: Callable[[], Awaitable[Any]]) -> Callable[[Call], Coroutine[Any, Any, Outcome]]:
+    async def run(_: Call) -> Outcome:
+        return Outcome(value=await tool())
+
+    road = stack([running], run)
+
+    async def call_tool(call: Call) -> Outcome:
+        return await road(call)
+
+    return call_tool
+
+
+async def all_slots_are_free(gate: Running, number: int) -> bool:
+    """Whether so many run at once, and no more."""
+    release = asyncio.Event()
+    under_way: list[int] = []
+
+    async def hold() -> None:
+        under_way.append(1)
+        await release.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(number + 1):
+            tasks.create_task(around(gate, hold)(call(Tool("probe", "", timeout=5))))
+        await anyio.wait_all_tasks_blocked()
+        found = len(under_way)
+        release.set()
+    return found == number
+
+
+@pytest.mark.promise("X2")
+async def test_a_call_that_swallows_its_cancellation_is_told_again_until_it_ends() -> None:
+    gate, told = Running(1, timeout=0.01), []
+
+    async def stubborn() -> None:
+        for _ in range(3):
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                told.append(1)
+        await asyncio.sleep(30)
+
+    with anyio.fail_after(5):
+        assert code(await around(gate, stubborn)(call())) == "TIMEOUT"
+    assert len(told) == 3
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
+    await asyncio.sleep(0.05)  # nobody is told once it is over
+    assert await all_slots_are_free(gate, 1)
+
+
+@pytest.mark.promise("X2")
+async def test_a_call_that_answers_all_the_same_is_heard() -> None:
+    async def late() -> str:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            return "what I have so far"
+        return "all"
+
+    assert (await around(Running(1, timeout=0.01), late)(call())).value == "what I have so far"
+
+
+@pytest.mark.promise("X2")
+async def test_what_shields_itself_is_not_cut_short_by_a_timeout() -> None:
+    saved: list[str] = []
+    release = threading.Event()
+
+    async def saves_at_the_end() -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await asyncio.sleep(0.1)
+                saved.append("version")
+
+    async def writes_in_a_thread() -> str:
+        asyncio.get_running_loop().call_later(0.1, release.set)
+        await anyio.to_thread.run_sync(release.wait, 5)
+        saved.append("thread")
+        await asyncio.sleep(30)
+        return "not reached"
+
+    gate = Running(1, timeout=0.02)
+    assert code(await around(gate, saves_at_the_end)(call())) == "TIMEOUT"
+    assert code(await around(gate, writes_in_a_thread)(call())) == "TIMEOUT"
+    assert saved == ["version", "thread"]
+    with anyio.fail_after(5), anyio.CancelScope(shield=True):  # the caller's own shield is not the call's
+        assert code(await around(gate, asyncio.Event().wait)(call())) == "TIMEOUT"
+    assert await all_slots_are_free(gate, 1)
+
+
+@pytest.mark.promise("X2")
+async def test_one_cancelled_while_it_waits_gives_its_turn_to_the_next() -> None:
+    gate, release = Running(1, timeout=5), asyncio.Event()
+    run = around(gate, release.wait)
+    first, second, third = [asyncio.create_task(run(call())) for _ in range(3)]
+    await anyio.wait_all_tasks_blocked()
+    second.cancel()
+    await anyio.wait_all_tasks_blocked()
+    assert second.cancelled() and not third.done()
+    for _ in range(running.QUEUE_FACTOR + 1):  # nor does it keep its place among those who wait
+        gone = asyncio.create_task(run(call()))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+    release.set()
+    assert [code(await first), code(await third)] == ["OK", "OK"]
+
+    # Cancelled in the very turn in which the slot is given to it.
+    release.clear()
+    first, second, third = [asyncio.create_task(run(call())) for _ in range(3)]
+    await anyio.wait_all_tasks_blocked()
+    first.add_done_callback(lambda _: second.cancel())
+    first.cancel()
+    await anyio.wait_all_tasks_blocked()
+    release.set()
+    with anyio.fail_after(5):
+        assert code(await third) == "OK"
+    assert second.cancelled()
+    assert await all_slots_are_free(gate, 1)
+
+
+@pytest.mark.promise("X2")
+@pytest.mark.parametrize("first", ["timeout", "outside", "outside long before"])
+async def test_being_cancelled_from_outside_is_not_taken_for_a_timeout(first: str) -> None:
+    gate = Running(1, timeout=5)
+    task = asyncio.create_task(around(gate, asyncio.Event().wait)(call()))
+    await anyio.wait_all_tasks_blocked()
+    [run] = gate._runs
+    if first == "timeout":  # both in one turn
+        run.time_out()
+        task.cancel()
+    elif first == "outside":
+        task.cancel()
+        run.time_out()
+    else:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await all_slots_are_free(gate, 1)
+
+
+@pytest.mark.promise("X2")
+async def test_a_timeout_is_not_taken_for_being_cancelled_from_outside() -> None:
+    gate = Running(1, timeout=0.01)
+
+    async def caller() -> str:
+        outcome = code(await around(gate, asyncio.Event().wait)(call()))
+        await asyncio.sleep(0)  # nothing is left to strike here
+        task = asyncio.current_task()
+        assert task is not None and task.cancelling() == 0
+        return outcome
+
+    async with asyncio.timeout(5):  # which tells its own cancellation from others by their number
+        assert await asyncio.create_task(caller()) == "TIMEOUT"
+
+    with anyio.move_on_after(0.01) as outside:
+        await around(Running(1, timeout=5), asyncio.Event().wait)(call())
+    assert outside.cancelled_caught
+
+
+@pytest.mark.promise("X2")
+async def test_slots_are_given_back_however_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "CANCEL_SECONDS", 0.01)
+    gate = Running(2, timeout=0.01)
+
+    async def fails() -> None:
+        raise ZeroDivisionError
+
+    async def succeeds() -> int:
+        return 1
+
+    async def calls_itself_off() -> None:
+        raise asyncio.CancelledError
+
+    for tool, expected in [(fails, "INTERNAL"), (succeeds, "OK"), (asyncio.Event().wait, "TIMEOUT")]:
+        for _ in range(3):
+            assert code(await around(gate, tool)(call())) == expected
+    for _ in range(3):
+        with pytest.raises(asyncio.CancelledError):
+            await around(gate, calls_itself_off)(call())
+    for _ in range(3):
+        task = asyncio.create_task(around(gate, asyncio.Event().wait)(call()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await all_slots_are_free(gate, 2)
+    assert not gate._runs
+
+
+@pytest.mark.promise("X2")
+async def test_a_timeout_of_one_leaves_the_others_alone() -> None:
+    gate, release = Running(8, timeout=5), asyncio.Event()
+    run = around(gate, release.wait)
+    short, long = Tool("short", "", timeout=0.02), Tool("long", "", timeout=5)
+    others = [asyncio.create_task(run(call(tool))) for tool in (long, ECHO, long)]
+    outcome = await run(call(short))
+    assert isinstance(outcome.error, Timeout)
+    assert outcome.error.details == {"limit": 0.02}
+    # One that begins later has its own time, although they share a clock.
+    early = asyncio.create_task(run(call(Tool("shared", "", timeout=0.2))))
+    await asyncio.sleep(0.1)
+    late = asyncio.create_task(run(call(Tool("shared too", "", timeout=0.2))))
+    assert code(await early) == "TIMEOUT"
+    assert not late.done()
+    release.set()
+    assert [code(await task) for task in [late, *others]] == ["OK"] * 4
+
+
+@pytest.mark.promise("X2")
+async def test_draining_waits_for_nobody_who_ends_sooner_and_refuses_those_who_wait_for_a_slot() -> None:
+    gate, release = Running(1, timeout=5), asyncio.Event()
+    started: list[str] = []
+
+    async def tool() -> None:
+        started.append("one")
+        await release.wait()
+
+    first, waiting = [asyncio.create_task(around(gate, tool)(call())) for _ in range(2)]
+    await anyio.wait_all_tasks_blocked()
+    draining = asyncio.create_task(gate.drain(grace=30))
+    await anyio.wait_all_tasks_blocked()
+    assert not draining.done()
+    release.set()
+    with anyio.fail_after(5):
+        await draining
+        assert [code(await first), code(await waiting)] == ["OK", "SHUTTING_DOWN"]
+    assert started == ["one"]
+
+
+@pytest.mark.promise("X2")
+async def test_draining_leaves_behind_what_does_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "CANCEL_SECONDS", 0.05)
+    gate, told = Running(1, timeout=0.1), asyncio.Event()  # its time is up too, before it lets go
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            told.set()
+            with anyio.CancelScope(shield=True):
+                await asyncio.sleep(0.3)
+            raise
+
+    task = asyncio.create_task(around(gate, stubborn)(call()))
+    await anyio.wait_all_tasks_blocked()
+    with anyio.fail_after(5):
+        await gate.drain(grace=0)
+        assert told.is_set() and not task.done()
+        assert code(await task) == "SHUTTING_DOWN"

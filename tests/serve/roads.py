@@ -97,7 +97,10 @@ class Stall:
         typed = {"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": False}
         marked = {"type": "object", "properties": {"where": {"type": "string", "x-mcp-header": "Where"}}}
         return [
-            *(_tool(name) for name in ("echo", "count", "ask", "wait", "refuse", "break", "fault", "picture", "late")),
+            *(
+                _tool(name)
+                for name in ("echo", "count", "ask", "wait", "save", "refuse", "break", "fault", "picture", "late")
+            ),
             _tool("typed", input_schema=typed),
             _tool("marked", input_schema=marked),
             _tool("object", output_schema={"type": "object"}),
@@ -166,6 +169,15 @@ class Stall:
             self.ended.append(call.id)
             raise
         return Outcome(value="waited")
+
+    async def _save(self, call: Call) -> Outcome:
+        """Has something to finish when it is ended."""
+        try:
+            return await self._wait(call)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.05)
+                self.ended.append("saved")
 
     def heard(self) -> list[dict[str, Any]]:
         """What reached the tools since one asked last; how a call came to them must not tell."""

@@ -202,6 +202,16 @@ async def test_a_client_of_the_newest_era_that_leaves_calls_off_its_call(desk: B
     assert b"jsonrpc" not in exchange.body
 
 
+@pytest.mark.usefixtures("hasty")
+async def test_what_a_call_finishes_when_its_client_leaves_is_not_cut_short(desk: Bench) -> None:
+    exchange = await begun(desk, Client(desk.short), asked("modern", "save"))
+    exchange.leave()
+    with anyio.fail_after(5):
+        await exchange.done
+    assert desk.stall.ended[1:] == ["saved"]
+    assert await desk.records() == [("error", "CANCELLED")]
+
+
 @in_process
 @pytest.mark.usefixtures("hasty")
 async def test_the_call_of_a_client_in_a_session_that_loses_its_connection_goes_on(desk: Bench) -> None:
