@@ -30,6 +30,7 @@ IDLE_AFTER = 1.0  # seconds without work until the log is brought home
 LOG_LIMIT = 64 * 1024 * 1024
 FEW = 16
 """Jobs that are written at once; more keep the loop longer than handing them over does."""
+ALONE = 0.001  # seconds since the last commit after which nobody waits for company
 SLOW = 0.05  # seconds that a write at once may take; a disk that needs longer is left to the thread
 SLOW_FOR = 1.0
 
@@ -42,9 +43,10 @@ class Writer:
     `opened` and `ended` are futures of the event loop that made the writer.
 
     A commit only writes to the page cache, in less time than it takes to wake the thread. So short jobs are committed
-    on the loop, all of one turn together, as long as that needs no waiting: whenever another process, a checkpoint or
-    the disk is in the way, or something is wrong, they go to the thread as all others do; so does the first after the
-    log was brought home, with which SQLite begins the log anew and waits until the disk has it.
+    on the loop (all of one turn together, where they come thick and fast) as long as that needs no waiting: whenever
+    another process, a checkpoint or the disk is in the way, or something is wrong, they go to the thread as all others
+    do; so does the first after the log was brought home, with which SQLite begins the log anew and waits until the disk
+    has it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,12 +65,16 @@ class Writer:
     async def submit(self, statements: Sequence[Statement], *, short: bool = False) -> Rows:
         """The rows of a transaction, once it is committed. A short one touches a row or two."""
         future: asyncio.Future[Rows] = self._loop.create_future()
-        if short:
-            if not self._short:
-                self._loop.call_soon(self._write_short)
-            self._short.append((future, statements))
+        job = future, statements
+        if not short:
+            self._jobs.put(job)
+        elif self._short:
+            self._short.append(job)
+        elif time.monotonic() - self._committed_at > ALONE and (results := self._at_once([job])) is not None:
+            return results[0]
         else:
-            self._jobs.put((future, statements))
+            self._short.append(job)
+            self._loop.call_soon(self._write_short)
         return await future
 
     def stop(self) -> None:
