@@ -23,6 +23,7 @@ _FIRST_WALK = 0.4
 """Seconds a program may run before its folders are walked; most have ended by then."""
 
 _STALE = 5.0
+FOLDER = 0  # in place of a process's number
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -88,11 +89,13 @@ class Growth:
     then. What was taken before the first walk, and is there in new files, counts as the program's; so do
     files that it holds and that have no name any more. A program can hide what it makes, in a folder
     that nobody but root may list: then all that was taken from the file system since it began counts as
-    the program's.
+    the program's. A process that begins or ends is closed to us for a moment too, so only what is hidden
+    from two looks in a row counts as hidden.
     """
 
     _base: Size | None
     _growth: Size
+    _hidden: set[int]
     _free_first: Size
     _free_then: Size
     _since: float
@@ -123,10 +126,12 @@ class Growth:
             # Others take from the file system too: what is older than the program is none of its doing.
             self._base = size - (self._free_then - free).within(Size(), walk.fresh)
         self._growth = size - self._base
-        self._free_then = free
         self._walked = time.monotonic()
         self._effort = self._walked - began
-        if walk.hidden and (self._free_first - free).exceeds(self._limit):
+        still, self._hidden = self._hidden & walk.hidden, walk.hidden
+        if not walk.hidden:  # else it is looked at again soon
+            self._free_then = free
+        if still and (self._free_first - free).exceeds(self._limit):
             return True
         return walk.buried or self._growth.exceeds(self._limit)
 
@@ -134,6 +139,7 @@ class Growth:
         self._since = moment.since
         self._base = None
         self._growth = Size()
+        self._hidden = set()
         self._free_first = self._free_then = moment.free
         self._walked = moment.at
         self._effort = 0.0
@@ -177,12 +183,12 @@ def _free(folders: Sequence[Path]) -> Size:
 
 class _Walk:
     """Counts blocks and files beneath folders, following nothing; stops at `enough` files. `fresh` is
-    what changed `since` then, and `buried` whether anything did that is too deep to look at. `hidden` is
-    whether there is anything that we may not look at, though it is ours or a program's."""
+    what changed `since` then, and `buried` whether anything did that is too deep to look at. `hidden` are
+    the processes of the program that keep something from us; FOLDER, if there is one of ours that is closed."""
 
     def __init__(self, since: float, enough: int | None) -> None:
         self.buried = False
-        self.hidden = False
+        self.hidden: set[int] = set()
         self._since = since
         self._enough = enough
         self._blocks = self._fresh_blocks = 0
@@ -206,7 +212,7 @@ class _Walk:
 
     def _hold(self, nameless: Nameless) -> None:
         files, hidden = nameless.look()
-        self.hidden = self.hidden or hidden
+        self.hidden |= hidden
         self._files += len(files)
         for found in files:
             self._count(found)
@@ -215,7 +221,8 @@ class _Walk:
         try:
             self._enter(os.open(name, _DIRECTORY, dir_fd=fd), depth)
         except PermissionError:
-            self.hidden = self.hidden or _is_ours(name, fd)
+            if _is_ours(name, fd):
+                self.hidden.add(FOLDER)
         except OSError:
             return  # gone meanwhile
 
@@ -246,7 +253,7 @@ class _Walk:
                 try:
                     self._count(entry.stat(follow_symlinks=False))
                 except PermissionError:
-                    self.hidden = True
+                    self.hidden.add(FOLDER)
                 except OSError:
                     continue
         return folders

@@ -33,10 +33,10 @@ class Nameless:
         self._root = root
         self._devices = _devices(folders) - _devices(elsewhere)
 
-    def look(self) -> tuple[list[os.stat_result], bool]:
-        """Each file once, and whether there may be others; a process may come and go meanwhile."""
+    def look(self) -> tuple[list[os.stat_result], set[int]]:
+        """Each file once, and the processes that may hold others; one may come and go meanwhile."""
         if not self._devices:
-            return [], False
+            return [], set()
         look = _Look(self._devices)
         for pid in usage(self._root).processes:
             look.at(pid)
@@ -52,7 +52,7 @@ def is_blind() -> bool:
 class _Look:
     def __init__(self, devices: set[int]) -> None:
         self.found: dict[tuple[int, int], os.stat_result] = {}
-        self.hidden = False
+        self.hidden: set[int] = set()
         self._devices = devices
         self._left = _MOST_DESCRIPTORS
 
@@ -60,29 +60,33 @@ class _Look:
         for thread in tasks(pid):  # each may have descriptors of its own, and the first one may have ended
             task = f"/proc/{pid}/task/{thread}"
             try:
-                self._descriptors(task)
+                hides = self._descriptors(task)
             except PermissionError:
-                self.hidden = self.hidden or keeps_us_out(task)
+                hides = keeps_us_out(task)
             except OSError:
                 continue  # gone meanwhile
+            if hides:
+                self.hidden.add(pid)
         try:
             self._mappings(pid)
         except PermissionError:
-            self.hidden = True
+            self.hidden.add(pid)
 
-    def _descriptors(self, task: str) -> None:
+    def _descriptors(self, task: str) -> bool:
+        """Count them; whether some cannot be looked through."""
+        hides = False
         with os.scandir(f"{task}/fd") as entries:
             for entry in entries:
                 self._left -= 1
                 if self._left < 0:
-                    self.hidden = True
-                    return
+                    return True
                 with suppress(FileNotFoundError):
                     found = entry.stat()
                     if stat.S_ISSOCK(found.st_mode):
-                        self.hidden = self.hidden or bool(_IN_FLIGHT.search(read(f"{task}/fdinfo/{entry.name}")))
+                        hides = hides or bool(_IN_FLIGHT.search(read(f"{task}/fdinfo/{entry.name}")))
                     else:
                         self._count(found)
+        return hides
 
     def _mappings(self, pid: int) -> None:
         """Who has mapped a file needs no descriptor of it."""
