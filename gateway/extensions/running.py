@@ -40,8 +40,7 @@ class Running(Extension):
         run = _Run()
         clock = self._clock(limit)
         try:
-            if self.stopping:  # which may have begun while it waited
-                self._refuse_when_stopping()
+            self._refuse_when_stopping()  # which may have begun while it waited
             with run.scope:
                 clock.expect(run, run.time_out)
                 self._runs.add(run)
