@@ -180,9 +180,9 @@ def _upstream(name: str, answer: Answer | GatewayError) -> Iterator[Finding]:
 
 
 def _vault(at: Desk) -> Iterator[Finding]:
-    path = at.vault.path
-    if path.exists() and path.stat().st_mode & 0o077:
-        yield Finding("secrets", "fail", f"others can read {path}; chmod 600 shuts them out")
+    for path in (at.vault.path, *at.board.logins.directory.glob("*.json")):
+        if path.exists() and path.stat().st_mode & 0o077:
+            yield Finding("secrets", "fail", f"others can read {path}; chmod 600 shuts them out")
 
 
 def _kept(settings: Settings) -> Iterator[Finding]:

@@ -3,13 +3,14 @@
 from .reading import find, load, read, resolve_variables
 from .sandbox import SandboxSettings
 from .settings import DEFAULT_CATEGORIES, ExtensionSettings, HttpSettings, LimitSettings, Settings, ToolSettings
-from .upstreams import UpstreamSettings
+from .upstreams import OAuthSettings, UpstreamSettings
 
 __all__ = [
     "DEFAULT_CATEGORIES",
     "ExtensionSettings",
     "HttpSettings",
     "LimitSettings",
+    "OAuthSettings",
     "SandboxSettings",
     "Settings",
     "ToolSettings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -13,6 +14,8 @@ _UNQUOTED = BeforeValidator(lambda said: "off" if said is False else said)
 """YAML reads `off` as False when nobody quotes it."""
 
 _OR_OFF = BeforeValidator(lambda said: {"over": None} if said in (False, "off") else said)
+
+_REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
 class ToolFilter(Section):
@@ -39,6 +42,28 @@ class LargeResultSettings(Section):
     over: int | None = Field(default=1023 * 1024, ge=32 * 1024)
 
 
+class OAuthSettings(Section):
+    """How to sign in to a server that wants it, where what it says of itself does not suffice. `client_id` is who we
+    are to its authorization server, if we were registered by hand; `client_metadata_url` is a document that says so.
+    With the grant `client_credentials` the gateway signs in by itself."""
+
+    grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
+    client_id: str | None = Field(default=None, min_length=1)
+    client_secret: str | None = None
+    scopes: list[Annotated[str, Field(pattern=r"^[!#-\[\]-~]+$")]] | None = None
+    client_metadata_url: str | None = Field(default=None, pattern=r"^https://[^/\s]+/[^\s#]+$")
+
+    @model_validator(mode="after")
+    def _says_whom_it_means(self) -> OAuthSettings:
+        if self.client_secret is not None and not _REFERENCE.fullmatch(self.client_secret):
+            raise ValueError("'client_secret' is a secret; put it into the environment and write ${VARIABLE} here")
+        if self.client_secret is not None and self.client_id is None:
+            raise ValueError("a 'client_secret' belongs to a 'client_id'")
+        if self.grant == "client_credentials" and self.client_secret is None:
+            raise ValueError("the grant 'client_credentials' needs a 'client_id' and a 'client_secret'")
+        return self
+
+
 class UpstreamSettings(Section):
     """One upstream server, in Claude Desktop's shape, with Toolgate's own keys beside it.
 
@@ -54,6 +79,7 @@ class UpstreamSettings(Section):
     cwd: str | None = None
     url: str | None = None
     headers: dict[str, str] = {}
+    oauth: OAuthSettings | None = None
     type: Literal["stdio", "sse", "http", "streamable-http"] | None = None
     prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{0,32}$")
     enabled: bool = True
@@ -73,4 +99,6 @@ class UpstreamSettings(Section):
     def _is_started_or_reached(self) -> UpstreamSettings:
         if (self.command is None) == (self.url is None):
             raise ValueError("a server has either a 'command' to start or a 'url' to reach")
+        if self.oauth is not None and self.url is None:
+            raise ValueError("'oauth' is for a server with a 'url'")
         return self

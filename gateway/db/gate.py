@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +20,7 @@ class Gate:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._at_once = _AtOnce(self._descriptor)
 
     def __enter__(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
@@ -30,17 +30,25 @@ class Gate:
     ) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def at_once(self) -> AbstractContextManager[None]:
         """Held while inside too; `BlockingIOError` where that would take waiting."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return self._at_once
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+class _AtOnce:
+    """One for all who pass a gate so: every call that is recorded does."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
 def create_private(path: Path) -> None:

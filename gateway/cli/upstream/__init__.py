@@ -6,7 +6,7 @@ import logging
 
 import click
 
-from . import adding, importing, reviewing, servers
+from . import adding, importing, login, reviewing, servers
 
 
 @click.group()
@@ -25,6 +25,8 @@ for command in (
     servers.disable,
     servers.remove,
     servers.secret,
+    login.login,
+    login.logout,
     importing.import_file,
     reviewing.review,
     reviewing.accept,

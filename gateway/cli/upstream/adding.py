@@ -63,14 +63,14 @@ def add(settings: Settings, name: str, no_test: bool, as_json: bool, **said: Any
     """Add a server: a program to start, after `--`, or a URL to reach."""
     wanted = _wanted(said)
 
-    async def task() -> Answer | None:
+    async def task() -> Answer | GatewayError | None:
         async with desk(settings) as at:
             at.require_free(name)
             spec = Spec.of(name, _valid(name, wanted), ADDED)
             _ask_for_missing(at, spec)
             await _as_a_stranger(at, name)
             try:
-                answer = None if no_test else await probe(at, spec)
+                answer = None if no_test else await _tried(at, spec)
                 await at.board.memory.add(name, wanted)
             except GatewayError as refusal:
                 await _as_a_stranger(at, name)
@@ -82,9 +82,22 @@ def add(settings: Settings, name: str, no_test: bool, as_json: bool, **said: Any
     if as_json:
         print_json({"name": name, "settings": wanted, "answer": answer and answer.to_dict()})
         return
+    if isinstance(answer, GatewayError):
+        click.echo(f"{name} is added; it wants a login, so now: toolgate upstream login {name}")
+        return
     click.echo(f"{name} is added" + ("" if answer else f"; try it with: toolgate upstream test {name}"))
     if answer:
         print_answer(answer)
+
+
+async def _tried(at: Desk, spec: Spec) -> Answer | GatewayError:
+    """What it answers; that it wants a login first is an answer, too."""
+    try:
+        return await probe(at, spec)
+    except GatewayError as refusal:
+        if "login" not in refusal.details:
+            raise
+        return refusal
 
 
 def _wanted(said: Mapping[str, Any]) -> dict[str, Any]:

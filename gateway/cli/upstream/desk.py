@@ -19,6 +19,7 @@ from ...db.toolsets import Toolsets
 from ...errors import Conflict, Invalid, NotFound
 from ...names import did_you_mean
 from ...sources.upstream.importing import NAME
+from ...sources.upstream.login.access import Access
 from ...sources.upstream.server import Upstream
 from ...sources.upstream.spec import Spec
 from ...sources.upstream.switchboard import ADDED, FACE, Switchboard
@@ -48,6 +49,10 @@ class Desk:
         """What `${VAR}` means to a server."""
         return self.vault.environment(spec.name) if spec.origin == ADDED else os.environ
 
+    def access(self, spec: Spec) -> Access:
+        """How a server is reached, and the login for it."""
+        return Access(spec, self.environment(spec), self.board.logins)
+
     def upstream(self, spec: Spec) -> Upstream:
         """A server to be asked apart from all others; whoever asks for it closes it."""
 
@@ -60,7 +65,7 @@ class Desk:
             }
 
         board = self.board
-        return Upstream(spec, board.memory, board.pins, FACE, _unheard, others, self.environment(spec))
+        return Upstream(spec, board.memory, board.pins, FACE, _unheard, others, self.environment(spec), board.logins)
 
     def require_free(self, name: str) -> None:
         """Refuse a name no new server can have."""

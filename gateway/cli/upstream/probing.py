@@ -12,7 +12,7 @@ from ...config import Settings
 from ...db.pins import Pin
 from ...errors import GatewayError, Invalid, Unavailable
 from ...sources.upstream.definitions import Definition, Key, Kind, define_all
-from ...sources.upstream.link import Link, LinkLost, McpFault, open_link
+from ...sources.upstream.link import Link, LinkLost, McpFault, Unauthorized, open_link
 from ...sources.upstream.lists import listed
 from ...sources.upstream.masking import missing
 from ...sources.upstream.server import LIST_SECONDS, START_SECONDS
@@ -95,11 +95,11 @@ async def probe(desk: Desk, spec: Spec) -> Answer:
     remembered, and pinned, as when the gateway itself asks."""
     require_variables(desk, spec)
     memory = desk.board.memory
-    endpoint = spec.endpoint(desk.environment(spec))
+    access = desk.access(spec)
     era = (await memory.recall(spec.name)).era
     try:
         started = time.perf_counter()
-        link = await open_link(endpoint, client=FACE, timeout=START_SECONDS, era=era)
+        link = await open_link(access.endpoint(), client=FACE, timeout=START_SECONDS, era=era)
         connected = time.perf_counter()
         try:
             async with asyncio.timeout(LIST_SECONDS):
@@ -111,6 +111,8 @@ async def probe(desk: Desk, spec: Spec) -> Answer:
     except (GatewayError, McpFault, TimeoutError) as error:
         await memory.failed(spec.name, _reason(error))
         raise _refusal(spec, error) from error
+    finally:
+        await access.close()
     return await _answer(desk, spec, link, connected - started, answered - connected)
 
 
@@ -196,4 +198,5 @@ def _refusal(spec: Spec, error: Exception) -> Unavailable:
     words = error.stderr.strip().splitlines()[-_LINES:] if isinstance(error, LinkLost) else []
     said = f"; it said: {' / '.join(line.strip() for line in words)[-_LAST_WORDS:]}" if words else ""
     code = error.code if isinstance(error, GatewayError) else "UPSTREAM_UNAVAILABLE"
-    return Unavailable(visible(f"{spec.name} does not answer: {_reason(error)}{said}"), code=code)
+    login = {"login": spec.name} if isinstance(error, Unauthorized) and "login" in error.details else {}
+    return Unavailable(visible(f"{spec.name} does not answer: {_reason(error)}{said}"), code=code, **login)

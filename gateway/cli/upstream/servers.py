@@ -137,6 +137,8 @@ def remove(settings: Settings, name: str) -> None:
             await at.board.memory.remove(name)
             await at.board.pins.forget(name)
             at.vault.forget(name)
+            async with at.board.logins.turn(name):
+                at.board.logins.forget(name)
 
     run(task)
     click.echo(f"{name} is removed")
@@ -226,7 +228,7 @@ async def _shape(at: Desk, spec: Spec) -> dict[str, Any]:
     lacking = missing(spec.settings.model_dump(), at.environment(spec))
     return {
         "name": spec.name,
-        "state": _state(spec, memory),
+        "state": _state(at, spec, memory),
         "era": memory.era,
         "origin": spec.origin,
         "seen_at": memory.seen_at,
@@ -237,9 +239,11 @@ async def _shape(at: Desk, spec: Spec) -> dict[str, Any]:
     }
 
 
-def _state(spec: Spec, memory: Memory) -> str:
+def _state(at: Desk, spec: Spec, memory: Memory) -> str:
     if not spec.settings.enabled:
         return "off"
+    if at.access(spec).lacks_login(memory.error):
+        return "not logged in"
     if memory.error is not None:
         return "failed"
     return "ok" if memory.seen_at is not None else "new"

@@ -63,18 +63,21 @@ def outer_blocks(prefix: str, blocks: list[Any]) -> list[Any]:
     """Content with the URIs in it as clients find them; the very same where there are none."""
     if not prefix:
         return blocks
-    shown = [_outer_block(prefix, block) for block in blocks]
-    return blocks if all(each is block for each, block in zip(shown, blocks, strict=True)) else shown
+    shown = blocks
+    for place, block in enumerate(blocks):
+        changed = _outer_block(prefix, block)
+        if changed is not block:
+            shown = list(blocks) if shown is blocks else shown
+            shown[place] = changed
+    return shown
 
 
 def _outer_block(prefix: str, block: Any) -> Any:
-    if not isinstance(block, Mapping):
-        return block
-    if block.get("type") == "resource_link" and isinstance(block.get("uri"), str):
-        return {**block, "uri": outer(prefix, block["uri"])}
-    held = block.get("resource")
-    if block.get("type") == "resource" and isinstance(held, Mapping) and isinstance(held.get("uri"), str):
-        return {**block, "resource": {**held, "uri": outer(prefix, held["uri"])}}
+    match block:
+        case {"type": "resource_link", "uri": str(uri)}:
+            return {**block, "uri": outer(prefix, uri)}
+        case {"type": "resource", "resource": {"uri": str(uri)} as held}:
+            return {**block, "resource": {**held, "uri": outer(prefix, uri)}}
     return block
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -39,8 +39,13 @@ class Asking:
     async def answer(self, upstream: Upstream, request: Request) -> Result:
         """The server's result; its own error as `UpstreamFault`. `input_required` leaves only for a client of the
         newest era."""
+        peer = request.peer
         try:
-            return await self._result(upstream, request)
+            if peer.answers and str(peer.answers.get("requestState", "")).startswith(STATE):
+                return await self._parking.resume(request)
+            if peer.modern and askable(peer) and not (await upstream.lane(request.call).link()).modern:
+                return await self._parking.run(request, partial(_relay, upstream))
+            return await _relay(upstream, peer.ask, request)
         except McpFault as fault:
             raise UpstreamFault(fault.message, fault=fault.code, data=fault.data) from None
         except Timeout:
@@ -52,27 +57,20 @@ class Asking:
         """End what waits for answers."""
         await self._parking.close()
 
-    async def _result(self, upstream: Upstream, request: Request) -> Result:
-        peer = request.peer
-        if peer.answers and str(peer.answers.get("requestState", "")).startswith(STATE):
-            return await self._parking.resume(request)
-        if peer.modern and askable(peer) and not (await upstream.lane(request.call).link()).modern:
-            return await self._parking.run(request, partial(_relay, upstream))
-        return await _relay(upstream, peer.ask, request)
-
 
 async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Result:
     """What the server answers, on the first way to it on which nobody is being asked something."""
     while True:
         lane = upstream.lane(request.call)
         with lane.use():
-            link = await lane.link()
+            link = lane.live or await lane.link()
             if not upstream.verified:
                 await upstream.verify()
             if request.call.tool is not None:
                 upstream.refuse_changed(request.call.tool)
             if link.modern:
-                return await _rounds(link, request)
+                answer = await _send(link, request, None, request.peer.answers)
+                return answer if answer.get("resultType") != "input_required" else await _rounds(link, request, answer)
             asker = ask and _asker(upstream, lane, link, partial(put, request.peer, ask))
             try:
                 # Over a wire that does not say which call a question belongs to, one call at a time may be asked.
@@ -95,48 +93,66 @@ def _asker(upstream: Upstream, lane: Lane, link: Link, ask: Ask) -> Ask:
     return asked
 
 
-async def _rounds(link: Link, request: Request) -> Result:
-    """Of a server that asks by answering, the answer: a client of its kind is handed the questions, any other is
-    asked here, round by round."""
+async def _rounds(link: Link, request: Request, answer: Result) -> Result:
+    """What comes of a server that asks by answering, as it did: a client of its kind is handed the questions, any other
+    is asked here, round by round."""
     peer = request.peer
-    answers = peer.answers
     for _ in range(ROUNDS):
-        result = await _send(link, request, None, answers)
-        if result.get("resultType") != "input_required":
-            return result
-        asked = asked_in(result, peer, request.about)
+        asked = asked_in(answer, peer, request.about)
         if peer.modern:
-            return result
-        answers = {"inputResponses": {key: await put(peer, peer.ask, *each) for key, each in asked.items()}}
-        if "requestState" in result:
-            answers["requestState"] = result["requestState"]
+            return answer
+        answers: dict[str, Any] = {
+            "inputResponses": {key: await put(peer, peer.ask, *each) for key, each in asked.items()}
+        }
+        if "requestState" in answer:
+            answers["requestState"] = answer["requestState"]
+        answer = await _send(link, request, None, answers)
+        if answer.get("resultType") != "input_required":
+            return answer
     raise ToolFailed(f"{request.about} asked more than {ROUNDS} times without an answer", code="UPSTREAM_ERROR")
 
 
-async def _send(link: Link, request: Request, ask: Ask | None, answers: Mapping[str, Any] | None = None) -> Result:
+def _send(link: Link, request: Request, ask: Ask | None, answers: Mapping[str, Any] | None = None) -> Awaitable[Result]:
+    if request.peer.level is None and request.seconds is None:
+        return _sending(link, request, ask, answers)
+    return _send_in_time(link, request, ask, answers)
+
+
+async def _send_in_time(link: Link, request: Request, ask: Ask | None, answers: Mapping[str, Any] | None) -> Result:
+    """Send it, once the server knows what of its log is wanted; the answer must come in time where there is a limit."""
+    level, seconds = request.peer.level, request.seconds
+    told = await tune(link, level) if level is not None else {}
+    if seconds is None:
+        return await _sending(link, request, ask, answers, told)
+    limit = asyncio.timeout(seconds)
+    asker = ask and _unhurried(limit, seconds, ask)
+    try:
+        async with limit:
+            return await _sending(link, request, asker, answers, told)
+    except TimeoutError:
+        raise Timeout(f"{request.about}: no answer to {request.method} within {seconds:g} s") from None
+
+
+def _sending(
+    link: Link,
+    request: Request,
+    ask: Ask | None,
+    answers: Mapping[str, Any] | None,
+    told: Mapping[str, Any] | None = None,
+) -> Awaitable[Result]:
     peer, call = request.peer, request.call
     meta = {key: value for key, value in peer.meta.items() if not key.startswith(_PRIVATE_META)}
-    if peer.level is not None:
-        meta |= await tune(link, peer.level)
-    told = call.progress is not no_progress and (call.peer is None or peer.meta.get("progressToken") is not None)
-    limit = None if request.seconds is None else asyncio.timeout(request.seconds)
-    sending = link.request(
+    heeded = call.progress is not no_progress and (call.peer is None or peer.meta.get("progressToken") is not None)
+    return link.request(
         request.method,
         {**request.params, **answers} if answers else request.params,
-        ask=_unhurried(limit, request.seconds, ask) if ask and limit and request.seconds else ask,
-        progress=call.progress if told else None,
-        log=heard(peer),
-        meta=meta,
+        ask=ask,
+        progress=call.progress if heeded else None,
+        log=heard(peer) if peer.log is not None else None,
+        meta={**meta, **told} if told else meta,
         capabilities=shown(peer) if link.modern else None,
         reply_to=peer.reply_to,
     )
-    if limit is None:
-        return await sending
-    try:
-        async with limit:
-            return await sending
-    except TimeoutError:
-        raise Timeout(f"{request.about}: no answer to {request.method} within {request.seconds:g} s") from None
 
 
 def _unhurried(limit: asyncio.Timeout, seconds: float, ask: Ask) -> Ask:

@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 
 from ...errors import GatewayError, Unavailable
-from .link import Link, McpFault
+from .link import Link, McpFault, Unauthorized
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds until a server that did not start is tried again, doubled with every failure."""
+
+LOOK_SECONDS = 1.0
+"""How often it is looked whether a server may be tried before its time."""
 
 STEADY_SECONDS = 10.0
 """How long a link must have lived for its end to count as bad luck rather than as a failure to start."""
@@ -30,7 +33,7 @@ class Lane:
     """Hands out its link. One caller opens it for all; while the server keeps failing, callers are told at once.
 
     `opened` hears of each new link before anybody has it. A lane nobody uses for `idle` seconds is closed, and
-    `left` is told.
+    `left` is told. Once `mended` says that what a server lacked is there now, it is tried at once.
     """
 
     def __init__(
@@ -40,18 +43,21 @@ class Lane:
         opened: Opened,
         idle: float | None = None,
         left: Callable[[Lane], None] = lambda _: None,
+        mended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._name = name
         self._open = open_
         self._opened = opened
         self._idle = idle
         self._left = left
+        self._mended = mended
         self._link: Link | None = None
         self._opening: asyncio.Task[None] | None = None
         self._failures = 0
         self._since = 0.0
         self._not_before = 0.0
         self._error: str | None = None
+        self._code = "UPSTREAM_UNAVAILABLE"
         self._closed = False
         self.users = 0
         self._rested_at = 0.0
@@ -68,7 +74,7 @@ class Lane:
 
     @property
     def connected(self) -> bool:
-        return self._link is not None and self._link.lost is None
+        return self.live is not None
 
     @property
     def used(self) -> bool:
@@ -82,12 +88,25 @@ class Lane:
     @property
     def wait(self) -> float:
         """Seconds until it may be tried again."""
-        return max(0.0, self._not_before - self._loop.time())
+        wait = self._not_before - self._loop.time()
+        return 0.0 if wait <= 0 or self._mended() else wait
+
+    async def pause(self) -> None:
+        """Wait a moment, and until it may be tried again."""
+        await asyncio.sleep(0.1)
+        while (wait := self.wait) > 0:  # noqa: ASYNC110 - what mends a server may happen in another process
+            await asyncio.sleep(min(wait, LOOK_SECONDS))
+
+    @property
+    def live(self) -> Link | None:
+        """The link, if it is there."""
+        link = self._link
+        return link if link is not None and link.lost is None else None
 
     async def link(self) -> Link:
         """A live link; `UPSTREAM_UNAVAILABLE` when there is none to be had now."""
-        if self._link is not None and self._link.lost is None:
-            return self._link
+        if (link := self.live) is not None:
+            return link
         if self._opening is None:
             self._note_end()
             if self._closed or self.wait > 0:
@@ -95,9 +114,9 @@ class Lane:
             self._opening = self._loop.create_task(self._open_anew())
         # Only waited for: whoever gives up takes the server from nobody else, and its end cancels no caller.
         await asyncio.wait([self._opening])
-        if self._link is None or self._link.lost is not None:
+        if (link := self.live) is None:
             raise self._unavailable()
-        return self._link
+        return link
 
     def use(self) -> AbstractContextManager[None]:
         """Keeps the lane from closing as idle."""
@@ -128,7 +147,7 @@ class Lane:
         try:
             link = await self._open()
         except (GatewayError, McpFault) as error:
-            self._fail(error.message)
+            self._fail(error.message, "UPSTREAM_UNAUTHORIZED" if isinstance(error, Unauthorized) else None)
             return
         except Exception:  # nobody awaits this task: a bug must not leave the lane closed in silence
             log.exception("upstream %s failed unexpectedly", self._name)
@@ -141,9 +160,9 @@ class Lane:
         if not self.users:
             self.rest()
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, code: str | None = None) -> None:
         self._failures += 1
-        self._error = reason
+        self._error, self._code = reason, code or "UPSTREAM_UNAVAILABLE"
         self._not_before = self._loop.time() + _patience(self._failures)
         log.warning("upstream %s did not start: %s", self._name, reason)
 
@@ -153,7 +172,7 @@ class Lane:
         if link is None or link.lost is None or self._closed:
             return
         lived = self._loop.time() - self._since
-        self._error = link.lost.message
+        self._error, self._code = link.lost.message, "UPSTREAM_UNAVAILABLE"
         log.warning("upstream %s was lost after %.1f s: %s", self._name, lived, link.lost.message)
         self._failures = 0 if lived >= STEADY_SECONDS else self._failures + 1
         if self._failures > 1:  # the first time may be bad luck, and whoever calls next gets a fresh one at once
@@ -165,7 +184,7 @@ class Lane:
         reason = self._error or "it did not start"
         return Unavailable(
             f"the upstream server {self._name!r} is not available: {reason}{when}",
-            code="UPSTREAM_UNAVAILABLE",
+            code=self._code,
             server=self._name,
             retry_after=round(wait, 1),
         )

@@ -74,8 +74,9 @@ def mask(server: str, settings: Mapping[str, Any], names: Names) -> tuple[dict[s
 def variables(settings: Mapping[str, Any]) -> list[str]:
     """Every variable that must be set for a server to be reached, in order."""
     said = [settings.get(key) for key in ("command", "cwd", "url")] + list(settings.get("args") or ())
-    said += [value for key in ("env", "headers") for value in (settings.get(key) or {}).values()]
-    return list(dict.fromkeys(name for text in said if text for name in VARIABLE.findall(text)))
+    said += [value for key in ("env", "headers", "oauth") for value in (settings.get(key) or {}).values()]
+    texts = [text for text in said if isinstance(text, str)]
+    return list(dict.fromkeys(name for text in texts for name in VARIABLE.findall(text)))
 
 
 def missing(settings: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:

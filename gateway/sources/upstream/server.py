@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -21,6 +20,8 @@ from .lane import Lane
 from .link import ClientFace, Link, McpFault, open_link
 from .listing import list_tools
 from .lists import LISTS, METHOD_NOT_FOUND, listed
+from .login.access import Access
+from .login.store import Logins
 from .pinning import Decision, Standing, Verdict, settle
 from .spec import Spec
 from .subscriptions import Subscriptions
@@ -76,6 +77,7 @@ class Upstream:
         changed: Callable[[], None],
         others: Callable[[], Collection[str]] = tuple,
         environment: Mapping[str, str] = os.environ,
+        logins: Logins | None = None,
     ) -> None:
         self.spec = spec
         self.tools: tuple[Tool, ...] = ()
@@ -90,7 +92,7 @@ class Upstream:
         self._face = face
         self._changed = changed
         self._others = others
-        self._environment = environment
+        self._access = Access(spec, environment, logins)
         self._era: str | None = None
         self._said: Said | None = None
         self._lanes: dict[Key, Lane] = {}
@@ -172,10 +174,10 @@ class Upstream:
     def lane(self, call: Call) -> Lane:
         """The way this call takes: no two principals share a server that may keep state. While a call waits for an
         answer on a lane that takes one at a time, the next has another."""
-        for number in itertools.count():
+        lane, number = self._lane(self._key(call.caller.principal, call.chat)), 0
+        while lane.asking:
+            number += 1
             lane = self._lane(self._key(call.caller.principal, call.chat, number))
-            if not lane.asking:
-                break
         return lane
 
     async def close(self) -> None:
@@ -186,6 +188,7 @@ class Upstream:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *(lane.close() for lane in self._lanes.values()), return_exceptions=True)
+        await self._access.close()
 
     @property
     def _main(self) -> Key:
@@ -205,8 +208,8 @@ class Upstream:
         if not (main := key == self._main):
             self._make_room()
         idle = IDLE_SECONDS if self.spec.settings.lazy or not main else None
-        lane = Lane(self.spec.name, self._open, self._opened if main else _unheard, idle, self._forget)
-        self._lanes[key] = lane
+        opened = self._opened if main else _unheard
+        lane = self._lanes[key] = Lane(self.spec.name, self._open, opened, idle, self._forget, self._access.changed)
         return lane
 
     def _make_room(self) -> None:
@@ -236,7 +239,7 @@ class Upstream:
                     link = await lane.link()
                 except GatewayError:
                     self._tried.set()
-                    await asyncio.sleep(max(lane.wait, 0.1))
+                    await lane.pause()
                 else:
                     await link.closed()
         finally:
@@ -245,8 +248,7 @@ class Upstream:
 
     async def _open(self) -> Link:
         try:
-            endpoint = self.spec.endpoint(self._environment)
-            link = await open_link(endpoint, client=self._face, timeout=START_SECONDS, era=self._era)
+            link = await open_link(self._access.endpoint(), client=self._face, timeout=START_SECONDS, era=self._era)
         except (GatewayError, McpFault) as error:
             await self._memory.failed(self.spec.name, error.message)
             raise

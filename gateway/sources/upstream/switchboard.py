@@ -16,6 +16,7 @@ from ...db.upstreams import UpstreamRow, Upstreams
 from ...errors import GatewayError
 from .link import ClientFace
 from .listing import Override
+from .login.store import Logins
 from .server import Upstream
 from .source import UpstreamSource
 from .spec import Spec
@@ -51,6 +52,7 @@ class Switchboard:
         self.memory = Upstreams(db)
         self.pins = Pins(db)
         self.vault = Vault(settings.data_dir)
+        self.logins = Logins(settings.data_dir)
         self._settings = settings
         self._changed = changed
         self._toolsets = toolsets
@@ -132,7 +134,7 @@ class Switchboard:
 
         # What is kept for a server added by hand is for none that a toolset brings under the same name.
         environment = self.vault.environment(spec.name) if spec.origin == ADDED else os.environ
-        return Upstream(spec, self.memory, self.pins, FACE, self._changed, others, environment)
+        return Upstream(spec, self.memory, self.pins, FACE, self._changed, others, environment, self.logins)
 
 
 def _of_rows(rows: Sequence[UpstreamRow]) -> Iterator[Spec]:

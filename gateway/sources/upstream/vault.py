@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...db.gate import Gate
 from ...errors import Forbidden, Invalid, Unavailable
+from .private import replace_private
 
 FILE_NAME = "secrets.json"
 SIZE_LIMIT = 1024 * 1024
@@ -71,7 +72,7 @@ class Vault:
                 text = json.dumps(change(self._read()), indent=2, ensure_ascii=True) + "\n"
                 if len(text) > SIZE_LIMIT:
                     raise Invalid(f"more than {SIZE_LIMIT // 1024} KiB of secrets are not kept", code="TOO_LARGE")
-                _replace(self.path, text.encode())
+                replace_private(self.path, text.encode())
         except OSError as error:
             raise Unavailable(f"{self.path}: {error.strerror}", code="SECRETS_UNWRITABLE") from error
 
@@ -90,16 +91,3 @@ class _Environment(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len({*self._around, *self._own()})
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ class Reply:
 
     __slots__ = ("begun", "body", "done", "headers", "kind", "sink", "status", "streaming")
 
-    def __init__(self, sink: Sink | None) -> None:
+    def __init__(self, done: asyncio.Future[str | None], sink: Sink | None) -> None:
         self.status = 0
         self.kind = ""
         self.headers: dict[bytes, bytes] = {}
@@ -36,7 +36,7 @@ class Reply:
         self.sink = sink
         self.streaming = False
         self.begun = False
-        self.done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.done = done
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
@@ -71,9 +71,7 @@ class Connection(asyncio.Protocol):
         """Whether something came while it rested: its end, most likely, which the loop has not told yet."""
         if not self.usable or self._transport.is_closing():
             return True
-        poll = select.poll()
-        poll.register(self._fileno, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._look.poll(0))
 
     def give_up(self) -> None:
         """Close it, whatever is under way; to a modern server that cancels the request."""
@@ -92,7 +90,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._fileno = transport.get_extra_info("socket").fileno()
+        self._look = select.poll()
+        self._look.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self.usable = True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -160,7 +159,8 @@ class Connection(asyncio.Protocol):
         self._stop_lingering()
         self.rested_at = self._loop.time()
         if self._parser.should_keep_alive() and not self._transport.is_closing():
-            self.keep_alive = _keep_alive(reply.headers.get(b"keep-alive", b""))
+            said = reply.headers.get(b"keep-alive")
+            self.keep_alive = None if said is None else _keep_alive(said)
             self._resting(self)
         else:
             self.usable = False

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 Transport = Literal["auto", "sse", "streamable-http"]
@@ -27,6 +27,20 @@ class StdioEndpoint:
         return PurePath(self.command).name
 
 
+class Login(Protocol):
+    """Proves to a server who we are, by a header that changes with time."""
+
+    @property
+    def line(self) -> bytes | None:
+        """The header as it is sent, or nothing; None when `fresh` must be asked for it."""
+
+    async def fresh(self) -> bytes: ...
+
+    async def refused(self, line: bytes, status: int, challenge: str) -> bool:
+        """Whether a request the server refused is worth another try; raises `Unauthorized` when only a person can
+        help, and leaves to others what is not about a login."""
+
+
 @dataclass(frozen=True)
 class HttpEndpoint:
     """A URL. `auto` speaks streamable HTTP, and the old HTTP+SSE to a server that knows only that.
@@ -36,6 +50,7 @@ class HttpEndpoint:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     transport: Transport = "auto"
     tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+    login: Login | None = field(default=None, repr=False, compare=False)
 
     @property
     def label(self) -> str:

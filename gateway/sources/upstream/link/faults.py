@@ -62,10 +62,11 @@ class BadAnswer(Unavailable):
 
 
 class Unauthorized(Unavailable):
-    """`challenge` is the server's `WWW-Authenticate`, for those who can act on it."""
+    """`challenge` is the server's `WWW-Authenticate`, for those who can act on it. Where a login would help, the
+    details name the server as `login`."""
 
     default_code = "UPSTREAM_UNAUTHORIZED"
 
-    def __init__(self, message: str, challenge: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, challenge: str = "", **details: Any) -> None:
+        super().__init__(message, **details)
         self.challenge = challenge

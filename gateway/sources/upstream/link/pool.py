@@ -27,6 +27,8 @@ FRESH_SECONDS = 4.0
 five seconds of rest, and one about to be closed loses what is sent."""
 
 REDIRECTS = 3
+_NOT_YET = frozenset((301, 302, 303, 307, 308, 401, 403))
+"""Answers after which the request may be sent once more: elsewhere, or with another token."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
@@ -40,10 +42,12 @@ class Pool:
         self.label = endpoint.label
         self._tls = (endpoint.tls or _trusted()) if self.target.origin.tls else None
         self._fixed = endpoint_headers(endpoint, self.target)
+        self._login = endpoint.login
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._connecting = 0
         self._closed = False
+        self._loop = asyncio.get_running_loop()
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def send(
@@ -58,13 +62,24 @@ class Pool:
     ) -> Reply:
         """The reply, once it is complete or the sink needs no more. `Unreachable` when the request
         has not left, `LinkLost` when the reply broke off. Cancelled, it closes the connection."""
-        target = target or self.target
+        target, fixed, line = target or self.target, self._fixed, b""
         for _ in range(REDIRECTS + 1):
-            reply = await self._try(frame(method, target.path, self._fixed + headers, body), sink, repeatable)
-            if reply.status not in (301, 302, 303, 307, 308):
+            if self._login is not None:
+                current = self._login.line
+                line = await self._login.fresh() if current is None else current
+                fixed = self._fixed + line
+            reply = await self._try(frame(method, target.path, fixed + headers, body), sink, repeatable)
+            if reply.status not in _NOT_YET:
                 return reply
-            target = self._redirected(method, target, reply)
+            if reply.status < 400:
+                target = self._redirected(method, target, reply)
+            elif not await self._is_worth_another(line, reply):
+                return reply
         raise BadAnswer(f"{self.label} sends us from one address to the next")
+
+    async def _is_worth_another(self, line: bytes, reply: Reply) -> bool:
+        challenge = reply.header(b"www-authenticate")
+        return self._login is not None and await self._login.refused(line, reply.status, challenge)
 
     def close(self) -> None:
         self._closed = True
@@ -74,33 +89,24 @@ class Pool:
             connection.give_up()
 
     async def _try(self, data: bytes, sink: Sink | None, repeatable: bool) -> Reply:
-        while (connection := self._kept(IDLE_SECONDS if repeatable else FRESH_SECONDS)) is not None:
-            reply = Reply(sink)
-            problem = await self._exchange(connection, data, reply)
+        while True:
+            kept = self._kept(IDLE_SECONDS if repeatable else FRESH_SECONDS)
+            connection, reply = kept or await self._connect(), Reply(self._loop.create_future(), sink)
+            connection.send(data, reply)
+            try:
+                problem = await reply.done
+            except BaseException:
+                connection.leave(reply)
+                raise
+            connection.linger(reply)
             if problem is None:
                 return reply
-            if reply.begun or not repeatable:
+            if kept is None or reply.begun or not repeatable:
                 raise LinkLost(f"{self.label} broke off: {problem}")
-        connection = await self._connect()
-        reply = Reply(sink)
-        problem = await self._exchange(connection, data, reply)
-        if problem is not None:
-            raise LinkLost(f"{self.label} broke off: {problem}")
-        return reply
-
-    async def _exchange(self, connection: Connection, data: bytes, reply: Reply) -> str | None:
-        connection.send(data, reply)
-        try:
-            problem = await reply.done
-        except BaseException:
-            connection.leave(reply)
-            raise
-        connection.linger(reply)
-        return problem
 
     def _kept(self, seconds: float) -> Connection | None:
         """The connection used last, if that is less than so long ago."""
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         while self._idle:
             connection = self._idle.pop()
             if now < _expiry(connection) and not connection.stale():
@@ -119,7 +125,7 @@ class Pool:
         self._connecting += 1
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                transport, connection = await asyncio.get_running_loop().create_connection(
+                transport, connection = await self._loop.create_connection(
                     lambda: Connection(self._rest, self._open.discard),
                     origin.host,
                     origin.port,
@@ -152,15 +158,14 @@ class Pool:
             return
         self._idle.append(connection)
         if self._sweeping is None:
-            self._sweeping = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._sweep)
+            self._sweeping = self._loop.call_later(IDLE_SECONDS, self._sweep)
 
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
         for connection in self._idle:
-            if not connection.usable or loop.time() >= _expiry(connection):
+            if not connection.usable or self._loop.time() >= _expiry(connection):
                 connection.give_up()
         self._idle = [connection for connection in self._idle if connection.usable]
-        self._sweeping = loop.call_later(IDLE_SECONDS, self._sweep) if self._idle else None
+        self._sweeping = self._loop.call_later(IDLE_SECONDS, self._sweep) if self._idle else None
 
     def _redirected(self, method: str, target: Target, reply: Reply) -> Target:
         """Where to ask instead: on the same origin only, and never so that a POST becomes a GET."""

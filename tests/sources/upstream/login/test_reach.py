@@ -1,0 +1,87 @@
+"""Where a server's word may lead us: never from the internet into the networks behind us."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import httpcore2
+import pytest
+
+from gateway.errors import Forbidden, GatewayError, Unavailable
+from gateway.sources.upstream.login.reach import reach
+
+pytestmark = pytest.mark.anyio
+
+NAMES = {
+    "mcp.example": ["93.184.216.34"],
+    "inner.example": ["10.0.0.7"],
+    "auth.example": ["93.184.216.35"],
+    "mixed.example": ["93.184.216.36", "192.168.1.1"],
+    "here.example": ["127.0.0.1"],
+    "clouds.example": ["169.254.169.254"],
+    "localhost": ["127.0.0.1"],
+}
+
+
+class Names:
+    """A network in which names have addresses, and nobody answers."""
+
+    def __init__(self, names: Mapping[str, Sequence[str]] = NAMES) -> None:
+        self._names = names
+        self.reached: list[str] = []
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        return self._names.get(host, [host])
+
+    async def connect(self, address: str, port: int, timeout: float | None) -> httpcore2.AsyncNetworkStream:
+        self.reached.append(address)
+        raise httpcore2.ConnectError("nobody is there")
+
+
+@pytest.mark.parametrize(
+    ("server", "url"),
+    [
+        ("https://mcp.example/mcp", "https://auth.example/.well-known/x"),
+        ("https://inner.example/mcp", "https://inner.example/x"),
+        ("https://inner.example/mcp", "https://auth.example/x"),
+        ("http://127.0.0.1:3000/mcp", "http://localhost:4000/x"),
+        ("http://localhost:3000/mcp", "https://auth.example/x"),
+    ],
+)
+async def test_it_leads_to_where_a_server_may_send_us(server: str, url: str) -> None:
+    network = Names()
+    async with reach(server, network) as way:
+        with pytest.raises(Unavailable):
+            await way.get(url)
+    assert network.reached
+
+
+@pytest.mark.parametrize(
+    ("server", "url", "code"),
+    [
+        ("https://mcp.example/mcp", "http://auth.example/x", "INSECURE_URL"),
+        ("https://mcp.example/mcp", "http://127.0.0.1/x", "INSECURE_URL"),
+        ("https://mcp.example/mcp", "https://127.0.0.1/x", "PRIVATE_ADDRESS"),
+        ("https://mcp.example/mcp", "https://inner.example/x", "PRIVATE_ADDRESS"),
+        ("https://mcp.example/mcp", "https://mixed.example/x", "PRIVATE_ADDRESS"),
+        ("https://mcp.example/mcp", "https://here.example/x", "PRIVATE_ADDRESS"),
+        ("https://mcp.example/mcp", "https://clouds.example/x", "PRIVATE_ADDRESS"),
+        ("https://mcp.example/mcp", "https://[::ffff:10.0.0.1]/x", "PRIVATE_ADDRESS"),
+        ("https://inner.example/mcp", "https://here.example/x", "PRIVATE_ADDRESS"),
+        ("https://inner.example/mcp", "http://inner.example/x", "INSECURE_URL"),
+        ("https://here.example/mcp", "http://localhost/x", "INSECURE_URL"),
+        ("https://here.example/mcp", "https://localhost/x", "PRIVATE_ADDRESS"),
+        ("http://localhost/mcp", "http://auth.example/x", "INSECURE_URL"),
+        ("http://mcp.example/mcp", "https://auth.example/x", "INSECURE_URL"),
+        ("https://mcp.example/mcp", "ftp://auth.example/x", "INVALID_URL"),
+        ("https://mcp.example/mcp", "https://user:word@auth.example/x", "INVALID_URL"),
+    ],
+)
+async def test_it_leads_nowhere_else(server: str, url: str, code: str) -> None:
+    network = Names()
+    with pytest.raises(GatewayError) as refused:
+        async with reach(server, network) as way:
+            await way.get(url)
+    assert refused.value.code == code
+    assert isinstance(refused.value, Forbidden) or code == "INVALID_URL"
+    assert network.reached == []
