@@ -131,6 +131,7 @@ class Gateway:
             instance = stack.enter_context(closing(Instance(chosen.data_dir / "run")))
             await settle_interrupted(db, chosen.data_dir / "run")
             gateway = cls(chosen, db, instance, sources)
+            stack.push_async_callback(gateway.records.settled)
             await gateway.desk.approvals.sweep()
             stack.push_async_callback(gateway.drain)
             if chosen.toolsets:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
@@ -81,5 +81,5 @@ class Executor:
             known = self._roads[tool.id] = tool, road
         return known[1]
 
-    async def _run(self, call: Call) -> Outcome:
-        return await self._catalog.find(call.name).source.call_tool(call)
+    def _run(self, call: Call) -> Awaitable[Outcome]:
+        return self._catalog.find(call.name).source.call_tool(call)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import compress
 from typing import Any
 
+import anyio
 import orjson
 
 from ..calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
 from ..errors import Conflict, GatewayError, InputRequired, Invalid, NotFound
-from . import Database, Row, Statement, chats, timestamp
+from . import Database, Statement, chats, timestamp
 from .redaction import blot, redact
+
+log = logging.getLogger(__name__)
 
 DOCUMENT_LIMIT = 64 * 1024  # bytes of arguments or result kept whole
 PREVIEW_LIMIT = 4 * 1024
@@ -31,6 +36,10 @@ _NAMES = (
     *("finished_at", "duration_ms", "pre_manifest_id", "post_manifest_id"),
 )
 _COLUMNS = ", ".join(_NAMES)
+_LONG = ("tool_name", "message_id", "parent_message_id", "args", "error", "result", "render_plan")
+"""What is as long as callers and tools make it."""
+
+_Row = dict[str, Any]
 _RUNNING = "ON CONFLICT (id) DO NOTHING"
 _FINISHED = """ON CONFLICT (id) DO UPDATE SET
     args = excluded.args, status = excluded.status, error = excluded.error, error_code = excluded.error_code,
@@ -39,6 +48,7 @@ _FINISHED = """ON CONFLICT (id) DO UPDATE SET
     pre_manifest_id = COALESCE(excluded.pre_manifest_id, tool_calls.pre_manifest_id),
     post_manifest_id = COALESCE(excluded.post_manifest_id, tool_calls.post_manifest_id)
 """
+_RESULT = "UPDATE tool_calls SET result = ? WHERE id = ?"
 _SELECT = f"SELECT {_COLUMNS} FROM tool_calls"  # noqa: S608 - constants only
 _BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? ORDER BY id LIMIT 2"
 _PLANNED = """SELECT id, chat_id, tool_id, tool_name, status, started_at, render_plan FROM tool_calls
@@ -97,12 +107,12 @@ class CallRecords:
         self._db = db
         self._process = process
         self._known_chats: set[str] = set()
+        self._following: set[asyncio.Task[None]] = set()
 
     async def record_running(self, call: Call) -> None:
         """Write that a call has begun; does nothing when its end is already written."""
         arguments, _, _ = _arguments(call)
-        row = (*self._beginning(call), arguments, "running", *[None] * 8)
-        await self._write(call, _RUNNING, row)
+        await self._write(call, _RUNNING, self._beginning(call, arguments, "running"))
 
     async def record_finished(
         self,
@@ -114,23 +124,39 @@ class CallRecords:
         """Write what came of a call, whether or not its beginning was written.
 
         Once this has been awaited to its first pause the record will be written, even if the
-        caller is cancelled there.
+        caller is cancelled there. The digest of a result too large to be kept follows: nobody waits for that.
         """
         arguments, no_json, secrets = _arguments(call)
+        asking = isinstance(outcome.error, InputRequired)
         error = outcome.error or no_json
-        row = (
-            *self._beginning(call),
-            arguments,
-            _status(outcome),
-            error and blot(error.message, secrets)[:DOCUMENT_LIMIT],
-            error and error.code,
-            _result(outcome),
-            _plan(outcome),
-            *_end(call, outcome, finished_at),
-            outcome.pre_manifest,
-            outcome.post_manifest,
-        )
+        status = "success" if outcome.error is None else "pending" if asking else "error"
+        row = self._beginning(call, arguments, status)
+        result = _result(outcome)
+        if result is not None:
+            row["result"] = result.decode() if len(result) <= DOCUMENT_LIMIT else _cut(result)
+        if error is not None:
+            row["error"] = blot(error.message, secrets)[:DOCUMENT_LIMIT]
+            row["error_code"] = error.code
+        if outcome.render_plan is not None:
+            row["render_plan"] = _plan(outcome.render_plan)
+        if not asking:
+            now = time.time() if finished_at is None else finished_at
+            row["finished_at"] = timestamp(now)
+            row["duration_ms"] = round(max(0.0, now - call.started_at) * 1000, 3)
+        if outcome.pre_manifest is not None:
+            row["pre_manifest_id"] = outcome.pre_manifest
+        if outcome.post_manifest is not None:
+            row["post_manifest_id"] = outcome.post_manifest
         await self._write(call, _FINISHED, row)
+        if result is not None and len(result) > DOCUMENT_LIMIT:
+            task = asyncio.get_running_loop().create_task(self._add_digest(call.id, result))
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
+
+    async def settled(self) -> None:
+        """Returns when everything that follows a record is written too."""
+        if self._following:
+            await asyncio.wait(self._following)
 
     async def list_calls(
         self,
@@ -149,10 +175,12 @@ class CallRecords:
         chosen = {clause: value for clause, value in (wanted | {"id < ?": before}).items() if value is not None}
         where = ["WHERE", " AND ".join(chosen)] if chosen else []
         sql = " ".join([_SELECT, *where, "ORDER BY id DESC LIMIT ?"])
+        await self.settled()
         return [CallRecord(*row) for row in await self._db.fetch(sql, *chosen.values(), limit)]
 
     async def get(self, id_or_prefix: str) -> CallRecord:
         """The call of that id, or the only one whose id begins so."""
+        await self.settled()
         rows = await self._db.fetch(_BY_PREFIX, id_or_prefix, id_or_prefix + "\U0010ffff") if id_or_prefix else []
         if not rows:
             raise NotFound(f"no call has the id {id_or_prefix!r}", code="UNKNOWN_CALL")
@@ -169,63 +197,60 @@ class CallRecords:
         """The latest calls of the chat that have a plan, newest first, among its last thousand."""
         return [PlannedCall(*row) for row in await self._db.fetch(_PLANS, chat, limit)]
 
-    def _beginning(self, call: Call) -> Row:
+    def _beginning(self, call: Call, arguments: str | None, status: str) -> _Row:
         tool, caller = call.tool, call.caller
-        return (
-            call.id,
-            call.chat,
-            call.message,
-            call.parent_message,
-            call.name if tool is None else tool.id,
-            call.name,
-            None if tool is None else tool.category,
-            caller.principal,
-            caller.surface,
-            caller.client,
-            timestamp(call.started_at),
-            self._process,
-        )
+        row: _Row = {
+            "id": call.id,
+            "chat_id": call.chat,
+            "tool_id": call.name if tool is None else tool.id,
+            "tool_name": call.name,
+            "category": None if tool is None else tool.category,
+            "principal": caller.principal,
+            "surface": caller.surface,
+            "client": caller.client,
+            "started_at": timestamp(call.started_at),
+            "process": self._process,
+            "args": arguments,
+            "status": status,
+        }
+        if call.message is not None:
+            row["message_id"] = call.message
+        if call.parent_message is not None:
+            row["parent_message_id"] = call.parent_message
+        return row
 
-    async def _write(self, call: Call, otherwise: str, row: Row) -> None:
+    async def _write(self, call: Call, otherwise: str, row: _Row) -> None:
         """One transaction, with the chat's row before it unless this process has seen that chat."""
-        there = [value is not None for value in row]
-        record = Statement(_inserting(otherwise, *there), tuple(compress(row, there)))
-        texts = (call.name, call.message, call.parent_message, *row[12:18])  # as long as callers make them
-        short = sum(len(text) for text in texts if text is not None) <= SHORT
-        if call.chat in self._known_chats:
-            statements = [record]
-        else:
-            statements = [chats.ensure(call.chat, call.caller.principal, call.started_at), record]
+        record = Statement(_inserting(otherwise, tuple(row)), tuple(row.values()))
+        known = call.chat in self._known_chats
+        statements = [record] if known else [_chat_of(call), record]
+        short = sum(map(len, filter(None, map(row.get, _LONG)))) <= SHORT
         try:
             await self._db.run(*statements, short=short)
         except (Conflict, Invalid):  # the chat was deleted meanwhile, or a text holds what no database takes
-            statements = [chats.ensure(call.chat, call.caller.principal, call.started_at), record]
-            await self._db.run(*map(_storable, statements))
-        if len(self._known_chats) >= _CHATS_REMEMBERED:
-            self._known_chats.clear()
-        self._known_chats.add(call.chat)
+            await self._db.run(*map(_storable, (_chat_of(call), record)))
+        if not known:
+            if len(self._known_chats) >= _CHATS_REMEMBERED:
+                self._known_chats.clear()
+            self._known_chats.add(call.chat)
+
+    async def _add_digest(self, call_id: str, result: bytes) -> None:
+        digest = await anyio.to_thread.run_sync(_digest, result)
+        try:
+            await self._db.run(Statement(_RESULT, (_cut(result, digest), call_id)))
+        except GatewayError as error:
+            log.warning("call %s: its record has no digest of its result: %s", call_id, error)
+
+
+def _chat_of(call: Call) -> Statement:
+    return chats.ensure(call.chat, call.caller.principal, call.started_at)
 
 
 @lru_cache(maxsize=256)
-def _inserting(otherwise: str, *there: bool) -> str:
-    """How to insert a row that has these of its columns: to hand over a NULL costs as much as all the rest of it."""
-    names = list(compress(_NAMES, there))
+def _inserting(otherwise: str, names: tuple[str, ...]) -> str:
+    """How to insert a row that has these columns: to hand over a NULL costs as much as all the rest of it."""
     values = ", ".join("?" * len(names))
     return f"INSERT INTO tool_calls ({', '.join(names)}) VALUES ({values}) {otherwise}"  # noqa: S608 - constants only
-
-
-def _status(outcome: Outcome) -> str:
-    if outcome.error is None:
-        return "success"
-    return "pending" if isinstance(outcome.error, InputRequired) else "error"
-
-
-def _end(call: Call, outcome: Outcome, finished_at: float | None) -> tuple[str | None, float | None]:
-    """When it ended and how many milliseconds it took; neither while a person is being asked."""
-    if isinstance(outcome.error, InputRequired):
-        return None, None
-    now = time.time() if finished_at is None else finished_at
-    return timestamp(now), round(max(0.0, now - call.started_at) * 1000, 3)
 
 
 def _arguments(call: Call) -> tuple[str | None, GatewayError | None, list[str]]:
@@ -238,33 +263,37 @@ def _arguments(call: Call) -> tuple[str | None, GatewayError | None, list[str]]:
     return _bounded(document), None, secrets
 
 
-def _result(outcome: Outcome) -> str | None:
+def _result(outcome: Outcome) -> bytes | None:
     """The value; what the model read where there is none."""
     if outcome.value is None:
-        return _document(outcome.content)
+        return None if outcome.content is None else to_json(outcome.content)
     try:
-        return _bounded(outcome.value_json)
+        return outcome.value_json
     except _NO_JSON:
-        return _document({"not_json": type(outcome.value).__name__})
+        return to_json({"not_json": type(outcome.value).__name__})
 
 
-def _plan(outcome: Outcome) -> str | None:
+def _plan(plan: Mapping[str, Any]) -> str | None:
     try:
-        return None if outcome.render_plan is None else _bounded(to_json(outcome.render_plan), PLAN_LIMIT)
+        return _bounded(to_json(plan), PLAN_LIMIT)
     except _NO_JSON:  # an extension's own; ours are
         return None
 
 
-def _document(value: Any) -> str | None:
-    return None if value is None else _bounded(to_json(value))
-
-
 def _bounded(document: bytes, limit: int = DOCUMENT_LIMIT) -> str:
-    if len(document) <= limit:
-        return document.decode()
-    digest = hashlib.sha256(document).hexdigest()
-    preview = document[:PREVIEW_LIMIT].decode(errors="ignore")
-    return to_json({"truncated": True, "bytes": len(document), "sha256": digest, "preview": preview}).decode()
+    return document.decode() if len(document) <= limit else _cut(document, _digest(document))
+
+
+def _cut(document: bytes, digest: str | None = None) -> str:
+    """What is kept of a document that is too large."""
+    whole: dict[str, Any] = {"truncated": True, "bytes": len(document)}
+    if digest is not None:
+        whole["sha256"] = digest
+    return to_json({**whole, "preview": document[:PREVIEW_LIMIT].decode(errors="ignore")}).decode()
+
+
+def _digest(document: bytes) -> str:
+    return hashlib.sha256(document).hexdigest()
 
 
 def _storable(statement: Statement) -> Statement:

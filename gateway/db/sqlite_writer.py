@@ -64,17 +64,18 @@ class Writer:
 
     async def submit(self, statements: Sequence[Statement], *, short: bool = False) -> Rows:
         """The rows of a transaction, once it is committed. A short one touches a row or two."""
+        if short and not self._short and time.monotonic() - self._committed_at > ALONE:
+            results = self._at_once([statements])
+            if results is not None:
+                return results[0]
         future: asyncio.Future[Rows] = self._loop.create_future()
         job = future, statements
         if not short:
             self._jobs.put(job)
-        elif self._short:
-            self._short.append(job)
-        elif time.monotonic() - self._committed_at > ALONE and (results := self._at_once([job])) is not None:
-            return results[0]
         else:
+            if not self._short:
+                self._loop.call_soon(self._write_short)
             self._short.append(job)
-            self._loop.call_soon(self._write_short)
         return await future
 
     def stop(self) -> None:
@@ -86,7 +87,7 @@ class Writer:
         jobs, results = self._short, None
         try:
             if 0 < len(jobs) <= FEW:
-                results = self._at_once(jobs)
+                results = self._at_once([statements for _, statements in jobs])
         finally:
             if results is None:
                 self._hand_over()  # interrupted too, so that no later turn waits behind this one
@@ -99,7 +100,7 @@ class Writer:
         for job in jobs:
             self._jobs.put(job)
 
-    def _at_once(self, jobs: list[Job]) -> list[Rows] | None:
+    def _at_once(self, jobs: Sequence[Sequence[Statement]]) -> list[Rows] | None:
         """What came of the jobs, unless the thread had better see to them."""
         began = time.monotonic()
         if began < self._slow_until or not self._jobs.empty() or not self._hand.acquire(blocking=False):
@@ -110,14 +111,14 @@ class Writer:
             with self._gate.at_once():
                 results = self._together(jobs)
             self._in_log += len(jobs)
-            self._committed_at = time.monotonic()
             return results
         except Exception:  # whatever it is, the thread meets it too and finds the words
             return None
         finally:
             self._hand.release()
-            if time.monotonic() - began > SLOW:
-                self._slow_until = time.monotonic() + SLOW_FOR
+            self._committed_at = time.monotonic()
+            if self._committed_at - began > SLOW:
+                self._slow_until = self._committed_at + SLOW_FOR
 
     def _live(self) -> None:
         try:
@@ -185,18 +186,18 @@ class Writer:
         A full or broken disk is nobody's own failure: then all are refused.
         """
         try:
-            return self._together(jobs)
+            return self._together([statements for _, statements in jobs])
         except Exception as error:
             if len(jobs) == 1 or storage_failed(error):
                 return [refusal(error, "be written") for _ in jobs]
             return [self._results([job])[0] for job in jobs]
 
-    def _together(self, jobs: list[Job]) -> list[Rows]:
+    def _together(self, jobs: Sequence[Sequence[Statement]]) -> list[Rows]:
         connection = self._connection
-        if len(jobs) == 1 and len(alone := jobs[0][1]) == 1 and alone[0].expect is None:
-            return [[execute(connection, alone[0])]]  # which is a transaction by itself
+        if len(jobs) == 1 and len(jobs[0]) == 1 and jobs[0][0].expect is None:
+            return [[execute(connection, jobs[0][0])]]  # which is a transaction by itself
         with transaction(connection):
-            return [[execute(connection, statement) for statement in statements] for _, statements in jobs]
+            return [[execute(connection, statement) for statement in statements] for statements in jobs]
 
     def _checkpoint(self) -> None:
         """Bring the log home, inside the gate; one grown too long is cut when no reader needs it."""

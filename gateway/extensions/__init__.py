@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from ..calls import Call, Outcome, Proceed
@@ -25,6 +26,8 @@ class Extension:
     """
 
     mode: ClassVar[Literal["gate", "observer"]] = "gate"
+    contained: ClassVar[bool] = False
+    """Says of an observer that it sees to its own failures, so that nobody need stand around it."""
 
     def concerns(self, tool: Tool) -> bool:
         """Whether it has anything to do with calls of this tool. Asked once for each tool of a catalog; calls of a
@@ -47,13 +50,17 @@ def stack(extensions: Sequence[Extension], run: Proceed) -> Proceed:
     """`run`, with each extension around it; the first stands outermost."""
     road = settled(run)
     checks: list[Extension] = []
+    guard: Extension | None = None
     for extension in reversed(extensions):
         if extension.mode == "gate" and type(extension).call_tool is Extension.call_tool:
             checks.insert(0, extension)
             continue
-        road, checks = _checking(checks, road), []
-        road = _observing(extension, road) if extension.mode == "observer" else _guarding(extension, road)
-    return _checking(checks, road)
+        road, checks, guard = _gates(checks, guard, road), [], None
+        if extension.mode == "gate":
+            guard = extension
+        else:
+            road = partial(extension.call_tool, proceed=road) if extension.contained else _observing(extension, road)
+    return _gates(checks, guard, road)
 
 
 def concerning(extensions: Sequence[Extension], tool: Tool) -> list[Extension]:
@@ -90,25 +97,14 @@ def bug(call: Call, where: str) -> Outcome:
     return Outcome(error=GatewayError(f"the gateway failed; its log has the reason under call {call.id}"))
 
 
-def _guarding(extension: Extension, road: Proceed) -> Proceed:
-    async def call_tool(call: Call) -> Outcome:
-        try:
-            return await extension.call_tool(call, road)
-        except GatewayError as refusal:
-            return Outcome(error=refusal)
-        except Exception:
-            return bug(call, type(extension).__name__)
-
-    return call_tool
-
-
-def _checking(gates: Sequence[Extension], road: Proceed) -> Proceed:
-    """What `_guarding` does for each of them, in one: these stand in every call's way, and only look at it."""
-    if not gates:
+def _gates(checks: Sequence[Extension], guard: Extension | None, road: Proceed) -> Proceed:
+    """The road behind gates: those that only look at a call, each in turn, and within them one that stands around it.
+    They are in every call's way, so all of them share one frame."""
+    if not checks and guard is None:
         return road
     places = [
         (gate, _has(gate, Extension.before_execute), _has(gate, Extension.after_execute), type(gate).__name__)
-        for gate in gates
+        for gate in checks
     ]
 
     async def call_tool(call: Call) -> Outcome:
@@ -127,7 +123,12 @@ def _checking(gates: Sequence[Extension], road: Proceed) -> Proceed:
             if looks_after:
                 passed.append(place)
         if outcome is None:
-            outcome = await road(call)
+            try:
+                outcome = await (road(call) if guard is None else guard.call_tool(call, road))
+            except GatewayError as refusal:
+                outcome = Outcome(error=refusal)
+            except Exception:
+                outcome = bug(call, type(guard).__name__)
         for gate, _, _, name in reversed(passed):
             try:
                 outcome = await gate.after_execute(call, outcome)

@@ -29,9 +29,11 @@ class Recorder(Protocol):
 
 
 class Audit(Extension):
-    """Records each call once, when it is over; one that takes longer than a moment also while it runs."""
+    """Records each call once, when it is over; one that takes longer than a moment also while it runs. A call that
+    cannot be recorded goes on."""
 
     mode = "observer"
+    contained = True
 
     def __init__(self, recorder: Recorder, moment: float = MOMENT) -> None:
         self._recorder = recorder
@@ -44,12 +46,18 @@ class Audit(Extension):
             outcome = await proceed(call)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
-                await self._recorder.record_finished(call, Outcome(error=Cancelled("the caller called it off")))
+                await self._record(call, Outcome(error=Cancelled("the caller called it off")))
             raise
         finally:
             self._later.drop(call.id)
-        await self._recorder.record_finished(call, outcome)
+        await self._record(call, outcome)
         return outcome
+
+    async def _record(self, call: Call, outcome: Outcome) -> None:
+        try:
+            await self._recorder.record_finished(call, outcome)
+        except Exception:
+            log.exception("call %s: could not be recorded; the call goes on", call.id)
 
     def _note_running(self, call: Call) -> None:
         task = asyncio.get_running_loop().create_task(self._record_running(call))

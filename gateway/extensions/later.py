@@ -14,22 +14,22 @@ class Later:
         self._seconds = seconds
         self._due: dict[Hashable, tuple[float, Callable[[], None]]] = {}
         self._clock: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
 
     def expect(self, who: Hashable, callback: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        at = loop.time() + self._seconds
-        self._due[who] = at, callback
         if self._clock is None:
-            self._clock = loop.call_at(at, self._strike, loop)
+            self._loop = asyncio.get_running_loop()  # a system call each time, in Python 3.11
+            self._clock = self._loop.call_later(self._seconds, self._strike)
+        self._due[who] = self._loop.time() + self._seconds, callback
 
     def drop(self, who: Hashable) -> None:
         self._due.pop(who, None)
 
-    def _strike(self, loop: asyncio.AbstractEventLoop) -> None:
-        now, self._clock = loop.time(), None
+    def _strike(self) -> None:
+        now, self._clock = self._loop.time(), None
         for who, (at, callback) in list(self._due.items()):  # in the order in which they came
             if at > now:
-                self._clock = loop.call_at(at, self._strike, loop)
+                self._clock = self._loop.call_at(at, self._strike)
                 return
             del self._due[who]
             callback()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-
-import anyio
+from collections import deque
 
 from ..calls import Call, Outcome, Proceed
 from ..errors import Cancelled, Timeout, Unavailable
 from . import Extension
 from .later import Later
+from .scopes import cancel_scope
 
 QUEUE_FACTOR = 16
 """Calls that may wait for a slot, per slot; one more is told to come back instead."""
@@ -36,7 +36,8 @@ class Running(Extension):
         tool = call.target
         limit = tool.timeout or self._timeout
         slots = self._slots_of(tool.owner)
-        await slots.take()
+        if not slots.take():
+            await slots.wait()
         run = _Run()
         clock = self._clock(limit)
         try:
@@ -98,7 +99,7 @@ class _Run:
     __slots__ = ("scope", "timed_out")
 
     def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
+        self.scope = cancel_scope()
         self.timed_out = False
 
     def time_out(self) -> None:
@@ -107,26 +108,42 @@ class _Run:
 
 
 class _Slots:
-    """So many at once; the others wait in the order in which they came, as long as they are not too many."""
+    """So many at once; the others wait in the order in which they came, as long as they are not too many. A slot goes
+    from who had it to who waits for it, so that nobody who comes at that moment gets in between."""
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._free = asyncio.Semaphore(number)
-        self._waiting = 0
+        self._free = number
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def take(self) -> None:
-        if not self._free.locked():
-            await self._free.acquire()
-            return
-        if self._waiting >= self._number * QUEUE_FACTOR:
+    def take(self) -> bool:
+        """Take one, if it is to be had at once."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    async def wait(self) -> None:
+        """Take one, once it is free."""
+        if len(self._waiting) >= self._number * QUEUE_FACTOR:
             raise Unavailable(
                 f"{self._number} calls are running and too many wait (limits.concurrency)", code="OVERLOADED"
             )
-        self._waiting += 1
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
         try:
-            await self._free.acquire()
-        finally:
-            self._waiting -= 1
+            await turn
+        except BaseException:
+            if not turn.cancelled():  # it was given one at the very moment it was called off
+                self.give_back()
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            raise
 
     def give_back(self) -> None:
-        self._free.release()
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

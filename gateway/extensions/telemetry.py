@@ -33,6 +33,7 @@ class Telemetry(Extension):
     that a caller who makes up names cannot fill the memory."""
 
     mode = "observer"
+    contained = True
 
     def __init__(self) -> None:
         self.tools: dict[str, Measure] = {}

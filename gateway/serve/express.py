@@ -17,7 +17,7 @@ import orjson
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from ..calls import Caller, Peer, to_json
+from ..calls import Caller, Peer, no_progress, to_json
 from ..errors import GatewayError
 from .peers import LEVELS, fault_of, older
 from .sessions import Say, Session
@@ -35,6 +35,7 @@ LONG_NUMBER = b"0" * 19
 
 METHODS = frozenset({"tools/call", "tools/list"})
 _MESSAGE = frozenset({"jsonrpc", "id", "method", "params"})
+_IDS = (int, str)  # and not what is a kind of these: yes and no are integers, to Python alone
 _CALL, _LIST = frozenset({"name", "arguments", "_meta"}), frozenset({"cursor", "_meta"})
 
 log = logging.getLogger(__name__)
@@ -89,14 +90,16 @@ def modern(message: Mapping[str, Any], principal: str, chat: str, relayed: bool 
     meta = request[2].get("_meta", {})
     version, capabilities = meta.get(types.PROTOCOL_VERSION_META_KEY), meta.get(types.CLIENT_CAPABILITIES_META_KEY)
     level = meta.get(types.LOG_LEVEL_META_KEY)
-    if version not in MODERN_PROTOCOL_VERSIONS or not isinstance(capabilities, dict) or not _usual(capabilities):
+    if version not in MODERN_PROTOCOL_VERSIONS or not isinstance(capabilities, dict):
+        return None
+    if capabilities and not _usual(capabilities):
         return None
     if level is not None and not (isinstance(level, str) and level in LEVELS):
         return None
     match meta.get(types.CLIENT_INFO_META_KEY):
-        case {"name": str(name), "version": str(number)} as info if all(
-            isinstance(each, str) for each in info.values()
-        ):
+        case {"name": str(name), "version": str(number), **others}:
+            if others and not all(isinstance(each, str) for each in others.values()):
+                return None
             caller = _caller(principal, f"{name} {number}"[:200])
         case None:
             caller = _caller(principal, None)
@@ -127,7 +130,7 @@ def _request(message: Mapping[str, Any]) -> tuple[int | str, str, Mapping[str, A
     if not isinstance(method, str) or method not in METHODS or not message.keys() <= _MESSAGE:
         return None
     meta = params.get("_meta", {}) if isinstance(params, dict) else None
-    if not isinstance(meta, dict) or not _is_id(number) or not _is_id(meta.get("progressToken", 0)):
+    if type(number) not in _IDS or not isinstance(meta, dict) or type(meta.get("progressToken", 0)) not in _IDS:
         return None
     if method == "tools/list":
         fits = params.keys() <= _LIST and isinstance(params.get("cursor", ""), str)
@@ -138,10 +141,6 @@ def _request(message: Mapping[str, Any]) -> tuple[int | str, str, Mapping[str, A
             and isinstance(params.get("arguments", {}), dict)
         )
     return (number, method, params) if fits else None  # type: ignore[return-value]  # its type is looked at above
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) in (int, str)  # yes and no are integers too, to Python alone
 
 
 def _usual(capabilities: Mapping[str, Any]) -> bool:
@@ -167,8 +166,8 @@ class Express:
                 return Written(
                     _response(request.id, self._tools.page_json(request.params.get("cursor"), request.modern))
                 )
-            answer = await self._call(request, voice.say)
-            return Written(self._written(request, answer), call_id=answer.call_id)
+            answer = await self._tools.call(_asked(request, voice.say))
+            return Written(answer.message or self._written(request, answer), call_id=answer.call_id)
         except MCPError as error:
             return failed(request.id, error.code, error.message, error.data)
         except GatewayError as refusal:
@@ -180,37 +179,28 @@ class Express:
         finally:
             voice.over = True
 
-    async def _call(self, request: Ready, say: Say) -> Answer:
-        return await self._tools.call(
-            Asked(
-                request.params["name"],
-                request.params.get("arguments", {}),
-                request.version,
-                request.chat,
-                request.caller,
-                self._peer(request, say),
-                _Reports(request, say).progress,
-            )
-        )
-
-    def _peer(self, request: Ready, say: Say) -> Peer:
-        session = request.session
-        return Peer(
-            capabilities=request.capabilities,
-            meta=request.params.get("_meta", {}),
-            ask=partial(session.ask, say) if session is not None else None,
-            log=partial(_log, say) if request.level is not None else None,
-            level=request.level,
-            modern=request.modern,
-            reply_to=request.id if request.relayed else None,
-        )
-
     def _written(self, request: Ready, answer: Answer) -> bytes:
-        if answer.message is not None:
-            return answer.message
         assert answer.result is not None  # noqa: S101 - an answer is one or the other
         shown = self._tools.signed(answer.result) if request.modern else older(answer.result)
         return _response(request.id, to_json(shown))
+
+
+def _asked(request: Ready, say: Say) -> Asked:
+    params, session = request.params, request.session
+    meta = params.get("_meta", {})
+    peer = Peer(
+        capabilities=request.capabilities,
+        meta=meta,
+        ask=partial(session.ask, say) if session is not None else None,
+        log=partial(_log, say) if request.level is not None else None,
+        level=request.level,
+        modern=session is None,
+        reply_to=request.id if request.relayed else None,
+    )
+    token = meta.get("progressToken")
+    progress = no_progress if token is None else partial(_progress, say, token)
+    arguments = params.get("arguments", {})
+    return Asked(params["name"], arguments, request.version, request.chat, request.caller, peer, progress)
 
 
 class _Voice:
@@ -227,21 +217,13 @@ class _Voice:
             await self._say(message)
 
 
-class _Reports:
-    """Tells a client how far its call has come, if it asked to be told."""
-
-    __slots__ = ("_say", "_token")
-
-    def __init__(self, request: Ready, say: Say) -> None:
-        self._token = request.params.get("_meta", {}).get("progressToken")
-        self._say = say
-
-    async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        if self._token is None:
-            return
-        said = {"progressToken": self._token, "progress": done, "total": total, "message": message}
-        params = {key: value for key, value in said.items() if value is not None}
-        await self._say({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+async def _progress(
+    say: Say, token: int | str, done: float, total: float | None = None, message: str | None = None
+) -> None:
+    """Tell a client how far its call has come."""
+    said = {"progressToken": token, "progress": done, "total": total, "message": message}
+    params = {key: value for key, value in said.items() if value is not None}
+    await say({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 
 
 def failed(request_id: int | str, code: int, message: str, data: Any = None) -> Written:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..calls import DEFAULT_CHAT, LOCAL, to_json
 from ..extensions.later import Later
+from ..extensions.scopes import cancel_scope
 from . import express
 from .express import REQUEST_CANCELLED, SIZE, Express, Ready, Written
 from .mcp import McpFace
@@ -70,9 +71,10 @@ class ExpressHttp:
         message = express.parse(body)
         if message is None:
             return None
-        if (found := self._session(headers)) is not None:
-            return self._in_session(*found, message, self._chat(query, headers), headers[b"mcp-session-id"], send)
-        request = express.modern(message, LOCAL, self._chat(query, headers), relayed=True)
+        chat = self._chat(query, headers)
+        if b"mcp-session-id" in headers and (found := self._session(headers)) is not None:
+            return self._in_session(*found, message, chat, headers[b"mcp-session-id"], send)
+        request = express.modern(message, LOCAL, chat, relayed=True)
         if request is None or not self._fits(request, headers, message):
             return None
         return self._modern(request, receive, send)
@@ -103,8 +105,10 @@ class ExpressHttp:
         called = request.params.get("name", "")
         if called and self._face.tools.header_schema(called) is not None:
             return False
-        if (request.version.encode(), request.method.encode(), called.encode()) == (
-            *(headers.get(name, b"") for name in _ROUTING),
+        if (
+            headers.get(b"mcp-name", b"") == called.encode()
+            and headers.get(b"mcp-method") == request.method.encode()
+            and headers.get(b"mcp-protocol-version") == request.version.encode()
         ):
             return True
         said = {name.decode(): headers[name].decode("latin-1") for name in _ROUTING if name in headers}
@@ -191,7 +195,7 @@ class _Attendance:
     moment has its silent stream kept open. Where a client that leaves means to call off, `receive` tells of that."""
 
     def __init__(self, later: Later, reply: _Reply, receive: Receive | None = None) -> None:
-        self._scope = anyio.CancelScope()
+        self._scope = cancel_scope()
         self._later = later
         self._reply = reply
         self._receive = receive

@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ..errors import Invalid, Unavailable
-from .front import Front, Shortcut
+from .front import Front, Heads, Shortcut
 
 KEEP_ALIVE = 75
 """Seconds an idle connection stays open: longer than clients keep theirs, so that none is closed under a request."""
@@ -58,7 +58,7 @@ async def serve_http(
     server = _Server(
         uvicorn.Config(
             app,
-            http=cast(type[asyncio.Protocol], partial(Front, shortcut)),
+            http=cast(type[asyncio.Protocol], partial(Front, shortcut, Heads())),
             ws="none",  # whatever else is installed
             log_config=None,
             access_log=False,

@@ -94,8 +94,8 @@ class Tools:
             name=asked.name,
             arguments=asked.arguments,
             chat=check_chat(said_in(meta, CHAT) or asked.chat),
-            message=said_in(meta, MESSAGE),
-            parent_message=said_in(meta, PARENT_MESSAGE),
+            message=said_in(meta, MESSAGE) if MESSAGE in meta else None,
+            parent_message=said_in(meta, PARENT_MESSAGE) if PARENT_MESSAGE in meta else None,
             caller=asked.caller,
             peer=asked.peer,
             progress=asked.progress,
@@ -121,7 +121,11 @@ def _is_link(block: Any) -> bool:
 def _is_ours(wire: Mapping[str, Any]) -> bool:
     """Whether a server's result says what only we may say of it, however that is spelled in its bytes."""
     meta = wire.get("_meta")
-    return isinstance(meta, dict) and any(key.startswith(OURS) for key in meta)
+    if isinstance(meta, dict):
+        for key in meta:  # nearly all have one, and say who the server is
+            if key.startswith(OURS):
+                return True
+    return False
 
 
 def said_in(meta: Mapping[str, Any], key: str) -> str | None:

@@ -29,7 +29,7 @@ from gateway.calls import Call, Outcome
 from gateway.errors import ToolFailed, UpstreamFault
 from gateway.serve import stdio
 from gateway.serve.asgi import PATH, Door, HttpFace
-from gateway.serve.front import Front, Shortcut
+from gateway.serve.front import Front, Heads, Shortcut
 from gateway.serve.mcp import McpFace
 from gateway.serve.sessions import Sessions
 from gateway.serve.stdio import serve_stdio
@@ -427,12 +427,15 @@ class Wire:
 
     def __init__(self, app: ASGIApp, shortcut: Shortcut) -> None:
         self._shortcut = shortcut
+        self._heads = Heads()
         self._config = uvicorn.Config(app, log_config=None, access_log=False, proxy_headers=False, lifespan="off")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, state = asyncio.get_running_loop(), ServerState()
         theirs, ours = socket.socketpair()
-        served, _ = await loop.connect_accepted_socket(lambda: Front(self._shortcut, self._config, state, {}), theirs)
+        served, _ = await loop.connect_accepted_socket(
+            lambda: Front(self._shortcut, self._heads, self._config, state, {}), theirs
+        )
         line = Line(*await asyncio.open_connection(sock=ours))
         asking = loop.create_task(self._ask(scope, receive, line))
         try:
