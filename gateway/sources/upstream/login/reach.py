@@ -74,14 +74,13 @@ class Reach:
     async def post_form(self, url: str, form: Mapping[str, str | None], client: Client) -> Reply:
         """A form, with the proof of who we are that its client has."""
         given = {name: value for name, value in form.items() if value}
+        given["client_id"] = client.id  # also beside a header that says it: some servers look for it here alone
         headers = dict(_FORM)
         if client.method == "client_secret_basic" and client.secret is not None:
             pair = f"{quote(client.id, safe='')}:{quote(client.secret, safe='')}"
             headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-        else:
-            given["client_id"] = client.id
-            if client.method == "client_secret_post" and client.secret is not None:
-                given["client_secret"] = client.secret
+        elif client.method == "client_secret_post" and client.secret is not None:
+            given["client_secret"] = client.secret
         return await self._send("POST", url, headers, urlencode(given).encode())
 
     def check(self, url: str) -> None:

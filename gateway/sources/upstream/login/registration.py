@@ -11,7 +11,8 @@ from .account import Account
 from .discovery import Site
 from .reach import Client, Reach
 
-_METHODS = ("none", "client_secret_basic", "client_secret_post")
+_METHODS = ("none", "client_secret_post", "client_secret_basic")
+"""Ways to prove who we are, best first: servers made with the MCP SDK revoke nothing for a secret in a header."""
 
 
 async def identify(reach: Reach, account: Account, site: Site, redirect: str, scope: str | None) -> Client:
