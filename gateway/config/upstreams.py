@@ -45,11 +45,13 @@ class LargeResultSettings(Section):
 class OAuthSettings(Section):
     """How to sign in to a server that wants it, where what it says of itself does not suffice. `client_id` is who we
     are to its authorization server, if we were registered by hand; `client_metadata_url` is a document that says so.
-    With the grant `client_credentials` the gateway signs in by itself."""
+    `issuer` is the only authorization server that will do: without it the server names one, which then gets the
+    secret. With the grant `client_credentials` the gateway signs in by itself."""
 
     grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
     client_id: str | None = Field(default=None, min_length=1)
     client_secret: str | None = None
+    issuer: str | None = Field(default=None, pattern=r"^https?://[^\s?#]+$")
     scopes: list[Annotated[str, Field(pattern=r"^[!#-\[\]-~]+$")]] | None = None
     client_metadata_url: str | None = Field(default=None, pattern=r"^https://[^/\s]+/[^\s#]+$")
 

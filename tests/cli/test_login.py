@@ -83,8 +83,17 @@ def test_a_server_that_wants_a_login_from_the_first_day_to_the_last(run: Run, wo
 
     run("login", "lab")
     [kept] = tmp_path.rglob("logins/*.json")
+    token = json.loads(kept.read_bytes())["refresh_token"]
+    assert token in world.now.refresh
     run("remove", "lab")
     assert not kept.exists()
+    assert token not in world.now.refresh
+
+
+def test_what_nobody_signed_in_to_leaves_nothing_of_logins(run: Run, tmp_path: Path) -> None:
+    run("add", "plain", "--no-test", "--", "cat")
+    run("remove", "plain")
+    assert list(tmp_path.rglob("logins")) == []
 
 
 def test_only_a_server_that_can_be_signed_in_to_is(run: Run, world: World, tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from ...config import Settings, UpstreamSettings
 from ...db.instances import Instance
 from ...db.sqlite import SqliteDatabase
 from ...db.toolsets import Toolsets
-from ...errors import Conflict, Invalid, NotFound
+from ...errors import Conflict, GatewayError, Invalid, NotFound
 from ...names import did_you_mean
 from ...sources.upstream.importing import NAME
 from ...sources.upstream.login.access import Access
+from ...sources.upstream.login.account import Account
 from ...sources.upstream.server import Upstream
 from ...sources.upstream.spec import Spec
 from ...sources.upstream.switchboard import ADDED, FACE, Switchboard
@@ -52,6 +53,13 @@ class Desk:
     def access(self, spec: Spec) -> Access:
         """How a server is reached, and the login for it."""
         return Access(spec, self.environment(spec), self.board.logins)
+
+    def account(self, name: str) -> Account | None:
+        """Whom a login to a server is for, where that can be said: one can log out of a server whatever it lacks."""
+        try:
+            return self.access(self.specs[name]).account() if name in self.specs else None
+        except GatewayError:
+            return None
 
     def upstream(self, spec: Spec) -> Upstream:
         """A server to be asked apart from all others; whoever asks for it closes it."""

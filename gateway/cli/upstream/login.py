@@ -68,14 +68,10 @@ def logout(settings: Settings, name: str) -> None:
 
     async def task() -> bool:
         async with desk(settings) as at:
-            spec = at.specs.get(name)
-            try:
-                account = at.access(spec).account() if spec is not None else None
-            except GatewayError:  # a variable is not set; one can log out nevertheless
-                account = None
+            account = at.account(name)
             revoked = await sign_out(account, name, at.board.logins)
-            if spec is not None:
-                await at.board.memory.failed(name, f"nobody is logged in: run `toolgate upstream login {name}`")
+            if account is not None and not account.unattended:
+                await at.board.memory.failed(name, f"nobody is logged in: {account.remedy}")
             return revoked
 
     revoked = run(task)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from ...config import Settings
 from ...db.upstreams import Memory
-from ...errors import GatewayError, Invalid
+from ...errors import GatewayError, Invalid, NotFound
+from ...sources.upstream.login.signing import sign_out
 from ...sources.upstream.masking import VARIABLE, missing
 from ...sources.upstream.spec import Spec
 from ...sources.upstream.suspicion import visible
@@ -136,9 +138,9 @@ def remove(settings: Settings, name: str) -> None:
             at.require_added(name)
             await at.board.memory.remove(name)
             await at.board.pins.forget(name)
+            with suppress(NotFound):
+                await sign_out(at.account(name), name, at.board.logins)
             at.vault.forget(name)
-            async with at.board.logins.turn(name):
-                at.board.logins.forget(name)
 
     run(task)
     click.echo(f"{name} is removed")

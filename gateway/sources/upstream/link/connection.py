@@ -18,6 +18,8 @@ HEADER_LIMIT = 64 * 1024
 LINGER_SECONDS = 5.0
 """How long a stream that has brought its answer may take to end before its connection is given up."""
 
+_CHALLENGE = b"www-authenticate"
+
 Sink = Callable[[Event], bool]
 """Takes the events of a stream, as they come; true when it needs no more of them."""
 
@@ -118,8 +120,12 @@ class Connection(asyncio.Protocol):
         self._header_size += len(name) + len(value)
         if self._header_size > HEADER_LIMIT:
             raise _Unfit(f"more than {HEADER_LIMIT} bytes of headers")
-        if self._reply is not None:
-            self._reply.headers[name.lower()] = value
+        reply = self._reply
+        if reply is not None:
+            name = name.lower()
+            if name == _CHALLENGE and name in reply.headers:  # each way to prove who one is may have its own
+                value = reply.headers[name] + b", " + value
+            reply.headers[name] = value
 
     def on_headers_complete(self) -> None:
         reply = self._reply

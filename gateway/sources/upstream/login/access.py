@@ -26,10 +26,7 @@ class Access:
 
     def account(self) -> Account | None:
         """Whom a login would be for; None where there can be none."""
-        endpoint = self._spec.endpoint(self._environment)
-        if isinstance(endpoint, StdioEndpoint) or any(name.lower() == "authorization" for name in endpoint.headers):
-            return None
-        return Account(self._spec.name, endpoint, self._spec.settings.oauth or OAuthSettings(), self._environment)
+        return self._account(self._spec.endpoint(self._environment))
 
     def lacks_login(self, error: str | None) -> bool:
         """Whether it is known that somebody must sign in first: `error` is what it was last refused with."""
@@ -45,9 +42,10 @@ class Access:
 
     def endpoint(self) -> Endpoint:
         """Where the server is now, with the login that is kept now."""
-        account = self.account() if self._logins is not None else None
+        endpoint = self._spec.endpoint(self._environment)
+        account = self._account(endpoint)
         if account is None or self._logins is None:
-            return self._spec.endpoint(self._environment)
+            return endpoint
         if self._bearer is None or self._bearer.account != account:
             self._bearer = Bearer(account, self._logins)
         self._bearer.look()
@@ -63,3 +61,8 @@ class Access:
     async def close(self) -> None:
         if self._bearer is not None:
             await self._bearer.close()
+
+    def _account(self, endpoint: Endpoint) -> Account | None:
+        if isinstance(endpoint, StdioEndpoint) or any(name.lower() == "authorization" for name in endpoint.headers):
+            return None
+        return Account(self._spec.name, endpoint, self._spec.settings.oauth or OAuthSettings(), self._environment)

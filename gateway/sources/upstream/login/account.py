@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,7 +34,14 @@ class Account:
     @property
     def command(self) -> str:
         """What a person types to sign in."""
-        return f"toolgate upstream login {self.server}"
+        return f"toolgate upstream login {shlex.quote(self.server)}"
+
+    @property
+    def remedy(self) -> str:
+        """What a person does about a login that does not work."""
+        if not self.unattended:
+            return f"run `{self.command}`"
+        return f"check its oauth settings; `toolgate upstream logout {shlex.quote(self.server)}` has it looked up anew"
 
     @property
     def client_id(self) -> str | None:

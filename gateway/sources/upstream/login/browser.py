@@ -6,7 +6,7 @@ import asyncio
 import html
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from urllib.parse import parse_qsl, urlsplit
 
 from ....errors import Unavailable
@@ -39,12 +39,14 @@ class Callback:
     """Takes the answer that carries our `state`, and no other: anyone on this machine can knock here. The browser
     waits until the login has come to its end, and is told which."""
 
-    def __init__(self, state: str) -> None:
+    def __init__(self, state: str, path: str) -> None:
         self.uri = ""
         self._state = state
+        self._path = path
         self._answer: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
         self._end: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._visitors: set[asyncio.Task[None]] = set()
+        self._silent: set[asyncio.Task[None]] = set()
 
     async def answer(self) -> Mapping[str, str]:
         """The parameters the browser brought."""
@@ -61,29 +63,33 @@ class Callback:
             return
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._visitors.add(task)
+        self._silent.add(task)
         task.add_done_callback(self._visitors.discard)
+        task.add_done_callback(self._silent.discard)
 
     async def close(self) -> None:
-        """Let the last page out."""
+        """Let the last page out. Browsers also connect to be ready, and then ask nothing: those are not waited for."""
         self.conclude("it was called off")
+        for task in self._silent:
+            task.cancel()
         if self._visitors:
             _, late = await asyncio.wait(self._visitors, timeout=CLOSE_SECONDS)
             for task in late:
                 task.cancel()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        with closing(writer), suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
+            self._silent -= {asyncio.current_task()}
             writer.write(await self._reply(head.split(b"\r\n", 1)[0].decode("latin-1")))
             async with asyncio.timeout(REQUEST_SECONDS):
                 await writer.drain()
-        writer.close()
 
     async def _reply(self, request: str) -> bytes:
         method, _, rest = request.partition(" ")
         url = urlsplit(rest.partition(" ")[0])
-        if method != "GET" or url.path != PATH:
+        if method != "GET" or url.path != self._path:
             return _page(404, "There is nothing here", "")
         given = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=50))
         if not secrets.compare_digest(given.get("state", "").encode(), self._state.encode()):
@@ -100,15 +106,15 @@ class Callback:
 
 
 @asynccontextmanager
-async def callback(state: str, port: int = 0) -> AsyncIterator[Callback]:
+async def callback(state: str, port: int = 0, path: str = PATH) -> AsyncIterator[Callback]:
     """The page for the login with that state, on this machine's own address alone; any free port, or that one."""
-    page = Callback(state)
+    page = Callback(state, path)
     try:
         server = await asyncio.start_server(page.visit, HOST, port, limit=REQUEST_LIMIT)
     except OSError as error:
         raise Unavailable(f"port {port} of {HOST} cannot be used: {error.strerror}", code="PORT_TAKEN") from None
     try:
-        page.uri = f"http://{HOST}:{server.sockets[0].getsockname()[1]}{PATH}"
+        page.uri = f"http://{HOST}:{server.sockets[0].getsockname()[1]}{path}"
         yield page
     finally:
         server.close()

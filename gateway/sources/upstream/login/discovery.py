@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from mcp.client.auth.utils import (
     build_oauth_authorization_server_metadata_discovery_urls,
@@ -14,18 +13,20 @@ from mcp.client.auth.utils import (
     issuers_match,
 )
 from mcp.shared.auth import OAuthMetadata, ProtectedResourceMetadata
-from mcp.shared.auth_utils import check_resource_allowed, resource_url_from_server_url
+from mcp.shared.auth_utils import check_resource_allowed
 from pydantic import BaseModel, ValidationError
 
 from ....calls import to_json
 from ....errors import Forbidden, GatewayError, Unavailable
+from ....net.urls import origin, parse
 from ..link import HttpEndpoint, sdk
 from ..link.pool import Pool
 from ..link.streamable import HEARD, POSTED
-from .challenge import parameter
+from .challenge import parameter, scopes
 from .reach import Reach, Reply
 
 NO_LOGIN = "NO_LOGIN_OFFERED"
+WRONG_ISSUER = "WRONG_ISSUER"
 ASK_SECONDS = 20.0
 _GRANTS = ["authorization_code", "refresh_token"]
 _INITIALIZE = {
@@ -66,7 +67,7 @@ class Site:
 
     def scope(self) -> str | None:
         """The scopes to ask for, by MCP's rule (2025-11-25): those of the challenge, else those of the metadata."""
-        return get_client_metadata_scopes(self.challenge.scope, self.protected, self.server, _GRANTS)
+        return scopes(get_client_metadata_scopes(self.challenge.scope, self.protected, self.server, _GRANTS))
 
 
 async def challenge(endpoint: HttpEndpoint) -> Challenge:
@@ -83,23 +84,28 @@ async def challenge(endpoint: HttpEndpoint) -> Challenge:
     finally:
         pool.close()
     header = reply.header(b"www-authenticate") if reply.status in (401, 403) else ""
-    return Challenge(reply.status, parameter(header, "resource_metadata"), parameter(header, "scope"))
+    return Challenge(reply.status, parameter(header, "resource_metadata"), scopes(parameter(header, "scope")))
 
 
-async def discover(reach: Reach, url: str, said: Challenge) -> Site:
-    """Where to sign in; refused when the server does not say it, or says what is not so."""
+async def discover(reach: Reach, url: str, said: Challenge, wanted: str | None = None) -> Site:
+    """Where to sign in; refused when the server does not say it, or says what is not so. `wanted` is the only issuer
+    that will do, where there is one."""
+    # As it is compared; and without a query, which may be a key of its owner's, and is no part of what it names.
+    url = str(parse(url).copy_with(query=None))
     protected = await _protected(reach, url, said)
-    resource = resource_url_from_server_url(url)
     if protected is None:
         # Servers of 2025-03-26 are their own authorization servers, and say nothing of themselves.
-        parts = urlsplit(url)
-        issuer, urls = None, build_oauth_authorization_server_metadata_discovery_urls(None, url)
-        expected = f"{parts.scheme}://{parts.netloc}"
+        resource, named = url, [_origin(url)]
     else:
-        resource = str(protected.resource)
-        issuer = expected = str(protected.authorization_servers[0])
-        urls = build_oauth_authorization_server_metadata_discovery_urls(issuer, url)
-    server = await _server(reach, urls, expected)
+        resource, named = str(protected.resource), [str(each) for each in protected.authorization_servers]
+    expected = next((each for each in named if wanted is None or issuers_match(each, wanted)), None)
+    if expected is None:
+        raise Forbidden(
+            f"the server wants a login at {_origin(named[0])}, and its oauth.issuer is another: nobody signs in there",
+            code=WRONG_ISSUER,
+        )
+    issuer = None if protected is None else expected
+    server = await _server(reach, build_oauth_authorization_server_metadata_discovery_urls(issuer, url), expected)
     if server is None and issuer is None:
         raise Unavailable(
             f"the server at {expected} offers no login: it names no authorization server"
@@ -137,7 +143,7 @@ async def _server(reach: Reach, urls: list[str], expected: str) -> OAuthMetadata
                 raise Forbidden(
                     f"{expected} describes itself as another authorization server, {_origin(str(found.issuer))}: "
                     "nobody signs in there",
-                    code="WRONG_ISSUER",
+                    code=WRONG_ISSUER,
                 )
             return found
         if reply.status >= 500:
@@ -157,7 +163,7 @@ def _read(model: type[Model], reply: Reply) -> Model | None:
 def _require_same(resource: str, url: str) -> None:
     """RFC 9728, section 3.3: what a server says of another resource is not believed. It may name the whole of which
     our URL is a part, as many do."""
-    if not check_resource_allowed(resource_url_from_server_url(url), resource):
+    if not check_resource_allowed(url, resource):
         raise Forbidden(
             f"the server describes another resource, {_origin(resource)}, as itself: nobody signs in there",
             code="WRONG_RESOURCE",
@@ -166,7 +172,6 @@ def _require_same(resource: str, url: str) -> None:
 
 def _origin(url: str) -> str:
     try:
-        parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.netloc}"
-    except (ValueError, GatewayError):
+        return origin(parse(url))
+    except GatewayError:
         return "no URL"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -23,6 +24,8 @@ from ..suspicion import visible
 LIMITS = Limits(bytes=64 * 1024, seconds=15.0, connect_seconds=8.0, redirects=0)
 _FORM = {"content-type": "application/x-www-form-urlencoded", "accept": "application/json"}
 _SAID_LIMIT = 200
+_NEAR = frozenset(kind(ip_address(each)) for each in ("10.0.0.0", "100.64.0.0", "169.254.0.0"))
+"""Kinds of addresses where networks of one's own are: private, of a carrier or a mesh, link-local."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Client:
     """Who we are to an authorization server, and how we say it: `method` is one of RFC 7591's."""
 
     id: str
-    secret: str | None = None
+    secret: str | None = field(default=None, repr=False)
     method: str = "none"
 
 
@@ -39,14 +42,14 @@ class Reply:
     """What one of them answered, whatever its status. `said` is the JSON object in it, if there is one."""
 
     status: int
-    said: Mapping[str, Any]
+    said: Mapping[str, Any] = field(repr=False)
     origin: str
 
     @property
     def error(self) -> str | None:
         """Why it refused, by OAuth's own word for it."""
         found = self.said.get("error")
-        return found if isinstance(found, str) and self.status >= 400 else None
+        return found if isinstance(found, str) and "access_token" not in self.said else None
 
     def refusal(self, *secrets: str | None) -> str:
         """What it said, for people: short, on one line, and without the secrets we sent it."""
@@ -119,13 +122,15 @@ async def reach(server: str, network: Network = INTERNET) -> AsyncIterator[Reach
 
 @dataclass(frozen=True)
 class _Policy(Policy):
-    """As any other, and with `local` the only one that leads to this machine."""
+    """As any other, and with `local` the only one that leads to this machine. None leads to what is neither public
+    nor somebody's network: `0.0.0.0`, what clouds tell their machines, and the like."""
 
     local: bool = False
 
     def check_address(self, scheme: str, host: str, address: Address) -> None:
         found = kind(address)
-        if found is not None and not (self.local if is_loopback(address) else self.allow_private):
+        near = self.local if is_loopback(address) else self.allow_private and found in _NEAR
+        if found is not None and not near:
             raise Forbidden(
                 f"{host} is not reached: it leads to {address}, {found}, where a server on the internet has no "
                 "business sending us",
@@ -136,10 +141,11 @@ class _Policy(Policy):
 
 
 async def _is_private(host: str, port: int, network: Network) -> bool:
-    """Whether all addresses of a host are in a private network. What cannot be looked up is not."""
+    """Whether all addresses of a host are in a private network. What cannot be looked up, or not soon, is not."""
     try:
-        addresses = await network.resolve(host, port)
-    except GatewayError:
+        async with asyncio.timeout(LIMITS.connect_seconds):
+            addresses = await network.resolve(host, port)
+    except (GatewayError, TimeoutError):
         return False
     return bool(addresses) and all(kind(parse_address(each)) is not None for each in addresses)
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from mcp.client.auth.utils import should_use_client_metadata_url
 
 from ....errors import Invalid, Unavailable
 from .account import Account
+from .browser import HOST, PATH
 from .discovery import Site
 from .reach import Client, Reach
 
 _METHODS = ("none", "client_secret_post", "client_secret_basic")
 """Ways to prove who we are, best first: servers made with the MCP SDK revoke nothing for a secret in a header."""
+
+
+_PORT = 8421
+"""One to name where a redirect URI must be told beforehand."""
+
+_PLAIN = re.compile(r"[ -~]{1,4096}")
 
 
 async def identify(reach: Reach, account: Account, site: Site, redirect: str, scope: str | None) -> Client:
@@ -21,15 +29,22 @@ async def identify(reach: Reach, account: Account, site: Site, redirect: str, sc
     if configured is not None:
         return configured
     document = account.oauth.client_metadata_url
-    if document is not None and should_use_client_metadata_url(site.server, document):
+    if document is not None and not registers(account, site):
         return Client(document)
     if site.server.registration_endpoint is None:
         raise Invalid(
-            f"{site.issuer} registers nobody by itself: register Toolgate there, and set oauth.client_id of "
-            f"{account.server!r} to what you are given",
+            f"{site.issuer} registers nobody by itself: register Toolgate there, with the redirect URI "
+            f"http://{HOST}:{_PORT}{PATH}, set oauth.client_id of {account.server!r} to what you are given, and run "
+            f"`{account.command} --port {_PORT}`",
             code="CLIENT_ID_NEEDED",
         )
     return await _register(reach, site, redirect, scope)
+
+
+def registers(account: Account, site: Site) -> bool:
+    """Whether we are somebody new to it each time."""
+    document = account.oauth.client_metadata_url
+    return account.oauth.client_id is None and not should_use_client_metadata_url(site.server, document)
 
 
 def configured_client(account: Account, site: Site) -> Client | None:
@@ -63,9 +78,14 @@ async def _register(reach: Reach, site: Site, redirect: str, scope: str | None) 
         raise Unavailable(f"we could not be registered: {reply.refusal()}", code="REGISTRATION_FAILED")
     client_id, secret = reply.said.get("client_id"), reply.said.get("client_secret")
     method = reply.said.get("token_endpoint_auth_method") or wanted["token_endpoint_auth_method"]
-    if not isinstance(client_id, str) or not client_id:
+    if not _is_plain(client_id):
         raise Unavailable(f"{reply.origin} registered us without a client id", code="REGISTRATION_FAILED")
-    secret = secret if isinstance(secret, str) and secret else None
+    secret = secret if _is_plain(secret) else None
     if method not in _METHODS or (method != "none" and secret is None):
         raise Unavailable(f"{reply.origin} registered us in a way we cannot use", code="REGISTRATION_FAILED")
-    return Client(client_id, secret, method)
+    return Client(str(client_id), secret, method)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is of the characters that ids and secrets have (RFC 6749, appendix A)."""
+    return isinstance(value, str) and _PLAIN.fullmatch(value) is not None

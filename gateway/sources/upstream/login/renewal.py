@@ -13,6 +13,9 @@ from .registration import configured_client
 from .store import Login
 from .tokens import Granted, Refused, obtain
 
+_OVER = ("invalid_grant", "bad_refresh_token")
+"""How OAuth says that a refresh token is worth nothing any more, and how GitHub does."""
+
 
 class Ended(Exception):
     """The authorization server does not renew it any more. `login` is what is left of it."""
@@ -30,7 +33,7 @@ async def renew(account: Account, login: Login | None) -> Login:
             if account.unattended:
                 return await _sign_in(way, account, login)
             if login is None or login.refresh_token is None:
-                raise Unauthorized(f"the login to {account.server!r} has ended: run `{account.command}`")
+                raise Unauthorized(f"the login to {account.server!r} has ended: {account.remedy}")
             return await _refresh(way, account, login, login.refresh_token)
     except (Unauthorized, Invalid):
         raise
@@ -44,7 +47,7 @@ async def _refresh(way: Reach, account: Account, login: Login, token: str) -> Lo
     try:
         granted = await obtain(way, login.token_endpoint, form, client)
     except Refused as refused:
-        if refused.error == "invalid_grant":
+        if refused.error in _OVER:
             raise Ended(replace(login, refresh_token=None, ended=True)) from None
         raise _refused(account, refused) from None
     renewed = _with(login, granted)
@@ -55,7 +58,7 @@ async def _refresh(way: Reach, account: Account, login: Login, token: str) -> Lo
 async def _sign_in(way: Reach, account: Account, login: Login | None) -> Login:
     """The grant `client_credentials`: what is known from the last time is not asked for again."""
     if login is None:
-        site = await discover(way, account.url, await challenge(account.endpoint))
+        site = await discover(way, account.url, await challenge(account.endpoint), account.oauth.issuer)
         client = configured_client(account, site)
         assert client is not None  # noqa: S101 - the settings require one for this grant
         login = Login(
@@ -94,8 +97,8 @@ def _with(login: Login, granted: Granted) -> Login:
 
 
 def _refused(account: Account, refused: Refused) -> Unauthorized:
-    fix = "check its oauth settings" if account.oauth.client_id else f"run `{account.command}`"
-    return Unauthorized(f"the login to {account.server!r} is not renewed: {refused.told}; {fix}", login=account.server)
+    reason = f"the login to {account.server!r} is not renewed: {refused.told}; {account.remedy}"
+    return Unauthorized(reason, login=account.server)
 
 
 def _failed(account: Account, error: GatewayError) -> Unavailable:

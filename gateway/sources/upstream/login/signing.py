@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,10 @@ from mcp.client.auth.utils import union_scopes
 from ....errors import Forbidden, GatewayError, Invalid, NotFound, Timeout, Unavailable
 from ..suspicion import visible
 from .account import Account
-from .browser import Callback, callback
-from .discovery import Site, challenge, discover
+from .browser import PATH, Callback, callback
+from .discovery import WRONG_ISSUER, Site, challenge, discover
 from .reach import Client, Reach, reach
-from .registration import identify
+from .registration import identify, registers
 from .store import Login, Logins
 from .tokens import Granted, Refused, obtain, revoke
 
@@ -46,10 +47,10 @@ async def sign_in(
             code="NOTHING_TO_SIGN_IN",
         )
     async with reach(account.url) as way:
-        site = await discover(way, account.url, await challenge(account.endpoint))
+        site = await discover(way, account.url, await challenge(account.endpoint), account.oauth.issuer)
         _require_pkce(site)
         state, scope = secrets.token_urlsafe(32), _scope(account, site, logins, scopes)
-        async with callback(state, port) as page:
+        async with callback(state, port, _mailbox(account, site)) as page:
             try:
                 client = await identify(way, account, site, page.uri, scope)
                 request = _Request(site, client, page.uri, scope, state)
@@ -67,11 +68,10 @@ async def sign_in(
 
 async def sign_out(account: Account | None, server: str, logins: Logins) -> bool:
     """Forget a login. Whether its authorization server has taken the tokens back, too."""
+    if logins.mark(server) is None:
+        raise NotFound(f"nobody is logged in to {server!r}", code="NOT_LOGGED_IN")
     async with logins.turn(server):
-        login = logins.find(server)
-        if login is None:
-            raise NotFound(f"nobody is logged in to {server!r}", code="NOT_LOGGED_IN")
-        revoked = await _revoked(account, login)
+        revoked = await _revoked(account, server, logins)
         await asyncio.to_thread(logins.forget, server)
     return revoked
 
@@ -84,7 +84,7 @@ class _Request:
     client: Client
     redirect: str
     scope: str | None
-    state: str
+    state: str = field(repr=False)
     pkce: PKCEParameters = field(default_factory=PKCEParameters.generate, repr=False)
 
     @property
@@ -158,7 +158,7 @@ def _code(site: Site, answer: Mapping[str, str]) -> str:
     another's."""
     given = answer.get("iss")
     if given != site.issuer and (given is not None or site.server.authorization_response_iss_parameter_supported):
-        raise Forbidden("the answer comes from another authorization server than the one asked", code="WRONG_ISSUER")
+        raise Forbidden("the answer comes from another authorization server than the one asked", code=WRONG_ISSUER)
     if "error" in answer:
         told = " ".join(f"{answer['error']} {answer.get('error_description', '')}".split())
         raise Unavailable(f"{site.issuer} refused: {visible(told)[:_SAID_LIMIT]}", code=FAILED)
@@ -178,6 +178,12 @@ def _scope(account: Account, site: Site, logins: Logins, more: Sequence[str]) ->
     return union_scopes(had, " ".join(more))
 
 
+def _mailbox(account: Account, site: Site) -> str:
+    """The path a browser comes back to. One of its own for each server that registers us (RFC 9700, 4.4.2): so none of
+    them gets the code that another gave to the client of the settings, whose path is known."""
+    return f"{PATH}/{hashlib.sha256(site.issuer.encode()).hexdigest()[:16]}" if registers(account, site) else PATH
+
+
 def _require_pkce(site: Site) -> None:
     """MCP (2025-11-25): whoever does not say that it checks PKCE with S256 is not signed in to."""
     if "S256" not in (site.server.code_challenge_methods_supported or ()):
@@ -187,10 +193,11 @@ def _require_pkce(site: Site) -> None:
         )
 
 
-async def _revoked(account: Account | None, login: Login) -> bool:
-    if login.revocation_endpoint is None:
-        return False
+async def _revoked(account: Account | None, server: str, logins: Logins) -> bool:
     try:
+        login = logins.find(server)
+        if login is None or login.revocation_endpoint is None:
+            return False
         secret = login.client_secret or (account.client_secret if account is not None else None)
         client = Client(login.client_id, secret, login.auth_method)
         async with reach(login.url) as way:
@@ -198,5 +205,5 @@ async def _revoked(account: Account | None, login: Login) -> bool:
             for token, hint in ((login.refresh_token, "refresh_token"), (login.access_token, "access_token")):
                 done = done and (not token or await revoke(way, login.revocation_endpoint, token, hint, client))
             return done
-    except GatewayError:  # it is forgotten here whatever they say
+    except GatewayError:  # it is forgotten here whatever they say, and one that cannot be read, too
         return False

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
+import re
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from ....calls import LOCAL
 from ....db.gate import Gate
@@ -17,10 +21,13 @@ from ..private import replace_private
 
 DIRECTORY = "logins"
 SIZE_LIMIT = 256 * 1024
+_USUAL_SIZE = 16 * 1024
 TURN_SECONDS = 45.0
 """How long another process may take to renew a login before we say that it hangs."""
 
 _POLL_SECONDS = 0.05
+_TOKEN = re.compile(r"[!-~]*")
+_KINDS = {"str": str, "str | None": str | None, "float": float, "float | None": float | None, "bool": bool}
 
 Mark = tuple[int, int, int]
 """Tells one version of a file from the next."""
@@ -29,7 +36,8 @@ Mark = tuple[int, int, int]
 @dataclass(frozen=True)
 class Login:
     """Tokens, and all it takes to renew them without asking anybody where. `client_secret` is one that was given to
-    us when we registered; one of the settings is never kept. `ended` is a login that nobody can renew any more."""
+    us when we registered; one of the settings is never kept. `hurried_at` is when it was renewed because the server
+    refused the token before, if that was why; `ended` is a login that nobody can renew any more."""
 
     server: str
     url: str
@@ -46,6 +54,7 @@ class Login:
     refresh_token: str | None = field(default=None, repr=False)
     obtained_at: float = 0.0
     expires_at: float | None = None
+    hurried_at: float = 0.0
     revocation_endpoint: str | None = None
     ended: bool = False
 
@@ -68,23 +77,32 @@ class Logins:
             return None
         except OSError as error:
             raise Forbidden(f"{self.directory}: {error.strerror}", code="SECRETS_UNREADABLE") from None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return found.st_ino, found.st_ctime_ns, found.st_size
 
     def find(self, server: str, principal: str = LOCAL) -> Login | None:
         path = self.path(server, principal)
         try:
             with path.open("rb") as file:
-                said = json.loads(file.read(SIZE_LIMIT))
-            return Login(**said)
+                return _checked(Login(**json.loads(file.read(SIZE_LIMIT), parse_int=float)))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise Forbidden(f"{path}: {error.strerror}", code="SECRETS_UNREADABLE") from None
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise Invalid(
-                f"{path} cannot be read; remove it and run: toolgate upstream login {server}",
+                f"{path} cannot be read; remove it and run: toolgate upstream login {shlex.quote(server)}",
                 code="SECRETS_UNREADABLE",
             ) from None
+
+    def require_room(self) -> None:
+        """Refuse when nothing can be written down now."""
+        try:
+            with TemporaryFile(dir=self.directory) as file:
+                file.write(bytes(_USUAL_SIZE))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def keep(self, login: Login) -> None:
         """Keep a login in place of the one before, in one's `turn`. When this returns, it is on the disk."""
@@ -98,10 +116,13 @@ class Logins:
                 left.unlink(missing_ok=True)
             replace_private(path, content)
         except OSError as error:
-            raise Unavailable(f"{self.directory}: {error.strerror}", code="SECRETS_UNWRITABLE") from error
+            raise self._unwritable(error) from error
 
     def forget(self, server: str, principal: str = LOCAL) -> None:
-        self.path(server, principal).unlink(missing_ok=True)
+        try:
+            self.path(server, principal).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     @asynccontextmanager
     async def turn(self, server: str, principal: str = LOCAL) -> AsyncIterator[None]:
@@ -110,9 +131,6 @@ class Logins:
             try:
                 self._prepare()
                 gate = stack.enter_context(closing(Gate(self.path(server, principal).with_suffix(".lock"))))
-            except OSError as error:
-                raise Unavailable(f"{self.directory}: {error.strerror}", code="SECRETS_UNWRITABLE") from error
-            try:
                 async with asyncio.timeout(TURN_SECONDS):
                     while not _entered(stack, gate):  # noqa: ASYNC110 - no event tells of other processes
                         await asyncio.sleep(_POLL_SECONDS)
@@ -121,10 +139,23 @@ class Logins:
                     f"another process has been renewing the login to {server!r} for {TURN_SECONDS:g} seconds",
                     code="LOGIN_BUSY",
                 ) from None
+            except OSError as error:
+                raise self._unwritable(error) from error
             yield
 
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def _unwritable(self, error: OSError) -> Unavailable:
+        return Unavailable(f"{self.directory}: {error.strerror}", code="SECRETS_UNWRITABLE")
+
+
+def _checked(login: Login) -> Login:
+    """`ValueError` for one that nobody wrote so: whoever uses it relies on its types, and on a token in one line."""
+    fit = all(isinstance(getattr(login, each.name), _KINDS[str(each.type)]) for each in fields(login))
+    if not fit or not _TOKEN.fullmatch(login.access_token):
+        raise ValueError("not a login")
+    return login
 
 
 def _entered(stack: ExitStack, gate: Gate) -> bool:

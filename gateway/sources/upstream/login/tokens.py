@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....errors import Unavailable
+from .challenge import scopes
 from .reach import Client, Reach, Reply
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,65536}")
@@ -39,10 +40,10 @@ async def obtain(reach: Reach, endpoint: str, form: Mapping[str, str | None], cl
     """Tokens for what the form says; `Refused` when the server does not give any."""
     asked_at = time.time()
     reply = await reach.post_form(endpoint, form, client)
+    secrets = (client.secret, *(form.get(name) for name in ("refresh_token", "code", "code_verifier")))
     if reply.status >= 500 or reply.status == 429:
-        raise Unavailable(reply.refusal(), code="LOGIN_UNAVAILABLE")
-    if reply.status not in (200, 201):
-        secrets = (client.secret, *(form.get(name) for name in ("refresh_token", "code", "code_verifier")))
+        raise Unavailable(reply.refusal(*secrets), code="LOGIN_UNAVAILABLE")
+    if reply.status not in (200, 201) or reply.error is not None:  # some say no with a 200
         raise Refused(reply.error, reply.refusal(*secrets))
     return _granted(reply, asked_at)
 
@@ -59,11 +60,11 @@ def _granted(reply: Reply, asked_at: float) -> Granted:
     if not _is_token(token) or str(kind).lower() != "bearer":
         raise Unavailable(f"{reply.origin} gave no bearer token", code="LOGIN_UNAVAILABLE")
     lifetime = _seconds(said.get("expires_in"))
-    refresh, scope = said.get("refresh_token"), said.get("scope")
+    refresh = said.get("refresh_token")
     return Granted(
         access_token=str(token),
         refresh_token=refresh if _is_token(refresh) else None,
-        scope=scope[:10_000] if isinstance(scope, str) and scope else None,
+        scope=scopes(said.get("scope")),
         obtained_at=asked_at,
         expires_at=None if lifetime is None else asked_at + lifetime,
     )
@@ -78,6 +79,6 @@ def _seconds(said: Any) -> float | None:
     """How long a token lasts; some servers write the number as a text."""
     try:
         seconds = float(said)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return seconds if 0 < seconds < _LONGEST else None

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from gateway.sources.upstream.lane import Lane
 from gateway.sources.upstream.link import Link, Unauthorized, open_link
 from gateway.sources.upstream.login.access import Access
 from gateway.sources.upstream.login.bearer import Bearer
-from gateway.sources.upstream.login.store import Login, Logins
+from gateway.sources.upstream.login.store import Logins
 from gateway.sources.upstream.spec import Spec
 
 from ..link.conftest import FACE, HANDSHAKE, MODERN
-from .world import World, bearer, logged_in
+from .world import World, aged, bearer, logged_in
 
 pytestmark = pytest.mark.anyio
 
@@ -54,15 +53,6 @@ async def linked(at: Access, era: str | None = None) -> AsyncIterator[Link]:
 async def echo(link: Link, text: str = "hi") -> str:
     result = await link.request("tools/call", {"name": "echo", "arguments": {"text": text}}, timeout=10)
     return str(result["content"][0]["text"])
-
-
-def aged(logins: Logins, seconds_left: float) -> Login:
-    """The login that is kept, this near to its end."""
-    login = logins.find("lab")
-    assert login is not None
-    login = replace(login, obtained_at=time.time() - 3600, expires_at=time.time() + seconds_left)
-    logins.keep(login)
-    return login
 
 
 @pytest.mark.parametrize(("path", "transport", "era"), WAYS)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import httpcore2
 import pytest
 
 from gateway.errors import Forbidden, GatewayError, Unavailable
-from gateway.sources.upstream.login.reach import reach
+from gateway.sources.upstream.login import reach as reaching
+from gateway.sources.upstream.login.reach import Client, Reply, reach
 
 pytestmark = pytest.mark.anyio
 
@@ -46,6 +49,7 @@ class Names:
         ("https://inner.example/mcp", "https://auth.example/x"),
         ("http://127.0.0.1:3000/mcp", "http://localhost:4000/x"),
         ("http://localhost:3000/mcp", "https://auth.example/x"),
+        ("http://localhost:3000/mcp", "https://inner.example/x"),
     ],
 )
 async def test_it_leads_to_where_a_server_may_send_us(server: str, url: str) -> None:
@@ -73,6 +77,12 @@ async def test_it_leads_to_where_a_server_may_send_us(server: str, url: str) -> 
         ("https://here.example/mcp", "https://localhost/x", "PRIVATE_ADDRESS"),
         ("http://localhost/mcp", "http://auth.example/x", "INSECURE_URL"),
         ("http://mcp.example/mcp", "https://auth.example/x", "INSECURE_URL"),
+        ("https://inner.example/mcp", "https://0.0.0.0/x", "PRIVATE_ADDRESS"),
+        ("https://inner.example/mcp", "https://[::]/x", "PRIVATE_ADDRESS"),
+        ("https://inner.example/mcp", "https://clouds.example/x", "PRIVATE_ADDRESS"),
+        ("https://inner.example/mcp", "https://[64:ff9b::a9fe:a9fe]/x", "PRIVATE_ADDRESS"),
+        ("http://localhost/mcp", "https://0.0.0.0/x", "PRIVATE_ADDRESS"),
+        ("http://localhost/mcp", "https://clouds.example/x", "PRIVATE_ADDRESS"),
         ("https://mcp.example/mcp", "ftp://auth.example/x", "INVALID_URL"),
         ("https://mcp.example/mcp", "https://user:word@auth.example/x", "INVALID_URL"),
     ],
@@ -85,3 +95,21 @@ async def test_it_leads_nowhere_else(server: str, url: str, code: str) -> None:
     assert refused.value.code == code
     assert isinstance(refused.value, Forbidden) or code == "INVALID_URL"
     assert network.reached == []
+
+
+async def test_a_name_server_that_does_not_answer_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Names):
+        async def resolve(self, host: str, port: int) -> Sequence[str]:
+            await asyncio.sleep(60 if host == "mcp.example" else 0)
+            return await super().resolve(host, port)
+
+    monkeypatch.setattr(reaching, "LIMITS", replace(reaching.LIMITS, connect_seconds=0.05))
+    async with asyncio.timeout(5), reach("https://mcp.example/mcp", Silent()) as way:
+        with pytest.raises(Forbidden):
+            await way.get("https://inner.example/x")
+
+
+def test_what_we_say_and_hear_is_in_no_repr() -> None:
+    shown = repr([Client("us", "s3cret", "client_secret_post"), Reply(200, {"access_token": "t0ken"}, "https://x")])
+    assert "s3cret" not in shown
+    assert "t0ken" not in shown

@@ -175,6 +175,13 @@ async def test_what_a_server_says_is_not_simply_believed(
     assert bool(browser.shown) == (code == "LOGIN_UNAVAILABLE")  # nobody is sent to a browser in vain
 
 
+async def test_whoever_must_be_registered_by_hand_is_told_how(world: World, tmp_path: Path) -> None:
+    world.now.metadata = {"registration_endpoint": None}
+    told = (await refusal(world, tmp_path)).message
+    assert "http://127.0.0.1:8421/callback" in told
+    assert "`toolgate upstream login lab --port 8421`" in told
+
+
 async def test_a_login_nobody_comes_back_from_ends_with_a_word(world: World, tmp_path: Path) -> None:
     async def visit(url: str) -> None:
         """Closed at once."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import json
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -56,6 +57,10 @@ class Behaviour:
     token_delay: float = 0.0
     token_status: int = 0
     token_error: dict[str, str] = field(default_factory=dict)
+    token_error_status: int = 400
+    grant: dict[str, Any] = field(default_factory=dict)
+    registration: dict[str, Any] = field(default_factory=dict)
+    also: str | None = None
     rotates: bool = True
     forgiving: bool = False
     required_scope: str | None = None
@@ -166,7 +171,10 @@ class World:
         if token is None or token.until < time.time() or now.refuse_all:
             said = {"resource_metadata": metadata, "scope": "read", **now.challenge}
             header = "Basic" if now.bare else "Bearer " + ", ".join(f'{key}="{value}"' for key, value in said.items())
-            return PlainTextResponse("who are you?", 401, {"www-authenticate": header})
+            response = PlainTextResponse("who are you?", 401, {"www-authenticate": header})
+            if now.also:
+                response.headers.append("www-authenticate", now.also)
+            return response
         if now.required_scope and now.required_scope not in token.scope.split():
             said = {"error": "insufficient_scope", "scope": now.required_scope}
             header = "Bearer " + ", ".join(f'{key}="{value}"' for key, value in said.items())
@@ -212,7 +220,7 @@ class World:
         client_id = f"client-{secrets.token_hex(4)}"
         self.now.count("registrations")
         self.now.clients[client_id] = said
-        return JSONResponse({**said, "client_id": client_id}, 201)
+        return Response(json.dumps({**said, "client_id": client_id, **self.now.registration}), 201)
 
     async def _authorize(self, request: Request) -> Response:
         now, asked = self.now, dict(request.query_params)
@@ -232,7 +240,9 @@ class World:
             return JSONResponse({"error": "temporarily_unavailable"}, now.token_status)
         now.asked.append({**form, "authorization": request.headers.get("authorization", "")})
         if now.token_error:
-            return JSONResponse({key: value.format(**form) for key, value in now.token_error.items()}, 400)
+            return JSONResponse(
+                {key: value.format(**form) for key, value in now.token_error.items()}, now.token_error_status
+            )
         match form["grant_type"]:
             case "authorization_code":
                 return self._for_code(form)
@@ -277,7 +287,7 @@ class World:
         if refresh:
             said["refresh_token"] = f"rt-{secrets.token_hex(12)}"
             now.refresh[said["refresh_token"]] = scope
-        return JSONResponse({**said, "scope": scope})
+        return Response(json.dumps({**said, "scope": scope, **now.grant}), media_type="application/json")
 
     async def _revoke(self, request: Request) -> Response:
         token = str((await request.form())["token"])
@@ -329,3 +339,12 @@ async def logged_in(world: World, directory: Path, account: Account | None = Non
 
 def bearer(world: World, logins: Logins, account: Account | None = None) -> Bearer:
     return Bearer(account or world.account(), logins)
+
+
+def aged(logins: Logins, seconds_left: float) -> Login:
+    """The login that is kept, this near to its end."""
+    login = logins.find("lab")
+    assert login is not None
+    login = replace(login, obtained_at=time.time() - 3600, expires_at=time.time() + seconds_left)
+    logins.keep(login)
+    return login
