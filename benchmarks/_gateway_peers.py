@@ -1,25 +1,32 @@
-"""Other gateways, each installed into a virtual environment of its own, outside this repository."""
+"""Other gateways, each installed into a virtual environment of its own, outside this repository.
+
+Not among them are mcp-hub, whose endpoint speaks only the transport of 2024-11-05, for which a client would have to be
+written, and which listens to the whole network; and mcpo, which serves OpenAPI, where a call has no session and no
+JSON-RPC, and whose 0.0.20 starts neither with the SDK nor with the FastAPI that it installs.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import secrets
 import shlex
 import socket
 import subprocess
 import sys
 import venv
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from benchmarks._gateway_gates import Address, Gate, Servers, joined
 from benchmarks._gateway_processes import Processes, Running
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolgate-benchmarks"
-INSTALL_SECONDS, START_SECONDS = 240.0, 40.0
+INSTALL_SECONDS, START_SECONDS = 240.0, 90.0
 
 FASTMCP = """
 import asyncio, json, sys
@@ -41,16 +48,36 @@ async def main(servers):
 asyncio.run(main(json.load(open(sys.argv[1]))["mcpServers"]))
 """
 
+CONTEXTFORGE = """
+import asyncio
+import uvicorn
+
+class Server(uvicorn.Server):
+    async def startup(self, sockets=None):
+        await super().startup(sockets)
+        # Its own command says where it listens only together with lines for every call.
+        print("http://127.0.0.1:%d" % self.servers[0].sockets[0].getsockname()[1], flush=True)
+
+config = uvicorn.Config("mcpgateway.main:app", port=0, access_log=False, timeout_keep_alive=75)
+asyncio.run(Server(config).serve())
+"""
+
+
+def _nothing_more(_: Running, __: Servers) -> None:
+    """It knows its upstreams from the start."""
+
 
 @dataclass(frozen=True)
 class Peer:
-    """A gateway from PyPI: what installs it, how it is started in a folder, and where it then is."""
+    """A gateway from PyPI: what installs it, how it is started in a folder, where it then is, and what is left to do
+    before it is called."""
 
     name: str
     package: str
     command: Callable[[Path, Path, Servers], list[str]]
     address: Callable[[Running], Address]
     variables: Mapping[str, str] = field(default_factory=dict)
+    prepare: Callable[[Running, Servers], None] = _nothing_more
 
     @property
     def distribution(self) -> str:
@@ -83,6 +110,23 @@ def _litellm(environment: Path, directory: Path, servers: Servers) -> list[str]:
     return [str(environment / "bin/litellm"), *options]
 
 
+def _contextforge(environment: Path, directory: Path, _: Servers) -> list[str]:
+    (directory / "gate.py").write_text(CONTEXTFORGE)
+    return [str(environment / "bin/python"), str(directory / "gate.py")]
+
+
+def _register(running: Running, servers: Servers) -> None:
+    """ContextForge reaches servers by URL, starts none, and takes only those it can speak to."""
+    for name, said in servers.items():
+        if "url" in said:
+            asked = json.dumps({"name": name, "url": said["url"], "transport": "STREAMABLEHTTP"})
+            with closing(HTTPConnection(running.origin.removeprefix("http://"), timeout=START_SECONDS)) as connection:
+                connection.request("POST", "/gateways", asked, {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                if answer.status >= 300:
+                    print(f"ContextForge does without {name}: {answer.read(300)!r}", file=sys.stderr)
+
+
 def _free_port() -> int:
     """A port nobody has now and no client is given: below those the system hands out."""
     for port in range(21_000, 30_000):
@@ -110,6 +154,23 @@ PEERS = [
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         },
     ),
+    Peer(
+        "ContextForge",
+        "mcp-contextforge-gateway",
+        _contextforge,
+        lambda running: lambda upstream: (f"{running.origin}/mcp", f"{upstream.replace('_', '-')}-echo"),
+        {
+            "DATABASE_URL": "sqlite:///./contextforge.db",
+            "JWT_SECRET_KEY": secrets.token_hex(32),
+            "AUTH_ENCRYPTION_SECRET": secrets.token_hex(32),
+            "AUTH_REQUIRED": "false",
+            "ALLOW_UNAUTHENTICATED_ADMIN": "true",  # on loopback, for the time of a benchmark
+            "SSRF_ALLOW_LOCALHOST": "true",
+            "RATE_LIMITING_ENABLED": "false",
+            "USE_STATEFUL_SESSIONS": "true",  # its default, a new connection for each call, is many times slower
+        },
+        _register,
+    ),
 ]
 
 
@@ -122,7 +183,11 @@ def start(processes: Processes, directory: Path, servers: Servers, cache: Path) 
             place.mkdir(exist_ok=True)
             command = peer.command(environment, place, servers)
             running = processes.start(command, place, peer.variables, within=START_SECONDS)
-        except (OSError, RuntimeError, subprocess.SubprocessError) as reason:
+            with ExitStack() as unready:
+                unready.callback(processes.stop, running)
+                peer.prepare(running, servers)
+                unready.pop_all()
+        except (OSError, RuntimeError, HTTPException, subprocess.SubprocessError) as reason:
             print(f"{peer.name} is left out: {reason}", file=sys.stderr)
             continue
         yield Gate(f"{peer.name} {_version(environment, peer)}", running, peer.address(running))
