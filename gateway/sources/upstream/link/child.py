@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
@@ -26,6 +27,9 @@ LEAVE_SECONDS = 2.0
 
 _RUN_DRY = 0.2
 _KEEPER = str(Path(__file__).with_name("keeper.py"))
+
+PIPE_SIZE = 256 * 1024
+"""Bytes a program may write ahead of us; all pipes of a user together may have 64 MiB on Linux."""
 
 Hear = Callable[[bytes], None]
 
@@ -126,6 +130,7 @@ class Child:
 
     async def _connect(self, hear: Hear) -> None:
         process, loop = self._process, self._loop
+        _widen(cast(IO[bytes], process.stdout))
         for pipe, take in ((process.stdout, hear), (process.stderr, self._stderr.feed)):
             transport, reading = await loop.connect_read_pipe(_Pipe(take).itself, cast(IO[bytes], pipe))
             self._transports.append(transport)
@@ -186,6 +191,12 @@ class _Pipe(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.over.done():
             self.over.set_result(None)
+
+
+def _widen(pipe: IO[bytes]) -> None:
+    """Make room for large results: through the usual 64 KiB, either side waits for the other at every piece."""
+    with suppress(OSError, AttributeError):  # where there is no such thing, or the user has enough of it
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
 
 
 def _find(command: str, cwd: str, path: str) -> str:
