@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 DOCUMENT_LIMIT = 64 * 1024  # bytes of arguments or result kept whole
 PREVIEW_LIMIT = 4 * 1024
 SHORT = 16 * 1024  # characters of a record that is quickly written
+FOLLOWING = 32  # results that wait, whole, for their digest; of one more it is made at once
 PAGE_LIMIT = 1000
 PLANS_LOOKBACK = 1000
 """How many calls of a chat are looked at for plans: with most calls having none, the look must end somewhere."""
@@ -132,8 +133,12 @@ class CallRecords:
         status = "success" if outcome.error is None else "pending" if asking else "error"
         row = self._beginning(call, arguments, status)
         result = _result(outcome)
-        if result is not None:
-            row["result"] = result.decode() if len(result) <= DOCUMENT_LIMIT else _cut(result)
+        follows = False
+        if result is not None and len(result) <= DOCUMENT_LIMIT:
+            row["result"] = result.decode()
+        elif result is not None:
+            follows = len(self._following) < FOLLOWING
+            row["result"] = _cut(result, None if follows else _digest(result))
         if error is not None:
             row["error"] = blot(error.message, secrets)[:DOCUMENT_LIMIT]
             row["error_code"] = error.code
@@ -147,11 +152,13 @@ class CallRecords:
             row["pre_manifest_id"] = outcome.pre_manifest
         if outcome.post_manifest is not None:
             row["post_manifest_id"] = outcome.post_manifest
-        await self._write(call, _FINISHED, row)
-        if result is not None and len(result) > DOCUMENT_LIMIT:
-            task = asyncio.get_running_loop().create_task(self._add_digest(call.id, result))
-            self._following.add(task)
-            task.add_done_callback(self._following.discard)
+        try:
+            await self._write(call, _FINISHED, row)
+        finally:
+            if follows and result is not None:  # also of a caller cancelled here, whose record is written
+                task = asyncio.get_running_loop().create_task(self._add_digest(call.id, result))
+                self._following.add(task)
+                task.add_done_callback(self._following.discard)
 
     async def settled(self) -> None:
         """Returns when everything that follows a record is written too."""

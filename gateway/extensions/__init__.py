@@ -27,7 +27,8 @@ class Extension:
 
     mode: ClassVar[Literal["gate", "observer"]] = "gate"
     contained: ClassVar[bool] = False
-    """Says of an observer that it sees to its own failures, so that nobody need stand around it."""
+    """Says of an observer that it sees to its own failures, so that nobody need stand around it, and calls the way on
+    `proceed`, as here. It says nothing of those derived from it."""
 
     def concerns(self, tool: Tool) -> bool:
         """Whether it has anything to do with calls of this tool. Asked once for each tool of a catalog; calls of a
@@ -59,7 +60,8 @@ def stack(extensions: Sequence[Extension], run: Proceed) -> Proceed:
         if extension.mode == "gate":
             guard = extension
         else:
-            road = partial(extension.call_tool, proceed=road) if extension.contained else _observing(extension, road)
+            contained = vars(type(extension)).get("contained", False)
+            road = partial(extension.call_tool, proceed=road) if contained else _observing(extension, road)
     return _gates(checks, guard, road)
 
 
@@ -106,6 +108,7 @@ def _gates(checks: Sequence[Extension], guard: Extension | None, road: Proceed) 
         (gate, _has(gate, Extension.before_execute), _has(gate, Extension.after_execute), type(gate).__name__)
         for gate in checks
     ]
+    within = "an observer" if guard is None else type(guard).__name__
 
     async def call_tool(call: Call) -> Outcome:
         outcome, passed = None, []
@@ -128,7 +131,7 @@ def _gates(checks: Sequence[Extension], guard: Extension | None, road: Proceed) 
             except GatewayError as refusal:
                 outcome = Outcome(error=refusal)
             except Exception:
-                outcome = bug(call, type(guard).__name__)
+                outcome = bug(call, within)
         for gate, _, _, name in reversed(passed):
             try:
                 outcome = await gate.after_execute(call, outcome)

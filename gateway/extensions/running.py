@@ -134,10 +134,10 @@ class _Slots:
         try:
             await turn
         except BaseException:
-            if not turn.cancelled():  # it was given one at the very moment it was called off
-                self.give_back()
-            elif turn in self._waiting:
+            if turn in self._waiting:
                 self._waiting.remove(turn)
+            elif not turn.cancelled():  # it was given one at the very moment it was called off
+                self.give_back()
             raise
 
     def give_back(self) -> None:

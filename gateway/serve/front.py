@@ -19,7 +19,8 @@ HEAD = 64 * 1024
 
 HEADS_KNOWN = 1000
 HEAD_KNOWN = 4 * 1024
-"""How many heads are known when they come again, and the bytes of one."""
+LINES_KNOWN = 40
+"""How many heads are known when they come again, the bytes of one, and its lines, which take more room than they do."""
 
 _END = b"\r\n\r\n"
 _COPIED = 64 * 1024
@@ -62,7 +63,9 @@ class Heads:
     def keep(self, request: bytes, headers: Headers) -> None:
         """Know the head of a request from now on, unless the request came in pieces or in chunks."""
         size = request.find(_END) + len(_END)
-        if size > HEAD_KNOWN or headers.get(b"content-length") != b"%d" % (len(request) - size):
+        if size > HEAD_KNOWN or len(headers) > LINES_KNOWN:
+            return
+        if headers.get(b"content-length") != b"%d" % (len(request) - size):
             return
         if len(self._known) >= HEADS_KNOWN:
             self._known.clear()
@@ -92,6 +95,7 @@ class Front(HttpToolsProtocol):
         if self._fresh and self._at_rest:
             known = self._heads.read(data)
             if known is not None and self._answer(*known, keep_alive=True):
+                self._room = HEAD
                 return
             self._piece = data
         self._room -= len(data)
@@ -109,6 +113,8 @@ class Front(HttpToolsProtocol):
             self._body = bytearray()
         else:
             super().on_headers_complete()
+            if self.parser.should_upgrade():  # what comes next is its body or another protocol: no request, at any rate
+                self.cycle.keep_alive = False
         self.headers = []  # what comes after the last chunk is none of the scope's
 
     def on_body(self, body: bytes) -> None:

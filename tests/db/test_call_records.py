@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,7 +16,7 @@ import pytest
 
 from gateway.calls import PLAN_LIMIT, Call, Caller, Outcome, PlannedCall, to_json
 from gateway.db import Statement
-from gateway.db.records import DOCUMENT_LIMIT, PLANS_LOOKBACK, PREVIEW_LIMIT, SHORT, CallRecord, CallRecords
+from gateway.db.records import DOCUMENT_LIMIT, FOLLOWING, PLANS_LOOKBACK, PREVIEW_LIMIT, SHORT, CallRecord, CallRecords
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Cancelled, GatewayError, InputRequired, Invalid, NotFound, ToolFailed
 from gateway.tools import Tool
@@ -326,5 +329,67 @@ def test_a_record_goes_to_the_thread_when_any_part_of_it_is_long(tmp_path: Path)
         assert not await on_the_loop(a_call(name=long, tool=None), Outcome(value=1))
         assert not await on_the_loop(a_call(message=long), Outcome(value=1))
         assert await on_the_loop(a_call(), Outcome(value=1))
+
+    on_records(tmp_path, test)
+
+
+LARGE = "x" * DOCUMENT_LIMIT
+DIGEST = hashlib.sha256(to_json(LARGE)).hexdigest()
+
+
+def digest_of(record: CallRecord) -> Any:
+    return record.to_dict()["result"].get("sha256")
+
+
+def test_a_caller_cancelled_while_the_record_is_written_takes_no_digest_with_it(tmp_path: Path) -> None:
+    async def test(records: CallRecords, db: SqliteDatabase) -> None:
+        call = a_call()
+        with db._writer._hand:  # so that it has to wait
+            writing = asyncio.ensure_future(records.record_finished(call, Outcome(value=LARGE)))
+            await asyncio.sleep(0)
+            writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+        assert digest_of(await records.get(call.id)) == DIGEST
+
+    on_records(tmp_path, test)
+
+
+def test_however_many_large_results_come_at_once_few_wait_for_their_digest(tmp_path: Path) -> None:
+    async def test(records: CallRecords, db: SqliteDatabase) -> None:
+        calls = [a_call() for _ in range(FOLLOWING * 2)]
+        for call in calls:
+            await records.record_finished(call, Outcome(value=LARGE))
+            assert len(records._following) <= FOLLOWING
+        assert {digest_of(record) for record in await records.list_calls(limit=len(calls))} == {DIGEST}
+
+    on_records(tmp_path, test)
+
+
+KILLED = """
+import os, sys, anyio
+from gateway.calls import Call, Outcome
+from gateway.db.records import CallRecords
+from gateway.db.sqlite import SqliteDatabase
+from pathlib import Path
+
+async def main():
+    records = CallRecords(await SqliteDatabase.open(Path(sys.argv[1])), "p")
+    await records.record_finished(Call(id="first", name="n", arguments={}), Outcome(value="x" * 10**6))
+    await records.settled()
+    await records.record_finished(Call(id="last", name="n", arguments={}), Outcome(value="x" * 10**6))
+    os.kill(os.getpid(), 9)
+
+anyio.run(main)
+"""
+
+
+def test_a_process_killed_before_the_digest_leaves_a_record_without_it(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "toolgate.db")], check=False, timeout=30)
+
+    async def test(records: CallRecords, db: SqliteDatabase) -> None:
+        kept = (await records.get("last")).to_dict()["result"]
+        assert (kept["truncated"], kept["bytes"], len(kept["preview"])) == (True, 10**6 + 2, PREVIEW_LIMIT)
+        assert digest_of(await records.get("first")) == hashlib.sha256(to_json("x" * 10**6)).hexdigest()
 
     on_records(tmp_path, test)

@@ -36,7 +36,7 @@ LONG = request("resources/templates/list", number="long")
 """What the short way leaves to the application."""
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["uvloop", "asyncio"])
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["uvloop", "asyncio"])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": request.param}
 
@@ -639,3 +639,31 @@ async def test_what_answered_a_request_is_gone_with_it(served: Served) -> None:
         assert len(left) <= 2
     finally:
         gc.enable()
+
+
+async def test_a_known_head_of_a_session_that_has_ended_is_the_applications(served: Served) -> None:
+    session = await served.session()
+    asked = posted(call("stall__echo", envelope={}), session)
+    line = await served.line()
+    for _ in range(3):
+        await say(line, asked)
+        assert number(await line.answer()) == 1
+    served.passed.clear()
+    await say(line, posted(None, session, target="DELETE /mcp HTTP/1.1"))
+    assert (await line.answer()).status == 200
+    await say(line, asked)
+    assert (await line.answer()).status == 404
+    assert served.passed == ["DELETE", "POST"]
+    assert len(served.stall.calls) == 3
+
+
+@pytest.mark.parametrize("cut", [1, 20, -30, -1])
+async def test_a_known_head_may_come_in_packets_and_behind_another(served: Served, cut: int) -> None:
+    again = {**ECHO, "id": 2}  # as long as the other, so that its head is the same
+    line = await served.line()
+    for _ in range(2):
+        await say(line, posted(ECHO))
+        assert number(await line.answer()) == 1
+    one, two = posted(ECHO), posted(again)
+    await say(line, one[:cut], one[cut:] + two[:cut], two[cut:] + one)
+    assert [number(await line.answer()) for _ in range(3)] == [1, 2, 1]

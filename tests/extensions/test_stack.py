@@ -1,0 +1,351 @@
+"""The road through extensions: what each sees, in which order, whatever the others do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ClassVar, Literal
+
+import anyio
+import pytest
+from amounts import amount
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.calls import Call, Outcome, Proceed
+from gateway.errors import Forbidden, GatewayError, Unavailable
+from gateway.extensions import Extension, stack
+from gateway.extensions.audit import Audit
+from gateway.extensions.running import QUEUE_FACTOR, Running
+from gateway.extensions.telemetry import Telemetry
+from gateway.tools import Tool
+
+pytestmark = pytest.mark.promise("X3")
+
+ECHO = Tool("echo", "")
+Act = Literal["pass", "refuse", "break"]
+Heard = list[tuple[str, int]]
+"""What was asked of which extension, by its place."""
+
+
+def call(**changes: Any) -> Call:
+    return Call(name="echo", arguments={}, tool=ECHO, **changes)
+
+
+def code(outcome: Outcome) -> str:
+    return "OK" if outcome.error is None else outcome.error.code
+
+
+def act(what: Act) -> None:
+    if what == "refuse":
+        raise Forbidden("no")
+    if what == "break":
+        raise RuntimeError("a bug")
+
+
+class Noting(Extension):
+    """Says what is asked of it, and acts before and after the call as it was told."""
+
+    def __init__(self, place: int, heard: Heard, before: Act, after: Act) -> None:
+        self._place = place
+        self._heard = heard
+        self._acts = {"before": before, "after": after}
+
+    def note(self, half: str) -> None:
+        self._heard.append((half, self._place))
+        act(self._acts[half])
+
+
+class Looking(Noting):
+    async def before_execute(self, call: Call) -> None:
+        self.note("before")
+
+    async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
+        self.note("after")
+        return outcome
+
+
+class LookingBefore(Noting):
+    async def before_execute(self, call: Call) -> None:
+        self.note("before")
+
+
+class LookingAfter(Noting):
+    async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
+        self.note("after")
+        return outcome
+
+
+class Around(Noting):
+    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+        self.note("before")
+        outcome = await proceed(call)
+        self.note("after")
+        return outcome
+
+
+class Answering(Noting):
+    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+        self.note("before")
+        return Outcome(value="instead")
+
+
+class Watching(Around):
+    mode = "observer"
+
+
+class WatchingHalves(Looking):
+    mode = "observer"
+
+
+KINDS: list[Callable[[int, Heard, Act, Act], Noting]] = [
+    *(Looking, LookingBefore, LookingAfter),
+    *(Around, Answering, Watching, WatchingHalves),
+]
+ACTS: st.SearchStrategy[Act] = st.sampled_from(["pass", "pass", "pass", "refuse", "break"])
+
+
+async def told(extensions: list[Extension], heard: Heard, tool: Act) -> Outcome:
+    """What becomes of a call, as the promise has it: one extension after another, each with the rest behind it."""
+    if not extensions:
+        heard.append(("tool", -1))
+        return await _settled("tool", tool)
+    first, *others = extensions
+    seen: list[Outcome] = []
+
+    async def proceed(_: Call) -> Outcome:
+        seen.append(await told(others, heard, tool))
+        return seen[0]
+
+    try:
+        return await first.call_tool(call(), proceed)
+    except Exception as error:
+        if first.mode == "observer":
+            return seen[0] if seen else await proceed(call())
+        return Outcome(error=error if isinstance(error, GatewayError) else GatewayError("a bug"))
+
+
+async def _settled(value: str, what: Act) -> Outcome:
+    try:
+        act(what)
+    except GatewayError as refusal:
+        return Outcome(error=refusal)
+    except RuntimeError:
+        return Outcome(error=GatewayError("a bug"))
+    return Outcome(value=value)
+
+
+@settings(max_examples=amount(300, 80), deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(KINDS), ACTS, ACTS), max_size=7), ACTS)
+def test_whatever_shares_a_frame_each_extension_is_asked_in_its_turn(chosen: list[Any], tool: Act) -> None:
+    async def main() -> None:
+        real: Heard = []
+        promised: Heard = []
+
+        async def run(_: Call) -> Outcome:
+            real.append(("tool", -1))
+            act(tool)
+            return Outcome(value="tool")
+
+        outcome = await stack([kind(*each) for kind, each in placed(real)], run)(call())
+        expected = await told([kind(*each) for kind, each in placed(promised)], promised, tool)
+        assert (real, code(outcome), outcome.value) == (promised, code(expected), expected.value)
+
+    def placed(heard: Heard) -> list[tuple[Any, Any]]:
+        return [(kind, (place, heard, before, after)) for place, (kind, before, after) in enumerate(chosen)]
+
+    anyio.run(main)
+
+
+@pytest.mark.anyio
+async def test_a_refusal_on_the_way_back_is_seen_by_those_further_out() -> None:
+    seen: list[str] = []
+
+    class Seeing(Extension):
+        async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
+            seen.append(code(outcome))
+            return outcome
+
+    road = stack([Seeing(), LookingAfter(0, [], "pass", "refuse"), Seeing(), Around(0, [], "pass", "break")], ok)
+    assert code(await road(call())) == "PERMISSION_DENIED"
+    assert seen == ["INTERNAL", "PERMISSION_DENIED"]
+
+
+async def ok(_: Call) -> Outcome:
+    return Outcome(value=1)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [Audit, Telemetry])
+async def test_an_observer_made_of_ours_breaks_no_call_either(kind: type[Extension]) -> None:
+    """What ours say of themselves holds for none that is made of them."""
+
+    class Own(kind):  # type: ignore[valid-type,misc]
+        mode: ClassVar[Literal["gate", "observer"]] = "observer"
+
+        async def call_tool(self, call: Call, further: Proceed) -> Outcome:
+            await further(call)
+            raise RuntimeError("a bug")
+
+    observer = Own(Recorder()) if kind is Audit else Own()
+    assert (await stack([observer], ok)(call())).value == 1
+
+
+class Recorder:
+    """Writes nothing down, or fails in its own way."""
+
+    def __init__(self, failure: BaseException | None = None) -> None:
+        self.failure = failure
+        self.finished: list[str] = []
+
+    async def record_running(self, call: Call) -> None:
+        raise AssertionError
+
+    async def record_finished(self, call: Call, outcome: Outcome) -> None:
+        await asyncio.sleep(0)
+        self.finished.append(code(outcome))
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("failure", [Unavailable("the disk is full"), RuntimeError("a bug"), OSError(28, "full")])
+async def test_a_call_that_cannot_be_recorded_goes_on_and_one_called_off_stays_so(failure: Exception) -> None:
+    recorder = Recorder(failure)
+    road = stack([Telemetry(), Audit(recorder), Around(0, [], "pass", "pass")], ok)
+    assert (await road(call())).value == 1
+
+    async def forever(_: Call) -> Outcome:
+        never: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        return await never
+
+    task = asyncio.ensure_future(stack([Telemetry(), Audit(recorder)], forever)(call()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert recorder.finished == ["OK", "CANCELLED"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), asyncio.CancelledError()])
+async def test_what_ends_a_process_or_a_task_ends_it_in_the_middle_of_a_record_too(failure: BaseException) -> None:
+    with pytest.raises(type(failure)):
+        await stack([Telemetry(), Audit(Recorder(failure))], ok)(call())
+
+
+SLOTS = 2
+MOST = SLOTS + SLOTS * QUEUE_FACTOR
+MOVES = st.one_of(
+    st.sampled_from(["come", "come", "end", "turn"]).map(lambda move: (move, 0)),
+    st.tuples(st.sampled_from(["cancel", "cancel at its turn", "drop"]), st.integers(0, 40)),
+    st.just(("crowd", 0)),
+)
+
+
+@settings(max_examples=amount(150, 40), deadline=None)
+@given(st.lists(MOVES, max_size=30))
+def test_slots_are_never_too_many_and_none_is_lost_whoever_is_called_off(moves: list[tuple[str, int]]) -> None:
+    """Calls come, end, and are called off while they wait, while they run, and at the moment they are let in; some are
+    dropped where they stand. Those let in come in the order in which they asked."""
+
+    async def main() -> None:
+        gate, here = Running(SLOTS, 60), asyncio.get_running_loop()
+        ends: dict[int, asyncio.Future[None]] = {}
+        entered: list[int] = []
+        tasks: dict[int, asyncio.Task[Outcome]] = {}
+
+        async def run(asked: Call) -> Outcome:
+            place = int(asked.arguments["place"])
+            entered.append(place)
+            ends[place] = here.create_future()
+            assert len(ends) <= SLOTS
+            try:
+                await ends[place]
+            finally:
+                del ends[place]
+            return Outcome(value=place)
+
+        road = stack([gate], run)
+
+        def come() -> None:
+            place = len(tasks)
+            tasks[place] = here.create_task(_begun(road(call().but(arguments={"place": place}))))
+
+        def waiting() -> list[asyncio.Task[Outcome]]:
+            return [task for place, task in tasks.items() if not task.done() and place not in entered]
+
+        for move, which in [*moves, ("turn", 0)]:
+            live = [task for task in tasks.values() if not task.done()]
+            if move == "come":
+                come()
+            elif move == "crowd":
+                for _ in range(MOST):
+                    come()
+            elif move == "turn":
+                await _turns()
+                assert len(ends) == min(SLOTS, len(ends) + len(waiting()))
+            elif move == "end" and ends:
+                _let_go(next(iter(ends.values())))
+            elif move == "cancel" and live:
+                live[which % len(live)].cancel()
+            elif move == "cancel at its turn" and ends and waiting():
+                for end in ends.values():
+                    _let_go(end)
+                await asyncio.sleep(0)
+                for task in waiting()[:1]:
+                    task.cancel()
+            elif move == "drop" and len(live) < MOST:
+                await _turns()
+                if len(ends) == SLOTS:
+                    left = _begun(road(call().but(arguments={"place": -1})))
+                    left.send(None)
+                    left.close()
+        for task in list(tasks.values()):
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        assert entered == sorted(entered)
+        refused = [task.result() for task in tasks.values() if not task.cancelled() and task.result().error]
+        assert {code(each) for each in refused} <= {"OVERLOADED"}
+        slots = gate._slots_of(ECHO.owner)
+        assert (slots._free, len(slots._waiting)) == (SLOTS, 0)
+
+    anyio.run(main)
+
+
+def _begun(call: Awaitable[Outcome]) -> Coroutine[Any, Any, Outcome]:
+    """A road's call as what it is."""
+    assert isinstance(call, Coroutine)
+    return call
+
+
+def _let_go(end: asyncio.Future[None]) -> None:
+    if not end.done():
+        end.set_result(None)
+
+
+async def _turns() -> None:
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.anyio
+async def test_one_more_than_may_wait_is_told_to_come_back_and_nobody_who_waits() -> None:
+    go = asyncio.Event()
+
+    async def wait(_: Call) -> Outcome:
+        await go.wait()
+        return Outcome(value=1)
+
+    road = stack([Running(SLOTS, 60)], wait)
+    tasks = [asyncio.ensure_future(road(call())) for _ in range(MOST)]
+    await _turns()
+    assert code(await road(call())) == "OVERLOADED"
+    tasks[-1].cancel()
+    await _turns()
+    tasks.append(asyncio.ensure_future(road(call())))
+    await _turns()
+    assert code(await road(call())) == "OVERLOADED"
+    go.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [each for each in outcomes if isinstance(each, BaseException) or each.value != 1] == [outcomes[MOST - 1]]

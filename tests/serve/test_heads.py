@@ -1,0 +1,344 @@
+"""Heads that are known: whoever sends one is answered as if it had never been seen before."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import pytest
+import uvicorn
+from amounts import amount
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from gateway.serve.front import HEAD, HEAD_KNOWN, HEADS_KNOWN, Front, Heads
+
+pytestmark = pytest.mark.promise("G3")
+
+KEEP_ALIVE = 10
+
+
+class Echo:
+    """Says what was sent, on the short way and on the long one, and which of the two it was. A body that begins with
+    `late` is answered some turns later, one with `long` by the application, one with `gone` when nobody is left."""
+
+    path = b"/mcp"
+
+    def __init__(self) -> None:
+        self.read: list[Mapping[bytes, bytes]] = []
+
+    def promising(self, headers: Mapping[bytes, bytes]) -> bool:
+        self.read.append(headers)
+        return headers.get(b"x-way") != b"long"
+
+    def answering(self, headers: Mapping[bytes, bytes], _: bytes, body: bytes, receive: Receive, send: Send) -> Any:
+        return None if body.startswith(b"long") else _say(b"short", headers.get(b"x-said", b""), body, send)
+
+
+class Nothing(Heads):
+    """Knows none."""
+
+    def read(self, request: bytes) -> None:
+        return None
+
+
+async def _say(way: bytes, said: bytes, body: bytes, send: Send) -> None:
+    for _ in range(5 if body.startswith(b"late") else 0):
+        await asyncio.sleep(0)
+    text = b"<%b|%b|%b>" % (way, said, body)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})
+    await send({"type": "http.response.body", "body": text})
+
+
+async def _app(scope: Scope, receive: Receive, send: Send) -> None:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    await _say(b"long", dict(scope["headers"]).get(b"x-said", b""), body, send)
+
+
+@dataclass
+class Place:
+    """Where connections are served, each with the same heads known."""
+
+    heads: Heads = field(default_factory=Heads)
+    echo: Echo = field(default_factory=Echo)
+    state: ServerState = field(default_factory=ServerState)
+
+    @asynccontextmanager
+    async def line(self) -> AsyncIterator[Line]:
+        config = uvicorn.Config(_app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE)
+        theirs, ours = socket.socketpair()
+        ours.setblocking(False)
+        transport, front = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: Front(self.echo, self.heads, config, self.state, {}), theirs
+        )
+        try:
+            yield Line(ours, front, self.state)
+        finally:
+            transport.abort()
+            ours.close()
+            await _turns(3)
+
+    async def told(self, packets: Sequence[bytes]) -> bytes:
+        """All that is answered on one connection, over which these come one after another."""
+        async with self.line() as line:
+            return b"".join([await line.say(packet) for packet in packets]) + await line.say(b"", wait=True)
+
+
+@dataclass
+class Line:
+    """A client's end of a connection, and the other one."""
+
+    ours: socket.socket
+    front: Front
+    state: ServerState
+
+    async def say(self, packet: bytes, wait: bool = False) -> bytes:
+        """What is answered to it soon, or `wait` until nothing is under way any more."""
+        if not self.closed:
+            self.ours.sendall(packet)
+        await _turns(4)
+        with anyio.fail_after(5):
+            while wait and self.state.tasks:
+                await _turns(1)
+        with suppress(BlockingIOError, ConnectionError):
+            return self.ours.recv(65536)
+        return b""
+
+    @property
+    def closed(self) -> bool:
+        return self.front.transport.is_closing()
+
+
+async def _turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def posted(body: bytes, *lines: bytes, length: bytes | None = None, first: bytes = b"POST /mcp HTTP/1.1") -> bytes:
+    size = b"Content-Length: %d" % len(body) if length is None else length
+    return b"\r\n".join([first, b"Host: a", size, *lines]) + b"\r\n\r\n" + body
+
+
+A, B, LATE = posted(b"aaaa"), posted(b"bbbbbbb", b"X-Said: b"), posted(b"late")
+KEPT = [A, B, LATE, posted(b"aaaa", b"Connection: keep-alive"), b"\r\n" + A]
+REQUESTS = [
+    *KEPT,
+    posted(b"long"),
+    posted(b"aaaa", b"X-Way: long"),
+    posted(b"aaaa", b"Connection: close"),
+    posted(b"aaaa", b"X-Said: 1", b"X-Said: 2"),
+    posted(b"aaaa", b"Expect: 100-continue"),
+    posted(b"aaaa", b"Upgrade: h2c"),
+    posted(b"aaaa", b"Connection: upgrade", b"Upgrade: h2c"),
+    posted(b"aaaa", first=b"POST /mcp HTTP/1.0"),
+    posted(b"aaaa", first=b"POST /mcp?a=b HTTP/1.1"),
+    posted(b"", first=b"GET /mcp HTTP/1.1"),
+    posted(b""),
+    *(posted(b"aaaa", length=b"Content-Length:" + length) for length in (b" 04", b" +4", b"4 ", b"2", b"6", b"99")),
+    posted(b"aaaa", b"Content-Length: 4"),
+    posted(b"4\r\naaaa\r\n0\r\n\r\n", length=b"Transfer-Encoding: chunked"),
+    posted(b"4\r\naaaa\r\n0\r\nX-Said: late\r\n\r\n", length=b"Transfer-Encoding: chunked"),
+    posted(b"4\r\naaaa\r\n0\r\n\r\n", b"Transfer-Encoding: chunked"),
+    *(posted(b"aaaa", line) for line in (b"X: a\nX-Said: b", b"X: a\r\n b", b"X : a", b"X: a\0b", b"no header")),
+    A.replace(b"\r\n\r\n", b"\n\n"),
+    A.replace(b"\r\n", b"\n"),
+    *(b"\r\n", b"\r\n\r\n", b"\n", b"\r", b"\0", b"POST", b"aaaa", b"0\r\n\r\n"),
+    *(b"\r\n" + A, b"\r\n\r\n" + A, A + b"\r\n", A[:-1], A + b"a"),
+]
+
+
+@cache
+def everything() -> Heads:
+    """With every head known that could be."""
+
+    async def main() -> Heads:
+        place = Place()
+        for each in REQUESTS:
+            await place.told([each])
+        return place.heads
+
+    return anyio.run(main)
+
+
+@settings(max_examples=amount(200, 50), deadline=None)
+@given(
+    requests=st.lists(st.one_of(st.sampled_from(KEPT), st.sampled_from(REQUESTS)), min_size=1, max_size=5),
+    cuts=st.lists(st.integers(0, 600), max_size=3),
+    joined=st.booleans(),
+)
+def test_what_is_answered_does_not_depend_on_what_is_known(
+    requests: list[bytes], cuts: list[int], joined: bool
+) -> None:
+    """However the requests stand in their packets."""
+    whole = b"".join(requests)
+    ends = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    packets = [whole[start:end] for start, end in pairwise(ends)] if joined else requests
+
+    known, none = Place(deepcopy(everything())), Place(Nothing())
+
+    async def main() -> None:
+        assert await known.told(packets) == await none.told(packets)
+
+    anyio.run(main)
+
+
+def test_of_a_known_head_only_the_body_is_read() -> None:
+    async def main() -> None:
+        place = Place()
+        answers = [await place.told([A]), await place.told([A, A]), await place.told([A.replace(b"aaaa", b"cccc")])]
+        assert [answer.count(b"<short") for answer in answers] == [1, 2, 1]
+        assert answers[2].endswith(b"<short||cccc>")
+        assert len(place.echo.read) == 1
+
+    anyio.run(main)
+
+
+def test_so_many_heads_are_known_and_none_that_takes_much_room() -> None:
+    def known(*lines: bytes) -> bool:
+        request = posted(b"aaaa", *lines)
+        heads.keep(request, {b"content-length": b"4"} | dict.fromkeys(lines, b""))
+        return heads.read(request) is not None
+
+    heads = Heads()
+    assert [known(b"n: %d" % number) for number in range(HEADS_KNOWN * 2)] == [True] * HEADS_KNOWN * 2
+    assert len(heads._known) <= HEADS_KNOWN
+    assert known(b"x" * (HEAD_KNOWN - 200)) and not known(b"x" * HEAD_KNOWN)
+    assert not known(*(b"%d:" % line for line in range(HEAD_KNOWN // 10)))  # each a key and a value in memory
+
+
+def test_what_follows_an_upgrade_nobody_makes_is_no_request() -> None:
+    """Of the body it announced, or of another protocol."""
+
+    async def main() -> None:
+        place = Place()
+        await place.told([A])
+        head = posted(b"", b"Connection: upgrade", b"Upgrade: h2c", length=b"Content-Length: %d" % len(A))
+        for packets in ([head, A], [head + A], [head, B, A]):
+            answer = await place.told(packets)
+            assert (answer.count(b"HTTP/1.1"), answer.count(b"connection: close")) == (1, 1), answer
+            assert answer.endswith(b"<long||>")
+
+    anyio.run(main)
+
+
+def test_empty_lines_between_requests_add_up_to_nothing() -> None:
+    async def main() -> None:
+        place = Place()
+        async with place.line() as line:
+            for _ in range(4):
+                assert (await line.say(A)).endswith(b"<short||aaaa>")
+                assert await line.say(b"\r\n" * (HEAD // 5)) == b""
+            assert not line.closed
+
+    anyio.run(main)
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """A loop whose time can be moved on."""
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+
+STEPS = st.one_of(st.sampled_from([1, 2, 4, 6, 9, 11]), st.sampled_from([A, B, posted(b"long"), A[:9]]))
+
+
+@settings(max_examples=amount(150, 40), deadline=None)
+@given(st.lists(STEPS, max_size=9))
+def test_a_connection_is_closed_when_it_was_idle_for_so_long_and_never_before(steps: list[int | bytes]) -> None:
+    """Whichever way its requests take; one that begins is waited for."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Clock)
+        idle, begun = None, b""
+        async with Place(deepcopy(everything())).line() as line:
+            for step in [*steps, 11]:
+                if isinstance(step, int):
+                    loop.ahead += step
+                    idle = idle if idle is None or begun else idle + step
+                elif begun:
+                    assert (await line.say(A[9:])).endswith(b"<short||aaaa>")
+                    idle, begun = 0, b""
+                elif step == A[:9]:
+                    assert await line.say(step) == b""
+                    begun = step
+                else:
+                    assert (await line.say(step)).startswith(b"HTTP/1.1 200 OK")
+                    idle = 0
+                await _turns(3)
+                assert line.closed == (idle is not None and not begun and idle >= KEEP_ALIVE)
+                if line.closed:
+                    return
+
+    anyio.run(main, backend_options={"loop_factory": Clock})
+
+
+def test_a_request_with_a_known_head_is_not_cut_off_by_the_clock() -> None:
+    class Waiting(Echo):
+        go: asyncio.Event
+
+        def answering(self, headers: Mapping[bytes, bytes], _: bytes, body: bytes, *ways: Any) -> Any:
+            return self._wait(body, ways[-1])
+
+        async def _wait(self, body: bytes, send: Send) -> None:
+            await self.go.wait()
+            await _say(b"short", b"", body, send)
+
+    async def main() -> None:
+        loop, echo = asyncio.get_running_loop(), Waiting()
+        assert isinstance(loop, Clock)
+        echo.go = asyncio.Event()
+        echo.go.set()
+        async with Place(echo=echo).line() as line:
+            await line.say(A)
+            echo.go.clear()
+            assert await line.say(A) == b""
+            for _ in range(3):
+                loop.ahead += KEEP_ALIVE
+                await _turns(3)
+            assert not line.closed
+            echo.go.set()
+            assert (await line.say(b"")).endswith(b"<short||aaaa>")
+            loop.ahead += KEEP_ALIVE - 1
+            await _turns(3)
+            assert not line.closed
+            loop.ahead += 1
+            await _turns(3)
+            assert line.closed
+
+    anyio.run(main, backend_options={"loop_factory": Clock})
+
+
+def test_a_server_that_stops_closes_behind_a_request_with_a_known_head() -> None:
+    async def main() -> None:
+        place = Place()
+        await place.told([LATE])
+        async with place.line() as idle, place.line() as line:
+            await idle.say(A)
+            line.ours.sendall(LATE)
+            await _turns(2)
+            assert len(place.state.tasks) == 1
+            idle.front.shutdown()
+            line.front.shutdown()
+            answer = await line.say(LATE, wait=True)
+            assert answer.count(b"HTTP/1.1 200 OK") == 1 and b"connection: close" in answer
+            assert line.closed and idle.closed
+
+    anyio.run(main)
