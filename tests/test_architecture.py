@@ -61,19 +61,24 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(parsed(path)))
+
+
 def room(path: Path) -> str:
     return path.relative_to(GATEWAY).parts[0].removesuffix(".py")
 
 
-def imported_rooms(path: Path, tree: ast.Module) -> Iterator[tuple[str, int]]:
+def imported_rooms(path: Path) -> Iterator[tuple[str, int]]:
     package = ["gateway", *path.relative_to(GATEWAY).parent.parts]
     typing_only = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if not isinstance(node, ast.ImportFrom) or id(node) in typing_only:
             continue
         if node.level:
@@ -93,7 +98,7 @@ def test_a_module_imports_only_its_own_room_and_rooms_above(path: Path) -> None:
     here = room(path)
     if here == "__init__":
         return
-    for other, line in imported_rooms(path, parsed(path)):
+    for other, line in imported_rooms(path):
         assert ROOMS.index(other) <= ROOMS.index(here), f"{path}:{line} imports {other}, which stands below {here}"
         assert other not in FORBIDDEN.get(here, ()), f"{path}:{line}: {here} may not import {other}"
 
@@ -105,7 +110,7 @@ def test_every_module_stands_in_a_room_of_the_reading_order() -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_and_functions_can_be_read_in_one_sitting(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MODULE_LINES
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             assert length <= FUNCTION_LINES, f"{node.name} has {length} lines"
@@ -120,7 +125,7 @@ def test_a_module_says_what_it_is_for(path: Path) -> None:
 def test_imports_stand_at_the_top(path: Path) -> None:
     inner = [
         node
-        for function in ast.walk(parsed(path))
+        for function in nodes(path)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)

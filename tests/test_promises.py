@@ -17,9 +17,12 @@ _spec.loader.exec_module(promises)
 
 def marked(path: Path) -> set[str]:
     """The rows named in `promise` marks of a file, on functions or on the whole module."""
+    text = path.read_text()
+    if "promise" not in text:
+        return set()
     return {
         argument.value
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "promise"
         for argument in node.args
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str)

@@ -10,8 +10,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from gateway.cli import COMMANDS
+from gateway.cli import COMMANDS, toolgate
 from gateway.config import DEFAULT_CATEGORIES, LimitSettings, Settings
 from gateway.sources.builtin import BUILTINS
 from gateway.sources.development.workbench import TOOLS as DEVELOPMENT
@@ -57,6 +58,16 @@ def test_every_command_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_its_help(command: str) -> None:
+    run = CliRunner().invoke(toolgate, [command, "--help"], prog_name="toolgate")
+    assert (run.exit_code, run.stderr) == (0, "")
+    assert run.stdout.startswith(f"Usage: toolgate {command}")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [name if name == "call" else pytest.param(name, marks=pytest.mark.slow) for name in sorted(COMMANDS)],
+)
 def test_every_command_explains_itself(command: str) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "gateway", command, "--help"], capture_output=True, text=True, timeout=60, check=False

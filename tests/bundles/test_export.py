@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
+from amounts import amount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,7 +77,7 @@ contents = st.dictionaries(paths, st.tuples(st.binary(max_size=200), st.booleans
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=amount(40, 15))
 @given(toolsets(), contents)
 def test_import_export_import_export_is_lossless_byte_for_byte(
     toolset: Toolset, files: dict[str, tuple[bytes, bool]]

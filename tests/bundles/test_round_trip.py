@@ -6,6 +6,7 @@ import string
 from io import BytesIO
 from typing import Any
 
+from amounts import amount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,7 +128,7 @@ paths = st.lists(parts, min_size=1, max_size=3).map("/".join)
 contents = st.binary(max_size=200) | st.builds(bytes, st.integers(0, 3000))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=amount(60, 15))
 @given(toolsets(), st.dictionaries(paths, st.tuples(contents, st.booleans(), st.sampled_from([0, 8])), max_size=6))
 def test_import_export_import_is_lossless_byte_for_byte(
     toolset: Toolset, files: dict[str, tuple[bytes, bool, int]]

@@ -18,7 +18,7 @@ except SystemExit:
 """
 
 
-@pytest.mark.parametrize("command", ["serve", "tool"])
+@pytest.mark.parametrize("command", [pytest.param("serve", marks=pytest.mark.slow), "tool"])
 def test_what_is_imported_for_a_command_is_never_searched_for_garbage(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, command, "--help"], capture_output=True, text=True, check=True)
     collecting, staying, searched = json.loads(done.stderr)

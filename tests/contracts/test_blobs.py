@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from amounts import amount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,7 @@ def test_an_epoch_lasts_while_contents_are_only_added(store: BlobStore) -> None:
     assert store.epoch() == before != ""
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=amount(30, 10), deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=20))
 def test_any_contents_live_side_by_side(tmp_path_factory: pytest.TempPathFactory, contents: list[bytes]) -> None:
     for make in STORES.values():

@@ -41,6 +41,7 @@ def test_every_table_has_the_columns_of_the_specification(table: str, tmp_path: 
 
 
 @pytest.mark.promise("T1")
+@pytest.mark.slow
 def test_ten_processes_that_open_an_empty_directory_at_one_instant_all_succeed(tmp_path: Path) -> None:
     command = [sys.executable, str(WORKER), str(tmp_path / "data" / "toolgate.db")]
     processes = [

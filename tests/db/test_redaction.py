@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from amounts import amount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +69,7 @@ documents = st.recursive(plain, layers, max_leaves=12)
 
 
 @pytest.mark.promise("P3")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=amount(50, 15), deadline=None)
 @given(document=documents)
 def test_no_value_of_a_secret_key_survives_and_nothing_else_changes(document: Any) -> None:
     cleaned, _ = redact(to_json(document))

@@ -67,6 +67,7 @@ class Watched:
         with anyio.fail_after(10):
             while verb not in [seen for seen, _ in self.seen]:
                 await self.db.fetch("SELECT 1")
+                await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.db import Statement
+from gateway.db import Statement, sqlite_writer
 from gateway.db.gate import require_local
 from gateway.db.sqlite import SqliteDatabase
 from gateway.db.sqlite_writer import CHECKPOINT_AFTER, LOG_LIMIT
@@ -76,7 +76,8 @@ def test_a_long_log_is_brought_home_while_we_work(tmp_path: Path) -> None:
     assert count >= CHECKPOINT_AFTER
 
 
-def test_an_idle_process_leaves_no_long_log(tmp_path: Path) -> None:
+def test_an_idle_process_leaves_no_long_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_writer, "IDLE_AFTER", 0.2)
     log = tmp_path / "toolgate.db-wal"
 
     async def main() -> None:
@@ -86,6 +87,7 @@ def test_an_idle_process_leaves_no_long_log(tmp_path: Path) -> None:
         with anyio.fail_after(20):
             while log.stat().st_size > 0:
                 await db.fetch("SELECT 1")
+                await anyio.sleep(0.005)
         await db.close()
 
     anyio.run(main)

@@ -31,7 +31,14 @@ def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
         yield gateway
 
 
-@pytest.fixture(params=["stdio_modern", "stdio_handshake", "http_modern", "http_handshake"])
+@pytest.fixture(
+    params=[
+        "stdio_modern",
+        pytest.param("stdio_handshake", marks=pytest.mark.slow),
+        pytest.param("http_modern", marks=pytest.mark.slow),
+        "http_handshake",
+    ]
+)
 def client(request: pytest.FixtureRequest) -> Client:
     """The Python SDK's client, connected: once per transport and era."""
     connected = request.getfixturevalue(request.param)

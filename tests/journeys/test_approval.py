@@ -371,6 +371,7 @@ async def test_what_one_process_asked_is_answered_at_another_though_the_first_is
             assert await content(visit, chat) == "new"
 
 
+@pytest.mark.slow
 def test_a_key_that_is_too_short_is_refused_at_the_start(tmp_path: Path) -> None:
     settled(tmp_path, {"approval": {"keys": ["too short"]}})
     command = serve_command(tmp_path / "data")

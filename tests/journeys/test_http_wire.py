@@ -182,6 +182,7 @@ def test_both_eras_are_served_from_one_process_at_the_same_time(listening: Liste
 
 
 @pytest.mark.promise("G7")
+@pytest.mark.slow
 def test_sigterm_ends_the_gateway_in_peace_while_a_client_listens(tmp_path: Path) -> None:
     with on_http(tmp_path) as gateway:
         session = open_session(gateway.url)

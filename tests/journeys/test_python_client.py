@@ -180,7 +180,9 @@ async def test_an_unknown_tool_is_refused_by_name(client: Client, chat: str) -> 
 
 
 @pytest.mark.promise("G3")
-@pytest.mark.parametrize("client", ["stdio_handshake", "http_handshake"], indirect=True)
+@pytest.mark.parametrize(
+    "client", [pytest.param("stdio_handshake", marks=pytest.mark.slow), "http_handshake"], indirect=True
+)
 async def test_a_handshake_client_may_ping(client: Client) -> None:
     assert await client.send_ping() == EmptyResult()
 
@@ -256,6 +258,7 @@ async def test_without_a_session_or_a_choice_every_request_is_of_the_default_cha
 
 
 @pytest.mark.promise("C1")
+@pytest.mark.slow
 async def test_the_command_line_chooses_the_chat_and_its_files_outlive_the_process(tmp_path: Path) -> None:
     async with over_stdio(tmp_path, HANDSHAKE, "--chat", "novel") as client:
         await value(client, "write_file", {"path": "chapter.md", "content": "# One\n"})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from .processes import PATIENCE, Process, environment, on_stdio, serve_command, to_line
-from .wire import ERAS, HANDSHAKE, INITIALIZE, INITIALIZED, MODERN, call, nested, request
+from .wire import HANDSHAKE, INITIALIZE, INITIALIZED, MODERN, call, nested, request
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -21,7 +21,7 @@ LIMIT = 256 * 1024
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
 
 
-@pytest.fixture(scope="module", params=ERAS)
+@pytest.fixture(scope="module", params=[MODERN, pytest.param(HANDSHAKE, marks=pytest.mark.slow)])
 def era(request: pytest.FixtureRequest) -> str:
     assert isinstance(request.param, str)
     return request.param
@@ -140,7 +140,7 @@ def test_before_the_handshake_a_request_of_that_era_is_refused_and_the_handshake
 
 
 @pytest.mark.promise("G3")
-@pytest.mark.parametrize("asking", ERAS)
+@pytest.mark.parametrize("asking", [pytest.param(MODERN, marks=pytest.mark.slow), HANDSHAKE])
 def test_requests_followed_by_the_end_of_input_are_all_answered(tmp_path: Path, asking: str) -> None:
     with on_stdio(tmp_path) as gateway:
         gateway.send(b"".join(_conversation(asking)))
@@ -150,7 +150,8 @@ def test_requests_followed_by_the_end_of_input_are_all_answered(tmp_path: Path, 
 
 
 @pytest.mark.promise("G3")
-@pytest.mark.parametrize("asking", ERAS)
+@pytest.mark.parametrize("asking", [MODERN, HANDSHAKE])
+@pytest.mark.slow
 def test_requests_kept_in_a_file_are_all_answered(tmp_path: Path, asking: str) -> None:
     conversation = tmp_path / "conversation.jsonl"
     conversation.write_bytes(b"".join(_conversation(asking)))
@@ -169,7 +170,9 @@ def test_requests_kept_in_a_file_are_all_answered(tmp_path: Path, asking: str) -
 
 
 @pytest.mark.promise("G3")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["sigterm", "sigint"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["sigterm", "sigint"]
+)
 def test_a_signal_ends_the_gateway_in_peace(tmp_path: Path, number: signal.Signals) -> None:
     with on_stdio(tmp_path) as gateway:
         assert "result" in gateway.ask(INITIALIZE)

@@ -16,7 +16,7 @@ from sources.toolset.writing import require_sandbox, write_toolset
 
 from .clients import call, every_tool, over_http, over_stdio
 from .processes import on_http
-from .wire import ERAS, MODERN
+from .wire import HANDSHAKE, MODERN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
 
@@ -49,7 +49,7 @@ def edit(folder: Path, tool: str) -> None:
     write_toolset(folder, MANIFEST.format(tool=tool), code=CODE.format(tool=tool))
 
 
-@pytest.fixture(params=ERAS)
+@pytest.fixture(params=[MODERN, pytest.param(HANDSHAKE, marks=pytest.mark.slow)])
 def era(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

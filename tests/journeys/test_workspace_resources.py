@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 
 from .clients import over_http, over_stdio, value
 from .processes import Listening
-from .wire import ERAS, MODERN
+from .wire import HANDSHAKE, MODERN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90), pytest.mark.promise("G4")]
 
@@ -72,7 +72,7 @@ class Road:
         return refused.value.error
 
 
-@pytest.fixture(params=ERAS)
+@pytest.fixture(params=[MODERN, pytest.param(HANDSHAKE, marks=pytest.mark.slow)])
 def era(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

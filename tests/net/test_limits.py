@@ -119,6 +119,7 @@ async def test_gzip_is_unpacked_also_in_several_parts() -> None:
     assert await get(packed(b"")) == b""
 
 
+@pytest.mark.slow
 async def test_a_bomb_costs_no_more_than_the_limit() -> None:
     bomb = gzip.compress(bytes(300 * KIBIBYTE * KIBIBYTE), 9)
     assert len(bomb) < 400 * KIBIBYTE

@@ -7,6 +7,7 @@ import sys
 from itertools import count
 
 import pytest
+from amounts import amount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,7 +89,7 @@ def test_a_text_is_taken_for_what_it_looks_like(code: str, language: str) -> Non
     assert guess(code) == language
 
 
-@settings(max_examples=150)
+@settings(max_examples=amount(150, 20))
 @given(st.text(st.sampled_from("<>&'\"/*#`$ \r\n\t{}[]()=;ax1é\u2028\x00-!?"), max_size=80), st.sampled_from(LANGUAGES))
 def test_the_text_stays_the_same_and_every_element_is_a_span_with_a_class(code: str, language: str) -> None:
     html = highlight(code, language).html

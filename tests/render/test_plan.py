@@ -31,6 +31,7 @@ RENDERERS = [
     declare("frame", {"url": "https://example.com/$args.path"}),
     declare("frame", {"port": "$return.port"}),
 ]
+ONE_OF_EACH_KIND = RENDERERS[1::2]
 
 
 def called(arguments: dict[str, Any], **fields: Any) -> Call:
@@ -188,7 +189,11 @@ def test_a_long_argument_does_not_push_out_what_is_shown() -> None:
     assert [cut["at"] for cut in shown["truncated"]] == ["input.content"]
 
 
-@pytest.mark.parametrize("renderer", RENDERERS, ids=lambda renderer: renderer.kind)
+@pytest.mark.parametrize(
+    "renderer",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each not in ONE_OF_EACH_KIND)) for each in RENDERERS],
+    ids=lambda renderer: renderer.kind,
+)
 def test_a_plan_of_countless_pieces_is_bounded(renderer: Renderer) -> None:
     huge = "\x01" * 200_000
     arguments = {"path": huge, "language": huge, **{f"{'ä' * 5000}{number}": huge for number in range(30)}}

@@ -68,7 +68,7 @@ async def test_a_toolset_without_python_starts_nothing(bench: Bench) -> None:
     [
         ("import os\nos._exit(4)", "ended itself with exit code 4"),
         ("import ctypes\nctypes.string_at(0)", "crashed (SIGSEGV"),
-        ("import os\nos.kill(os.getpid(), 9)", "crashed (SIGKILL"),
+        pytest.param("import os\nos.kill(os.getpid(), 9)", "crashed (SIGKILL", marks=pytest.mark.slow),
         ("print('x' * 20_000_000, flush=True)\nimport time\ntime.sleep(30)", "printed more than 16 MiB"),
     ],
     ids=["exit", "segfault", "kill", "output"],

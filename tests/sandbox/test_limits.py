@@ -179,6 +179,7 @@ for line in sys.stdin:
         assert await process.wait() == Exit(137, "memory")
 
 
+@pytest.mark.slow
 async def test_eight_that_spin_end_on_time(any_sandbox: Sandbox, tmp_path: Path) -> None:
     finished = await let_loose(any_sandbox, tmp_path, SPINNERS, Limits(), timeout=1)
     assert finished.exit == Exit(137, "timeout")
@@ -209,6 +210,7 @@ for place in ("/dev/shm", "/run", "/dev", "/"):
     assert finished.stdout == b"begun\n" + b"stopped\n" * 4
 
 
+@pytest.mark.slow
 async def test_nothing_is_left_when_its_end_is_told(any_sandbox: Sandbox, tmp_path: Path) -> None:
     for number in range(12):  # bubblewrap itself ends an instant before what is still inside
         await let_loose(any_sandbox, tmp_path / str(number), ORPHAN, Limits())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amounts import amount
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -108,7 +109,7 @@ def altered(state: str, kind: str, place: int, character: str) -> str:
     )
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=amount(200, 25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(ALTERATIONS), st.integers(0, 10_000), st.sampled_from("ABCxyz019-_.=\x00é"))
 def test_an_altered_state_is_refused_and_the_true_one_still_counts_once(
     range_: Range, kind: str, place: int, character: str
@@ -170,7 +171,7 @@ def test_a_state_counts_for_no_other_call(range_: Range, changed: dict[str, Any]
     assert range_.call(given_back(state)).ok  # whoever tried has used nothing up
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=amount(60, 20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     state=st.none() | st.text(max_size=40) | st.integers() | st.just(PREFIX) | st.text(max_size=40).map(PREFIX.__add__),
     said=st.just(YES)

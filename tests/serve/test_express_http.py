@@ -21,7 +21,7 @@ ERAS = ["modern", "handshake"]
 ACCEPTED = {"action": "accept", "content": {"answer": "42"}}
 
 
-@pytest.fixture(params=["short", "wire"])
+@pytest.fixture(params=["short", pytest.param("wire", marks=pytest.mark.slow)])
 async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     async with bench(tmp_path) as opened:
         yield opened.over(request.param)
@@ -29,6 +29,8 @@ async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 in_process = pytest.mark.parametrize("desk", ["short"], indirect=True)
 """For what a client that is gone cannot see."""
+everywhere = pytest.mark.parametrize("desk", ["short", "wire"], indirect=True)
+"""For what a connection has a part in; the rest goes over one with the whole only."""
 
 
 @pytest.fixture
@@ -111,6 +113,7 @@ async def test_a_silent_call_is_pinged_until_its_answer(desk: Bench, era: str) -
     assert answer.headers["content-type"] == "text/event-stream"
 
 
+@everywhere
 async def test_a_question_is_put_on_the_stream_of_its_call_and_answered_in_a_request_of_its_own(desk: Bench) -> None:
     client = await desk.session(ABLE)
     exchange = client.send(asked("handshake", "ask"))
@@ -224,6 +227,7 @@ async def test_the_call_of_a_client_in_a_session_that_loses_its_connection_goes_
     assert await desk.records() == [("success", None)]
 
 
+@everywhere
 async def test_a_session_that_is_ended_ends_its_calls_and_no_others(desk: Bench) -> None:
     client, other = await desk.session(), await desk.session()
     exchange = await begun(desk, client, asked("handshake", "wait"))
@@ -246,6 +250,7 @@ async def test_a_client_that_says_twice_that_it_is_ready_keeps_what_is_under_way
     assert "accept" in value((await exchange.answer()).message)
 
 
+@everywhere
 async def test_two_calls_of_one_id_are_both_answered(desk: Bench) -> None:
     client = await desk.session()
     first = await begun(desk, client, asked("handshake", "wait", number=5))

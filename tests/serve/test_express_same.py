@@ -47,7 +47,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module", params=["short", "wire"])
+@pytest.fixture(scope="module", params=["short", pytest.param("wire", marks=pytest.mark.slow)])
 async def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     async with bench(tmp_path_factory.mktemp("roads")) as opened:
         yield opened.over(request.param)
@@ -55,6 +55,8 @@ async def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 in_process = pytest.mark.parametrize("both", ["short"], indirect=True)
 """For what has nothing to do with bytes over a connection."""
+everywhere = pytest.mark.parametrize("both", ["short", "wire"], indirect=True)
+"""For what has; the rest goes over a connection with the whole only."""
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +313,7 @@ async def test_a_length_said_twice_counts_alike(both: Bench) -> None:
     await assert_same(both, *await sessions(both), _older(ECHO), [("content-length", "5")])
 
 
+@everywhere
 async def test_a_body_in_pieces_is_read_alike(both: Bench) -> None:
     large = call("stall__echo", {"a": "x" * (LIMIT // 3 * 2)})
     for message in (ECHO, large, call("stall__echo", {"a": "x" * LIMIT})):
@@ -353,6 +356,7 @@ async def test_a_session_that_is_over_or_nobodys_or_of_another_version_is_refuse
         await assert_same(both, *await sessions(both), _older(ECHO), headers)
 
 
+@everywhere
 async def test_progress_is_told_alike(both: Bench) -> None:
     for token in (0, "", "t", 7):
         asked = call("stall__count", meta={"progressToken": token})

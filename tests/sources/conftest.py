@@ -14,7 +14,12 @@ from gateway.sources.builtin import BuiltinSource
 from gateway.workspace import Openat2, Stepwise, Way, Workspaces
 
 
-@pytest.fixture(params=[pytest.param(Openat2(), id="openat2"), pytest.param(Stepwise(), id="stepwise")])
+@pytest.fixture(
+    params=[
+        pytest.param(Openat2(), id="openat2"),
+        pytest.param(Stepwise(), id="stepwise", marks=pytest.mark.slow),
+    ]
+)
 def way(request: pytest.FixtureRequest) -> Way:
     chosen: Way = request.param
     return chosen

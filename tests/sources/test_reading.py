@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from amounts import amount
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +50,7 @@ def test_lines_are_read_from_an_offset_and_the_answer_says_how_to_go_on(call: Ca
     assert "the file has 100 lines" in text(past)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=amount(40, 15), deadline=None)
 @given(st.lists(st.text(alphabet="aü\r\n", max_size=12), max_size=12).map("\n".join), st.integers(1, 4))
 def test_reading_on_from_each_offset_gives_the_whole_file(call: Calling, workspace: Path, body: str, step: int) -> None:
     (workspace / "a").write_bytes(body.encode())

@@ -59,6 +59,7 @@ def test_all_that_is_exported_is_in_the_readme() -> None:
     assert set(covalt_toolset.__all__) - words <= inner
 
 
+@pytest.mark.slow
 def test_the_readmes_toolset_passes_its_own_tests(tmp_path: Path) -> None:
     for name, text in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", (PACKAGE / "README.md").read_text(), re.DOTALL):
         (tmp_path / name).parent.mkdir(exist_ok=True)

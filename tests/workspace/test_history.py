@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from amounts import amount
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.promise("T2")
 def test_a_long_history_is_seen_and_restored_exactly(tmp_path: Path, seed: int) -> None:
     checkout, work, chance = new_checkout(tmp_path), tmp_path / "files", random.Random(seed)
     history, state = [EMPTY], EMPTY
-    for _ in range(400):
+    for _ in range(amount(400, 120)):
         for _ in range(chance.randint(0, 4)):
             disturb(work, chance)
         tree = checkout.snapshot()
@@ -99,6 +100,6 @@ class Workspace(RuleBasedStateMachine):
 
 
 Workspace.TestCase.settings = settings(
-    max_examples=20, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=amount(20, 6), stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestWorkspace = pytest.mark.promise("T2")(Workspace.TestCase)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from amounts import amount
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -24,7 +25,7 @@ from gateway.workspace.versions import Versions
 Result = TypeVar("Result")
 NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "ü ñ\n"])
 CONTENTS = st.sampled_from([b"", b"1", b"2", b"22", b"\xff\x00"])
-STEPS, EXAMPLES = 60, 12
+STEPS, EXAMPLES = 60, amount(12, 4)
 
 Files = dict[str, tuple[bytes, bool]]
 """The model: path → content and whether it is executable."""

@@ -165,7 +165,14 @@ PLANTS: list[tuple[Callable[[Plant], None], list[str], list[Call]]] = [
 ]
 
 
-@pytest.mark.parametrize(("sow", "control", "calls"), PLANTS, ids=[each[0].__name__ for each in PLANTS])
+VARIANTS = {hooks_elsewhere, process_filter, textconv, driver_diff, signing_by_ssh, included, per_worktree, editor}
+"""Another spelling of what another plant does already; tried with the whole."""
+
+
+@pytest.mark.parametrize(
+    ("sow", "control", "calls"),
+    [pytest.param(*each, marks=[pytest.mark.slow] * (each[0] in VARIANTS), id=each[0].__name__) for each in PLANTS],
+)
 async def test_no_program_of_a_repository_is_run(
     plant: Plant, tmp_path: Path, sow: Callable[[Plant], None], control: list[str], calls: list[Call]
 ) -> None:
@@ -201,6 +208,7 @@ async def test_a_merge_driver_is_not_run_and_the_merge_is_made_all_the_same(plan
         assert not plant.mark.exists()
 
 
+@pytest.mark.slow
 async def test_the_settings_of_a_submodule_are_not_asked(plant: Plant, tmp_path: Path) -> None:
     (plant.folder / "inner").mkdir()
     inner = Plant(plant.folder / "inner", plant.mark)

@@ -188,10 +188,12 @@ async def test_what_would_use_up_the_machine_is_ended(tmp_path: Path) -> None:
     "code",
     [
         "while True: pass",
-        "while True: open('x', 'w').write('y')",
+        pytest.param("while True: open('x', 'w').write('y')", marks=pytest.mark.slow),
         "import time\ntime.sleep(3600)",
-        "import asyncio\nasync def f(): await asyncio.sleep(3600)\nasyncio.run(f())",
-        "sum(range(10**15))",
+        pytest.param(
+            "import asyncio\nasync def f(): await asyncio.sleep(3600)\nasyncio.run(f())", marks=pytest.mark.slow
+        ),
+        pytest.param("sum(range(10**15))", marks=pytest.mark.slow),
     ],
 )
 async def test_what_takes_too_long_is_ended_and_what_it_said_is_kept(bare: Desk, code: str) -> None:

@@ -214,6 +214,7 @@ async def test_whoever_waits_sees_the_output_while_it_runs(desk: Desk) -> None:
     assert heard[0][1] == "first\n", "it was told before the program could end"
 
 
+@pytest.mark.slow
 async def test_reports_are_few_and_short_and_one_who_does_not_listen_holds_up_nothing(desk: Desk) -> None:
     heard: list[str | None] = []
 
@@ -265,6 +266,7 @@ async def test_each_program_starts_afresh(desk: Desk) -> None:
     assert (await python(desk, look))["stdout"] == "False []\n"
 
 
+@pytest.mark.slow
 async def test_an_interpreter_that_code_left_is_held_to_the_time_of_its_call(desk: Desk) -> None:
     leave = """
 import os

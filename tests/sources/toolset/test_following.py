@@ -49,6 +49,7 @@ def offered(gateway: Gateway) -> set[str]:
     return {entry.tool.id for entry in gateway.catalog if entry.tool.owner}
 
 
+@pytest.mark.slow
 async def test_an_edit_is_offered_and_announced(gateway: Gateway, tmp_path: Path) -> None:
     told: list[set[str]] = []
     gateway.executor.watch(lambda catalog: told.append({entry.tool.id for entry in catalog if entry.tool.owner}))

@@ -79,7 +79,7 @@ async def test_who_cannot_be_asked_is_not(tmp_path: Path, era: str, kind: str) -
             assert answer["error"]["code"] == -32601
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["prompt", pytest.param("resource", marks=pytest.mark.slow)])
 async def test_a_person_may_take_longer_to_answer_than_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

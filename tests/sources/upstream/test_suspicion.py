@@ -143,7 +143,9 @@ SEEDS = [
 ]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] * (place % 3 > 0)) for place, seed in enumerate(SEEDS)]
+)
 def test_an_attackers_text_costs_time_linear_in_it(seed: str) -> None:
     def seconds(length: int) -> float:
         text = (seed * (length // len(seed) + 1))[:length]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,17 +139,17 @@ async def test_a_page_is_read_in_a_process_of_its_own(sandbox: Any, monkeypatch:
     assert await reading("<title>T</title><p>é \ud800") == {"title": "T", "markdown": "é ?", "cut": False}
 
 
-BUSY = {
-    "deep": "<div>" * 1_600_000,
-    "formatting": "".join(f"<b id={n}>" for n in range(60_000)) + "<p>" * 60_000,
-    "attributes": "<a " + " ".join(f"a{n:x}" for n in range(1_000_000)) + ">x",
+BUSY: dict[str, Callable[[], str]] = {
+    "deep": lambda: "<div>" * 1_600_000,
+    "formatting": lambda: "".join(f"<b id={n}>" for n in range(60_000)) + "<p>" * 60_000,
+    "attributes": lambda: "<a " + " ".join(f"a{n:x}" for n in range(1_000_000)) + ">x",
 }
 
 
 @pytest.mark.anyio
 @pytest.mark.slow
 @pytest.mark.parametrize("html", BUSY.values(), ids=BUSY)
-async def test_a_page_that_keeps_a_parser_busy_is_given_up_and_nobody_waits_for_it(html: str) -> None:
+async def test_a_page_that_keeps_a_parser_busy_is_given_up_and_nobody_waits_for_it(html: Callable[[], str]) -> None:
     longest = 0.0
 
     async def watch() -> None:
@@ -158,9 +159,10 @@ async def test_a_page_that_keeps_a_parser_busy_is_given_up_and_nobody_waits_for_
             await asyncio.sleep(0.01)
             longest = max(longest, time.monotonic() - since)
 
+    busy = html()
     watching = asyncio.create_task(watch())
     with pytest.raises(ToolFailed, match="fetch it with format='raw'") as refused:
-        await reading(html, seconds=2)
+        await reading(busy, seconds=2)
     watching.cancel()
     assert refused.value.code == "UNREADABLE_PAGE"
     assert longest < 1
@@ -169,7 +171,7 @@ async def test_a_page_that_keeps_a_parser_busy_is_given_up_and_nobody_waits_for_
 @pytest.mark.anyio
 async def test_a_call_that_is_given_up_leaves_no_reader_behind() -> None:
     began = time.monotonic()
-    task = asyncio.create_task(reading(BUSY["deep"]))
+    task = asyncio.create_task(reading(BUSY["deep"]()))
     with anyio.fail_after(10):
         while not readers():  # noqa: ASYNC110 - nobody tells when a process has begun
             await asyncio.sleep(0.01)

@@ -18,8 +18,14 @@ from .conftest import FACE, HANDSHAKE, MODERN, HttpServer, server
 
 pytestmark = pytest.mark.anyio
 
+WITH_THE_WHOLE = {("stdio", HANDSHAKE), ("sse", MODERN)}
+"""The inner loop keeps to each transport and each era, and to both where most servers are."""
 COMBINATIONS = [
-    pytest.param((transport, era), id=f"{transport}-{era}")
+    pytest.param(
+        (transport, era),
+        id=f"{transport}-{era}",
+        marks=[pytest.mark.slow] * ((transport, era) in WITH_THE_WHOLE),
+    )
     for transport in ("stdio", "http", "sse")
     for era in (MODERN, HANDSHAKE)
 ]
