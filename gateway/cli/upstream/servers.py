@@ -138,9 +138,11 @@ def remove(settings: Settings, name: str) -> None:
             at.require_added(name)
             await at.board.memory.remove(name)
             await at.board.pins.forget(name)
-            with suppress(NotFound):
-                await sign_out(at.account(name), name, at.board.logins)
-            at.vault.forget(name)
+            try:
+                with suppress(NotFound):
+                    await sign_out(at.account(name), name, at.board.logins)
+            finally:  # whatever became of its login, its secrets do not stay behind
+                at.vault.forget(name)
 
     run(task)
     click.echo(f"{name} is removed")
