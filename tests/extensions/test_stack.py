@@ -250,67 +250,82 @@ def test_slots_are_never_too_many_and_none_is_lost_whoever_is_called_off(moves: 
     dropped where they stand. Those let in come in the order in which they asked."""
 
     async def main() -> None:
-        gate, here = Running(SLOTS, 60), asyncio.get_running_loop()
-        ends: dict[int, asyncio.Future[None]] = {}
-        entered: list[int] = []
-        tasks: dict[int, asyncio.Task[Outcome]] = {}
-
-        async def run(asked: Call) -> Outcome:
-            place = int(asked.arguments["place"])
-            entered.append(place)
-            ends[place] = here.create_future()
-            assert len(ends) <= SLOTS
-            try:
-                await ends[place]
-            finally:
-                del ends[place]
-            return Outcome(value=place)
-
-        road = stack([gate], run)
-
-        def come() -> None:
-            place = len(tasks)
-            tasks[place] = here.create_task(_begun(road(call().but(arguments={"place": place}))))
-
-        def waiting() -> list[asyncio.Task[Outcome]]:
-            return [task for place, task in tasks.items() if not task.done() and place not in entered]
-
+        crowd = _Crowd()
         for move, which in [*moves, ("turn", 0)]:
-            live = [task for task in tasks.values() if not task.done()]
-            if move == "come":
-                come()
-            elif move == "crowd":
-                for _ in range(MOST):
-                    come()
-            elif move == "turn":
-                await _turns()
-                assert len(ends) == min(SLOTS, len(ends) + len(waiting()))
-            elif move == "end" and ends:
-                _let_go(next(iter(ends.values())))
-            elif move == "cancel" and live:
-                live[which % len(live)].cancel()
-            elif move == "cancel at its turn" and ends and waiting():
-                for end in ends.values():
-                    _let_go(end)
-                await asyncio.sleep(0)
-                for task in waiting()[:1]:
-                    task.cancel()
-            elif move == "drop" and len(live) < MOST:
-                await _turns()
-                if len(ends) == SLOTS:
-                    left = _begun(road(call().but(arguments={"place": -1})))
-                    left.send(None)
-                    left.close()
-        for task in list(tasks.values()):
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
-        assert entered == sorted(entered)
-        refused = [task.result() for task in tasks.values() if not task.cancelled() and task.result().error]
-        assert {code(each) for each in refused} <= {"OVERLOADED"}
-        slots = gate._slots_of(ECHO.owner)
+            await crowd.move(move, which)
+        await crowd.leave()
+        assert crowd.entered == sorted(crowd.entered)
+        ended = [task.result() for task in crowd.tasks.values() if not task.cancelled()]
+        assert {code(each) for each in ended if each.error} <= {"OVERLOADED"}
+        slots = crowd.gate._slots_of(ECHO.owner)
         assert (slots._free, len(slots._waiting)) == (SLOTS, 0)
 
     anyio.run(main)
+
+
+class _Crowd:
+    """Calls before, in and behind a gate; `ends` lets those go that are in."""
+
+    def __init__(self) -> None:
+        self.gate = Running(SLOTS, 60)
+        self.ends: dict[int, asyncio.Future[None]] = {}
+        self.entered: list[int] = []
+        self.tasks: dict[int, asyncio.Task[Outcome]] = {}
+        self._road = stack([self.gate], self._run)
+        self._loop = asyncio.get_running_loop()
+
+    async def move(self, move: str, which: int) -> None:
+        live = [task for task in self.tasks.values() if not task.done()]
+        if move == "come":
+            self._come()
+        elif move == "crowd":
+            for _ in range(MOST):
+                self._come()
+        elif move == "turn":
+            await _turns()
+            assert len(self.ends) == min(SLOTS, len(self.ends) + len(self._waiting()))
+        elif move == "end" and self.ends:
+            _let_go(next(iter(self.ends.values())))
+        elif move == "cancel" and live:
+            live[which % len(live)].cancel()
+        elif move == "cancel at its turn" and self.ends and self._waiting():
+            for end in self.ends.values():
+                _let_go(end)
+            await asyncio.sleep(0)
+            for task in self._waiting()[:1]:
+                task.cancel()
+        elif move == "drop" and len(live) < MOST:
+            await _turns()
+            if len(self.ends) == SLOTS:
+                left = self._called(-1)
+                left.send(None)
+                left.close()
+
+    async def leave(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+    def _come(self) -> None:
+        place = len(self.tasks)
+        self.tasks[place] = self._loop.create_task(self._called(place))
+
+    def _called(self, place: int) -> Coroutine[Any, Any, Outcome]:
+        return _begun(self._road(call().but(arguments={"place": place})))
+
+    def _waiting(self) -> list[asyncio.Task[Outcome]]:
+        return [task for place, task in self.tasks.items() if not task.done() and place not in self.entered]
+
+    async def _run(self, asked: Call) -> Outcome:
+        place = int(asked.arguments["place"])
+        self.entered.append(place)
+        end = self.ends[place] = self._loop.create_future()
+        assert len(self.ends) <= SLOTS
+        try:
+            await end
+        finally:
+            del self.ends[place]
+        return Outcome(value=place)
 
 
 def _begun(call: Awaitable[Outcome]) -> Coroutine[Any, Any, Outcome]:
