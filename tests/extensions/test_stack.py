@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import anyio
 import pytest
 from amounts import amount
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.calls import Call, Outcome, Proceed
@@ -245,6 +245,7 @@ MOVES = st.one_of(
 
 @settings(max_examples=amount(150, 40), deadline=None)
 @given(st.lists(MOVES, max_size=30))
+@example([("come", 0), ("come", 0), ("come", 0), ("turn", 0), ("drop", 0)])  # one waits before the one that is dropped
 def test_slots_are_never_too_many_and_none_is_lost_whoever_is_called_off(moves: list[tuple[str, int]]) -> None:
     """Calls come, end, and are called off while they wait, while they run, and at the moment they are let in; some are
     dropped where they stand. Those let in come in the order in which they asked."""
