@@ -20,6 +20,11 @@ class Statement(NamedTuple):
     expect: int | None = None
 
 
+Writing = tuple[str, ...]
+"""Statements that write any number of rows, in one transaction; the one parameter of each is all of them, as a JSON
+array of arrays."""
+
+
 class Database(Protocol):
     """One engine. What is acknowledged is committed; a failed transaction leaves no trace and
     does not disturb its neighbours.
@@ -29,11 +34,19 @@ class Database(Protocol):
     `Unavailable` everything else, a full disk and a closed database among it.
     """
 
-    async def run(self, *statements: Statement, short: bool = False) -> list[list[Row]]:
+    async def run(self, *statements: Statement) -> list[list[Row]]:
         """Run the statements as one transaction; the rows each of them returned.
 
-        It is committed even when whoever waits for it is cancelled meanwhile. `short` says that they touch a row or
-        two and carry little, so that an engine for which handing over is the larger part may save itself that.
+        It is committed even when whoever waits for it is cancelled meanwhile.
+        """
+        ...
+
+    def promise(self, writing: Writing, row: Sequence[Any]) -> bool:
+        """Whether the engine takes it upon itself to write the row soon, whatever becomes of this process: where rows
+        are many it is far cheaper to write them together. What refuses the row then, only a log will tell; it may be
+        written twice.
+
+        Within this process it is as if it were written at once.
         """
         ...
 

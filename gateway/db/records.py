@@ -8,14 +8,13 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Any
 
 import anyio
 import orjson
 
 from ..calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
-from ..errors import Conflict, GatewayError, InputRequired, Invalid, NotFound
+from ..errors import GatewayError, InputRequired, Invalid, NotFound
 from . import Database, Statement, chats, timestamp
 from .redaction import blot, redact
 
@@ -23,12 +22,10 @@ log = logging.getLogger(__name__)
 
 DOCUMENT_LIMIT = 64 * 1024  # bytes of arguments or result kept whole
 PREVIEW_LIMIT = 4 * 1024
-SHORT = 16 * 1024  # characters of a record that is quickly written
 FOLLOWING = 32  # results that wait, whole, for their digest; of one more it is made at once
 PAGE_LIMIT = 1000
 PLANS_LOOKBACK = 1000
 """How many calls of a chat are looked at for plans: with most calls having none, the look must end somewhere."""
-_CHATS_REMEMBERED = 10_000
 _NO_JSON = (GatewayError, TypeError, ValueError, RecursionError)
 
 _NAMES = (
@@ -37,18 +34,30 @@ _NAMES = (
     *("finished_at", "duration_ms", "pre_manifest_id", "post_manifest_id"),
 )
 _COLUMNS = ", ".join(_NAMES)
-_LONG = ("tool_name", "message_id", "parent_message_id", "args", "error", "result", "render_plan")
-"""What is as long as callers and tools make it."""
+_Row = list[Any]
 
-_Row = dict[str, Any]
-_RUNNING = "ON CONFLICT (id) DO NOTHING"
-_FINISHED = """ON CONFLICT (id) DO UPDATE SET
+
+def _taken(*names: str) -> str:
+    """Those columns of many rows, from a JSON array; the WHERE tells SQLite that what follows is no join."""
+    columns = ", ".join(f"json_extract(value, '$[{_NAMES.index(name)}]')" for name in names)
+    return f"SELECT {columns} FROM json_each(?) WHERE true"  # noqa: S608 - constants only
+
+
+_INSERT = f"INSERT INTO tool_calls ({_COLUMNS}) VALUES ({', '.join('?' * len(_NAMES))})"  # noqa: S608 - constants only
+_RUNNING = f"{_INSERT} ON CONFLICT (id) DO NOTHING"
+_END = """ON CONFLICT (id) DO UPDATE SET
     args = excluded.args, status = excluded.status, error = excluded.error, error_code = excluded.error_code,
     result = excluded.result, render_plan = excluded.render_plan, finished_at = excluded.finished_at,
     duration_ms = excluded.duration_ms, process = excluded.process,
     pre_manifest_id = COALESCE(excluded.pre_manifest_id, tool_calls.pre_manifest_id),
     post_manifest_id = COALESCE(excluded.post_manifest_id, tool_calls.post_manifest_id)
 """
+_FINISHED = f"{_INSERT} {_END}"
+_PROMISED = (
+    f"INSERT INTO chats (id, principal, created_at) {_taken('chat_id', 'principal', 'started_at')} "
+    "ON CONFLICT (id) DO NOTHING",
+    f"INSERT INTO tool_calls ({_COLUMNS}) {_taken(*_NAMES)} {_END}",
+)
 _RESULT = "UPDATE tool_calls SET result = ? WHERE id = ?"
 _SELECT = f"SELECT {_COLUMNS} FROM tool_calls"  # noqa: S608 - constants only
 _BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? ORDER BY id LIMIT 2"
@@ -107,13 +116,13 @@ class CallRecords:
     def __init__(self, db: Database, process: str) -> None:
         self._db = db
         self._process = process
-        self._known_chats: set[str] = set()
         self._following: set[asyncio.Task[None]] = set()
 
     async def record_running(self, call: Call) -> None:
         """Write that a call has begun; does nothing when its end is already written."""
         arguments, _, _ = _arguments(call)
-        await self._write(call, _RUNNING, self._beginning(call, arguments, "running"))
+        row = self._beginning(call, arguments, "running")
+        await self._write(call, _RUNNING, row + [None] * (len(_NAMES) - len(row)))
 
     async def record_finished(
         self,
@@ -130,30 +139,30 @@ class CallRecords:
         arguments, no_json, secrets = _arguments(call)
         asking = isinstance(outcome.error, InputRequired)
         error = outcome.error or no_json
-        status = "success" if outcome.error is None else "pending" if asking else "error"
-        row = self._beginning(call, arguments, status)
         result = _result(outcome)
         follows = False
-        if result is not None and len(result) <= DOCUMENT_LIMIT:
-            row["result"] = result.decode()
-        elif result is not None:
+        if result is None:
+            shown = None
+        elif len(result) <= DOCUMENT_LIMIT:
+            shown = result.decode()
+        else:
             follows = len(self._following) < FOLLOWING
-            row["result"] = _cut(result, None if follows else _digest(result))
-        if error is not None:
-            row["error"] = blot(error.message, secrets)[:DOCUMENT_LIMIT]
-            row["error_code"] = error.code
-        if outcome.render_plan is not None:
-            row["render_plan"] = _plan(outcome.render_plan)
-        if not asking:
-            now = time.time() if finished_at is None else finished_at
-            row["finished_at"] = timestamp(now)
-            row["duration_ms"] = round(max(0.0, now - call.started_at) * 1000, 3)
-        if outcome.pre_manifest is not None:
-            row["pre_manifest_id"] = outcome.pre_manifest
-        if outcome.post_manifest is not None:
-            row["post_manifest_id"] = outcome.post_manifest
+            shown = _cut(result, None if follows else _digest(result))
+        now = time.time() if finished_at is None else finished_at
+        row = [
+            *self._beginning(call, arguments, "success" if outcome.error is None else "pending" if asking else "error"),
+            None if error is None else blot(error.message, secrets)[:DOCUMENT_LIMIT],
+            None if error is None else error.code,
+            shown,
+            None if outcome.render_plan is None else _plan(outcome.render_plan),
+            None if asking else timestamp(now),
+            None if asking else round(max(0.0, now - call.started_at) * 1000, 3),
+            outcome.pre_manifest,
+            outcome.post_manifest,
+        ]
         try:
-            await self._write(call, _FINISHED, row)
+            if asking or not self._db.promise(_PROMISED, row):  # who is asked may answer to another process
+                await self._write(call, _FINISHED, row)
         finally:
             if follows and result is not None:  # also of a caller cancelled here, whose record is written
                 task = asyncio.get_running_loop().create_task(self._add_digest(call.id, result))
@@ -206,40 +215,31 @@ class CallRecords:
 
     def _beginning(self, call: Call, arguments: str | None, status: str) -> _Row:
         tool, caller = call.tool, call.caller
-        row: _Row = {
-            "id": call.id,
-            "chat_id": call.chat,
-            "tool_id": call.name if tool is None else tool.id,
-            "tool_name": call.name,
-            "category": None if tool is None else tool.category,
-            "principal": caller.principal,
-            "surface": caller.surface,
-            "client": caller.client,
-            "started_at": timestamp(call.started_at),
-            "process": self._process,
-            "args": arguments,
-            "status": status,
-        }
-        if call.message is not None:
-            row["message_id"] = call.message
-        if call.parent_message is not None:
-            row["parent_message_id"] = call.parent_message
-        return row
+        return [
+            call.id,
+            call.chat,
+            call.message,
+            call.parent_message,
+            call.name if tool is None else tool.id,
+            call.name,
+            None if tool is None else tool.category,
+            caller.principal,
+            caller.surface,
+            caller.client,
+            timestamp(call.started_at),
+            self._process,
+            arguments,
+            status,
+        ]
 
-    async def _write(self, call: Call, otherwise: str, row: _Row) -> None:
-        """One transaction, with the chat's row before it unless this process has seen that chat."""
-        record = Statement(_inserting(otherwise, tuple(row)), tuple(row.values()))
-        known = call.chat in self._known_chats
-        statements = [record] if known else [_chat_of(call), record]
-        short = sum(map(len, filter(None, map(row.get, _LONG)))) <= SHORT
+    async def _write(self, call: Call, sql: str, row: _Row) -> None:
+        """One transaction, with the chat's row before it."""
+        chat = chats.ensure(call.chat, call.caller.principal, call.started_at)
+        record = Statement(sql, row)
         try:
-            await self._db.run(*statements, short=short)
-        except (Conflict, Invalid):  # the chat was deleted meanwhile, or a text holds what no database takes
-            await self._db.run(*map(_storable, (_chat_of(call), record)))
-        if not known:
-            if len(self._known_chats) >= _CHATS_REMEMBERED:
-                self._known_chats.clear()
-            self._known_chats.add(call.chat)
+            await self._db.run(chat, record)
+        except Invalid:  # a text holds what no database takes
+            await self._db.run(_storable(chat), _storable(record))
 
     async def _add_digest(self, call_id: str, result: bytes) -> None:
         digest = await anyio.to_thread.run_sync(_digest, result)
@@ -247,17 +247,6 @@ class CallRecords:
             await self._db.run(Statement(_RESULT, (_cut(result, digest), call_id)))
         except GatewayError as error:
             log.warning("call %s: its record has no digest of its result: %s", call_id, error)
-
-
-def _chat_of(call: Call) -> Statement:
-    return chats.ensure(call.chat, call.caller.principal, call.started_at)
-
-
-@lru_cache(maxsize=256)
-def _inserting(otherwise: str, names: tuple[str, ...]) -> str:
-    """How to insert a row that has these columns: to hand over a NULL costs as much as all the rest of it."""
-    values = ", ".join("?" * len(names))
-    return f"INSERT INTO tool_calls ({', '.join(names)}) VALUES ({values}) {otherwise}"  # noqa: S608 - constants only
 
 
 def _arguments(call: Call) -> tuple[str | None, GatewayError | None, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
@@ -11,7 +12,7 @@ from urllib.parse import quote
 import aiosqlite
 
 from ..errors import Unavailable
-from . import Row, Statement
+from . import Row, Statement, Writing
 from .sqlite_connection import BUSY_TIMEOUT, refusal
 from .sqlite_writer import Writer
 
@@ -36,12 +37,16 @@ class SqliteDatabase:
             writer.stop()
             raise
 
-    async def run(self, *statements: Statement, short: bool = False) -> list[list[Row]]:
+    async def run(self, *statements: Statement) -> list[list[Row]]:
         if self._closed:
             raise _closed()
-        return await self._writer.submit(statements, short=short)
+        return await self._writer.submit(statements)
+
+    def promise(self, writing: Writing, row: Sequence[Any]) -> bool:
+        return not self._closed and self._writer.promise(writing, row)
 
     async def fetch(self, sql: str, *parameters: Any) -> list[Row]:
+        await self._writer.made_good()
         if self._closed:
             raise _closed()
         try:

@@ -39,9 +39,8 @@ _CONFLICTS = {
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection ready to write, its database at the newest version. Call it inside the gate, and let one thread
-    at a time use it."""
-    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT, check_same_thread=False)
+    """A connection ready to write, its database at the newest version. Call it inside the gate."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT)
     try:
         _require_wal(connection)
         for pragma in _PRAGMAS:

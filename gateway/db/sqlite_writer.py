@@ -1,5 +1,4 @@
-"""Writes to SQLite: everything queued goes into one transaction, on a thread of its own; what is short is written
-at once where nobody is in the way."""
+"""Writes to SQLite, on a thread of its own: everything queued goes into one transaction."""
 
 from __future__ import annotations
 
@@ -9,116 +8,103 @@ import logging
 import queue
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import GatewayError
-from . import Row, Statement
+from . import Row, Statement, Writing
 from .gate import Gate, create_private, require_local
+from .promises import Book, Promised, Promises
 from .sqlite_connection import BUSY_TIMEOUT, connect, execute, refusal, storage_failed, transaction
 
 log = logging.getLogger(__name__)
 
 Rows = list[list[Row]]
-Job = tuple["asyncio.Future[Rows]", Sequence[Statement]]
 
 BATCH_LIMIT = 256
 CHECKPOINT_AFTER = 2000  # transactions; up to 50 MB of log
-IDLE_AFTER = 1.0  # seconds without work until the log is brought home
+AS_MUCH = 16 * 1024  # bytes of promised rows that lengthen the log as one transaction does
+IDLE_AFTER = 1.0  # seconds without work until the log is brought home, and what was kept is tried again
 LOG_LIMIT = 64 * 1024 * 1024
-FEW = 16
-"""Jobs that are written at once; more keep the loop longer than handing them over does."""
-ALONE = 0.001  # seconds since the last commit after which nobody waits for company
-SLOW = 0.05  # seconds that a write at once may take; a disk that needs longer is left to the thread
-SLOW_FOR = 1.0
+SOON = 0.25  # seconds that a promised row waits for others, unless somebody asks for it
+
+
+@dataclass(slots=True)
+class Job:
+    """One transaction, and who waits for it; or the rows of a book."""
+
+    future: asyncio.Future[Rows]
+    statements: Sequence[Statement]
+    book: Book | None = None
+
+    @property
+    def weight(self) -> int:
+        """How many ordinary transactions lengthen the log as this one does."""
+        return 1 if self.book is None else 1 + self.book.size // AS_MUCH
 
 
 class Writer:
-    """The writing connection and the thread that waits for it.
+    """The writing connection and the thread that owns it.
 
-    Nothing is acknowledged before its COMMIT. A killed process loses nothing it acknowledged; a
-    power failure at most what was committed since the log was last brought home, never the file.
+    Nothing is acknowledged before its COMMIT, or its line in a book (`promises`). A killed process loses nothing it
+    acknowledged; a power failure at most what was committed since the log was last brought home, never the file.
+    Everything is written in the order in which it was handed over, promised or not.
     `opened` and `ended` are futures of the event loop that made the writer.
-
-    A commit only writes to the page cache, in less time than it takes to wake the thread. So short jobs are committed
-    on the loop (all of one turn together, where they come thick and fast) as long as that needs no waiting: whenever
-    another process, a checkpoint or the disk is in the way, or something is wrong, they go to the thread as all others
-    do; so does the first after the log was brought home, with which SQLite begins the log anew and waits until the disk
-    has it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._short: list[Job] = []
-        self._hand = threading.Lock()  # who holds it may use the connection
+        self._promises = Promises(path)
+        self._due = False  # a clock runs for what is promised
+        self._making_good: asyncio.Future[Rows] | None = None
+        self._kept: list[Job] = []  # books the disk did not take; they go before whatever is written next
         self._in_log = 0
-        self._committed_at = 0.0
-        self._slow_until = 0.0
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._live, name="sqlite-writer", daemon=True).start()
 
-    async def submit(self, statements: Sequence[Statement], *, short: bool = False) -> Rows:
-        """The rows of a transaction, once it is committed. A short one touches a row or two."""
-        if short and not self._short and time.monotonic() - self._committed_at > ALONE:
-            results = self._at_once([statements])
-            if results is not None:
-                return results[0]
+    async def submit(self, statements: Sequence[Statement]) -> Rows:
+        """The rows of a transaction, once it is committed."""
+        self._make_good()
         future: asyncio.Future[Rows] = self._loop.create_future()
-        job = future, statements
-        if not short:
-            self._jobs.put(job)
-        else:
-            if not self._short:
-                self._loop.call_soon(self._write_short)
-            self._short.append(job)
+        self._jobs.put(Job(future, statements))
         return await future
+
+    def promise(self, writing: Writing, row: Sequence[Any]) -> bool:
+        """Whether the row will be written, whatever becomes of this process."""
+        if not self._promises.note(writing, row):
+            return False
+        if self._promises.full:
+            self._make_good()
+        elif not self._due:
+            self._due = True
+            self._loop.call_later(SOON, self._when_due)
+        return True
+
+    async def made_good(self) -> None:
+        """Returns when all that was promised is written, as far as it could be."""
+        self._make_good()
+        if self._making_good is not None and not self._making_good.done():
+            await asyncio.wait([self._making_good])
 
     def stop(self) -> None:
         """Let the thread end once everything queued before is written; nothing may follow."""
-        self._hand_over()
+        self._make_good()
         self._jobs.put(None)
 
-    def _write_short(self) -> None:
-        jobs, results = self._short, None
-        try:
-            if 0 < len(jobs) <= FEW:
-                results = self._at_once([statements for _, statements in jobs])
-        finally:
-            if results is None:
-                self._hand_over()  # interrupted too, so that no later turn waits behind this one
-        if results is not None:
-            self._short = []
-            _settle_all(jobs, results)
+    def _when_due(self) -> None:
+        self._due = False
+        self._make_good()
 
-    def _hand_over(self) -> None:
-        jobs, self._short = self._short, []
-        for job in jobs:
-            self._jobs.put(job)
-
-    def _at_once(self, jobs: Sequence[Sequence[Statement]]) -> list[Rows] | None:
-        """What came of the jobs, unless the thread had better see to them."""
-        began = time.monotonic()
-        if began < self._slow_until or not self._jobs.empty() or not self._hand.acquire(blocking=False):
-            return None
-        try:
-            if not 0 < self._in_log < CHECKPOINT_AFTER:  # the thread begins a log, and brings it home
-                return None
-            with self._gate.at_once():
-                results = self._together(jobs)
-            self._in_log += len(jobs)
-            return results
-        except Exception:  # whatever it is, the thread meets it too and finds the words
-            return None
-        finally:
-            self._hand.release()
-            self._committed_at = time.monotonic()
-            if self._committed_at - began > SLOW:
-                self._slow_until = self._committed_at + SLOW_FOR
+    def _make_good(self) -> None:
+        book = self._promises.turn_over()
+        if book is not None:
+            self._making_good = self._loop.create_future()
+            self._jobs.put(Job(self._making_good, (), book))
 
     def _live(self) -> None:
         try:
@@ -139,26 +125,29 @@ class Writer:
             with self._gate:
                 create_private(self._path)
                 self._connection = connect(self._path)
-                self._wait_at_most(0)
+                self._write_left_behind()
         except BaseException:
             self._gate.close()
             raise
 
     def _close(self) -> None:
-        with self._hand, self._gate, contextlib.suppress(sqlite3.Error):
+        with self._gate, contextlib.suppress(sqlite3.Error):
+            self._promises.close()
             self._connection.close()  # the last connection of all processes brings the log home
         self._gate.close()
 
     def _work(self) -> None:
         while True:
             try:
-                job = self._jobs.get(timeout=IDLE_AFTER if self._in_log else None)
+                job = self._jobs.get(timeout=IDLE_AFTER if self._in_log or self._kept else None)
             except queue.Empty:
-                if time.monotonic() - self._committed_at >= IDLE_AFTER:
-                    with self._hand, self._gate:
-                        self._checkpoint()
+                self._commit_kept()
+                with self._gate:
+                    self._write_left_behind()
+                    self._checkpoint()
                 continue
             if job is None:
+                self._commit_kept()
                 return
             self._commit(self._with_waiting(job))
 
@@ -172,11 +161,18 @@ class Writer:
             jobs.append(waiting)
         return jobs
 
+    def _commit_kept(self) -> None:
+        if self._kept:
+            self._commit([])
+
     def _commit(self, jobs: list[Job]) -> None:
-        with self._hand, self._gate, self._waiting():
-            self._tell(_settle_all, jobs, self._results(jobs))
-            self._in_log += len(jobs)
-            self._committed_at = time.monotonic()
+        jobs = self._kept + jobs
+        self._in_log += sum(job.weight for job in jobs)
+        with self._gate:
+            results = self._results(jobs)
+            self._kept = [job for job, result in zip(jobs, results, strict=True) if not _cleared(job, result)]
+            self._promises.open()
+            self._tell(_settle_all, jobs, results)
             if self._in_log >= CHECKPOINT_AFTER:
                 self._checkpoint()
 
@@ -186,18 +182,46 @@ class Writer:
         A full or broken disk is nobody's own failure: then all are refused.
         """
         try:
-            return self._together([statements for _, statements in jobs])
+            return self._together([_statements(job) for job in jobs])
         except Exception as error:
-            if len(jobs) == 1 or storage_failed(error):
+            if storage_failed(error):
                 return [refusal(error, "be written") for _ in jobs]
-            return [self._results([job])[0] for job in jobs]
+            if len(jobs) > 1:
+                return [self._results([job])[0] for job in jobs]
+            book = jobs[0].book
+            return [refusal(error, "be written") if book is None else self._redeem(book.promised)]
 
     def _together(self, jobs: Sequence[Sequence[Statement]]) -> list[Rows]:
         connection = self._connection
+        if connection.in_transaction:  # which could not be undone, for want of memory
+            connection.rollback()
         if len(jobs) == 1 and len(jobs[0]) == 1 and jobs[0][0].expect is None:
             return [[execute(connection, jobs[0][0])]]  # which is a transaction by itself
         with transaction(connection):
             return [[execute(connection, statement) for statement in statements] for statements in jobs]
+
+    def _redeem(self, promised: Promised) -> Rows | GatewayError:
+        """All rows together; if one of them is in the way, row by row: of that one only the log will tell."""
+        try:
+            return self._together([promised.statements()])[0]
+        except Exception as error:
+            if storage_failed(error) or isinstance(error, MemoryError):
+                return refusal(error, "be written")
+            if len(promised.lines) == 1:
+                log.error("a row that was promised cannot be written: %s", error)
+                return []
+        results = map(self._redeem, promised.apart())
+        return next((failed for failed in results if isinstance(failed, GatewayError)), [])
+
+    def _write_left_behind(self) -> None:
+        """Keep the promises of those who cannot any more."""
+        try:
+            for promised in self._promises.left_behind():
+                failed = self._redeem(promised)
+                if isinstance(failed, GatewayError):
+                    raise failed
+        except (GatewayError, OSError) as error:
+            log.warning("what others promised to %s was not written, it will be tried again: %s", self._path, error)
 
     def _checkpoint(self) -> None:
         """Bring the log home, inside the gate; one grown too long is cut when no reader needs it."""
@@ -206,18 +230,12 @@ class Writer:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             if self._path.with_name(f"{self._path.name}-wal").stat().st_size > LOG_LIMIT:
                 self._wait_at_most(0)  # whoever waits for the gate does not wait for a reader
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                try:
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                finally:
+                    self._wait_at_most(BUSY_TIMEOUT)
         except (sqlite3.Error, OSError) as error:
             log.warning("the log of %s was not brought home, it will be tried again: %s", self._path, error)
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Inside, a foreign program that has the file locked is waited for."""
-        self._wait_at_most(BUSY_TIMEOUT)
-        try:
-            yield
-        finally:
-            self._wait_at_most(0)
 
     def _wait_at_most(self, seconds: float) -> None:
         self._connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
@@ -227,9 +245,24 @@ class Writer:
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
+def _statements(job: Job) -> Sequence[Statement]:
+    return job.statements if job.book is None else job.book.promised.statements()
+
+
+def _cleared(job: Job, result: Rows | GatewayError) -> bool:
+    """Whether nothing is left to do for a job."""
+    if job.book is None:
+        return True
+    if isinstance(result, GatewayError):
+        log.warning("%s; what was promised is kept in %s", result, job.book.path)
+        return False
+    job.book.clear()
+    return True
+
+
 def _settle_all(jobs: Sequence[Job], results: Sequence[Rows | GatewayError]) -> None:
-    for (future, _), result in zip(jobs, results, strict=True):
-        _settle(future, result)
+    for job, result in zip(jobs, results, strict=True):
+        _settle(job.future, result if job.book is None else None)  # of a book one asks only that it was tried
 
 
 def _settle(future: asyncio.Future[Any], result: object) -> None:

@@ -1,4 +1,4 @@
-"""One gateway-like process of the kill storm: records calls for ever and tells each id once it is written."""
+"""One gateway-like process of the kill storm: records calls for ever and tells each id once its record is safe."""
 
 from __future__ import annotations
 

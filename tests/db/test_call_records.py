@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,7 +16,7 @@ import pytest
 
 from gateway.calls import PLAN_LIMIT, Call, Caller, Outcome, PlannedCall, to_json
 from gateway.db import Statement
-from gateway.db.records import DOCUMENT_LIMIT, FOLLOWING, PLANS_LOOKBACK, PREVIEW_LIMIT, SHORT, CallRecord, CallRecords
+from gateway.db.records import DOCUMENT_LIMIT, FOLLOWING, PLANS_LOOKBACK, PREVIEW_LIMIT, CallRecord, CallRecords
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Cancelled, GatewayError, InputRequired, Invalid, NotFound, ToolFailed
 from gateway.tools import Tool
@@ -32,21 +32,29 @@ def a_call(**changes: Any) -> Call:
 
 
 @asynccontextmanager
-async def opened(place: Path) -> AsyncIterator[tuple[CallRecords, SqliteDatabase]]:
+async def opened(place: Path, *, promising: bool = True) -> AsyncIterator[tuple[CallRecords, SqliteDatabase]]:
+    """A database that takes promises, as it does after it was asked once; or one that was not asked yet."""
     db = await SqliteDatabase.open(place / "toolgate.db")
     try:
+        if promising:
+            assert not db.promise((), [])
+            await db.run(Statement("SELECT 1"))
         yield CallRecords(db, "process-1"), db
     finally:
         await db.close()
 
 
-def recorded(place: Path, call: Call, outcome: Outcome, **more: Any) -> CallRecord:
-    """The record of a finished call."""
+def recorded(place: Path, call: Call, outcome: Outcome, *, finished_at: float = NOON) -> CallRecord:
+    """The record of a finished call, which is the same whether it was promised or written alone."""
 
     async def main() -> CallRecord:
-        async with opened(place) as (records, _):
-            await records.record_finished(call, outcome, **more)
-            return await records.get(call.id)
+        found = []
+        for promising in (False, True):
+            async with opened(place / f"{promising}", promising=promising) as (records, _):
+                await records.record_finished(call, outcome, finished_at=finished_at)
+                found.append(await records.get(call.id))
+        assert found[0] == found[1]
+        return found[1]
 
     return anyio.run(main)
 
@@ -132,6 +140,9 @@ def test_beginning_and_end_may_be_written_in_either_order(tmp_path: Path) -> Non
         one, two = await records.get(early.id), await records.get(late.id)
         assert one == replace(two, id=early.id)
         assert one.status == "success"
+        await records.record_finished(a_call(id="neither pauses"), Outcome(value=1))
+        await records.record_running(a_call(id="neither pauses"))
+        assert (await records.get("neither pauses")).status == "success"
 
     on_records(tmp_path, test)
 
@@ -217,6 +228,18 @@ def test_a_secret_argument_is_in_no_column_of_the_record(tmp_path: Path) -> None
         assert record.error == "'auth.apiKey': \"[redacted]\" is too short"
 
 
+@pytest.mark.promise("P3")
+def test_a_secret_argument_is_not_in_the_files_either(tmp_path: Path) -> None:
+    async def test(records: CallRecords, db: SqliteDatabase) -> None:
+        secret = a_call(arguments={"user": "ada", "password": "hunter2-hunter2"})
+        await records.record_finished(secret, Outcome(error=Invalid("hunter2-hunter2 is too short")))
+        promised = b"".join(path.read_bytes() for path in tmp_path.glob("toolgate.db.promised-*"))
+        assert b"ada" in promised and b"is too short" in promised
+        assert b"hunter2" not in promised
+
+    on_records(tmp_path, test)
+
+
 @pytest.mark.promise("X3")
 def test_a_call_whose_arguments_are_no_json_is_recorded_without_them(tmp_path: Path) -> None:
     deep: list[Any] = []
@@ -251,6 +274,16 @@ def test_a_chat_deleted_meanwhile_is_made_again_for_the_record(tmp_path: Path) -
         await records.record_finished(a_call(id="2"), Outcome(value=1))
         assert [record.id for record in await records.list_calls()] == ["2"]
         assert await db.fetch("SELECT id, principal FROM chats") == [("c1", "ada")]
+
+    on_records(tmp_path, test)
+
+
+def test_a_chat_belongs_to_whoever_was_recorded_in_it_first(tmp_path: Path) -> None:
+    async def test(records: CallRecords, db: SqliteDatabase) -> None:
+        for principal in ("ada", "bob"):  # promised together
+            await records.record_finished(a_call(caller=Caller(principal=principal)), Outcome(value=1))
+        assert await db.fetch("SELECT id, principal FROM chats") == [("c1", "ada")]
+        assert {record.principal for record in await records.list_calls()} == {"ada", "bob"}
 
     on_records(tmp_path, test)
 
@@ -303,36 +336,6 @@ def test_the_look_for_plans_ends_after_a_thousand_calls(tmp_path: Path) -> None:
     on_records(tmp_path, test)
 
 
-def test_a_record_goes_to_the_thread_when_any_part_of_it_is_long(tmp_path: Path) -> None:
-    async def test(records: CallRecords, db: SqliteDatabase) -> None:
-        await records.record_finished(a_call(), Outcome(value=1))
-        places: list[bool] = []
-
-        def note(sql: str) -> None:
-            if sql.startswith("INSERT INTO tool_calls"):
-                places.append(threading.current_thread() is threading.main_thread())
-
-        async def on_the_loop(call: Call, outcome: Outcome) -> bool:
-            while db._writer._hand.locked():  # which the thread puts down shortly after it told
-                await db.fetch("SELECT 1")
-            places.clear()
-            await records.record_finished(call, outcome)
-            return places[-1]
-
-        db._writer._connection.set_trace_callback(note)
-        long = "x" * (SHORT + 1)
-        assert await on_the_loop(a_call(), Outcome(value=1))
-        assert not await on_the_loop(a_call(arguments={"text": long}), Outcome(value=1))
-        assert not await on_the_loop(a_call(), Outcome(value=long))
-        assert not await on_the_loop(a_call(), Outcome(error=ToolFailed(long)))
-        assert not await on_the_loop(a_call(), Outcome(render_plan={"text": long}))
-        assert not await on_the_loop(a_call(name=long, tool=None), Outcome(value=1))
-        assert not await on_the_loop(a_call(message=long), Outcome(value=1))
-        assert await on_the_loop(a_call(), Outcome(value=1))
-
-    on_records(tmp_path, test)
-
-
 LARGE = "x" * DOCUMENT_LIMIT
 DIGEST = hashlib.sha256(to_json(LARGE)).hexdigest()
 
@@ -343,8 +346,9 @@ def digest_of(record: CallRecord) -> Any:
 
 def test_a_caller_cancelled_while_the_record_is_written_takes_no_digest_with_it(tmp_path: Path) -> None:
     async def test(records: CallRecords, db: SqliteDatabase) -> None:
-        call = a_call()
-        with db._writer._hand:  # so that it has to wait
+        call = a_call(name="not \0 promised", tool=None)
+        with (tmp_path / "toolgate.db.gate").open() as gate:  # held, so that it has to wait
+            fcntl.flock(gate, fcntl.LOCK_EX)
             writing = asyncio.ensure_future(records.record_finished(call, Outcome(value=LARGE)))
             await asyncio.sleep(0)
             writing.cancel()
@@ -377,6 +381,10 @@ async def main():
     records = CallRecords(await SqliteDatabase.open(Path(sys.argv[1])), "p")
     await records.record_finished(Call(id="first", name="n", arguments={}), Outcome(value="x" * 10**6))
     await records.settled()
+    await records.record_running(Call(id="begun", name="n", arguments={}))
+    await records.record_finished(Call(id="begun", name="n", arguments={}), Outcome(value=1))
+    for number in range(100):
+        await records.record_finished(Call(id=f"{number:03}", name="n", arguments={}), Outcome(value=number))
     await records.record_finished(Call(id="last", name="n", arguments={}), Outcome(value="x" * 10**6))
     os.kill(os.getpid(), 9)
 
@@ -384,12 +392,16 @@ anyio.run(main)
 """
 
 
-def test_a_process_killed_before_the_digest_leaves_a_record_without_it(tmp_path: Path) -> None:
+@pytest.mark.promise("P3")
+def test_what_is_recorded_is_there_after_a_kill_if_need_be_without_its_digest(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "toolgate.db")], check=False, timeout=30)
 
     async def test(records: CallRecords, db: SqliteDatabase) -> None:
         kept = (await records.get("last")).to_dict()["result"]
         assert (kept["truncated"], kept["bytes"], len(kept["preview"])) == (True, 10**6 + 2, PREVIEW_LIMIT)
         assert digest_of(await records.get("first")) == hashlib.sha256(to_json("x" * 10**6)).hexdigest()
+        found = await records.list_calls(before="a", limit=1000)
+        assert [record.result for record in found] == [f"{number}" for number in range(99, -1, -1)]
+        assert (await records.get("begun")).status == "success"
 
     on_records(tmp_path, test)

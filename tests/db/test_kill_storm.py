@@ -120,3 +120,4 @@ def _check(path: Path, told: set[str], unfinished: set[str]) -> None:
     assert {states[call] for call in told - unfinished} == {("success", None)}
     assert not [call for call, state in states.items() if state[0] == "running"]
     assert not list((path.parent / "run").glob("*.lock"))
+    assert not list(path.parent.glob("toolgate.db.promised-*"))

@@ -1,0 +1,226 @@
+"""Rows that are promised before they are written: a line in a file, and a moment later a row beside many others.
+
+To commit a row alone costs thirty times what it costs in company. A line is in the hands of the kernel as soon as it
+is appended, so it outlives the process that wrote it as a commit does; whoever opens the database next, or is
+idle, makes good what a killed process had promised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ..names import new_id
+from . import Statement, Writing
+
+log = logging.getLogger(__name__)
+
+BOOKS = 3  # one to write in, while others are being made good
+ROWS = 512  # promised together
+SIZE = 1024 * 1024  # bytes of a full book
+LONGEST = 256 * 1024  # bytes of a line
+_NUL = b"\\u0000"  # at which SQLite before 3.46 ends a text it takes out of JSON
+
+
+@dataclass(slots=True)
+class Promised:
+    """Rows on their way: what a book holds."""
+
+    writing: Writing
+    lines: list[bytes]
+
+    def statements(self) -> list[Statement]:
+        rows = (b"[%b]" % b",".join(self.lines)).decode()
+        return [Statement(sql, (rows,)) for sql in self.writing]
+
+    def apart(self) -> Iterator[Promised]:
+        for line in self.lines:
+            yield Promised(self.writing, [line])
+
+
+class Book:
+    """One file of lines: the statements that write its rows, then the rows. Locked as long as its owner lives."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.free = True
+        self.promised = Promised((), [])
+        self.size = 0
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        except OSError:
+            self.close()
+            raise
+
+    @property
+    def full(self) -> bool:
+        return len(self.promised.lines) >= ROWS or self.size >= SIZE
+
+    def note(self, writing: Writing, line: bytes) -> bool:
+        """Whether the line is in the file; not when that is full, or is for other rows."""
+        promised, text = self.promised, line + b"\n"
+        if not promised.lines:
+            promised.writing = writing
+            text = orjson.dumps(writing) + b"\n" + text
+        elif promised.writing != writing:
+            return False
+        if self.full or not self._append(text):
+            return False
+        promised.lines.append(line)
+        return True
+
+    def _append(self, text: bytes) -> bool:
+        with contextlib.suppress(OSError):
+            if os.write(self._descriptor, text) == len(text):
+                self.size += len(text)
+                return True
+        try:
+            os.ftruncate(self._descriptor, self.size)  # nothing may follow a line without an end
+        except OSError:
+            self.size = SIZE
+        return False
+
+    def clear(self) -> None:
+        """Everything in it is written."""
+        self.promised = Promised((), [])
+        try:
+            os.ftruncate(self._descriptor, 0)
+        except OSError as error:
+            log.warning("%s is not used any more, what is written cannot be taken out of it: %s", self.path, error)
+            self._remove()  # else it would be written again, whatever has become of it
+            return
+        self.size = 0
+        self.free = True
+
+    def close(self) -> None:
+        if not self.promised.lines:  # else the next to open the database finds it
+            self._remove()
+        os.close(self._descriptor)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+
+class Promises:
+    """The books of one writer. They are opened, cleared and closed inside the gate, in which alone anybody looks for
+    those of the dead; the event loop notes in them."""
+
+    def __init__(self, database: Path) -> None:
+        self._name = f"{database.name}.promised-"
+        self._directory = database.parent.absolute()
+        self._owner = new_id()
+        self._books: list[Book] = []
+        self._current: Book | None = None
+        self.wanted = False
+        """Whether somebody would have promised something, had there been a book."""
+
+    @property
+    def any(self) -> bool:
+        return self._current is not None and self._current.size > 0
+
+    @property
+    def full(self) -> bool:
+        return self._current is not None and self._current.full
+
+    def note(self, writing: Writing, row: Sequence[Any]) -> bool:
+        """Whether the row is promised. If not, it is for whoever has it to see that it is written."""
+        if self._current is None:
+            self._current = self._next()
+            if self._current is None:
+                return False
+        try:
+            line = orjson.dumps(row, option=orjson.OPT_STRICT_INTEGER)
+        except TypeError:  # a lone surrogate, or an integer that SQLite might take for a float
+            return False
+        return len(line) <= LONGEST and _NUL not in line and self._current.note(writing, line)
+
+    def turn_over(self) -> Book | None:
+        """The book that was noted in until now, if it holds anything; from now on it is another."""
+        if not self.any:
+            return None
+        full, self._current = self._current, None
+        return full
+
+    def _next(self) -> Book | None:
+        self.wanted = not self._books
+        for book in self._books:
+            if book.free:
+                book.free = False
+                return book
+        return None
+
+    def open(self) -> None:
+        """Have books, if they are wanted and can be had."""
+        if not self.wanted or self._books:
+            return
+        self.wanted = False
+        try:
+            for number in range(BOOKS):
+                self._books.append(Book(self._directory / f"{self._name}{self._owner}-{number}"))
+        except OSError as error:
+            log.warning("rows are written one by one, there is no place to note them: %s", error)
+
+    def left_behind(self) -> Iterator[Promised]:
+        """What others have promised and not yet written. The books of the dead are gone when whoever asked is done
+        with them; the living keep theirs, since a row may be written twice."""
+        for path in sorted(self._directory.glob(f"{glob.escape(self._name)}*"), key=_noted_at):
+            if self._owner in path.name:
+                continue
+            try:
+                with _opened(path) as (dead, promised):
+                    if promised.lines:
+                        yield promised
+                    if dead:
+                        path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("what is promised in %s cannot be read: %s", path, error)
+
+    def close(self) -> None:
+        for book in self._books:
+            book.close()
+
+
+def _noted_at(path: Path) -> int:
+    """When the last line of a book was noted: of two that name the same row, the later has the last word."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[bool, Promised]]:
+    """Whether the owner of a book is dead, and what is promised in it."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            dead = True
+        except BlockingIOError:
+            dead = False
+        yield dead, _read(file.read(SIZE + 2 * LONGEST))
+
+
+def _read(text: bytes) -> Promised:
+    """What was promised. Of a line without its end nobody was told; one that is no JSON was lost with the power."""
+    lines = text.split(b"\n")[:-1]
+    if not lines or not _whole(lines[0]):
+        return Promised((), [])
+    return Promised(tuple(orjson.loads(lines[0])), list(filter(_whole, lines[1:])))
+
+
+def _whole(line: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(line), list)
+    except ValueError:
+        return False

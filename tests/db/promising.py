@@ -1,0 +1,177 @@
+"""What the tests of promised rows share: a table of notes, how its rows are promised, and a process that promises."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from gateway.db import Statement, promises, sqlite_writer
+from gateway.db.sqlite import SqliteDatabase
+from gateway.db.sqlite_connection import execute
+from gateway.errors import GatewayError
+
+TABLE = Statement(
+    "CREATE TABLE IF NOT EXISTS notes (id TEXT NOT NULL PRIMARY KEY, number, body, CHECK (body <> 'unlucky'))"
+)
+TAKEN = "json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')"
+WRITING = (
+    f"INSERT INTO notes (id, number, body) SELECT {TAKEN} FROM json_each(?) WHERE true "
+    "ON CONFLICT (id) DO UPDATE SET number = excluded.number, body = excluded.body",
+)
+ALONE = Statement("INSERT INTO notes (id, number, body) VALUES (?, ?, ?)")
+
+
+@asynccontextmanager
+async def opened(place: Path) -> AsyncIterator[SqliteDatabase]:
+    """A database that has its books: whoever promises first is refused, and has them opened."""
+    db = await SqliteDatabase.open(place / "toolgate.db")
+    try:
+        db.promise(WRITING, ["refused", 0, None])
+        await db.run(TABLE)
+        yield db
+    finally:
+        await db.close()
+
+
+def note(db: SqliteDatabase, name: str, number: Any = 1, body: Any = None) -> bool:
+    return db.promise(WRITING, [name, number, body])
+
+
+async def notes(db: SqliteDatabase) -> list[str]:
+    return [name for (name,) in await db.fetch("SELECT id FROM notes ORDER BY id")]
+
+
+async def left(place: Path) -> list[str]:
+    """The notes that whoever opens the database next finds."""
+    async with opened(place) as db:
+        return await notes(db)
+
+
+def books(place: Path) -> list[Path]:
+    return sorted(place.glob("toolgate.db.promised-*"))
+
+
+def book_of_the_dead(place: Path, text: bytes, name: str = "0dead-0") -> Path:
+    path = place / f"toolgate.db.promised-{name}"
+    path.write_bytes(text)
+    return path
+
+
+@contextmanager
+def no_file_longer_than(size: int) -> Iterator[None]:
+    """As on a full disk: what would make a file longer fails, after as much of it as there is room for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def lengthen_the_log(db: SqliteDatabase) -> int:
+    """A size no book has and the log is beyond, so that with no file longer only notes are taken."""
+    await db.run(Statement("INSERT OR REPLACE INTO notes VALUES ('0', 0, ?)", ("x" * 400_000,)))
+    return 200_000
+
+
+async def until_empty(*paths: Path) -> None:
+    with anyio.fail_after(10):
+        while any(path.exists() and path.stat().st_size for path in paths):  # noqa: ASYNC110 - files tell nobody
+            await anyio.sleep(0.01)
+
+
+def tell(what: str) -> None:
+    os.write(1, f"{what}\n".encode())
+
+
+def die(*_: object) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def promise_some(place: Path, db: SqliteDatabase, name: str, number: int) -> None:
+    for one in range(number):
+        if note(db, f"{name}-{one:03}", one):
+            tell(f"{name}-{one:03}")
+
+
+async def killed_before(place: Path) -> None:
+    async with opened(place) as db:
+        await promise_some(place, db, "n", 100)
+        die()
+
+
+async def killed_within(place: Path) -> None:
+    """After the statement and before the COMMIT."""
+    async with opened(place) as db:
+        await promise_some(place, db, "n", 100)
+        setattr(sqlite_writer, "execute", lambda *given: die(execute(*given)))  # noqa: B010 - mypy
+        await notes(db)
+
+
+async def killed_after(place: Path) -> None:
+    """After the COMMIT and before the lines are gone."""
+    async with opened(place) as db:
+        await promise_some(place, db, "n", 100)
+        setattr(promises.Book, "clear", die)  # noqa: B010 - mypy
+        await notes(db)
+
+
+async def killed_without_memory(place: Path) -> None:
+    """After the rows could not be written, through no fault of theirs."""
+    logging.disable()
+    async with opened(place) as db:
+        with suppress(GatewayError):
+            await db.run(Statement("PRAGMA hard_heap_limit = 1"))
+        await promise_some(place, db, "n", 100)
+        with suppress(MemoryError, GatewayError):
+            await notes(db)
+        die()
+
+
+async def ended_without_closing(place: Path) -> None:
+    db = await SqliteDatabase.open(place / "toolgate.db")
+    note(db, "refused")
+    await db.run(TABLE)
+    await promise_some(place, db, "n", 100)
+
+
+async def stopped(place: Path) -> None:
+    """Stands still with rows promised; goes on when it is told to."""
+    async with opened(place) as db:
+        await asyncio.sleep(0.2)  # the thread is through the gate
+        await promise_some(place, db, "n", 100)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+async def survived_by_a_child(place: Path) -> None:
+    """A child that knows nothing of it keeps the files open; it ends with its input."""
+    async with opened(place) as db:
+        await asyncio.sleep(0.2)
+        await promise_some(place, db, "n", 100)
+        if os.fork() == 0:
+            os.close(1)
+            os.read(0, 1)
+            os._exit(0)
+        die()
+
+
+async def coming_and_going(place: Path) -> None:
+    for turn in range(4):
+        async with opened(place) as db:
+            for some in range(8):
+                await promise_some(place, db, f"{os.getpid()}-{turn}-{some}", 20)
+                await (notes(db) if some % 2 else asyncio.sleep(0.02))
+
+
+if __name__ == "__main__":
+    anyio.run(globals()[sys.argv[1]], Path(sys.argv[2]))

@@ -1,0 +1,403 @@
+"""Rows that are promised: within one process as if written at once, whatever the disk does."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import math
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gateway.db import Statement, sqlite_writer
+from gateway.db.promises import BOOKS, LONGEST, ROWS, SIZE, Book, Promises
+from gateway.db.sqlite import SqliteDatabase
+from gateway.errors import Unavailable
+
+from .promising import (
+    ALONE,
+    TABLE,
+    WRITING,
+    books,
+    left,
+    lengthen_the_log,
+    no_file_longer_than,
+    note,
+    notes,
+    opened,
+    until_empty,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@contextmanager
+def the_gate_held(place: Path) -> Iterator[None]:
+    """As by another process: nothing is written meanwhile."""
+    with (place / "toolgate.db.gate").open() as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.mark.promise("T1")
+async def test_whoever_reads_or_writes_after_a_promise_finds_it_kept(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        assert note(db, "a")
+        assert await notes(db) == ["a"]
+        assert note(db, "b")
+        assert await db.run(Statement("SELECT id FROM notes")) == [[("a",), ("b",)]]
+        assert note(db, "c")
+        await db.run(Statement("DELETE FROM notes WHERE id IN ('b', 'c')"))
+        assert await notes(db) == ["a"]
+        await db.run(Statement("INSERT INTO notes VALUES ('d', 1, NULL)"))
+        assert note(db, "d", 2) and note(db, "d", 3)
+        await db.run(Statement("INSERT OR IGNORE INTO notes VALUES ('d', 4, NULL)"))
+        assert await db.fetch("SELECT number FROM notes WHERE id = 'd'") == [(3,)]
+    assert await left(tmp_path) == ["a", "d"]
+
+
+async def test_what_nobody_asks_for_is_written_soon_and_the_lines_are_gone(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        for number in range(100):
+            assert note(db, f"{number:03}")
+        assert sum(path.stat().st_size for path in books(tmp_path)) > 0
+        await until_empty(*books(tmp_path))
+        foreign = sqlite3.connect(tmp_path / "toolgate.db")
+        assert foreign.execute("SELECT count(*) FROM notes").fetchall() == [(100,)]
+        foreign.close()
+
+
+async def test_closing_writes_what_is_promised_and_leaves_no_file(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        for number in range(100):
+            assert note(db, f"{number:03}")
+        assert len(books(tmp_path)) == BOOKS
+        await db.close()
+        assert books(tmp_path) == []
+    assert len(await left(tmp_path)) == 100
+
+
+async def test_a_closed_database_takes_no_promise_not_even_into_files_that_were_opened_since(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        assert note(db, "a")
+    others = [os.open(tmp_path / f"{number}", os.O_WRONLY | os.O_CREAT) for number in range(20)]
+    assert not note(db, "too late")
+    assert {os.fstat(other).st_size for other in others} == {0}
+    for other in others:
+        os.close(other)
+
+
+@pytest.mark.promise("T1")
+async def test_only_the_owner_can_read_what_is_promised(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        async with opened(tmp_path) as db:
+            assert note(db, "a")
+            assert {stat.filemode(path.stat().st_mode) for path in books(tmp_path)} == {"-rw-------"}
+    finally:
+        os.umask(before)
+
+
+async def test_a_process_that_promises_nothing_makes_no_files(tmp_path: Path) -> None:
+    db = await SqliteDatabase.open(tmp_path / "toolgate.db")
+    await db.run(TABLE)
+    assert books(tmp_path) == []
+    await db.close()
+
+
+async def test_more_rows_than_go_together_wait_for_others_to_be_written(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        with the_gate_held(tmp_path):
+            taken = [number for number in range(ROWS * BOOKS + 10) if note(db, f"{number:04}")]
+            assert taken == list(range(ROWS * BOOKS))
+            reading = asyncio.create_task(notes(db))
+            await asyncio.sleep(0.01)
+            assert not reading.done()
+        assert await reading == [f"{number:04}" for number in taken]
+        assert note(db, "9999")
+        assert len(await notes(db)) == len(taken) + 1
+
+
+async def test_a_book_takes_no_more_bytes_than_it_may(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        assert note(db, "longest", 1, "x" * (LONGEST - len('["longest",1,""]')))
+        assert not note(db, "longest", 1, "x" * (LONGEST + 1 - len('["longest",1,""]')))
+        with the_gate_held(tmp_path):
+            taken = sum(note(db, f"{number}", 1, "x" * 100_000) for number in range(100))
+            sizes = [path.stat().st_size for path in books(tmp_path)]
+            assert SIZE <= min(sizes) <= max(sizes) < SIZE + 110_000
+        assert len(await notes(db)) == 1 + taken < 50
+        assert note(db, "after")
+
+
+async def test_rows_of_another_kind_wait_until_the_others_are_written(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        other = ("INSERT INTO notes (id) SELECT json_extract(value, '$[0]') FROM json_each(?)",)
+        assert note(db, "a")
+        assert not db.promise(other, ["b"])
+        assert await notes(db) == ["a"]
+        assert db.promise(other, ["b"])
+        assert await notes(db) == ["a", "b"]
+
+
+@pytest.mark.promise("T1")
+async def test_one_row_that_cannot_be_written_takes_no_neighbour_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as db:
+        assert note(db, "a") and note(db, "c", 1, "unlucky") and note(db, "b")
+        alone = asyncio.gather(db.run(Statement(ALONE.sql, ("c", 1, "unlucky"))), return_exceptions=True)
+        await db.run(Statement(ALONE.sql, ("d", 1, None)))
+        assert [type(refused) for refused in await alone] == [Unavailable]
+        assert await notes(db) == ["a", "b", "d"]
+        assert [record.levelno for record in caplog.records] == [logging.ERROR]
+        await until_empty(*books(tmp_path))
+    assert await left(tmp_path) == ["a", "b", "d"]
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+durations = st.floats(0, 1e10).map(lambda milliseconds: round(milliseconds, 3))
+
+
+@pytest.mark.promise("T1")
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(st.tuples(st.none() | numbers | durations, st.none() | texts), max_size=20))
+@example(rows=[(2**63 - 1, "nul \0 within"), (-(2**63), "\\u0000"), (0.1, "\u2028\u2029\ufeff\uffff"), (5e-324, "\n")])
+@example(rows=[(2**53 + 1, "\x7f\x1b"), (1.7976931348623157e308, '"\\'), (-0.0, ""), (123456.789, "\U0010ffff")])
+def test_values_come_back_as_if_they_had_been_written_alone(rows: list[tuple[Any, Any]]) -> None:
+    async def main() -> None:
+        with TemporaryDirectory() as place:
+            async with opened(Path(place)) as db:
+                for key, row in enumerate(rows):
+                    if not note(db, f"{key:02}", *row):
+                        await db.run(Statement(ALONE.sql, (f"{key:02}", *row)))
+                found = await db.fetch("SELECT number, body FROM notes ORDER BY id")
+                assert [(body, type(number)) for number, body in found] == [(row[1], type(row[0])) for row in rows]
+                for (number, _), (given, _) in zip(found, rows, strict=True):
+                    assert number == given or math.isclose(number, given, rel_tol=1e-15)
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64, "lone \ud800", "nul \0", b"bytes", object()])
+async def test_a_value_that_would_be_another_in_the_file_is_not_promised(value: Any, tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        assert not note(db, "a", 1, value)
+        assert note(db, "b")
+        assert await notes(db) == ["b"]
+
+
+@pytest.mark.promise("T1")
+async def test_a_row_for_which_the_disk_has_no_room_is_not_promised_and_harms_none_after_it(tmp_path: Path) -> None:
+    await left(tmp_path)
+    header = len(orjson.dumps(WRITING)) + 1
+    rooms = [0, 1, header + 10, header + 60]  # for a part of the statements, of the first row, of the second
+    for room in rooms:
+        book = Book(tmp_path / f"toolgate.db.promised-{room:03}-0")
+        with no_file_longer_than(room):
+            first = book.note(WRITING, b'["%d first",1,"%b"]' % (room, b"x" * 20))
+            assert not book.note(WRITING, b'["%d refused",1,"%b"]' % (room, b"x" * 200))
+        assert first == (room > header + 10)
+        assert book.note(WRITING, b'["%d after",1,null]' % room)
+        os.close(book._descriptor)
+    assert await left(tmp_path) == sorted([*[f"{room} after" for room in rooms], f"{rooms[-1]} first"])
+    assert books(tmp_path) == []
+
+
+async def test_while_the_disk_is_full_nothing_is_promised_and_afterwards_it_is(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        await lengthen_the_log(db)
+        with no_file_longer_than(60):
+            assert not note(db, "a")
+            with pytest.raises(Unavailable):
+                await db.run(Statement(ALONE.sql, ("a", 1, None)))
+        assert note(db, "b")
+        assert await notes(db) == ["0", "b"]
+
+
+@pytest.mark.promise("T1")
+async def test_what_the_disk_did_not_take_is_kept_and_written_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sqlite_writer, "IDLE_AFTER", 0.05)
+    async with opened(tmp_path) as db:
+        with no_file_longer_than(await lengthen_the_log(db)):
+            assert note(db, "a")
+            assert await notes(db) == ["0"]
+            assert note(db, "b")
+            assert await notes(db) == ["0"]
+            with pytest.raises(Unavailable):
+                await db.run(Statement("DELETE FROM notes WHERE id = 'a'"))
+            assert note(db, "c")
+        await db.run(Statement("DELETE FROM notes WHERE id = 'a'"))
+        assert await notes(db) == ["0", "b", "c"]
+        await until_empty(*books(tmp_path))
+        with no_file_longer_than(await lengthen_the_log(db)):
+            assert note(db, "d")
+            assert await notes(db) == ["0", "b", "c"]
+            caplog.clear()
+            with anyio.fail_after(10):
+                while caplog.text.count("what was promised is kept in") < 3:  # noqa: ASYNC110 - a log tells nobody
+                    await anyio.sleep(0.01)
+        await until_empty(*books(tmp_path))  # though nobody writes or asks
+        assert await notes(db) == ["0", "b", "c", "d"]
+    assert await left(tmp_path) == ["0", "b", "c", "d"]
+
+
+@pytest.mark.promise("T1")
+async def test_closing_on_a_broken_disk_keeps_the_lines_for_the_next(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        with no_file_longer_than(await lengthen_the_log(db)), anyio.fail_after(10):
+            assert note(db, "a")
+            await db.close()
+        assert len(books(tmp_path)) == 1
+    assert await left(tmp_path) == ["0", "a"]
+    assert books(tmp_path) == []
+
+
+async def test_closing_tries_once_more_what_the_disk_did_not_take(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        with no_file_longer_than(await lengthen_the_log(db)):
+            assert note(db, "a")
+            assert await notes(db) == ["0"]
+        await db.close()
+        assert books(tmp_path) == []
+    assert await left(tmp_path) == ["0", "a"]
+
+
+def make_unwritable(book: Book | None) -> None:
+    assert book is not None
+    with Path("/dev/null").open("rb") as unwritable:
+        os.dup2(unwritable.fileno(), book._descriptor)
+
+
+async def test_a_book_whose_lines_cannot_be_removed_is_not_used_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        for number in range(BOOKS + 1):
+            if note(db, f"{number}"):
+                make_unwritable(db._writer._promises._current)
+            with anyio.fail_after(10):
+                assert len(await notes(db)) == min(number + 1, BOOKS)
+        assert books(tmp_path) == []  # else its rows were written again by whoever is idle
+        await db.run(Statement(ALONE.sql, ("last", 1, None)))
+        with anyio.fail_after(10):
+            await db.close()
+
+
+async def test_a_transaction_that_was_not_undone_takes_no_promise_with_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        await db.run(Statement("BEGIN"))  # as where there was no memory to undo one
+        assert note(db, "a") and note(db, "b")
+        assert await notes(db) == ["a", "b"]
+    assert await left(tmp_path) == ["a", "b"]
+
+
+async def test_a_book_in_which_nothing_can_be_noted_makes_way_for_another(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        make_unwritable(db._writer._promises._books[0])
+        assert not note(db, "a")
+        await db.run(Statement(ALONE.sql, ("a", 1, None)))
+        assert note(db, "b")
+        assert await notes(db) == ["a", "b"]
+
+
+async def test_a_file_that_cannot_be_removed_keeps_nobody_from_closing(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        for path in books(tmp_path):
+            path.unlink()
+            path.mkdir()
+        with anyio.fail_after(10):
+            await db.close()
+    assert await left(tmp_path) == []
+
+
+async def test_without_a_place_for_books_rows_are_written_one_by_one_and_nothing_leaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no locks left")
+
+    open_before = os.listdir("/proc/self/fd") if Path("/proc/self/fd").exists() else []
+    promises = Promises(tmp_path / "toolgate.db")
+    with monkeypatch.context() as refusing:
+        refusing.setattr(fcntl, "flock", refuse)
+        for _ in range(3):
+            assert not promises.note(WRITING, ["a", 1, None])
+            promises.open()
+        assert books(tmp_path) == []
+    if open_before:
+        assert len(os.listdir("/proc/self/fd")) == len(open_before)
+    assert not promises.note(WRITING, ["a", 1, None])
+    promises.open()
+    assert promises.note(WRITING, ["a", 1, None])
+    promises.close()
+
+
+async def test_whoever_stops_waiting_takes_no_promise_with_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        with the_gate_held(tmp_path):
+            assert note(db, "a")
+            reading = [asyncio.create_task(notes(db)) for _ in range(2)]
+            await asyncio.sleep(0.01)
+            reading[0].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading[0]
+        assert await reading[1] == ["a"]
+        assert await notes(db) == ["a"]
+
+
+async def test_who_reads_while_the_database_is_closed_is_told_so(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        with the_gate_held(tmp_path):
+            assert note(db, "a")
+            reading = asyncio.create_task(notes(db))
+            closing = asyncio.create_task(db.close())
+            await asyncio.sleep(0.05)
+        with anyio.fail_after(10), pytest.raises(Unavailable) as refused:
+            await reading
+        assert refused.value.code == "DATABASE_CLOSED"
+        await closing
+    assert await left(tmp_path) == ["a"]
+
+
+@pytest.mark.promise("X3")
+async def test_the_log_does_not_grow_without_end_under_promises_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_writer, "CHECKPOINT_AFTER", 100)
+    log, longest = tmp_path / "toolgate.db-wal", 0
+    async with opened(tmp_path) as db:
+        for number in range(60):
+            for row in range(100):
+                assert note(db, f"{number}-{row}", row, "x" * 5000)
+            await db.fetch("SELECT 1")
+            longest = max(longest, log.stat().st_size)
+    assert longest < 4_000_000  # one checkpoint for each hundred books: more than 30 MB
+
+
+async def test_two_databases_of_one_process_keep_their_promises_apart(tmp_path: Path) -> None:
+    async with opened(tmp_path) as first, opened(tmp_path) as second:
+        for number in range(200):
+            assert note(first, f"first-{number:03}")
+            assert note(second, f"second-{number:03}")
+            if number % 40 == 0:
+                await asyncio.gather(notes(first), notes(second))
+        await notes(second)
+        assert len(await notes(first)) == 400
+        await first.close()
+        assert len(books(tmp_path)) == BOOKS
+        assert note(second, "after")
+    assert len(await left(tmp_path)) == 401
