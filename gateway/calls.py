@@ -6,8 +6,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Generic, TypeVar, dataclass_transform
 
 import orjson
 
@@ -42,6 +41,19 @@ def value(cls: type[_Value]) -> type[_Value]:
     """A dataclass that nobody changes, which whoever checks types sees to. Several are made for every call, and one
     that Python itself keeps from being changed takes three times as long to make."""
     return dataclass(cls)
+
+
+class once(Generic[_Value]):  # noqa: N801 - it stands where a property does
+    """A value that is worked out when it is first asked for. `functools.cached_property` does the same behind a lock,
+    in Python 3.11, which costs more than what is worked out."""
+
+    def __init__(self, work: Callable[[Any], _Value]) -> None:
+        self._work = work
+        self.__doc__ = work.__doc__
+
+    def __get__(self, owner: Any, kind: type | None = None) -> _Value:
+        found = owner.__dict__[self._work.__name__] = self._work(owner)
+        return found
 
 
 async def no_progress(done: float, total: float | None = None, message: str | None = None) -> None:
@@ -125,7 +137,7 @@ class Call:
             raise self.refusal or NotFound(f"no tool is named {self.name!r}", code="UNKNOWN_TOOL")
         return self.tool
 
-    @cached_property
+    @once
     def arguments_json(self) -> bytes:
         """The arguments as they are measured and recorded; refused when they are no JSON."""
         return to_json(self.arguments)
@@ -174,7 +186,7 @@ class Outcome:
     def ok(self) -> bool:
         return self.error is None
 
-    @cached_property
+    @once
     def value_json(self) -> bytes:
         """The value as it is measured, recorded and read; `Invalid` when it is no JSON."""
         return to_json(self.value)
