@@ -60,18 +60,19 @@ class Asking:
 
 async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Result:
     """What the server answers, on the first way to it on which nobody is being asked something."""
+    call, peer = request.call, request.peer
     while True:
-        lane = upstream.lane(request.call)
+        lane = upstream.lane(call)
         with lane.use():
             link = lane.live or await lane.link()
             if not upstream.verified:
                 await upstream.verify()
-            if request.call.tool is not None:
-                upstream.refuse_changed(request.call.tool)
+            if call.tool is not None:
+                upstream.refuse_changed(call.tool)
             if link.modern:
-                answer = await _send(link, request, None, request.peer.answers)
+                answer = await _send(link, request, None, peer.answers)
                 return answer if answer.get("resultType") != "input_required" else await _rounds(link, request, answer)
-            asker = ask and _asker(upstream, lane, link, partial(put, request.peer, ask))
+            asker = ask and _asker(upstream, lane, link, partial(put, peer, ask))
             try:
                 # Over a wire that does not say which call a question belongs to, one call at a time may be asked.
                 async with lane.turn() if upstream.asks else nullcontext():

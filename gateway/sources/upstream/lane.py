@@ -83,7 +83,7 @@ class Lane:
     @property
     def asking(self) -> bool:
         """Whether a call on it waits for an answer."""
-        return self._turns.asking
+        return self._turns.questions > 0
 
     @property
     def wait(self) -> float:
@@ -247,17 +247,13 @@ class _Turns:
 
     def __init__(self) -> None:
         self._taken = False
-        self._questions = 0
+        self.questions = 0
         self._waiting: list[asyncio.Future[None]] = []
-
-    @property
-    def asking(self) -> bool:
-        return self._questions > 0
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
-        while self._taken or self.asking:
-            if self.asking:
+        while self._taken or self.questions:
+            if self.questions:
                 raise Taken
             await self._changed()
         self._taken = True
@@ -269,12 +265,12 @@ class _Turns:
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        self._questions += 1
+        self.questions += 1
         self._wake()
         try:
             yield
         finally:
-            self._questions -= 1
+            self.questions -= 1
             self._wake()
 
     async def _changed(self) -> None:
