@@ -20,9 +20,16 @@ class Statement(NamedTuple):
     expect: int | None = None
 
 
-Writing = tuple[str, ...]
-"""Statements that write any number of rows, in one transaction; the one parameter of each is all of them, as a JSON
-array of arrays."""
+class Insert(NamedTuple):
+    """A statement that writes any number of rows, which stand at `{rows}` in it: of each promised one the values at
+    these places."""
+
+    sql: str
+    places: tuple[int, ...]
+
+
+Writing = tuple[Insert, ...]
+"""All that is written for promised rows, in one transaction."""
 
 
 class Database(Protocol):

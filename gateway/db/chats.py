@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import time
 
-from . import Database, Statement, timestamp
+from . import Database, Insert, Statement, timestamp
 
 _OWNER = "SELECT principal FROM chats WHERE id = ?"
-_ENSURE = "INSERT INTO chats (id, principal, created_at) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
+_ENSURE = "INSERT INTO chats (id, principal, created_at) VALUES {rows} ON CONFLICT (id) DO NOTHING"
+_ENSURE_ONE = _ENSURE.replace("{rows}", "(?, ?, ?)")
 
 
 def ensure(chat: str, principal: str, at: float) -> Statement:
     """Goes before any statement that refers to the chat; the first to say it owns the chat for good."""
-    return Statement(_ENSURE, (chat, principal, timestamp(at)))
+    return Statement(_ENSURE_ONE, (chat, principal, timestamp(at)))
+
+
+def ensuring(chat: int, principal: int, at: int) -> Insert:
+    """The same for promised rows that have these three at those places."""
+    return Insert(_ENSURE, (chat, principal, at))
 
 
 class Chats:

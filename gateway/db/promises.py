@@ -14,13 +14,14 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from ..names import new_id
-from . import Statement, Writing
+from . import Insert, Statement, Writing
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,9 @@ BOOKS = 3  # one to write in, while others are being made good
 ROWS = 512  # promised together
 SIZE = 1024 * 1024  # bytes of a full book
 LONGEST = 256 * 1024  # bytes of a line
-_NUL = b"\\u0000"  # at which SQLite before 3.46 ends a text it takes out of JSON
+_TOGETHER = (16, 8, 4, 2, 1)
+"""How many rows a statement writes. For each that it executes Python gives up its lock and must have it again, for
+which it may have to wait; with more at once than these nothing is won."""
 
 
 @dataclass(slots=True)
@@ -36,15 +39,14 @@ class Promised:
     """Rows on their way: what a book holds."""
 
     writing: Writing
-    lines: list[bytes]
+    rows: list[Sequence[Any]]
 
     def statements(self) -> list[Statement]:
-        rows = (b"[%b]" % b",".join(self.lines)).decode()
-        return [Statement(sql, (rows,)) for sql in self.writing]
+        return [statement for insert in self.writing for statement in _statements(insert, self.rows)]
 
     def apart(self) -> Iterator[Promised]:
-        for line in self.lines:
-            yield Promised(self.writing, [line])
+        for row in self.rows:
+            yield Promised(self.writing, [row])
 
 
 class Book:
@@ -64,19 +66,19 @@ class Book:
 
     @property
     def full(self) -> bool:
-        return len(self.promised.lines) >= ROWS or self.size >= SIZE
+        return len(self.promised.rows) >= ROWS or self.size >= SIZE
 
-    def note(self, writing: Writing, line: bytes) -> bool:
-        """Whether the line is in the file; not when that is full, or is for other rows."""
+    def note(self, writing: Writing, row: Sequence[Any], line: bytes) -> bool:
+        """Whether the row is in the file, as this line; not when that is full, or is for other rows."""
         promised, text = self.promised, line + b"\n"
-        if not promised.lines:
+        if not promised.rows:
             promised.writing = writing
-            text = orjson.dumps(writing) + b"\n" + text
+            text = heading(writing) + text
         elif promised.writing != writing:
             return False
         if self.full or not self._append(text):
             return False
-        promised.lines.append(line)
+        promised.rows.append(row)
         return True
 
     def _append(self, text: bytes) -> bool:
@@ -103,13 +105,18 @@ class Book:
         self.free = True
 
     def close(self) -> None:
-        if not self.promised.lines:  # else the next to open the database finds it
+        if not self.promised.rows:  # else the next to open the database finds it
             self._remove()
         os.close(self._descriptor)
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
             self.path.unlink()
+
+
+def heading(writing: Writing) -> bytes:
+    """The first line of a book."""
+    return orjson.dumps([[insert.sql, insert.places] for insert in writing]) + b"\n"
 
 
 class Promises:
@@ -141,9 +148,9 @@ class Promises:
                 return False
         try:
             line = orjson.dumps(row, option=orjson.OPT_STRICT_INTEGER)
-        except TypeError:  # a lone surrogate, or an integer that SQLite might take for a float
+        except TypeError:  # a lone surrogate, or an integer that is too large
             return False
-        return len(line) <= LONGEST and _NUL not in line and self._current.note(writing, line)
+        return len(line) <= LONGEST and self._current.note(writing, row, line)
 
     def turn_over(self) -> Book | None:
         """The book that was noted in until now, if it holds anything; from now on it is another."""
@@ -179,7 +186,7 @@ class Promises:
                 continue
             try:
                 with _opened(path) as (dead, promised):
-                    if promised.lines:
+                    if promised.rows:
                         yield promised
                     if dead:
                         path.unlink(missing_ok=True)
@@ -213,14 +220,39 @@ def _opened(path: Path) -> Iterator[tuple[bool, Promised]]:
 
 def _read(text: bytes) -> Promised:
     """What was promised. Of a line without its end nobody was told; one that is no JSON was lost with the power."""
-    lines = text.split(b"\n")[:-1]
-    if not lines or not _whole(lines[0]):
+    first, *rows = [_list(line) for line in text.split(b"\n")[:-1]] or [[]]
+    writing = [_insert(each) for each in first]
+    if not writing or None in writing:
         return Promised((), [])
-    return Promised(tuple(orjson.loads(lines[0])), list(filter(_whole, lines[1:])))
+    return Promised(tuple(filter(None, writing)), [row for row in rows if row])
 
 
-def _whole(line: bytes) -> bool:
+def _insert(said: Any) -> Insert | None:
+    match said:
+        case [str(sql), [*places]]:
+            return Insert(sql, tuple(places))
+        case _:
+            return None
+
+
+def _list(line: bytes) -> list[Any]:
     try:
-        return isinstance(orjson.loads(line), list)
+        value = orjson.loads(line)
     except ValueError:
-        return False
+        return []
+    return value if isinstance(value, list) else []
+
+
+def _statements(insert: Insert, rows: Sequence[Sequence[Any]]) -> Iterator[Statement]:
+    done = 0
+    while done < len(rows):
+        number = next(number for number in _TOGETHER if number <= len(rows) - done)
+        values = [row[place] for row in rows[done : done + number] for place in insert.places]
+        yield Statement(_sql(insert, number), values)
+        done += number
+
+
+@lru_cache(maxsize=64)
+def _sql(insert: Insert, number: int) -> str:
+    row = f"({', '.join('?' * len(insert.places))})"
+    return insert.sql.replace("{rows}", ", ".join([row] * number))

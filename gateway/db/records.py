@@ -15,7 +15,7 @@ import orjson
 
 from ..calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
 from ..errors import GatewayError, InputRequired, Invalid, NotFound
-from . import Database, Statement, chats, timestamp
+from . import Database, Insert, Statement, chats, timestamp
 from .redaction import blot, redact
 
 log = logging.getLogger(__name__)
@@ -35,16 +35,9 @@ _NAMES = (
 )
 _COLUMNS = ", ".join(_NAMES)
 _Row = list[Any]
-
-
-def _taken(*names: str) -> str:
-    """Those columns of many rows, from a JSON array; the WHERE tells SQLite that what follows is no join."""
-    columns = ", ".join(f"json_extract(value, '$[{_NAMES.index(name)}]')" for name in names)
-    return f"SELECT {columns} FROM json_each(?) WHERE true"  # noqa: S608 - constants only
-
-
-_INSERT = f"INSERT INTO tool_calls ({_COLUMNS}) VALUES ({', '.join('?' * len(_NAMES))})"  # noqa: S608 - constants only
-_RUNNING = f"{_INSERT} ON CONFLICT (id) DO NOTHING"
+_INSERT_MANY = f"INSERT INTO tool_calls ({_COLUMNS}) VALUES {{rows}} "  # noqa: S608 - constants only
+_INSERT = _INSERT_MANY.replace("{rows}", f"({', '.join('?' * len(_NAMES))})")
+_RUNNING = f"{_INSERT}ON CONFLICT (id) DO NOTHING"
 _END = """ON CONFLICT (id) DO UPDATE SET
     args = excluded.args, status = excluded.status, error = excluded.error, error_code = excluded.error_code,
     result = excluded.result, render_plan = excluded.render_plan, finished_at = excluded.finished_at,
@@ -52,13 +45,13 @@ _END = """ON CONFLICT (id) DO UPDATE SET
     pre_manifest_id = COALESCE(excluded.pre_manifest_id, tool_calls.pre_manifest_id),
     post_manifest_id = COALESCE(excluded.post_manifest_id, tool_calls.post_manifest_id)
 """
-_FINISHED = f"{_INSERT} {_END}"
+_FINISHED = _INSERT + _END
 _PROMISED = (
-    f"INSERT INTO chats (id, principal, created_at) {_taken('chat_id', 'principal', 'started_at')} "
-    "ON CONFLICT (id) DO NOTHING",
-    f"INSERT INTO tool_calls ({_COLUMNS}) {_taken(*_NAMES)} {_END}",
+    chats.ensuring(_NAMES.index("chat_id"), _NAMES.index("principal"), _NAMES.index("started_at")),
+    Insert(_INSERT_MANY + _END, tuple(range(len(_NAMES)))),
 )
-_RESULT = "UPDATE tool_calls SET result = ? WHERE id = ?"
+_RESULT = _NAMES.index("result")
+_SET_RESULT = "UPDATE tool_calls SET result = ? WHERE id = ?"
 _SELECT = f"SELECT {_COLUMNS} FROM tool_calls"  # noqa: S608 - constants only
 _BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? ORDER BY id LIMIT 2"
 _PLANNED = """SELECT id, chat_id, tool_id, tool_name, status, started_at, render_plan FROM tool_calls
@@ -165,7 +158,7 @@ class CallRecords:
                 await self._write(call, _FINISHED, row)
         finally:
             if follows and result is not None:  # also of a caller cancelled here, whose record is written
-                task = asyncio.get_running_loop().create_task(self._add_digest(call.id, result))
+                task = asyncio.get_running_loop().create_task(self._add_digest(row, result))
                 self._following.add(task)
                 task.add_done_callback(self._following.discard)
 
@@ -241,10 +234,14 @@ class CallRecords:
         except Invalid:  # a text holds what no database takes
             await self._db.run(_storable(chat), _storable(record))
 
-    async def _add_digest(self, call_id: str, result: bytes) -> None:
-        digest = await anyio.to_thread.run_sync(_digest, result)
+    async def _add_digest(self, row: _Row, result: bytes) -> None:
+        """Promise the record once more, now with the digest of its result."""
+        cut = _cut(result, await anyio.to_thread.run_sync(_digest, result))
+        call_id, *_ = row
+        if self._db.promise(_PROMISED, [*row[:_RESULT], cut, *row[_RESULT + 1 :]]):
+            return
         try:
-            await self._db.run(Statement(_RESULT, (_cut(result, digest), call_id)))
+            await self._db.run(Statement(_SET_RESULT, (cut, call_id)))
         except GatewayError as error:
             log.warning("call %s: its record has no digest of its result: %s", call_id, error)
 

@@ -207,7 +207,7 @@ class Writer:
         except Exception as error:
             if storage_failed(error) or isinstance(error, MemoryError):
                 return refusal(error, "be written")
-            if len(promised.lines) == 1:
+            if len(promised.rows) == 1:
                 log.error("a row that was promised cannot be written: %s", error)
                 return []
         results = map(self._redeem, promised.apart())

@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 
-from gateway.db import Statement, promises, sqlite_writer
+from gateway.db import Insert, Statement, promises, sqlite_writer
 from gateway.db.sqlite import SqliteDatabase
 from gateway.db.sqlite_connection import execute
 from gateway.errors import GatewayError
@@ -23,10 +23,12 @@ from gateway.errors import GatewayError
 TABLE = Statement(
     "CREATE TABLE IF NOT EXISTS notes (id TEXT NOT NULL PRIMARY KEY, number, body, CHECK (body <> 'unlucky'))"
 )
-TAKEN = "json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')"
 WRITING = (
-    f"INSERT INTO notes (id, number, body) SELECT {TAKEN} FROM json_each(?) WHERE true "
-    "ON CONFLICT (id) DO UPDATE SET number = excluded.number, body = excluded.body",
+    Insert(
+        "INSERT INTO notes (id, number, body) VALUES {rows} "
+        "ON CONFLICT (id) DO UPDATE SET number = excluded.number, body = excluded.body",
+        (0, 1, 2),
+    ),
 )
 ALONE = Statement("INSERT INTO notes (id, number, body) VALUES (?, ?, ?)")
 

@@ -16,6 +16,7 @@ import pytest
 
 from gateway.calls import PLAN_LIMIT, Call, Caller, Outcome, PlannedCall, to_json
 from gateway.db import Statement
+from gateway.db.promises import LONGEST
 from gateway.db.records import DOCUMENT_LIMIT, FOLLOWING, PLANS_LOOKBACK, PREVIEW_LIMIT, CallRecord, CallRecords
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Cancelled, GatewayError, InputRequired, Invalid, NotFound, ToolFailed
@@ -346,7 +347,7 @@ def digest_of(record: CallRecord) -> Any:
 
 def test_a_caller_cancelled_while_the_record_is_written_takes_no_digest_with_it(tmp_path: Path) -> None:
     async def test(records: CallRecords, db: SqliteDatabase) -> None:
-        call = a_call(name="not \0 promised", tool=None)
+        call = a_call(name="x" * LONGEST, tool=None)  # too long to be promised
         with (tmp_path / "toolgate.db.gate").open() as gate:  # held, so that it has to wait
             fcntl.flock(gate, fcntl.LOCK_EX)
             writing = asyncio.ensure_future(records.record_finished(call, Outcome(value=LARGE)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import math
 import os
 import sqlite3
 import stat
@@ -21,8 +20,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.db import Statement, sqlite_writer
-from gateway.db.promises import BOOKS, LONGEST, ROWS, SIZE, Book, Promises
+from gateway.db import Insert, Statement, sqlite_writer
+from gateway.db.promises import BOOKS, LONGEST, ROWS, SIZE, Book, Promises, heading
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Unavailable
 
@@ -144,7 +143,7 @@ async def test_a_book_takes_no_more_bytes_than_it_may(tmp_path: Path) -> None:
 
 async def test_rows_of_another_kind_wait_until_the_others_are_written(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
-        other = ("INSERT INTO notes (id) SELECT json_extract(value, '$[0]') FROM json_each(?)",)
+        other = (Insert("INSERT INTO notes (id) VALUES {rows}", (0,)),)
         assert note(db, "a")
         assert not db.promise(other, ["b"])
         assert await notes(db) == ["a"]
@@ -185,14 +184,13 @@ def test_values_come_back_as_if_they_had_been_written_alone(rows: list[tuple[Any
                     if not note(db, f"{key:02}", *row):
                         await db.run(Statement(ALONE.sql, (f"{key:02}", *row)))
                 found = await db.fetch("SELECT number, body FROM notes ORDER BY id")
-                assert [(body, type(number)) for number, body in found] == [(row[1], type(row[0])) for row in rows]
-                for (number, _), (given, _) in zip(found, rows, strict=True):
-                    assert number == given or math.isclose(number, given, rel_tol=1e-15)
+                assert found == rows
+                assert [type(number) for number, _ in found] == [type(number) for number, _ in rows]
 
     anyio.run(main)
 
 
-@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64, "lone \ud800", "nul \0", b"bytes", object()])
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64, "lone \ud800", b"bytes", object()])
 async def test_a_value_that_would_be_another_in_the_file_is_not_promised(value: Any, tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         assert not note(db, "a", 1, value)
@@ -200,18 +198,23 @@ async def test_a_value_that_would_be_another_in_the_file_is_not_promised(value: 
         assert await notes(db) == ["b"]
 
 
+def _noted(book: Book, name: str, body: str | None = None) -> bool:
+    row = [name, 1, body]
+    return book.note(WRITING, row, orjson.dumps(row))
+
+
 @pytest.mark.promise("T1")
 async def test_a_row_for_which_the_disk_has_no_room_is_not_promised_and_harms_none_after_it(tmp_path: Path) -> None:
     await left(tmp_path)
-    header = len(orjson.dumps(WRITING)) + 1
+    header = len(heading(WRITING))
     rooms = [0, 1, header + 10, header + 60]  # for a part of the statements, of the first row, of the second
     for room in rooms:
         book = Book(tmp_path / f"toolgate.db.promised-{room:03}-0")
         with no_file_longer_than(room):
-            first = book.note(WRITING, b'["%d first",1,"%b"]' % (room, b"x" * 20))
-            assert not book.note(WRITING, b'["%d refused",1,"%b"]' % (room, b"x" * 200))
+            first = _noted(book, f"{room} first", "x" * 20)
+            assert not _noted(book, f"{room} refused", "x" * 200)
         assert first == (room > header + 10)
-        assert book.note(WRITING, b'["%d after",1,null]' % room)
+        assert _noted(book, f"{room} after")
         os.close(book._descriptor)
     assert await left(tmp_path) == sorted([*[f"{room} after" for room in rooms], f"{rooms[-1]} first"])
     assert books(tmp_path) == []

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import orjson
 import pytest
 
 from gateway.db import sqlite_writer
+from gateway.db.promises import heading
 from gateway.db.sqlite import SqliteDatabase
 
 from . import promising
@@ -19,7 +19,7 @@ from .promising import TABLE, WRITING, book_of_the_dead, books, left, note, note
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("T1")]
 
-HEADER = orjson.dumps(WRITING) + b"\n"
+HEADER = heading(WRITING)
 GOOD = HEADER + b'["good",1,null]\n'
 
 
@@ -103,8 +103,11 @@ ODD = {
     "zeros": (bytes(5000), []),
     "statements that are no JSON": (b'["INSERT\n["a",1,null]\n', []),
     "no statements": (b'[]\n["a",1,null]\n', []),
-    "statements that are no SQL": (b'["DROP THE NOTES", 7, null]\n["a",1,null]\n', []),
-    "statements without a place for rows": (b'["DELETE FROM notes"]\n["a",1,null]\n', []),
+    "statements that are no SQL": (b'[["DROP THE NOTES {rows}",[0]]]\n["a",1,null]\n', []),
+    "statements that are no statements": (b'["DROP THE NOTES",7,null]\n["a",1,null]\n', []),
+    "one statement that is none": (HEADER[:-2] + b',"DROP THE NOTES"]\n["a",1,null]\n', []),
+    "statements without a place for rows": (b'[["DELETE FROM notes",[0]]]\n["a",1,null]\n', []),
+    "statements of other rows": (HEADER.replace(b"[0,1,2]", b'[0,1,"a"]') + b'["a",1,null]\n', []),
 }
 
 
