@@ -247,12 +247,15 @@ def _statements(insert: Insert, rows: Sequence[Sequence[Any]]) -> Iterator[State
     done = 0
     while done < len(rows):
         number = next(number for number in _TOGETHER if number <= len(rows) - done)
-        values = [row[place] for row in rows[done : done + number] for place in insert.places]
-        yield Statement(_sql(insert, number), values)
+        some = rows[done : done + number]
+        columns = list(zip(*some, strict=True))
+        given = tuple(place for place in insert.places if columns[place].count(None) < number)
+        yield Statement(_sql(insert, number, given), [row[place] for row in some for place in given])
         done += number
 
 
-@lru_cache(maxsize=64)
-def _sql(insert: Insert, number: int) -> str:
-    row = f"({', '.join('?' * len(insert.places))})"
+@lru_cache(maxsize=256)
+def _sql(insert: Insert, number: int, given: tuple[int, ...]) -> str:
+    """For so many rows that have something in these places: to hand over a NULL costs more than any other value."""
+    row = f"({', '.join('?' if place in given else 'NULL' for place in insert.places)})"
     return insert.sql.replace("{rows}", ", ".join([row] * number))
