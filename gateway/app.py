@@ -314,9 +314,10 @@ class Gateway:
 
     def _keeps_over(self, profile: Permission, call: Call) -> int | None:
         """From how many bytes on a result is kept in the workspace; never on behalf of those who may only read."""
-        if call.target.kind != "mcp" or Permission.READ_ONLY in (profile, call.caller.permission):
+        tool = call.target
+        if tool.kind != "mcp" or Permission.READ_ONLY in (profile, call.caller.permission):
             return None
-        upstream = self.switchboard.source.upstreams.get(call.target.owner or "")
+        upstream = self.switchboard.source.upstreams.get(tool.owner or "")
         return upstream.spec.settings.large_results.over if upstream is not None else None
 
     def _admit(self, category: str, permission: Permission | None) -> None:

@@ -50,7 +50,8 @@ class RateLimit(Extension):
         return limits != (None, None)
 
     async def before_execute(self, call: Call) -> None:
-        tool, category = call.target, self._categories[call.target.category]
+        tool = call.target
+        category = self._categories[tool.category]
         limit = self._per_tool.get(tool.id, tool.calls_per_minute)
         of_tool = None if limit is None else self._bucket("tool", tool.id, limit, call)
         if category.calls_per_minute is not None:

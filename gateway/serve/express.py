@@ -72,7 +72,7 @@ class Ready:
 
 def parse(body: bytes) -> dict[str, Any] | None:
     """A JSON-RPC message; None for what is better read by others."""
-    if len(body) > SIZE or LONG_NUMBER in body.translate(_DIGITS):
+    if len(body) > SIZE or body.translate(_DIGITS).find(LONG_NUMBER) >= 0:  # `in` would raise
         return None
     try:
         message = orjson.loads(body)
@@ -96,15 +96,10 @@ def modern(message: Mapping[str, Any], principal: str, chat: str, relayed: bool 
         return None
     if level is not None and not (isinstance(level, str) and level in LEVELS):
         return None
-    match meta.get(types.CLIENT_INFO_META_KEY):
-        case {"name": str(name), "version": str(number), **others}:
-            if others and not all(isinstance(each, str) for each in others.values()):
-                return None
-            caller = _caller(principal, f"{name} {number}"[:200])
-        case None:
-            caller = _caller(principal, None)
-        case _:
-            return None
+    info = meta.get(types.CLIENT_INFO_META_KEY)
+    if info is not None and not _is_usual_info(info):
+        return None
+    caller = _caller(principal, None if info is None else f"{info['name']} {info['version']}"[:200])
     return Ready(*request, version, caller, chat, capabilities, level, None, relayed)
 
 
@@ -150,6 +145,13 @@ def _usual(capabilities: Mapping[str, Any]) -> bool:
         if not isinstance(said, dict) or not all(isinstance(each, kinds) for each in said.values()):
             return False
     return True
+
+
+def _is_usual_info(info: Any) -> bool:
+    """Whether a client has a name and a version, and says nothing else but texts."""
+    if not isinstance(info, dict) or not all(isinstance(said, str) for said in info.values()):
+        return False
+    return "name" in info and "version" in info
 
 
 class Express:

@@ -14,6 +14,7 @@ APP = "ui://"
 PAGE = "ui/resourceUri"
 """How older MCP Apps name a tool's page in its `_meta`."""
 
+_ADDRESSED = ("resource_link", "resource")
 _SCHEME = "mcp+"
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9-]*")
 _SPELLED = re.compile(r"x\.([a-z2-7]+)")
@@ -65,14 +66,15 @@ def outer_blocks(prefix: str, blocks: list[Any]) -> list[Any]:
         return blocks
     shown = blocks
     for place, block in enumerate(blocks):
-        changed = _outer_block(prefix, block)
-        if changed is not block:
-            shown = list(blocks) if shown is blocks else shown
-            shown[place] = changed
+        if isinstance(block, dict) and block.get("type") in _ADDRESSED:
+            changed = _outer_block(prefix, block)
+            if changed is not block:
+                shown = list(blocks) if shown is blocks else shown
+                shown[place] = changed
     return shown
 
 
-def _outer_block(prefix: str, block: Any) -> Any:
+def _outer_block(prefix: str, block: dict[str, Any]) -> dict[str, Any]:
     match block:
         case {"type": "resource_link", "uri": str(uri)}:
             return {**block, "uri": outer(prefix, uri)}

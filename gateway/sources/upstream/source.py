@@ -29,20 +29,17 @@ class UpstreamSource:
         return [tool for upstream in self.upstreams.values() for tool in upstream.tools]
 
     async def call_tool(self, call: Call) -> Outcome:
-        upstream = self.upstreams.get(call.target.owner or "")
+        tool = call.target
+        upstream = self.upstreams.get(tool.owner or "")
         if upstream is None:
-            raise NotFound(f"the upstream of {call.target.id} has just been removed", code="UNKNOWN_TOOL")
-        return _outcome(await self.asking.answer(upstream, _request(call)), prefix_of(upstream.spec))
+            raise NotFound(f"the upstream of {tool.id} has just been removed", code="UNKNOWN_TOOL")
+        params = {"name": tool.id.partition(":")[2], "arguments": dict(call.arguments)}
+        request = Request("tools/call", params, call, tool.id)
+        return _outcome(await self.asking.answer(upstream, request), prefix_of(upstream.spec))
 
     async def close(self) -> None:
         """End the calls that wait for answers."""
         await self.asking.close()
-
-
-def _request(call: Call) -> Request:
-    tool = call.target
-    params = {"name": tool.id.partition(":")[2], "arguments": dict(call.arguments)}
-    return Request("tools/call", params, call, tool.id)
 
 
 def _outcome(result: dict[str, Any], prefix: str) -> Outcome:

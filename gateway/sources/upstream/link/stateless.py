@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....calls import to_json
@@ -10,7 +11,7 @@ from .exchange import Exchange
 from .messages import Message
 from .pool import Pool
 from .requests import header_lines
-from .streamable import POSTED, REPEATABLE, Hearing, settle
+from .streamable import POSTED, REPEATABLE, hear, settle
 
 if TYPE_CHECKING:
     from .link import Link
@@ -36,7 +37,7 @@ class StatelessWire:
             "POST",
             POSTED + self._routing(exchange.method, message["params"]),
             body,
-            sink=Hearing(self._link, exchange),
+            sink=partial(hear, self._link, exchange),
             repeatable=exchange.method in REPEATABLE,
         )
         settle(self._link, exchange, reply)

@@ -55,10 +55,15 @@ class Hearing:
             self.last_id = event.id
         if event.retry is not None:
             self.retry = event.retry
-        if event.kind == "message" and event.data:
-            for message in decode(event.data):
-                self._link.receive(message, self._exchange)
-        return self._exchange is not None and self._exchange.answer.done()
+        return hear(self._link, self._exchange, event)
+
+
+def hear(link: Link, exchange: Exchange | None, event: Event) -> bool:
+    """Whether the request has its answer, with this event."""
+    if event.kind == "message" and event.data:
+        for message in decode(event.data):
+            link.receive(message, exchange)
+    return exchange is not None and exchange.answer.done()
 
 
 def settle(link: Link, exchange: Exchange, reply: Reply) -> None:
@@ -87,10 +92,12 @@ def _delivered(reply_to: int | str, body: bytes) -> Delivered | None:
         message = orjson.loads(body)
     except ValueError:
         return None
-    match message:
-        case {"jsonrpc": "2.0", "id": number, "result": {"resultType": "complete"} as result, **rest} if not rest:
-            return Delivered(result, body) if type(number) is type(reply_to) and number == reply_to else None
-    return None
+    if not isinstance(message, dict) or len(message) != 3 or message.get("jsonrpc") != "2.0":
+        return None
+    number, result = message.get("id"), message.get("result")
+    if type(number) is not type(reply_to) or number != reply_to or not isinstance(result, dict):
+        return None
+    return Delivered(result, body) if result.get("resultType") == "complete" else None
 
 
 def check(link: Link, method: str, reply: Reply) -> None:
