@@ -13,7 +13,8 @@ check: $(VENV)/.development  ## the inner loop: style, types, the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	TOOLGATE_QUICK=1 $(BIN)/pytest -n auto --dist=worksteal -m "not slow" $(ARGS)
+	TOOLGATE_QUICK=1 PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.pytest_cache/compiled \
+	  $(BIN)/pytest -n auto --dist=worksteal -o tmp_path_retention_policy=failed -m "not slow" $(ARGS)
 
 test: $(VENV)/.development  ## everything, as CI runs it
 	$(BIN)/ruff check .

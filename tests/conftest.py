@@ -1,22 +1,33 @@
-"""What every test has: the asyncio backend, and in the inner loop fewer examples and a memory of what was compiled."""
+"""What every test has: the asyncio backend, and in the inner loop fewer examples, more workers and files in memory."""
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-COMPILED = Path(__file__).parent.parent / ".pytest_cache" / "compiled"
+QUICK = bool(os.environ.get("TOOLGATE_QUICK"))
+MEMORY = Path("/dev/shm")
+ROOM = 2 * 1024**3
+"""What the files of all tests take at most, several times over; a container's /dev/shm has far less."""
 
-settings.register_profile("quick", max_examples=15)
-if os.environ.get("TOOLGATE_QUICK"):
+# How long an example takes says little on a machine where more runs than it has cores.
+settings.register_profile("quick", max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+if QUICK:
     settings.load_profile("quick")
-    if sys.dont_write_bytecode:  # to compile the tests anew is half of what it takes to collect them
-        sys.dont_write_bytecode, sys.pycache_prefix = False, str(COMPILED)
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.hookimpl(optionalhook=True)  # without xdist nobody asks
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Half of what tests do is to wait, for processes to start and for limits to pass."""
+    return 2 * (os.cpu_count() or 1) if QUICK else None
 
 
 def pytest_collection_finish() -> None:
@@ -24,7 +35,7 @@ def pytest_collection_finish() -> None:
     imports while it runs is its own and may be different the next time, so that it is not kept compiled."""
     gc.collect()
     gc.freeze()
-    if sys.pycache_prefix == str(COMPILED):
+    if sys.pycache_prefix is not None:
         sys.dont_write_bytecode, sys.pycache_prefix = True, None
 
 

@@ -55,6 +55,9 @@ LAZY = {
 
 MODULES = sorted(GATEWAY.rglob("*.py"))
 
+each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)), scope="module")
+"""All that is asked of a module stands together by its scope, so that whoever asks parses it once."""
+
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
@@ -93,7 +96,7 @@ def imported_rooms(path: Path) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@each_module
 def test_a_module_imports_only_its_own_room_and_rooms_above(path: Path) -> None:
     here = room(path)
     if here == "__init__":
@@ -107,7 +110,7 @@ def test_every_module_stands_in_a_room_of_the_reading_order() -> None:
     assert {room(path) for path in MODULES} - {"__init__"} <= set(ROOMS)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@each_module
 def test_modules_and_functions_can_be_read_in_one_sitting(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MODULE_LINES
     for node in nodes(path):
@@ -116,12 +119,12 @@ def test_modules_and_functions_can_be_read_in_one_sitting(path: Path) -> None:
             assert length <= FUNCTION_LINES, f"{node.name} has {length} lines"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@each_module
 def test_a_module_says_what_it_is_for(path: Path) -> None:
     assert ast.get_docstring(parsed(path)), f"{path} has no docstring"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@each_module
 def test_imports_stand_at_the_top(path: Path) -> None:
     inner = [
         node

@@ -58,13 +58,13 @@ async def stdio_handshake(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def http_modern(listening: Listening) -> AsyncIterator[Client]:
     async with over_http(listening.url, MODERN) as client:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def http_handshake(listening: Listening) -> AsyncIterator[Client]:
     async with over_http(listening.url, HANDSHAKE) as client:
         yield client

@@ -34,7 +34,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90), pytest.mark.promise("G
 ListChanged = (
     types.ToolListChangedNotification | types.PromptListChangedNotification | types.ResourceListChangedNotification
 )
-UPSTREAMS = ["stdio-modern", "stdio-handshake", "http-modern", "http-handshake"]
 
 
 class Seen:
@@ -174,7 +173,14 @@ def connected(request: pytest.FixtureRequest) -> tuple[Client, Seen]:
     return client, seen
 
 
-@pytest.fixture(params=UPSTREAMS)
+@pytest.fixture(
+    params=[
+        "stdio-modern",
+        pytest.param("stdio-handshake", marks=pytest.mark.slow),
+        pytest.param("http-modern", marks=pytest.mark.slow),
+        "http-handshake",
+    ]
+)
 def upstream(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -139,6 +139,7 @@ async def test_a_client_that_cannot_ask_its_user_is_refused_an_overwrite(client:
 
 
 @pytest.mark.promise("C5")
+@pytest.mark.slow
 async def test_where_nobody_is_to_be_asked_files_are_overwritten_and_deleted(tmp_path: Path) -> None:
     config = tmp_path / "toolgate.yaml"
     config.write_text("approval: {mode: never}\n")

@@ -170,9 +170,8 @@ def test_requests_kept_in_a_file_are_all_answered(tmp_path: Path, asking: str) -
 
 
 @pytest.mark.promise("G3")
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["sigterm", "sigint"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["sigterm", "sigint"])
 def test_a_signal_ends_the_gateway_in_peace(tmp_path: Path, number: signal.Signals) -> None:
     with on_stdio(tmp_path) as gateway:
         assert "result" in gateway.ask(INITIALIZE)

@@ -147,7 +147,7 @@ async def test_there_is_no_network(desk: Desk) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
         code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=5)"
         value = await python(desk, code)
-    assert value["exitCode"] == 1
+    assert value["exitCode"] == 1, value
     assert "Error" in value["stderr"]
 
 
