@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
+import anyio
+
 from ....sandbox.process import when_dead
 from .endpoints import StdioEndpoint
 from .faults import Unreachable
@@ -88,6 +90,8 @@ class Child:
             await asyncio.shield(child._connecting)  # so that all that is open has an owner
         except asyncio.CancelledError:
             child.kill()
+            with anyio.CancelScope(shield=True):
+                await child._dead()
             raise
         return child
 
