@@ -20,10 +20,9 @@ from ..errors import Invalid
 from . import Killed, Mount, Process, Program, seccomp
 from .account import Account, account
 from .cgroups import Group, delegated
-from .growth import Filled, Gauge, Size, growth_of
+from .disk_usage import NOT_INSPECTABLE, Gauge, Size, TmpfsUsage, cannot_inspect_programs, folder_usage
 from .keeping import Kept, kept
 from .lending import acting_as, borrower, given, lent, place, prepared
-from .nameless import BLIND, is_blind
 from .network import connected
 from .process import Running, handed, spawn, unavailable
 from .rlimits import rlimits
@@ -142,7 +141,7 @@ class Bubblewrap:
     def _gauges(self, program: Program, first: int) -> list[Gauge]:
         limits = program.limits
         tmp = Path("/proc", str(first), "root", "tmp")
-        return [Filled(tmp, Size(limits.tmp_bytes, limits.files), host=Path("/tmp")), *growth_of(program, first)]  # noqa: S108
+        return [TmpfsUsage(tmp, Size(limits.tmp_bytes, limits.files), host=Path("/tmp")), *folder_usage(program, first)]  # noqa: S108
 
     def _weaknesses(self) -> Iterator[str]:
         if "--disable-userns" not in self._options:
@@ -151,8 +150,8 @@ class Bubblewrap:
             yield "this bubblewrap is older than 0.6: /tmp is only bounded by the watchdog"
         if self._user is None and not self._binds_descriptors():
             yield "this bubblewrap is older than 0.10: in attached folders, git's hooks and settings can be changed"
-        if is_blind():
-            yield BLIND
+        if cannot_inspect_programs():
+            yield NOT_INSPECTABLE
 
 
 def _limit(program: Program, first: int, user: Account | None) -> None:

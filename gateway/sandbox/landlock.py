@@ -10,17 +10,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from . import Mount, Process, Program, seccomp
 from .account import Account, account, owner_or
 from .cgroups import delegated
+from .disk_usage import NOT_INSPECTABLE, cannot_inspect_programs
 from .launched import launch, refuse_network
-from .nameless import BLIND, is_blind
 from .process import unavailable
+from .process_tree import pids, threads_of
 from .system import SYSTEM_FILES, SYSTEM_FOLDERS
-from .tree import tasks_of
 
 _CREATE, _VERSION = 444, 1
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
@@ -86,7 +87,7 @@ class Landlock:
         uid = user.uid if user else os.getuid()
         counted, tasks = self._tasks.get(uid, (-_FRESH, 0))
         if time.monotonic() - counted > _FRESH:
-            tasks = await asyncio.get_running_loop().run_in_executor(None, tasks_of, uid)
+            tasks = await asyncio.get_running_loop().run_in_executor(None, _user_threads, uid)
             self._tasks = {uid: (time.monotonic(), tasks)}
         return tasks
 
@@ -96,8 +97,8 @@ class Landlock:
         yield "chmod, chown and setting times by name do nothing inside"
         if (user := account()) is not None:
             yield f"the gateway is root: what programs make in root's folders belongs to user {user.uid}"
-        if is_blind():
-            yield BLIND
+        if cannot_inspect_programs():
+            yield NOT_INSPECTABLE
         if self._version < 6:
             yield "this kernel lets programs signal other processes of the account (needs Linux 6.12)"
         if self._version < 2:
@@ -109,6 +110,16 @@ def _owner_or(user: Account, program: Program) -> Account:
         return owner_or(user, (mount.source for mount in program.mounts if mount.writable))
     except OSError as error:
         raise unavailable(f"the program does not start: {error}") from error
+
+
+def _user_threads(uid: int) -> int:
+    """The number of threads of a user on the whole machine."""
+    total = 0
+    for pid in pids():
+        with suppress(OSError):
+            if Path(f"/proc/{pid}").stat().st_uid == uid:
+                total += len(threads_of(pid))
+    return total
 
 
 def version() -> int:

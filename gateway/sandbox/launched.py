@@ -18,10 +18,10 @@ from ..errors import Unavailable
 from . import Killed, Program
 from .account import Account
 from .cgroups import Cgroups, Group
-from .growth import Gauge, Growth, Size, growth_of, writable
+from .disk_usage import DiskUsage, Gauge, Size, folder_usage, writable_folders
 from .launcher import remove
-from .nameless import Nameless
 from .process import Running, handed, spawn
+from .process_tree import DeletedFiles
 from .rlimits import rlimits
 from .watchdog import Watch
 
@@ -170,7 +170,8 @@ def _environment(program: Program, scratch: Path) -> dict[str, str]:
 
 
 def _gauges(program: Program, scratch: Path, root: int) -> list[Gauge]:
-    """A file without a name is in no folder: on a disk that both are on, it counts with the program's own."""
+    """A deleted file on a disk that holds both scratch and folders counts with the folders."""
     limits = program.limits
-    held = Nameless(root, [scratch], elsewhere=writable(program))
-    return [Growth([scratch], Size(limits.tmp_bytes, limits.files), held), *growth_of(program, root)]
+    deleted = DeletedFiles(root, [scratch], elsewhere=writable_folders(program))
+    scratch_usage = DiskUsage([scratch], Size(limits.tmp_bytes, limits.files), root, deleted)
+    return [scratch_usage, *folder_usage(program, root)]

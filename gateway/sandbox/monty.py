@@ -26,7 +26,7 @@ from typing import Any
 import anyio
 
 from . import Exit, Killed, Limits
-from .growth import Growth, Size
+from .disk_usage import DiskUsage, Size
 from .process import unavailable
 from .run import HARD_LIMIT, OUTPUT_LIMIT, Finished, Kept, Said, heard
 from .watchdog import Watch
@@ -205,7 +205,7 @@ class _Running:
                     host_path=folder, virtual_path=_FOLDER, mode="read-write", write_bytes_limit=limits.disk
                 )
             )
-            gauges = [Growth([folder], Size(limits.disk, limits.files))] if folder else []
+            gauges = [DiskUsage([folder], Size(limits.disk, limits.files), session.worker_pid)] if folder else []
             watch = Watch(limits, session.worker_pid, gauges)
             watch.start(self._loop, self.end)
             held.callback(watch.stop)

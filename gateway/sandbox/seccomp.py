@@ -35,6 +35,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64
     "connect": (42, 203),
     "creat": (85, None),
     "delete_module": (176, 106),
+    "fallocate": (285, 47),
     "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
     "fchmod": (91, 52),
@@ -97,6 +98,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64
     "personality": (135, 92),
     "pidfd_getfd": (438, 438),
     "pivot_root": (155, 41),
+    "prctl": (157, 167),
     "prlimit64": (302, 261),
     "process_madvise": (440, 440),
     "process_mrelease": (448, 448),
@@ -162,6 +164,9 @@ _MISSING = _names("""
     msgget msgsnd msgrcv msgctl mq_open mq_unlink
 """)
 
+# The kernel counts for each process what it writes, but not what it allocates. Programs then write instead.
+_UNSUPPORTED = ["fallocate"]
+
 # Landlock says nothing about these, and they take any path, or any process of the same user.
 _FORBIDDEN_SHARED = ["connect", "bind", "truncate", "ioprio_set", "inotify_add_watch"]
 _UNSUPPORTED_SHARED = _names("""
@@ -183,6 +188,7 @@ _NAMESPACES = 0x7E020000
 _CREATES = 0o20000100  # O_CREAT, and O_TMPFILE without its O_DIRECTORY
 _TRUNCATES = 0o1000
 _SETUID = 0o6000
+_PR_SET_DUMPABLE = 4
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _PAIRED = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the operator's terminal
@@ -224,7 +230,7 @@ def build(*, shared: bool, network: bool = False, machine: str | None = None) ->
 
 
 def _simple(shared: bool) -> list[tuple[list[str], int]]:
-    always = [(_FORBIDDEN, errno.EPERM), (_MISSING, errno.ENOSYS)]
+    always = [(_FORBIDDEN, errno.EPERM), (_MISSING, errno.ENOSYS), (_UNSUPPORTED, errno.EOPNOTSUPP)]
     if not shared:
         return always
     return [*always, (_FORBIDDEN_SHARED, errno.EPERM), (_UNSUPPORTED_SHARED, errno.EOPNOTSUPP), (_IDLE_SHARED, 0)]
@@ -242,6 +248,8 @@ def _checks(shared: bool, network: bool) -> list[tuple[str, _Code]]:
         # A socket of the host may lie in a folder that was given. A filter sees no address, so that there is no
         # socket to reach one with: a pair is connected for good, unless it is of datagrams.
         ("socket", _only(0, _INTERNET if network and not shared else ())),
+        # Succeeds and does nothing: of a process that is not dumpable, only root could read what it uses.
+        ("prctl", [_argument(0), (_EQUAL, 0, 1, _PR_SET_DUMPABLE), (_RETURN, 0, 0, _refuse(0)), _allow()]),
         ("socketpair", [_argument(0), (_EQUAL, 1, 0, socket.AF_UNIX), _no(), *_only(1, _PAIRED, mask=0xF)]),
     ]
 

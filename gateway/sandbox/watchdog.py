@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from . import Killed, Limits
-from .growth import Gauge
+from .disk_usage import Gauge
+from .process_tree import SharedMemory, proportional_memory, usage
 from .rlimits import THREADS
-from .shared import Shared
-from .tree import shared_out, usage
 
 _log = logging.getLogger(__name__)
 _MEMORY_INTERVAL = 0.06
@@ -32,7 +31,8 @@ class Watch:
         self._limits = limits
         self._root = root
         self._gauges = gauges
-        self._shared = Shared(limits.memory)
+        self._shared = SharedMemory(limits.memory)
+        self._hidden: frozenset[int] = frozenset()
         self._busy = True
         self._rounds = [_Round(_MEMORY, self._tree_exceeds)]
         if gauges:
@@ -46,8 +46,8 @@ class Watch:
     def busy(self, busy: bool) -> None:
         if busy and not self._busy:
             for gauge in self._gauges:
-                gauge.renew()
-            self._shared.renew()
+                gauge.reset()
+            self._shared.reset()
         self._busy = busy
         for round_ in self._rounds:
             round_.become(busy)
@@ -71,17 +71,18 @@ class Watch:
         limits, found = self._limits, usage(self._root)
         if len(found.processes) > limits.processes or found.threads > THREADS * limits.processes:
             return "processes"
-        if found.memory > limits.memory and shared_out(found.processes) > limits.memory:
+        if found.memory > limits.memory and proportional_memory(found.processes) > limits.memory:
             return "memory"
-        if self._shared.exceeds(found.processes):
+        if self._shared.exceeds_limit(found.processes, found.mapped):
             return "memory"
-        if found.hidden:
+        still_hidden, self._hidden = self._hidden & found.hidden, found.hidden
+        if still_hidden:  # to two looks in a row: one that is just starting is hidden for a moment
             _log.warning(_HIDDEN)
             return "memory"
         return None
 
     def _disk_exceeds(self) -> Killed | None:
-        return "disk" if any(gauge.full() for gauge in self._gauges) else None
+        return "disk" if any(gauge.is_full() for gauge in self._gauges) else None
 
 
 class _Round:

@@ -57,7 +57,7 @@ print("begun", flush=True)
 kept = []
 for _ in range(60):
     kept.append(bytearray(b"x") * (8 << 20))
-    time.sleep(0.01)
+    time.sleep(0.03)
 print("survived", flush=True)
 """
 
@@ -87,7 +87,7 @@ def fill():
     kept = []
     for _ in range(60):
         kept.append(bytearray(b"x") * (8 << 20))
-        time.sleep(0.01)
+        time.sleep(0.03)
     print("survived", flush=True)
     os._exit(0)
 threading.Thread(target=fill).start()
@@ -169,7 +169,7 @@ print("begun", flush=True)
 for number in range(40):
     with open(str(number), "wb") as file:
         file.write(os.urandom(1 << 20) * 2)
-    time.sleep(0.02)
+    time.sleep(0.05)
 print("survived", flush=True)
 """
 
@@ -181,6 +181,45 @@ for number in range(2000):
 time.sleep(3)
 print("survived", flush=True)
 time.sleep(10)
+"""
+
+ALLOCATION_BOMB = """
+import os, time
+print("begun", flush=True)
+for number in range(40):
+    fd = os.open(str(number), os.O_CREAT | os.O_WRONLY)
+    os.posix_fallocate(fd, 0, 2 << 20)
+    os.close(fd)
+    time.sleep(0.05)
+print("survived", flush=True)
+"""
+
+UNCOUNTED_CHILDREN_BOMB = """
+import os, signal, time
+print("begun", flush=True)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for number in range(40):
+    if os.fork() == 0:
+        with open(str(number), "wb") as file:
+            file.write(os.urandom(1 << 20) * 2)
+        os._exit(0)
+    time.sleep(0.05)
+print("survived", flush=True)
+"""
+
+UNREADABLE_PROGRAM_BOMB = """
+import os, subprocess, time
+print("begun", flush=True)
+with open("/usr/bin/dd", "rb") as file, open(os.open("dd", os.O_CREAT | os.O_WRONLY, 0o111), "wb") as copy:
+    copy.write(file.read())
+with open("gone", "wb") as file:
+    os.unlink("gone")
+    child = subprocess.Popen(["./dd", "bs=1M", "status=none"], stdin=subprocess.PIPE, stdout=file)
+for number in range(40):
+    child.stdin.write(bytes(2 << 20))
+    time.sleep(0.05)
+print("survived", flush=True)
+child.kill()
 """
 
 HIDDEN_BOMB = """
@@ -304,7 +343,7 @@ _ANY = Limits()
 @dataclass(frozen=True)
 class Bomb:
     """A program, what it may use, and what it may be ended for. One that does nothing but stay is given `seconds`. One
-    that fills a disk has several `tries`: what others free there at the same moment can hide what it takes."""
+    whose writes nobody can count has several `tries`: what others free at the same moment can hide what it takes."""
 
     code: str
     limits: Limits = _ANY
@@ -324,21 +363,22 @@ BOMBS = {
     "use_the_memory_in_many": Bomb(MEMORY_BOMB_OF_MANY, _MEMORY, ("memory",)),
     "use_the_memory_when_the_first_thread_has_ended": Bomb(LEADERLESS_MEMORY_BOMB, _MEMORY, ("memory",)),
     "use_the_memory_together": Bomb(SHARED_MEMORY, _MEMORY, ("memory",)),
-    "use_the_memory_unseen": Bomb(UNSEEN_SHARED_MEMORY, _MEMORY, ("memory",), tries=3),
+    "use_the_memory_unseen": Bomb(UNSEEN_SHARED_MEMORY, _MEMORY, ("memory",)),
     "use_the_memory_behind_a_locked_door": Bomb(LOCKED_MEMORY + MEMORY_BOMB, _MEMORY, ("memory",)),
-    "use_the_memory_unseen_behind_a_locked_door": Bomb(
-        LOCKED_MEMORY + UNSEEN_SHARED_MEMORY, _MEMORY, ("memory",), tries=3
-    ),
+    "use_the_memory_unseen_behind_a_locked_door": Bomb(LOCKED_MEMORY + UNSEEN_SHARED_MEMORY, _MEMORY, ("memory",)),
     "use_the_memory_in_files": Bomb(MEMORY_IN_FILES, Limits(tmp_bytes=8 * MIB), (None, "disk")),
     "write_a_large_file": Bomb(ONE_FILE, Limits(file_bytes=MIB)),
-    "write_many_files": Bomb(DISK_BOMB, _DISK, ("disk",), tries=3),
-    "write_where_nobody_looks": Bomb(HIDDEN_BOMB, _DISK, ("disk",), tries=3),
-    "write_to_files_without_a_name": Bomb(NAMELESS_BOMB, _DISK, ("disk",), tries=3),
-    "write_to_files_that_are_only_mapped": Bomb(MAPPED_BOMB, _DISK, ("disk",), tries=3),
-    "write_to_files_that_are_on_their_way": Bomb(IN_FLIGHT_BOMB, _DISK, ("disk",), tries=3),
-    "write_behind_a_locked_door": Bomb(LOCKED_BOMB, _DISK, ("disk",), tries=3),
+    "write_many_files": Bomb(DISK_BOMB, _DISK, ("disk",)),
+    "allocate_without_writing": Bomb(ALLOCATION_BOMB, _DISK, ("disk",)),
+    "write_by_children_that_nobody_waits_for": Bomb(UNCOUNTED_CHILDREN_BOMB, _DISK, ("disk",)),
+    "write_by_a_program_that_nobody_may_read": Bomb(UNREADABLE_PROGRAM_BOMB, _DISK, ("disk",), tries=3),
+    "write_where_nobody_looks": Bomb(HIDDEN_BOMB, _DISK, ("disk",)),
+    "write_to_files_without_a_name": Bomb(NAMELESS_BOMB, _DISK, ("disk",)),
+    "write_to_files_that_are_only_mapped": Bomb(MAPPED_BOMB, _DISK, ("disk",)),
+    "write_to_files_that_are_on_their_way": Bomb(IN_FLIGHT_BOMB, _DISK, ("disk",)),
+    "write_behind_a_locked_door": Bomb(LOCKED_BOMB, _DISK, ("disk",)),
     "make_a_sparse_file": Bomb(SPARSE_FILE, Limits(file_bytes=MIB)),
-    "make_too_many_files": Bomb(FILE_BOMB, _DISK, ("disk",), tries=3),
+    "make_too_many_files": Bomb(FILE_BOMB, _DISK, ("disk",)),
     "dig_too_deep": Bomb(DEEP_BOMB, _DISK, ("disk",)),
     "say_too_much": Bomb(ENDLESS_OUTPUT, ended_for=("output",)),
     "leave_an_orphan": Bomb(ORPHAN),

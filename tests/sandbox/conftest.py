@@ -64,7 +64,7 @@ class World:
     code: Path
     field: Path
 
-    def run(self, user: str, *arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+    def run(self, user: str, *arguments: str, timeout: float = 580) -> subprocess.CompletedProcess[str]:
         """A Python program as `root` or as a normal `user`."""
         stranger = user == "user" and os.getuid() == 0
         if user == "root" and os.getuid() != 0:

@@ -67,7 +67,7 @@ def keeping(code: str, folder: Path, sandbox: Sandbox, **options: Any) -> Progra
 
 
 async def try_it(sandbox: Sandbox, folder: Path) -> Finished:
-    return await run(sandbox, keeping(TRY, folder, sandbox), timeout=20)
+    return await run(sandbox, keeping(TRY, folder, sandbox), timeout=60)
 
 
 async def test_what_is_kept_stays_as_it_is_and_where_it_is(sandbox: Sandbox, folder: Path) -> None:
@@ -83,7 +83,7 @@ async def test_what_is_kept_stays_as_it_is_and_where_it_is(sandbox: Sandbox, fol
 
 
 async def test_what_is_not_kept_is_changed_by_the_same_code(sandbox: Sandbox, folder: Path) -> None:
-    finished = await run(sandbox, python(TRY, **workspace(folder, sandbox)), timeout=20)
+    finished = await run(sandbox, python(TRY, **workspace(folder, sandbox)), timeout=60)
     assert b"done write a/settings" in finished.stdout
     assert b"done rename a b" in finished.stdout
 
@@ -111,7 +111,7 @@ async def test_a_file_in_the_place_of_a_folder_that_holds_what_is_kept_is_kept(s
     (folder / "a").write_text("as it was")
     code = "import os\nopen('b', 'w').close()\nos.replace('b', 'a')"
     for each in ("open('a', 'w').write('changed')", "import os; os.unlink('a')", code):
-        finished = await run(sandbox, keeping(each, folder, sandbox), timeout=20)
+        finished = await run(sandbox, keeping(each, folder, sandbox), timeout=60)
         assert b"OSError" in finished.stderr or b"Error: [Errno" in finished.stderr
         assert (folder / "a").read_text() == "as it was"
 
@@ -123,10 +123,10 @@ async def test_one_that_waited_keeps_what_came_meanwhile(sandbox: Sandbox, folde
     program = replace(program, argv=program.argv[:3])
     try:
         code = "open('a/settings', 'w').write('changed')"
-        await finish(await spares.start(program, "import time; time.sleep(0.5)"), timeout=20)
+        await finish(await spares.start(program, "import time; time.sleep(0.5)"), timeout=60)
         assert spares.waiting == 1
         (folder / "a/settings").write_text("as it was")
-        finished = await finish(await spares.start(program, code), timeout=20)
+        finished = await finish(await spares.start(program, code), timeout=60)
         assert b"Read-only file system" in finished.stderr
     finally:
         await spares.close()

@@ -33,16 +33,16 @@ from .bombs import (
     SPINNERS,
     THREAD_BOMB,
 )
-from .siege import python, running, workspace
+from .siege import python, run_out_of_time, running, workspace
 
 pytestmark = pytest.mark.anyio
 
 
-async def let_loose(sandbox: Sandbox, folder: Path, code: str, limits: Limits, timeout: float = 8) -> Finished:
+async def let_loose(sandbox: Sandbox, folder: Path, code: str, limits: Limits, *, endless: bool = False) -> Finished:
     token = uuid.uuid4().hex
     folder.mkdir(exist_ok=True)
     program = python(code, token, limits=limits, **workspace(folder / "workspace", sandbox))
-    finished = await run(sandbox, program, timeout=timeout)
+    finished = await (run_out_of_time(sandbox, program, b"begun") if endless else run(sandbox, program, timeout=60))
     assert finished.stdout.startswith(b"begun"), finished
     assert running(token) == []
     return finished
@@ -51,7 +51,6 @@ async def let_loose(sandbox: Sandbox, folder: Path, code: str, limits: Limits, t
 async def test_a_fork_bomb_is_bounded(any_sandbox: Sandbox, tmp_path: Path) -> None:
     finished = await let_loose(any_sandbox, tmp_path, FORK_BOMB, Limits(processes=16))
     assert finished.exit == Exit(137, "processes")
-    assert finished.duration < 5
 
 
 async def test_threads_are_bounded(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -99,13 +98,10 @@ for child in children:
     ids=["bytes", "files", "depth", "hidden", "nameless"],
 )
 async def test_a_disk_bomb_is_ended(any_sandbox: Sandbox, tmp_path: Path, bomb: str) -> None:
-    for _ in range(3):  # what others free on the same disk at that moment can hide what it takes
-        finished = await let_loose(any_sandbox, tmp_path, bomb, Limits(disk=8 * MIB, files=500))
-        remove(str(tmp_path / "workspace"))
-        if finished.exit.killed:
-            break
+    finished = await let_loose(any_sandbox, tmp_path, bomb, Limits(disk=8 * MIB, files=500))
+    remove(str(tmp_path / "workspace"))
     assert finished.exit == Exit(137, "disk")
-    assert finished.duration < 4
+    assert b"survived" not in finished.stdout
 
 
 async def test_what_was_there_before_is_not_growth(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -159,7 +155,6 @@ async def test_a_program_that_computes_too_long_is_ended_by_the_kernel(sandbox: 
     code = "print('begun', flush=True)\nwhile True: pass"
     finished = await let_loose(sandbox, tmp_path, code, Limits(cpu_seconds=1))
     assert finished.exit.code in (137, 152)
-    assert finished.duration < 6
 
 
 async def test_one_that_waits_is_looked_at_again_when_it_works(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -167,7 +162,7 @@ async def test_one_that_waits_is_looked_at_again_when_it_works(sandbox: Sandbox,
 import sys, time
 for line in sys.stdin:
     kept = bytearray(b"x") * (160 << 20)
-    time.sleep(9)
+    time.sleep(300)
 """
     process = await sandbox.start(python(code, limits=Limits(memory=96 * MIB)), stdin=True)
     process.busy = False
@@ -175,22 +170,21 @@ for line in sys.stdin:
     process.busy = True
     assert process.stdin is not None
     process.stdin.write(b"go\n")
-    with anyio.fail_after(4):
+    with anyio.fail_after(60):
         assert await process.wait() == Exit(137, "memory")
 
 
 @pytest.mark.slow
 async def test_eight_that_spin_end_on_time(any_sandbox: Sandbox, tmp_path: Path) -> None:
-    finished = await let_loose(any_sandbox, tmp_path, SPINNERS, Limits(), timeout=1)
+    finished = await let_loose(any_sandbox, tmp_path, SPINNERS, Limits(), endless=True)
     assert finished.exit == Exit(137, "timeout")
-    assert finished.duration < 5
 
 
 async def test_one_that_closes_its_output_is_still_waited_for_and_ended(any_sandbox: Sandbox, tmp_path: Path) -> None:
-    code = "import os, time; print('begun', flush=True); os.close(1); os.close(2); time.sleep(30)"
-    finished = await let_loose(any_sandbox, tmp_path, code, Limits(), timeout=1)
+    code = "import os, time; print('begun', flush=True); os.close(1); os.close(2); time.sleep(300)"
+    finished = await let_loose(any_sandbox, tmp_path, code, Limits(), endless=True)
     assert finished.exit == Exit(137, "timeout")
-    assert 1 <= finished.duration < 5
+    assert finished.duration >= 1
 
 
 async def test_memory_in_files_of_no_disk_is_bounded(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -231,7 +225,7 @@ print("begun", flush=True)
 """
     for number in (1, 2):
         mount = Mount(workspaces.path("chat"), "/workspace", writable=True)
-        finished = await run(sandbox, python(code, mounts=(mount,), cwd=sandbox.inside(mount)), timeout=8)
+        finished = await run(sandbox, python(code, mounts=(mount,), cwd=sandbox.inside(mount)), timeout=60)
         assert finished.stdout == b"begun\n", finished
         tree, _ = opened.changed_since(EMPTY)
         assert tree.files.keys() == {"file", "below/file"}

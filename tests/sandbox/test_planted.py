@@ -59,7 +59,7 @@ async def test_what_a_program_planted_is_harmless(sandbox: Sandbox, tmp_path: Pa
     for each in (outside, near):
         each.mkdir()
         (each / "secret.db").write_text("secret")
-    finished = await run(sandbox, python(PLANT, str(outside), **workspace(folder, sandbox)), timeout=20)
+    finished = await run(sandbox, python(PLANT, str(outside), **workspace(folder, sandbox)), timeout=60)
     assert (finished.exit, finished.stdout) == (Exit(0), b"planted\n"), finished
     assert not (folder / "honest").stat().st_mode & 0o6000
     with Root(folder) as root:
@@ -83,6 +83,6 @@ async def test_what_a_program_planted_is_harmless(sandbox: Sandbox, tmp_path: Pa
 
 async def test_a_program_that_leaves_too_large_a_file_is_stopped_before(sandbox: Sandbox, tmp_path: Path) -> None:
     beyond = "import os; os.truncate(os.open('sparse', os.O_CREAT | os.O_WRONLY), 1 << 40)"
-    finished = await run(sandbox, python(beyond, **workspace(tmp_path / "files", sandbox)), timeout=20)
+    finished = await run(sandbox, python(beyond, **workspace(tmp_path / "files", sandbox)), timeout=60)
     assert b"File too large" in finished.stderr or finished.exit.code > 128
     assert (tmp_path / "files/sparse").stat().st_size == 0

@@ -19,7 +19,7 @@ from gateway.sandbox import Exit, Limits, Mount, Program, Sandbox
 from gateway.sandbox.run import run
 
 from .conftest import make
-from .siege import python, running, workspace
+from .siege import python, run_out_of_time, running, workspace
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +51,7 @@ async def test_it_gets_its_input_arguments_and_environment_and_nothing_else(
         "import os, sys; print(sys.argv[1:], sorted(os.environ)); print(sys.stdin.read(), file=sys.stderr); sys.exit(7)"
     )
     program = python(code, "one", "$two", env={"COLOUR": "red"}, **workspace(tmp_path / "ws", any_sandbox))
-    finished = await run(any_sandbox, program, input=b"some input", timeout=20)
+    finished = await run(any_sandbox, program, input=b"some input", timeout=60)
     assert finished.exit == Exit(7)
     assert finished.stderr == b"some input\n"
     arguments, names = finished.stdout.decode().rstrip().split("] [")
@@ -67,7 +67,7 @@ async def test_it_finds_its_folders(any_sandbox: Sandbox, tmp_path: Path) -> Non
     given, wanted = Mount(tmp_path / "in", "/given"), Mount(tmp_path / "out", "/wanted", writable=True)
     code = "import sys; open(f'{sys.argv[2]}/answer', 'w').write(str(eval(open(f'{sys.argv[1]}/question').read())))"
     program = python(code, any_sandbox.inside(given), any_sandbox.inside(wanted), mounts=(given, wanted))
-    finished = await run(any_sandbox, program, timeout=20)
+    finished = await run(any_sandbox, program, timeout=60)
     assert finished.exit == Exit(0), finished.stderr
     assert (tmp_path / "out/answer").read_text() == "42"
 
@@ -77,7 +77,7 @@ async def test_a_mount_that_is_not_writable_is_not_written(sandbox: Sandbox, tmp
     finished = await run(
         sandbox,
         python("import sys; open(sys.argv[1], 'w')", sandbox.inside(mount) + "/new", mounts=(mount,)),
-        timeout=20,
+        timeout=60,
     )
     assert finished.exit.code == 1
     assert b"Error" in finished.stderr
@@ -99,7 +99,7 @@ while data := channel.recv(100):
         theirs.close()
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             for word in (b"one", b"two"):
                 await loop.sock_sendall(ours, word)
                 assert await loop.sock_recv(ours, 100) == word.upper()
@@ -121,7 +121,7 @@ for fd in range(200):
         pass
 """
     try:
-        finished = await run(any_sandbox, python(code, pass_fds=(theirs,)), timeout=20)
+        finished = await run(any_sandbox, python(code, pass_fds=(theirs,)), timeout=60)
     finally:
         os.close(ours)
         os.close(theirs)
@@ -130,7 +130,7 @@ for fd in range(200):
 
 async def test_endless_output_ends_the_program(any_sandbox: Sandbox) -> None:
     yes = Program(("/usr/bin/yes", "0123456"))
-    finished = await run(any_sandbox, yes, timeout=20, output_limit=1024, hard_limit=2**20)
+    finished = await run(any_sandbox, yes, timeout=60, output_limit=1024, hard_limit=2**20)
     assert finished.exit == Exit(137, "output")
     assert finished.stdout_truncated
     assert not finished.stderr_truncated
@@ -140,7 +140,7 @@ async def test_endless_output_ends_the_program(any_sandbox: Sandbox) -> None:
 
 async def test_long_output_keeps_its_beginning_and_its_end(sandbox: Sandbox) -> None:
     code = "print('first'); print('x' * 400_000); print('last')"
-    finished = await run(sandbox, python(code), timeout=20, output_limit=1024)
+    finished = await run(sandbox, python(code), timeout=60, output_limit=1024)
     assert finished.exit == Exit(0)
     assert finished.stdout.startswith(b"first\nxxx")
     assert finished.stdout.endswith(b"xxx\nlast\n")
@@ -156,25 +156,24 @@ for number in range(1, 65):
     except (OSError, ValueError):
         pass
 print("deaf", flush=True)
-time.sleep(30)
+time.sleep(300)
 """
-    finished = await run(any_sandbox, python(code), timeout=0.6)
+    finished = await run_out_of_time(any_sandbox, python(code), b"deaf")
     assert finished.exit == Exit(137, "timeout")
     assert finished.stdout == b"deaf\n"
-    assert finished.duration < 5
 
 
 async def test_a_daemon_does_not_outlive_its_program(any_sandbox: Sandbox, tmp_path: Path) -> None:
     program = python(DAEMON, **workspace(tmp_path / "ws", any_sandbox))
-    finished = await run(any_sandbox, program, timeout=20)
+    finished = await run(any_sandbox, program, timeout=60)
     assert finished.exit == Exit(0)
     assert finished.stdout == b"daemon lives\n"
     await no_more_beats(tmp_path / "ws/beat")
 
 
 async def test_a_cancelled_run_leaves_nothing(any_sandbox: Sandbox, tmp_path: Path) -> None:
-    program = python(DAEMON + "time.sleep(30)", **workspace(tmp_path / "ws", any_sandbox))
-    task = asyncio.create_task(run(any_sandbox, program, timeout=20))
+    program = python(DAEMON + "time.sleep(300)", **workspace(tmp_path / "ws", any_sandbox))
+    task = asyncio.create_task(run(any_sandbox, program, timeout=60))
     await first_beat(tmp_path / "ws/beat")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -184,9 +183,9 @@ async def test_a_cancelled_run_leaves_nothing(any_sandbox: Sandbox, tmp_path: Pa
 
 @pytest.mark.parametrize("moment", [0, 0.002, 0.005, 0.01, 0.02, 0.04])
 async def test_a_start_can_be_cancelled_at_any_moment(any_sandbox: Sandbox, tmp_path: Path, moment: float) -> None:
-    program = python(DAEMON + "time.sleep(30)", **workspace(tmp_path / "ws", any_sandbox))
+    program = python(DAEMON + "time.sleep(300)", **workspace(tmp_path / "ws", any_sandbox))
     with anyio.move_on_after(moment):
-        await run(any_sandbox, program, timeout=20)
+        await run(any_sandbox, program, timeout=60)
     beat = tmp_path / "ws/beat"
     if beat.exists():
         await no_more_beats(beat)
@@ -199,7 +198,7 @@ import asyncio
 from tests.sandbox.siege import *
 async def main():
     sandbox = BACKENDS[{any_sandbox.name!r}]()
-    program = python({DAEMON + "time.sleep(30)"!r}, **workspace(Path({str(tmp_path / "ws")!r}), sandbox))
+    program = python({DAEMON + "time.sleep(300)"!r}, **workspace(Path({str(tmp_path / "ws")!r}), sandbox))
     await (await sandbox.start(program)).wait()
 asyncio.run(main())
 """
@@ -213,8 +212,12 @@ asyncio.run(main())
     finally:
         gateway.send_signal(signal.SIGKILL)
         await gateway.wait()
-    await no_more_beats(tmp_path / "ws/beat", after=0.5)
-    assert list((tmp_path / "tmp").iterdir()) == []
+    with anyio.fail_after(60):
+        while list((tmp_path / "tmp").iterdir()):  # noqa: ASYNC110 - the launcher removes it when all are dead
+            await anyio.sleep(0.05)
+    if any_sandbox.name == "bwrap":  # which has no launcher, and nothing to remove
+        await anyio.sleep(0.5)
+    await no_more_beats(tmp_path / "ws/beat")
 
 
 async def test_it_does_not_begin_when_the_gateway_dies_while_starting_it(tmp_path: Path) -> None:
@@ -242,11 +245,11 @@ asyncio.run(main())
 async def test_a_bubblewrap_that_someone_kills_harms_no_other() -> None:
     sandbox = make("bwrap")
     for _ in range(20):
-        process = await sandbox.start(python("import time; time.sleep(30)"))
+        process = await sandbox.start(python("import time; time.sleep(300)"))
         os.kill(process.pid, signal.SIGKILL)
-        with anyio.fail_after(15):
+        with anyio.fail_after(60):
             assert await process.wait() == Exit(137)
-            finished = await run(sandbox, Program(("/bin/true",)), timeout=10)
+            finished = await run(sandbox, Program(("/bin/true",)), timeout=60)
         assert finished.exit == Exit(0)
 
 
@@ -259,7 +262,7 @@ async def test_a_value_cannot_smuggle_in_options(tmp_path: Path) -> None:
 
 async def test_a_program_that_is_not_there_is_told(any_sandbox: Sandbox) -> None:
     with pytest.raises(Unavailable) as refused:
-        await run(any_sandbox, Program(("/usr/bin/there-is-no-such-program",)), timeout=20)
+        await run(any_sandbox, Program(("/usr/bin/there-is-no-such-program",)), timeout=60)
     assert refused.value.code == "SANDBOX_UNAVAILABLE"
     assert "there-is-no-such-program" in refused.value.message
 
@@ -267,30 +270,29 @@ async def test_a_program_that_is_not_there_is_told(any_sandbox: Sandbox) -> None
 async def test_many_at_once_end_each_with_its_own(any_sandbox: Sandbox) -> None:
     async def one(number: int) -> Exit:
         limits = Limits(processes=32)
-        return (await run(any_sandbox, Program(("/bin/sh", "-c", f"exit {number}"), limits=limits), timeout=30)).exit
+        return (await run(any_sandbox, Program(("/bin/sh", "-c", f"exit {number}"), limits=limits), timeout=60)).exit
 
     exits = await asyncio.gather(*(one(number) for number in range(12)))
     assert exits == [Exit(number) for number in range(12)]
 
 
 async def test_nothing_of_ours_is_left_open(any_sandbox: Sandbox) -> None:
-    await run(any_sandbox, Program(("/bin/true",)), timeout=20)
+    await run(any_sandbox, Program(("/bin/true",)), timeout=60)
     before = set(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        await run(any_sandbox, Program(("/bin/true",)), input=b"x", timeout=20)
-    with anyio.fail_after(5):
+        await run(any_sandbox, Program(("/bin/true",)), input=b"x", timeout=60)
+    with anyio.fail_after(60):
         while set(os.listdir("/proc/self/fd")) - before:  # noqa: ASYNC110 - nothing tells of a closed descriptor
             await anyio.sleep(0.05)
 
 
 async def first_beat(beat: Path) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while not beat.exists() or not beat.stat().st_size:  # noqa: ASYNC110 - the only sign of life there is
             await anyio.sleep(0.01)
 
 
-async def no_more_beats(beat: Path, after: float = 0.0) -> None:
-    await anyio.sleep(after)
+async def no_more_beats(beat: Path) -> None:
     beats = beat.stat().st_size
     began = time.monotonic()
     while time.monotonic() - began < 0.2:
@@ -300,9 +302,9 @@ async def no_more_beats(beat: Path, after: float = 0.0) -> None:
 
 def test_it_is_the_same_on_uvloop(any_sandbox: Sandbox) -> None:
     async def main() -> None:
-        finished = await run(any_sandbox, python("print(input())"), input=b"hello\n", timeout=20)
+        finished = await run(any_sandbox, python("print(input())"), input=b"hello\n", timeout=60)
         assert (finished.exit, finished.stdout, finished.stderr) == (Exit(0), b"hello\n", b"")
-        finished = await run(any_sandbox, Program(("/bin/sleep", "30")), timeout=0.1)
+        finished = await run(any_sandbox, Program(("/bin/sleep", "300")), timeout=0.1)
         assert finished.exit == Exit(137, "timeout")
 
     anyio.run(main, backend_options={"use_uvloop": True})
@@ -316,9 +318,9 @@ async def test_what_it_writes_is_told_while_it_runs(any_sandbox: Sandbox) -> Non
         heard.append((stream, data))
         answered.set()
 
-    code = "import sys, time; print('now', flush=True); time.sleep(20)"
-    running = asyncio.create_task(run(any_sandbox, python(code), timeout=30, said=said))
-    with anyio.fail_after(15):
+    code = "import sys, time; print('now', flush=True); time.sleep(300)"
+    running = asyncio.create_task(run(any_sandbox, python(code), timeout=60, said=said))
+    with anyio.fail_after(60):
         await answered.wait()
     assert heard == [("stdout", b"now\n")]
     running.cancel()
@@ -334,14 +336,14 @@ async def test_only_so_much_is_told_and_a_listener_that_fails_harms_nobody(sandb
         heard.extend(data)
 
     code = "import sys; sys.stdout.write('x' * 100_000)"
-    finished = await run(sandbox, python(code), timeout=20, output_limit=1000, said=said)
+    finished = await run(sandbox, python(code), timeout=60, output_limit=1000, said=said)
     assert (len(heard), finished.exit, finished.stdout_truncated) == (1000, Exit(0), True)
 
     def fails(stream: str, data: bytes) -> None:
         heard.clear()
         raise RuntimeError("deaf")
 
-    finished = await run(sandbox, python(code), timeout=20, said=fails)
+    finished = await run(sandbox, python(code), timeout=60, said=fails)
     assert (len(finished.stdout), finished.exit, bytes(heard)) == (100_000, Exit(0), b"")
 
 
@@ -366,5 +368,5 @@ process.start()
 ours.send(21)
 print(ours.recv())
 """
-    finished = await run(sandbox, python(code), timeout=20)
+    finished = await run(sandbox, python(code), timeout=60)
     assert finished.stdout == b"b'a pair' b'a child\\n'\n42\n", finished

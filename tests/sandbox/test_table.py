@@ -66,6 +66,9 @@ TABLE: dict[tuple[int, str], tuple[str, ...]] = {
     (33, "disk fill, many files"): (
         "write_many_files",
         "make_too_many_files",
+        "allocate_without_writing",
+        "write_by_children_that_nobody_waits_for",
+        "write_by_a_program_that_nobody_may_read",
         "write_where_nobody_looks",
         "write_to_files_without_a_name",
         "write_to_files_that_are_only_mapped",
@@ -248,7 +251,7 @@ def _of_this_machine(world: World) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="who is a normal user runs these anyway")
-@pytest.mark.parametrize("files", ["limits", "spares", "run growth planted keeping network cgroups choose"])
+@pytest.mark.parametrize("files", ["limits", "spares", "run disk_usage planted keeping network cgroups choose"])
 def test_what_root_is_promised_holds_for_a_normal_user(files: str, world: World) -> None:
     """The tests of programs, of what they plant and of their network once more; the bombs were tried above."""
     for name in SANDBOXES:

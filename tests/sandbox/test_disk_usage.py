@@ -1,0 +1,362 @@
+"""What a program has added to folders and file systems, told apart from what others add."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.sandbox import disk_usage
+from gateway.sandbox.disk_usage import DEPTH_LIMIT, DiskUsage, Size, TmpfsUsage, cannot_inspect_programs
+from gateway.sandbox.launcher import remove
+from gateway.sandbox.process_tree import DeletedFiles, SharedMemory, work_of
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+NOTHING = Size(-1, -1)
+
+HOLDS = {
+    "descriptor": "kept = file",
+    "mapping": "libc.mmap(None, 4096, 1, 1, file.fileno(), 0); file.close()",
+    "message": "pair = socket.socketpair(); socket.send_fds(pair[0], [b'x'], [file.fileno()]); file.close()",
+    "thread": """
+ready = threading.Event()
+def hold(fd):
+    libc.unshare(0x400)  # descriptors of its own
+    ready.set()
+    time.sleep(60)
+threading.Thread(target=hold, args=(file.fileno(),), daemon=True).start()
+ready.wait()
+file.close()
+""",
+    "lock": "kept = file; libc.prctl(4, 0, 0, 0, 0)",
+    "no first thread": """
+def end():
+    while "State:\\tZ" not in open(f"/proc/self/task/{os.getpid()}/status").read():
+        time.sleep(0.001)
+    print("held", flush=True)
+    time.sleep(60)
+threading.Thread(target=end, daemon=True).start()
+libc.syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+""",
+}
+"""Ways for a process to keep a deleted file."""
+
+QUIET: dict[str, Any] = {
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.DEVNULL,  # that of the tests is a deleted file
+    "text": True,
+    "start_new_session": True,
+}
+
+HOLDER = """
+import ctypes, mmap, os, socket, sys, threading, time
+if os.fork():
+    os.wait()
+    sys.exit()
+os.chdir(sys.argv[1])
+libc = ctypes.CDLL(None)
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+HOLD
+print("held", flush=True)
+time.sleep(60)
+"""
+
+DELETED = """
+file = open("gone", "w+b", buffering=0)
+os.unlink("gone")
+file.write(os.urandom(3 << 20))
+"""
+
+
+def is_full_soon(gauge: DiskUsage) -> bool:
+    """Hidden files are looked at twice, and folders are not walked more often than is worth it."""
+    for _ in range(200):
+        if gauge.is_full():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def is_full_when_walked(gauge: DiskUsage) -> bool:
+    """Two walks, whatever the gauge thinks of the need."""
+    full = False
+    for _ in range(2):
+        gauge._walked = -math.inf
+        full = gauge.is_full() or full
+    return full
+
+
+def gauge_of(folder: Path, limit: Size, root: int | None = None, *, deleted: bool = False) -> DiskUsage:
+    """A gauge of what a process tree, by default that of the tests, adds from now on."""
+    root = os.getpid() if root is None else root
+    gauge = DiskUsage([folder], limit, root, DeletedFiles(root, [folder]) if deleted else None)
+    gauge.is_full()
+    gauge.reset()
+    return gauge
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder on a file system whose writes the kernel counts."""
+    for place in (tempfile.gettempdir(), "/var/tmp", Path(__file__).parent):
+        if disk_usage._file_system(Path(place)) in disk_usage._COUNTED_FILE_SYSTEMS and os.access(place, os.W_OK):
+            with tempfile.TemporaryDirectory(dir=place) as name:
+                yield Path(name)
+            return
+    pytest.skip("there is no file system here whose writes are counted")
+
+
+@pytest.fixture
+def idle() -> Iterator[int]:
+    """A program that does nothing."""
+    argv = [sys.executable, "-I", "-c", "print(flush=True); input()"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+def test_tmpfs_counts_once_it_is_the_programs_own(tmp_path: Path) -> None:
+    assert not TmpfsUsage(tmp_path, NOTHING, host=tmp_path).is_full()
+    assert not TmpfsUsage(tmp_path / "gone", NOTHING, host=Path("/proc")).is_full()
+    assert TmpfsUsage(tmp_path, NOTHING, host=Path("/proc")).is_full()
+    assert not TmpfsUsage(tmp_path, Size(2**62, 2**62), host=Path("/proc")).is_full()
+
+
+@LINUX
+def test_disk_usage_sees_growth_without_waiting_for_a_periodic_walk(disk: Path) -> None:
+    (disk / "old").write_bytes(os.urandom(2**20))
+    gauge = gauge_of(disk, Size(2**20, 1000))
+    assert not gauge.is_full()
+    (disk / "new").write_bytes(os.urandom(2**21))
+    assert gauge.is_full()
+    gauge.reset()
+    assert not gauge.is_full()
+    assert not gauge.is_full()
+
+
+@LINUX
+def test_disk_usage_of_others_in_the_same_folder_does_not_count(disk: Path, idle: int) -> None:
+    gauge = gauge_of(disk, Size(2**20, 20_000), idle)
+    (disk / "large").write_bytes(os.urandom(2**23))
+    for number in range(21_000):
+        (disk / str(number)).touch()
+    assert not is_full_when_walked(gauge)
+    assert not is_full_when_walked(gauge)
+
+
+@LINUX
+@pytest.mark.parametrize("mode", [0o300, 0o400, 0])
+def test_disk_usage_ignores_a_closed_folder_that_is_older_than_the_program(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, idle: int, mode: int
+) -> None:
+    (disk / "closed").mkdir(mode=0o700)
+    (disk / "closed/file").touch()
+    (disk / "closed").chmod(mode)
+    time.sleep(2 * disk_usage._CLOCK_TICK)
+    free = [2**40]
+    monkeypatch.setattr(disk_usage, "_free_space", lambda _: Size(free[0], free[0]))
+    gauge = gauge_of(disk, Size(2**20, 20_000), idle)
+    free[0] -= 2**30
+    assert not is_full_when_walked(gauge)
+    (disk / "closed").chmod(0o700)
+
+
+@LINUX
+def test_disk_usage_is_unknown_of_a_program_that_drops_the_counters_of_its_children(disk: Path) -> None:
+    """Then the growth of its folders counts, for nobody else's counters tell who wrote."""
+    code = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print(flush=True); input()"
+    argv = [sys.executable, "-I", "-c", code]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        gauge = gauge_of(disk, Size(2**20, 100), process.pid)
+        assert work_of(process.pid) is None
+        (disk / "large").write_bytes(os.urandom(2**22))
+        assert is_full_when_walked(gauge)
+        process.kill()
+
+
+@LINUX
+def test_disk_usage_counts_links_once_and_follows_none(disk: Path) -> None:
+    (disk / "folder").mkdir()
+    (disk / "outside").write_bytes(os.urandom(2**22))
+    gauge = gauge_of(disk / "folder", Size(2**21, 30))
+    (disk / "folder/file").write_bytes(os.urandom(2**20))
+    for number in range(8):
+        os.link(disk / "folder/file", disk / f"folder/hard{number}")
+        os.symlink(disk / "outside", disk / f"folder/soft{number}")
+    assert not is_full_when_walked(gauge)
+    for number in range(40):
+        (disk / f"folder/{number}").touch()
+    assert is_full_when_walked(gauge)
+
+
+@LINUX
+@pytest.mark.parametrize("place", ["folder", "folder/dark"])
+@pytest.mark.parametrize("mode", [0o300, 0o400, 0])
+def test_disk_usage_of_a_closed_folder_is_all_that_the_program_wrote(disk: Path, mode: int, place: str) -> None:
+    (disk / "folder/dark").mkdir(parents=True)
+    gauge = gauge_of(disk / "folder", Size(2**20, 1000))
+    (disk / "folder/dark/file").write_bytes(b"x")
+    (disk / place).chmod(mode)
+    assert not is_full_when_walked(gauge)
+    (disk / place).chmod(0o700)
+    (disk / "folder/dark/file").write_bytes(os.urandom(2**21))
+    (disk / place).chmod(mode)
+    assert is_full_soon(gauge)
+    (disk / place).chmod(0o700)
+
+
+@LINUX
+def test_work_of_ended_children_counts_once(disk: Path) -> None:
+    write = "import os, sys; open(sys.argv[1], 'wb').write(os.urandom(4 << 20))"
+    code = f"""
+import subprocess, sys
+for number in range(3):
+    subprocess.run([sys.executable, "-I", "-c", {write!r}, f"{{sys.argv[1]}}/{{number}}"])
+print(flush=True)
+input()
+"""
+    argv = [sys.executable, "-I", "-c", code, str(disk)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        work = work_of(process.pid)
+        assert work is not None and work.exact
+        assert 12 << 20 <= work.written < 14 << 20
+        process.kill()
+
+
+@LINUX
+def test_shared_memory_of_others_does_not_count(idle: int) -> None:
+    limit = 16 << 20
+    memory = SharedMemory(limit)
+    with mmap.mmap(-1, 8 * limit) as others:  # the tests' own is someone else's to the program
+        others.write(bytes(8 * limit))
+        assert not memory.exceeds_limit((idle,), mapped=2**40)
+        memory = SharedMemory(limit)
+        assert not memory.exceeds_limit((os.getpid(),), mapped=0)
+        assert memory.exceeds_limit((os.getpid(),), mapped=2**40)
+
+
+@pytest.fixture
+def holding(disk: Path) -> Iterator[Callable[[str], int]]:
+    """Start a program that says when it holds something in `disk`; return the number of the process above it."""
+    started: list[subprocess.Popen[str]] = []
+
+    def hold(code: str) -> int:
+        process = subprocess.Popen([sys.executable, "-I", "-c", HOLDER.replace("HOLD\n", code), disk], **QUIET)
+        started.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        return process.pid
+
+    yield hold
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@LINUX
+@pytest.mark.parametrize("how", HOLDS)
+def test_deleted_files_count_however_they_are_held(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, holding: Callable[[str], int], how: str
+) -> None:
+    """Some of them only root can inspect, and a message nobody: then all that the program wrote counts."""
+    free = [2**40]
+    monkeypatch.setattr(disk_usage, "_free_space", lambda _: Size(free[0], 2**20))
+    root = holding(f"{DELETED}{HOLDS[how]}\n")
+    gauges = [DiskUsage([disk], Size(2**21, 1000), root, deleted) for deleted in (None, DeletedFiles(root, [disk]))]
+    free[0] -= 3 << 20  # where the kernel's counters are closed, the disk decides whether there is a need to look
+    assert not is_full_when_walked(gauges[0])
+    assert is_full_soon(gauges[1])
+    files, hidden = DeletedFiles(root, [disk]).find()
+    assert [found.st_size for found in files] == [3 << 20] * (not hidden)
+    assert bool(hidden) == (how == "message") or os.geteuid() != 0
+    assert DeletedFiles(root, [disk], elsewhere=[disk]).find() == ([], set())
+    assert DeletedFiles(root, [Path("/proc")]).find()[0] == []
+
+
+@LINUX
+@pytest.mark.parametrize("how", HOLDS)
+def test_deleted_files_within_the_limit_are_allowed_while_others_fill_the_disk(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, holding: Callable[[str], int], how: str
+) -> None:
+    free = [2**40]
+    monkeypatch.setattr(disk_usage, "_free_space", lambda _: Size(free[0], free[0]))
+    root = holding(f"{DELETED}{HOLDS[how]}\n")
+    gauge = DiskUsage([disk], Size(2**30, 10**6), root, DeletedFiles(root, [disk]))
+    free[0] -= 2**35
+    assert not is_full_when_walked(gauge)
+
+
+@LINUX
+def test_deleted_files_are_neither_named_ones_nor_those_of_ended_processes(
+    disk: Path, holding: Callable[[str], int]
+) -> None:
+    root = holding("""
+if (ended := os.fork()) == 0:
+    os._exit(0)
+while "State:\\tZ" not in open(f"/proc/{ended}/status").read():
+    time.sleep(0.001)  # until there is a process that has ended, and nobody has waited for it
+named = open("named", "w+b", buffering=0)
+named.write(bytes(1 << 20))
+mapped = mmap.mmap(named.fileno(), 4096)
+shared = mmap.mmap(-1, 4096)
+open("gone", "wb").close()
+os.unlink("gone")
+""")
+    held = DeletedFiles(root, [disk])
+    assert held.find() == ([], set())
+    os.killpg(root, signal.SIGKILL)
+    assert held.find()[0] == []
+
+
+@LINUX
+def test_root_that_may_not_inspect_programs_says_so() -> None:
+    """A normal user can inspect its own programs."""
+    drop = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 19, 0, 0, 0); os.execv(sys.executable, sys.argv[1:])"
+    code = "from gateway.sandbox.disk_usage import cannot_inspect_programs; print(cannot_inspect_programs())"
+    argv = [sys.executable, "-c", drop, sys.executable, "-B", "-c", code]
+    told = subprocess.run(argv, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert told.stdout == f"{os.geteuid() == 0}\n", told.stderr
+    assert not cannot_inspect_programs()
+
+
+@pytest.fixture
+def pit(tmp_path: Path) -> Iterator[Path]:
+    """A folder too deep for a path, with what should not be readable in it."""
+    folder = tmp_path / "pit"
+    folder.mkdir()
+    fd = os.open(folder, os.O_DIRECTORY)
+    for _ in range(1500):
+        os.mkdir("d" * 20, dir_fd=fd)
+        below = os.open("d" * 20, os.O_DIRECTORY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(os.open("file", os.O_CREAT, dir_fd=fd))
+    os.mkdir("locked", 0, dir_fd=fd)
+    os.close(fd)
+    yield folder
+    remove(str(folder))
+
+
+def test_disk_usage_refuses_folders_too_deep_to_measure(pit: Path) -> None:
+    assert DEPTH_LIMIT < 1500
+    gauge = DiskUsage([pit], Size(2**30, 10**6), os.getpid())
+    assert not is_full_when_walked(gauge)  # they are older than the program
+    gauge._start.time -= 60
+    assert is_full_when_walked(gauge)
+
+
+def test_whatever_a_program_leaves_can_be_removed(pit: Path) -> None:
+    remove(str(pit))
+    assert not pit.exists()
