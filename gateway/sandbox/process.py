@@ -21,8 +21,8 @@ _NEXT_BLOW = 0.02
 _RUN_DRY = 0.2
 _PATIENCE = 10.0
 _BEGINNING = 2048
-_LAST_WORDS = 1.0
-"""Seconds in which what is left in the pipes of an ended program can still be read."""
+_LAST_WORDS = 10.0
+"""Seconds in which what is left in the pipes of an ended program can still be read, also by a busy event loop."""
 
 
 class Hold(Protocol):

@@ -21,8 +21,8 @@ OUTPUT_LIMIT = 256 * _KIBIBYTE
 HARD_LIMIT = 32 * _KIBIBYTE * _KIBIBYTE
 _CHUNK = 64 * _KIBIBYTE
 _PATIENCE = 10.0
-_LAST_WORDS = 0.5
-"""Seconds to read what an ended program left in its pipes: someone else may hold them open."""
+_LAST_WORDS = 5.0
+"""Seconds to read what an ended program left in its pipes: the event loop may be busy, or someone else holds them."""
 
 Said = Callable[[str, bytes], None]
 """Is told which stream, and what was written to it."""
