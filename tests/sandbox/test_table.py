@@ -166,7 +166,7 @@ def test_the_table_is_whole() -> None:
 @pytest.mark.parametrize(("backend", "user"), list(product(SANDBOXES, USERS)))
 def test_every_row_is_stopped(backend: str, user: str, world: World) -> None:
     make(backend)
-    verdicts = _besieged(world, backend, user)
+    verdicts = besiege_as(world, backend, user)
     assert _rows_that_are_not_stopped(verdicts) == {}
     assert verdicts.keys() == ATTACKS.keys() | BOMBS.keys()
     assert {name: verdict for name, verdict in verdicts.items() if verdict[0] != "stopped"} == {}
@@ -177,7 +177,7 @@ def test_every_row_is_stopped(backend: str, user: str, world: World) -> None:
 @pytest.mark.parametrize("user", USERS)
 def test_without_a_sandbox_every_row_is_open(user: str, world: World) -> None:
     """So that what is stopped in a sandbox was stopped by it. What the kernel stops in any case, it says so."""
-    verdicts = _besieged(world, BARE, user)
+    verdicts = besiege_as(world, BARE, user)
     assert verdicts.keys() == ATTACKS.keys() | BOMBS.keys()
     closed = {name: verdict for name, verdict in verdicts.items() if verdict[0] != "open"}
     for name, answers in KERNEL_SAYS[user].items():
@@ -222,7 +222,7 @@ def test_nobody_hides_in_a_proc_that_hides_processes(backend: str, hidepid: str,
     assert {name: verdict for name, verdict in verdicts.items() if verdict[0] != "stopped"} == {}
 
 
-def _besieged(world: World, backend: str, user: str) -> Verdicts:
+def besiege_as(world: World, backend: str, user: str) -> Verdicts:
     told = world.run(user, "-m", "tests.sandbox.siege", backend, str(world.field))
     assert told.returncode == 0, told.stderr
     verdicts: Verdicts = json.loads(told.stdout)
