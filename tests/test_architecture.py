@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 GATEWAY = ROOT / "gateway"
@@ -55,8 +53,18 @@ LAZY = {
 
 MODULES = sorted(GATEWAY.rglob("*.py"))
 
-each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)), scope="module")
-"""All that is asked of a module stands together by its scope, so that whoever asks parses it once."""
+Violation = tuple[int, str]
+"""A line, and what is wrong there."""
+
+
+def violations(rule: Callable[[Path], Iterator[Violation]]) -> list[str]:
+    """Every violation of a rule in any module, as `path:line: what`."""
+    return [f"{path.relative_to(ROOT)}:{line}: {what}" for path in MODULES for line, what in rule(path)]
+
+
+def check(rule: Callable[[Path], Iterator[Violation]]) -> None:
+    found = violations(rule)
+    assert not found, "\n" + "\n".join(found)
 
 
 @functools.cache
@@ -96,48 +104,69 @@ def imported_rooms(path: Path) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
 
 
-@each_module
-def test_a_module_imports_only_its_own_room_and_rooms_above(path: Path) -> None:
-    here = room(path)
-    if here == "__init__":
-        return
-    for other, line in imported_rooms(path):
-        assert ROOMS.index(other) <= ROOMS.index(here), f"{path}:{line} imports {other}, which stands below {here}"
-        assert other not in FORBIDDEN.get(here, ()), f"{path}:{line}: {here} may not import {other}"
+def test_a_module_imports_only_its_own_room_and_rooms_above() -> None:
+    def rule(path: Path) -> Iterator[Violation]:
+        here = room(path)
+        if here == "__init__":
+            return
+        for other, line in imported_rooms(path):
+            if ROOMS.index(other) > ROOMS.index(here):
+                yield line, f"imports {other}, which stands below {here}"
+            if other in FORBIDDEN.get(here, ()):
+                yield line, f"{here} may not import {other}"
+
+    check(rule)
 
 
 def test_every_module_stands_in_a_room_of_the_reading_order() -> None:
     assert {room(path) for path in MODULES} - {"__init__"} <= set(ROOMS)
 
 
-@each_module
-def test_modules_and_functions_can_be_read_in_one_sitting(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MODULE_LINES
-    for node in nodes(path):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= FUNCTION_LINES, f"{node.name} has {length} lines"
+def test_modules_and_functions_can_be_read_in_one_sitting() -> None:
+    def rule(path: Path) -> Iterator[Violation]:
+        lines = len(path.read_text().splitlines())
+        if lines > MODULE_LINES:
+            yield lines, f"the module has {lines} lines; at most {MODULE_LINES} are allowed"
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > FUNCTION_LINES:
+                    yield node.lineno, f"{node.name} has {length} lines; at most {FUNCTION_LINES} are allowed"
+
+    check(rule)
 
 
-@each_module
-def test_a_module_says_what_it_is_for(path: Path) -> None:
-    assert ast.get_docstring(parsed(path)), f"{path} has no docstring"
+def test_a_module_says_what_it_is_for() -> None:
+    def rule(path: Path) -> Iterator[Violation]:
+        if not ast.get_docstring(parsed(path)):
+            yield 1, "the module has no docstring"
+
+    check(rule)
 
 
-@each_module
-def test_imports_stand_at_the_top(path: Path) -> None:
-    inner = [
-        node
-        for function in nodes(path)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-    assert len(inner) == LAZY.get(str(path.relative_to(ROOT)), 0)
+def test_imports_stand_at_the_top() -> None:
+    def rule(path: Path) -> Iterator[Violation]:
+        inner = [
+            node.lineno
+            for function in nodes(path)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        allowed = LAZY.get(str(path.relative_to(ROOT)), 0)
+        if len(inner) != allowed:
+            yield min(inner, default=1), f"{len(inner)} imports inside functions, at lines {inner}; LAZY says {allowed}"
+
+    check(rule)
 
 
 def test_the_project_speaks_of_itself_alone() -> None:
     words = ("/" + "root/", "/" + "work/", "TO" + "DO", "FIX" + "ME")
-    for path in [*MODULES, *(ROOT / "tests").rglob("*.py"), ROOT / "README.md", ROOT / "CHANGELOG.md"]:
-        text = path.read_text()
-        assert not [word for word in words if word in text], path
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {word}"
+        for path in [*MODULES, *(ROOT / "tests").rglob("*.py"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for word in words
+        if word in line
+    ]
+    assert not found, "\n" + "\n".join(found)

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from eventually import TIMEOUT
 
 from gateway.calls import Call, Outcome, Proceed
 from gateway.catalog import Catalog, Entry
@@ -212,7 +213,7 @@ async def test_idle_waits_for_the_calls_under_way() -> None:
             await executor.idle()
         assert waited.cancelled_caught
         release.set()
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             await executor.idle()
 
 

@@ -75,7 +75,7 @@ def test_ids_are_uuid7_and_sort_by_time() -> None:
     assert {uuid.UUID(value).variant for value in ids} == {uuid.RFC_4122}
     milliseconds = [uuid.UUID(value).int >> 80 for value in ids]
     assert milliseconds == sorted(milliseconds)
-    assert abs(milliseconds[-1] - time.time() * 1000) < 5000
+    assert abs(milliseconds[-1] - time.time() * 1000) < 60_000
 
 
 def test_ids_made_in_a_row_sort_as_they_were_made_to_a_quarter_of_a_microsecond() -> None:

@@ -80,7 +80,7 @@ def proportional_memory(pids: tuple[int, ...]) -> int:
     for pid in pids:
         shares = _PSS.findall(read(f"/proc/{pid}/smaps_rollup"))
         status = _status(pid)
-        own = sum(map(int, shares)) if shares else sum(status.get(name, 0) for name in (b"RssAnon", b"RssShmem"))
+        own = sum(map(int, shares)) or status.get(b"RssAnon", 0) + status.get(b"RssShmem", 0)
         total += (own + status.get(b"VmPTE", 0)) * _KIBIBYTE
     return total
 
@@ -192,9 +192,9 @@ def unlinked_mappings(pid: int) -> Iterator[Mapping]:
         if len(maps) == _MAPS_BYTES or (not maps and is_closed(task)):
             raise PermissionError
         for start, end, kind, major, minor, inode, name in _UNLINKED_MAPPING.findall(maps):
-            memory = kind == b"s" and name.startswith((b"/dev/zero ", b"[anon_shmem:"))
+            is_memory = kind == b"s" and name.startswith((b"/dev/zero ", b"[anon_shmem:"))
             device = os.makedev(int(major, 16), int(minor, 16))
-            yield Mapping(pid, int(start, 16), int(end, 16), device, int(inode), memory)
+            yield Mapping(pid, int(start, 16), int(end, 16), device, int(inode), is_memory)
         if maps:
             return
 
@@ -358,10 +358,7 @@ def _is_hidden(pid: int) -> bool:
     return not read(f"/proc/{pid}/status")  # one that ends at this moment is shown again
 
 
-_ChildLister = Callable[[int, int], tuple[int, ...]]
-
-
-def _child_lister() -> _ChildLister:
+def _child_lister() -> Callable[[int, int], tuple[int, ...]]:
     """A function that lists the children of a process, given how many threads it has."""
     return _children if _kernel_lists_children() else _children_by_parent()
 
@@ -378,7 +375,7 @@ def _children(pid: int, threads: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _children_by_parent() -> _ChildLister:
+def _children_by_parent() -> Callable[[int, int], tuple[int, ...]]:
     """For a kernel that tells parents only."""
     family: dict[int, tuple[int, ...]] = defaultdict(tuple)
     for pid in pids():
@@ -389,7 +386,6 @@ def _children_by_parent() -> _ChildLister:
 
 
 def pids() -> list[int]:
-    """Every process of the machine that we can see."""
     try:
         return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
     except FileNotFoundError:

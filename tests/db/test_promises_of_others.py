@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from eventually import async_eventually
 
 from gateway.db import sqlite_writer
 from gateway.db.promises import heading
 from gateway.db.sqlite import SqliteDatabase
 
 from . import promising
-from .promising import TABLE, WRITING, book_of_the_dead, books, left, note, notes, opened, until_empty
+from .promising import TABLE, WRITING, are_empty, book_of_the_dead, books, left, note, notes, opened
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("T1")]
 
@@ -87,7 +88,7 @@ async def test_an_idle_process_writes_what_a_dead_one_promised(tmp_path: Path, m
     async with opened(tmp_path) as db:
         dead = book_of_the_dead(tmp_path, GOOD)
         assert note(db, "mine")
-        await until_empty(dead)
+        await async_eventually(lambda: are_empty(dead))
         assert await notes(db) == ["good", "mine"]
 
 

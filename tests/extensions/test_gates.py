@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from eventually import TIMEOUT
 
 from gateway.calls import Call, Caller, Outcome
 from gateway.config import Settings
@@ -185,7 +186,7 @@ async def test_a_call_over_its_time_is_ended_and_told_so() -> None:
 @pytest.mark.promise("X2")
 async def test_a_slow_owner_fills_its_own_slots_and_nobody_elses() -> None:
     release = anyio.Event()
-    run = holding(Running(1, timeout=5), release)
+    run = holding(Running(1, timeout=TIMEOUT), release)
     slow, quick = Tool("a:x", "", owner="a"), Tool("b:x", "", owner="b")
     outcomes: list[str] = []
 
@@ -205,7 +206,7 @@ async def test_a_slow_owner_fills_its_own_slots_and_nobody_elses() -> None:
 
 @pytest.mark.promise("X2")
 async def test_draining_lets_calls_finish_then_ends_them_and_lets_no_new_one_run() -> None:
-    running, release = Running(4, timeout=5), anyio.Event()
+    running, release = Running(4, timeout=TIMEOUT), anyio.Event()
     run = holding(running, release)
     outcomes: list[str] = []
 
@@ -215,7 +216,7 @@ async def test_draining_lets_calls_finish_then_ends_them_and_lets_no_new_one_run
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(go)
         await anyio.wait_all_tasks_blocked()
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             await running.drain(grace=0.01)
         await go()
     assert outcomes == ["SHUTTING_DOWN", "SHUTTING_DOWN"]
@@ -244,7 +245,7 @@ async def all_slots_are_free(gate: Running, number: int) -> bool:
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(number + 1):
-            tasks.create_task(around(gate, hold)(call(Tool("probe", "", timeout=5))))
+            tasks.create_task(around(gate, hold)(call(Tool("probe", "", timeout=TIMEOUT))))
         await anyio.wait_all_tasks_blocked()
         found = len(under_way)
         release.set()
@@ -258,12 +259,12 @@ async def test_a_call_that_swallows_its_cancellation_is_told_again_until_it_ends
     async def stubborn() -> None:
         for _ in range(3):
             try:
-                await asyncio.sleep(30)
+                await anyio.sleep_forever()
             except asyncio.CancelledError:
                 told.append(1)
-        await asyncio.sleep(30)
+        await anyio.sleep_forever()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(TIMEOUT):
         assert code(await around(gate, stubborn)(call())) == "TIMEOUT"
     assert len(told) == 3
     task = asyncio.current_task()
@@ -276,10 +277,10 @@ async def test_a_call_that_swallows_its_cancellation_is_told_again_until_it_ends
 async def test_a_call_that_answers_all_the_same_is_heard() -> None:
     async def late() -> str:
         try:
-            await asyncio.sleep(30)
+            await anyio.sleep_forever()
         except asyncio.CancelledError:
             return "what I have so far"
-        return "all"
+        raise AssertionError
 
     assert (await around(Running(1, timeout=0.01), late)(call())).value == "what I have so far"
 
@@ -291,7 +292,7 @@ async def test_what_shields_itself_is_not_cut_short_by_a_timeout() -> None:
 
     async def saves_at_the_end() -> None:
         try:
-            await asyncio.sleep(30)
+            await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
                 await asyncio.sleep(0.1)
@@ -301,21 +302,21 @@ async def test_what_shields_itself_is_not_cut_short_by_a_timeout() -> None:
         asyncio.get_running_loop().call_later(0.1, release.set)
         await anyio.to_thread.run_sync(release.wait, 5)
         saved.append("thread")
-        await asyncio.sleep(30)
-        return "not reached"
+        await anyio.sleep_forever()
+        raise AssertionError
 
     gate = Running(1, timeout=0.02)
     assert code(await around(gate, saves_at_the_end)(call())) == "TIMEOUT"
     assert code(await around(gate, writes_in_a_thread)(call())) == "TIMEOUT"
     assert saved == ["version", "thread"]
-    with anyio.fail_after(5), anyio.CancelScope(shield=True):  # the caller's own shield is not the call's
+    with anyio.fail_after(TIMEOUT), anyio.CancelScope(shield=True):  # the caller's own shield is not the call's
         assert code(await around(gate, asyncio.Event().wait)(call())) == "TIMEOUT"
     assert await all_slots_are_free(gate, 1)
 
 
 @pytest.mark.promise("X2")
 async def test_one_cancelled_while_it_waits_gives_its_turn_to_the_next() -> None:
-    gate, release = Running(1, timeout=5), asyncio.Event()
+    gate, release = Running(1, timeout=TIMEOUT), asyncio.Event()
     run = around(gate, release.wait)
     first, second, third = [asyncio.create_task(run(call())) for _ in range(3)]
     await anyio.wait_all_tasks_blocked()
@@ -339,7 +340,7 @@ async def test_one_cancelled_while_it_waits_gives_its_turn_to_the_next() -> None
     first.cancel()
     await anyio.wait_all_tasks_blocked()
     release.set()
-    with anyio.fail_after(5):
+    with anyio.fail_after(TIMEOUT):
         assert code(await third) == "OK"
     assert second.cancelled()
     assert await all_slots_are_free(gate, 1)
@@ -348,7 +349,7 @@ async def test_one_cancelled_while_it_waits_gives_its_turn_to_the_next() -> None
 @pytest.mark.promise("X2")
 @pytest.mark.parametrize("first", ["timeout", "outside", "outside long before"])
 async def test_being_cancelled_from_outside_is_not_taken_for_a_timeout(first: str) -> None:
-    gate = Running(1, timeout=5)
+    gate = Running(1, timeout=TIMEOUT)
     task = asyncio.create_task(around(gate, asyncio.Event().wait)(call()))
     await anyio.wait_all_tasks_blocked()
     [run] = gate._runs
@@ -376,11 +377,11 @@ async def test_a_timeout_is_not_taken_for_being_cancelled_from_outside() -> None
         assert task is not None and task.cancelling() == 0
         return outcome
 
-    async with asyncio.timeout(5):  # which tells its own cancellation from others by their number
+    async with asyncio.timeout(TIMEOUT):  # which tells its own cancellation from others by their number
         assert await asyncio.create_task(caller()) == "TIMEOUT"
 
     with anyio.move_on_after(0.01) as outside:
-        await around(Running(1, timeout=5), asyncio.Event().wait)(call())
+        await around(Running(1, timeout=TIMEOUT), asyncio.Event().wait)(call())
     assert outside.cancelled_caught
 
 
@@ -416,26 +417,50 @@ async def test_slots_are_given_back_however_a_call_ends(monkeypatch: pytest.Monk
 
 @pytest.mark.promise("X2")
 async def test_a_timeout_of_one_leaves_the_others_alone() -> None:
-    gate, release = Running(8, timeout=5), asyncio.Event()
+    gate, release = Running(8, timeout=TIMEOUT), asyncio.Event()
     run = around(gate, release.wait)
-    short, long = Tool("short", "", timeout=0.02), Tool("long", "", timeout=5)
+    short, long = Tool("short", "", timeout=0.02), Tool("long", "", timeout=TIMEOUT)
     others = [asyncio.create_task(run(call(tool))) for tool in (long, ECHO, long)]
     outcome = await run(call(short))
     assert isinstance(outcome.error, Timeout)
     assert outcome.error.details == {"limit": 0.02}
-    # One that begins later has its own time, although they share a clock.
-    early = asyncio.create_task(run(call(Tool("shared", "", timeout=0.2))))
-    await asyncio.sleep(0.1)
-    late = asyncio.create_task(run(call(Tool("shared too", "", timeout=0.2))))
-    assert code(await early) == "TIMEOUT"
-    assert not late.done()
     release.set()
-    assert [code(await task) for task in [late, *others]] == ["OK"] * 4
+    assert [code(await task) for task in others] == ["OK"] * 3
+
+
+class ManualClock(asyncio.SelectorEventLoop):
+    """An event loop whose time stands still until the test moves it."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.mark.promise("X2")
+def test_a_call_that_begins_later_has_its_own_time_although_the_timer_is_shared() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, ManualClock)
+        run = around(Running(8, timeout=10), asyncio.Event().wait)
+        early = asyncio.create_task(run(call()))
+        await asyncio.sleep(0)
+        loop.now = 6
+        late = asyncio.create_task(run(call()))
+        await asyncio.sleep(0)
+        loop.now = 11
+        assert code(await early) == "TIMEOUT"
+        assert not late.done()
+        loop.now = 17
+        assert code(await late) == "TIMEOUT"
+
+    with asyncio.Runner(loop_factory=ManualClock) as runner:
+        runner.run(main())
 
 
 @pytest.mark.promise("X2")
 async def test_draining_waits_for_nobody_who_ends_sooner_and_refuses_those_who_wait_for_a_slot() -> None:
-    gate, release = Running(1, timeout=5), asyncio.Event()
+    gate, release = Running(1, timeout=TIMEOUT), asyncio.Event()
     started: list[str] = []
 
     async def tool() -> None:
@@ -444,11 +469,11 @@ async def test_draining_waits_for_nobody_who_ends_sooner_and_refuses_those_who_w
 
     first, waiting = [asyncio.create_task(around(gate, tool)(call())) for _ in range(2)]
     await anyio.wait_all_tasks_blocked()
-    draining = asyncio.create_task(gate.drain(grace=30))
+    draining = asyncio.create_task(gate.drain(grace=2 * TIMEOUT))
     await anyio.wait_all_tasks_blocked()
     assert not draining.done()
     release.set()
-    with anyio.fail_after(5):
+    with anyio.fail_after(TIMEOUT):
         await draining
         assert [code(await first), code(await waiting)] == ["OK", "SHUTTING_DOWN"]
     assert started == ["one"]
@@ -457,20 +482,22 @@ async def test_draining_waits_for_nobody_who_ends_sooner_and_refuses_those_who_w
 @pytest.mark.promise("X2")
 async def test_draining_leaves_behind_what_does_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "CANCEL_SECONDS", 0.05)
-    gate, told = Running(1, timeout=0.1), asyncio.Event()  # its time is up too, before it lets go
+    gate, told, let_go = Running(1, timeout=0.1), asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
         try:
-            await asyncio.sleep(30)
+            await anyio.sleep_forever()
         except asyncio.CancelledError:
             told.set()
             with anyio.CancelScope(shield=True):
-                await asyncio.sleep(0.3)
+                await let_go.wait()
             raise
 
     task = asyncio.create_task(around(gate, stubborn)(call()))
     await anyio.wait_all_tasks_blocked()
-    with anyio.fail_after(5):
+    with anyio.fail_after(TIMEOUT):
         await gate.drain(grace=0)
         assert told.is_set() and not task.done()
+        await asyncio.sleep(0.2)  # its time is up too, before it lets go
+        let_go.set()
         assert code(await task) == "SHUTTING_DOWN"

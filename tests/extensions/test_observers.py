@@ -6,6 +6,7 @@ import asyncio
 
 import anyio
 import pytest
+from eventually import TIMEOUT
 
 from gateway.calls import Call, Outcome
 from gateway.errors import Forbidden
@@ -85,7 +86,7 @@ async def test_a_cancelled_call_is_written_down_and_one_that_takes_long_twice() 
     watching = Noting()
     watching.lines = ledger.lines
     task = asyncio.ensure_future(stack([Audit(watching, moment=0)], wait)(call()))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT):
         await noted.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 import anyio
 import mcp_types as types
 import pytest
+from eventually import async_eventually
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.message import SessionMessage
@@ -29,7 +30,7 @@ from .processes import LOGS, PATIENCE, Listening, environment, on_http, serve_co
 from .servers import lab, labs
 from .wire import ERAS, HANDSHAKE, INITIALIZE, INITIALIZED, MODERN, open_session, post, request
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90), pytest.mark.promise("G1", "G2")]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.promise("G1", "G2")]
 
 ListChanged = (
     types.ToolListChangedNotification | types.PromptListChangedNotification | types.ResourceListChangedNotification
@@ -373,7 +374,7 @@ async def test_a_resource_that_changes_is_told_of_while_it_is_followed(
         said = labs.notes(notes)
         return said.count("resources/subscribe lab://plain") - said.count("resources/unsubscribe lab://plain")
 
-    await labs.until(lambda: followed() == 0)
+    await async_eventually(lambda: followed() == 0)
     seen.forget()
     await client.call_tool(f"{upstream}__touch", {"uri": "lab://plain"})
     await client.call_tool(f"{upstream}__plain", {})
@@ -558,7 +559,7 @@ async def test_what_a_server_said_last_is_offered_when_it_is_gone_and_a_change_w
         refused = post(gateway.url, _call(MODERN, "lab__echo")).message
         assert _refusal(refused) == "UPSTREAM_UNAVAILABLE"
     with _running(tmp_path, {"lab": {**labs.on_stdio(LAB_WORDS="Another."), "lazy": False}}) as gateway:
-        await labs.until(lambda: "lab__echo" not in _names(gateway), PATIENCE)
+        await async_eventually(lambda: "lab__echo" not in _names(gateway))
         assert "lab__plain" in _names(gateway)
         refused = post(gateway.url, _call(MODERN, "lab__echo")).message
         assert "no longer the one that was accepted" in refused["result"]["content"][0]["text"]
@@ -568,7 +569,7 @@ async def test_what_a_server_said_last_is_offered_when_it_is_gone_and_a_change_w
         assert held is not None
         await pins.accept("lab", "tool", "echo", held, "ann")
         await db.close()
-        await labs.until(lambda: "lab__echo" in _names(gateway), 3)  # a second, and what a busy machine adds
+        await async_eventually(lambda: "lab__echo" in _names(gateway))
 
 
 async def _as_the_lab_said_it(answer: Callable[[Any], Awaitable[dict[str, Any]]], upstream: str, era: str) -> None:

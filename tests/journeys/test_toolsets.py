@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
+from eventually import TIMEOUT
 from mcp import Client
 from sources.toolset.writing import require_sandbox, write_toolset
 
@@ -18,7 +19,7 @@ from .clients import call, every_tool, over_http, over_stdio
 from .processes import on_http
 from .wire import HANDSHAKE, MODERN
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 SHIPPED = Path(__file__).parents[2] / "toolsets"
 PAGE = (
@@ -103,7 +104,7 @@ async def test_from_the_settings_to_a_page(tmp_path: Path, transport: str, era: 
 
         async with listening(client, era):
             edit(tmp_path / "lab", "shout")
-            with anyio.fail_after(10):
+            with anyio.fail_after(TIMEOUT):
                 await changed.wait()
         names = {tool.name for tool in await every_tool(client)}
         assert "lab__shout" in names

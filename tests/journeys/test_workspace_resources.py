@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
+from eventually import TIMEOUT
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
@@ -22,7 +23,7 @@ from .clients import over_http, over_stdio, value
 from .processes import Listening
 from .wire import HANDSHAKE, MODERN
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(90), pytest.mark.promise("G4")]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.promise("G4")]
 
 MANIFESTS = types.ResourceTemplateReference(uri="workspace://{chat}/{+path}{?manifest}")
 ODD = ["grüße & co.txt", "50% #1?.txt", "日本/語 (2).txt"]
@@ -47,7 +48,7 @@ class Road:
         self.news.set()
 
     async def hears(self, expected: str) -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(TIMEOUT):
             while expected not in self.told:
                 await self.news.wait()
                 self.news = anyio.Event()

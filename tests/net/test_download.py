@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from eventually import TIMEOUT
 
 from gateway.errors import Forbidden, GatewayError, NotFound, Timeout, ToolFailed, Unavailable
 from gateway.net import Policy
@@ -27,8 +28,8 @@ BODY = bytes(range(256)) * 20000
 
 
 async def fetch(url: str, file: Any, policy: Policy = OPEN, **more: Any) -> Downloaded:
-    with anyio.fail_after(10):
-        return await download(url, file, policy=policy, **{"limit": len(BODY), "timeout": 8, **more})
+    with anyio.fail_after(TIMEOUT):
+        return await download(url, file, policy=policy, **{"limit": len(BODY), "timeout": TIMEOUT, **more})
 
 
 async def test_a_file_comes_whole_with_its_progress(tmp_path: Path) -> None:

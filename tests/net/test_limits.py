@@ -9,6 +9,7 @@ import zlib
 
 import anyio
 import pytest
+from eventually import TIMEOUT
 
 from gateway.errors import GatewayError, Timeout, ToolFailed, Unavailable
 from gateway.net import Limits, Policy
@@ -25,7 +26,7 @@ PLAIN = b"HTTP/1.1 200 OK\r\n"
 
 async def get(reply: Reply, limits: Limits = Limits()) -> bytes:  # noqa: B008
     async with serving({"/": reply}) as site, Door(OPEN) as door:
-        with anyio.fail_after(10):
+        with anyio.fail_after(TIMEOUT):
             async with door.request("GET", site["/"], limits=limits) as received:
                 return await received.read()
 
@@ -46,7 +47,7 @@ async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await asyncio.sleep(60)
+    await anyio.sleep_forever()
 
 
 async def header_flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -80,7 +81,7 @@ async def test_a_reader_who_dawdles_is_cut_off_too() -> None:
     async with serving({"/": answer(200, b"x")}) as site, Door(OPEN) as door:
         with pytest.raises(Timeout):
             async with door.request("GET", site["/"], limits=Limits(seconds=0.2)):
-                await anyio.sleep(5)
+                await anyio.sleep_forever()
 
 
 async def test_a_body_without_end_is_cut_at_the_limit() -> None:
@@ -91,7 +92,7 @@ async def test_a_body_without_end_is_cut_at_the_limit() -> None:
 
 async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
     with pytest.raises(ToolFailed, match="larger than 1000 bytes"):
-        await get(PLAIN + b"Content-Length: 100000000000\r\n\r\n", Limits(bytes=1000, seconds=2))
+        await get(PLAIN + b"Content-Length: 100000000000\r\n\r\n", Limits(bytes=1000, seconds=TIMEOUT))
 
 
 async def test_a_body_of_just_the_limit_is_read() -> None:

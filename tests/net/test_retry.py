@@ -117,7 +117,7 @@ async def test_the_server_says_when() -> None:
     async with serving({"/": [answer(503, b"", "Retry-After: 1"), answer()]}) as site:
         start = time.monotonic()
         assert await status(site, retry=Retry(first_seconds=0.01, longest_seconds=2)) == 200
-        assert 0.9 < time.monotonic() - start < 5
+        assert time.monotonic() - start > 0.9
 
 
 @pytest.mark.parametrize(

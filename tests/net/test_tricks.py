@@ -11,6 +11,7 @@ import threading
 import anyio
 import anyio.to_thread
 import pytest
+from eventually import TIMEOUT
 
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
 from gateway.net import Policy
@@ -374,15 +375,15 @@ async def test_name_servers_that_do_not_answer_keep_nobody_from_another_name(mon
     def look_up(host: str, *rest: object, **more: object) -> object:
         if host == "slow.test":
             begun.set()
-            release.wait(20)
+            release.wait(2 * TIMEOUT)
         return real("127.0.0.1", *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     async with serving({"/": answer(200, b"open")}) as site:
         waiting = [asyncio.create_task(get(f"http://slow.test:{site.port}/", OPEN)) for _ in range(40)]
         try:
-            await anyio.to_thread.run_sync(begun.wait, 5)
-            with anyio.fail_after(5):
+            await anyio.to_thread.run_sync(begun.wait, TIMEOUT)
+            with anyio.fail_after(TIMEOUT):
                 assert await get(f"http://quick.test:{site.port}/", OPEN) == b"open"
             waiting[0].cancel()
             with pytest.raises(asyncio.CancelledError):

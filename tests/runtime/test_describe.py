@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
+from eventually import async_eventually
 
 from gateway.errors import Invalid
 from gateway.runtime import describing
@@ -85,10 +85,8 @@ async def test_code_that_ends_its_process_is_refused_with_the_cause(boxed: Bench
 async def test_code_that_hangs_is_refused_in_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(describing, "SECONDS", 1.0)
     bench.write("while True:\n    pass\n")
-    began = time.monotonic()
     with pytest.raises(Invalid, match="not loaded within 1 s"):
         await bench.describe("tools.it:run")
-    assert time.monotonic() - began < 3
 
 
 async def test_code_that_exits_raises_or_forks_while_it_is_imported(bench: Bench) -> None:
@@ -122,9 +120,11 @@ async def test_nothing_is_left_of_a_description(boxed: Bench, tmp_path: Path) ->
 
 
 async def test_a_cancelled_description_cleans_up(bench: Bench) -> None:
-    bench.write("import time\ntime.sleep(30)\n")
+    bench.write("import time\ntime.sleep(600)\n")
+    scratch = bench.folder / "runtime" / "scratch"
     task = asyncio.ensure_future(bench.describe("tools.it:run"))
-    await asyncio.sleep(0.5)
+    await async_eventually(lambda: scratch.exists() and list(scratch.iterdir()))
+    await asyncio.sleep(0.3)  # time for the process to start
     task.cancel()
     await asyncio.wait([task])
     assert list((bench.folder / "runtime" / "scratch").iterdir()) == []

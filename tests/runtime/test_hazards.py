@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
+from eventually import async_eventually
 
 from gateway.errors import ToolFailed
-from gateway.runtime import output
+from gateway.runtime import backoff, output
 
 from .conftest import Bench
 
@@ -107,12 +107,15 @@ async def test_an_exception_that_cannot_be_told_is_told_of(bench: Bench) -> None
 async def test_a_neighbour_in_a_crash_is_told_so(bench: Bench) -> None:
     bench.write("""
         import os, time
+        from pathlib import Path
 
         def slow():
-            time.sleep(30)
+            Path("slow").touch()
+            time.sleep(600)
 
         def bad():
-            time.sleep(0.2)
+            while not Path("slow").exists():
+                time.sleep(0.01)
             os._exit(1)
     """)
     outcomes = await asyncio.gather(bench.call("slow"), bench.call("bad"), return_exceptions=True)
@@ -186,7 +189,7 @@ async def test_who_breaks_the_protocol_is_ended(bench: Bench, bad: str, told: st
 
     def bad():
         {bad}
-        time.sleep(30)
+        time.sleep(600)
 
     def good():
         return "good"
@@ -290,9 +293,12 @@ async def test_a_loop_stopped_by_a_tool_runs_on(bench: Bench) -> None:
     assert await bench.call("good") == "good"
 
 
-async def test_a_toolset_that_dies_while_it_is_imported_is_not_started_in_a_hot_loop(bench: Bench) -> None:
+async def test_a_toolset_that_dies_while_it_is_imported_is_not_started_in_a_hot_loop(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds in ("FIRST_SECONDS", "LONGEST_SECONDS"):
+        monkeypatch.setattr(backoff, seconds, 600.0)
     bench.write("import os\nos._exit(1)\n")
-    began = time.monotonic()
     told = []
     for _ in range(30):
         with pytest.raises(ToolFailed) as failed:
@@ -301,8 +307,7 @@ async def test_a_toolset_that_dies_while_it_is_imported_is_not_started_in_a_hot_
         told.append(failed.value.message)
     assert "ended itself with exit code 1" in told[0]
     assert "2 times in a row while it started" in told[2]
-    assert sum("in a row" in each for each in told) >= 25
-    assert time.monotonic() - began < 5
+    assert sum("in a row" in each for each in told) == 28
     await bench.runtime.retire(bench.directory)
     bench.write("def run():\n    return 'mended'\n")
     assert await bench.call("run") == "mended"
@@ -325,7 +330,7 @@ async def main(folder):
                    workspace=folder / "ws", chat="demo", id="1")
     asyncio.ensure_future(runtime.call(job("spin")))
     print(await runtime.call(job("pid")), flush=True)
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
 
 asyncio.run(main(Path(sys.argv[1])))
 """
@@ -356,9 +361,7 @@ async def test_workers_end_with_a_gateway_that_is_killed(bench: Bench, tmp_path:
     os.kill(worker, 0)
     process.send_signal(signal.SIGKILL)
     await process.wait()
-    async with asyncio.timeout(5):
-        while _lives(worker):  # noqa: ASYNC110 - a process sets no event
-            await asyncio.sleep(0.01)
+    await async_eventually(lambda: not _lives(worker))
 
 
 def _lives(pid: int) -> bool:

@@ -152,7 +152,33 @@ def test_disk_usage_of_others_in_the_same_folder_does_not_count(disk: Path, idle
     for number in range(21_000):
         (disk / str(number)).touch()
     assert not is_full_when_walked(gauge)
+    (disk / "larger").write_bytes(os.urandom(2**24))
     assert not is_full_when_walked(gauge)
+
+
+@LINUX
+def test_disk_usage_of_a_program_that_deletes_what_it_wrote_is_not_that_of_others(disk: Path) -> None:
+    code = """
+import os, sys
+print(flush=True)
+input()
+with open(sys.argv[1], "wb") as file:
+    file.write(bytes(4 << 20))
+os.unlink(sys.argv[1])
+print(flush=True)
+input()
+"""
+    argv = [sys.executable, "-I", "-c", code, str(disk / "deleted")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        gauge = gauge_of(disk, Size(2**21, 20_000), process.pid)
+        (disk / "of others").write_bytes(os.urandom(2**23))
+        assert not is_full_when_walked(gauge)
+        process.stdin.write(b"\n")
+        process.stdout.readline()
+        assert not is_full_when_walked(gauge)
+        process.kill()
 
 
 @LINUX
@@ -275,6 +301,8 @@ def test_deleted_files_count_however_they_are_held(
     monkeypatch.setattr(disk_usage, "_free_space", lambda _: Size(free[0], 2**20))
     root = holding(f"{DELETED}{HOLDS[how]}\n")
     gauges = [DiskUsage([disk], Size(2**21, 1000), root, deleted) for deleted in (None, DeletedFiles(root, [disk]))]
+    for gauge in gauges:
+        gauge._start.time -= 60  # the program began before it wrote
     free[0] -= 3 << 20  # where the kernel's counters are closed, the disk decides whether there is a need to look
     assert not is_full_when_walked(gauges[0])
     assert is_full_soon(gauges[1])
@@ -294,6 +322,7 @@ def test_deleted_files_within_the_limit_are_allowed_while_others_fill_the_disk(
     monkeypatch.setattr(disk_usage, "_free_space", lambda _: Size(free[0], free[0]))
     root = holding(f"{DELETED}{HOLDS[how]}\n")
     gauge = DiskUsage([disk], Size(2**30, 10**6), root, DeletedFiles(root, [disk]))
+    gauge._start.time -= 60  # the program began before it wrote
     free[0] -= 2**35
     assert not is_full_when_walked(gauge)
 

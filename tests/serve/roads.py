@@ -19,6 +19,7 @@ import anyio.lowlevel
 import httptools
 import pytest
 import uvicorn
+from eventually import TIMEOUT, async_eventually
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -276,12 +277,12 @@ class Exchange:
 
     async def started(self) -> None:
         """Wait until the server begins to answer."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             await self._news.wait()
 
     async def until(self, what: bytes) -> bytes:
         """Wait until this was said; all that was."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             while what not in self.body:
                 assert not self.done.done(), (self.sent, self.done)
                 self._news.clear()
@@ -290,7 +291,7 @@ class Exchange:
 
     async def event(self) -> Any:
         """The next message on its stream."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             while len(self._messages()) <= self._events:
                 assert not self.done.done(), (self.sent, self.done)
                 self._news.clear()
@@ -307,7 +308,7 @@ class Exchange:
         return b"".join(message["body"] for message in self.sent if message["type"] == "http.response.body")
 
     async def answer(self) -> Answer:
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             await self.done
         headers = {name.decode(): value.decode("latin-1") for name, value in self.sent[0]["headers"]}
         assert self.sent[-1]["type"] == "http.response.body" and not self.sent[-1].get("more_body")
@@ -382,7 +383,7 @@ class Line:
         return self._heard.popleft()
 
     async def answer(self) -> Answer:
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             start = await self.message()
         assert start is not None, "the connection has ended"
         headers = {name.decode(): text.decode() for name, text in start["headers"]}
@@ -391,7 +392,7 @@ class Line:
     async def rest(self) -> bytes:
         """What is left of the body of an answer."""
         body = b""
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             while (message := await self.message()) is not None and message["more_body"]:
                 body += message["body"]
         assert message is not None, f"the connection has ended after {body!r}"
@@ -399,7 +400,7 @@ class Line:
 
     async def ended(self) -> bool:
         """Wait for the end of the connection, before which nothing more may be said."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             return await self.message() is None
 
     async def close(self) -> None:
@@ -492,9 +493,7 @@ class Bench:
         """A client that has shaken hands with `short`, and is known there."""
         client = Client(self.short)
         await client.open(capabilities, version)
-        with anyio.fail_after(5):
-            while self.face.sessions.get(client.session["mcp-session-id"]) is None:  # noqa: ASYNC110 - nothing tells
-                await anyio.sleep(0.001)
+        await async_eventually(lambda: self.face.sessions.get(client.session["mcp-session-id"]) is not None)
         return client
 
     async def records(self) -> list[tuple[str, str | None]]:
@@ -539,16 +538,14 @@ class Pipes:
         """Shake hands, until one is known."""
         await self.ask(initialize(capabilities))
         self.send(INITIALIZED)
-        with anyio.fail_after(5):
-            while self._sessions.get(None) is None:  # noqa: ASYNC110 - nothing tells
-                await anyio.sleep(0.001)
+        await async_eventually(lambda: self._sessions.get(None) is not None)
 
     def send(self, *messages: Any) -> None:
         for message in messages:
             self._writer.write((message if isinstance(message, bytes) else json.dumps(message).encode()) + b"\n")
 
     async def line(self) -> Any:
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             return json.loads(await self._reader.readline())
 
     async def ask(self, *messages: Any) -> Any:
@@ -560,7 +557,7 @@ class Pipes:
 
     async def rest(self) -> list[Any]:
         """All that is still said until the server is done."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             await self.serving
             os.write(1, b"\n")  # stdout is still the same pipe
             return [json.loads(line) async for line in self._until_empty()]
@@ -583,7 +580,12 @@ class Unread:
 
 @asynccontextmanager
 async def on_pipes(
-    gateway: Gateway, *, short: bool = True, grace: float = 5, chat: str | None = None, stop: anyio.Event | None = None
+    gateway: Gateway,
+    *,
+    short: bool = True,
+    grace: float = TIMEOUT,
+    chat: str | None = None,
+    stop: anyio.Event | None = None,
 ) -> AsyncIterator[Pipes]:
     """The gateway's face over stdio, in this process; without the short way it is the SDK's alone."""
     face = McpFace(gateway.executor, gateway.versions, chat, gateway.records)
@@ -605,7 +607,7 @@ async def on_pipes(
             yield pipes
         finally:
             pipes.close()
-            with anyio.move_on_after(5) as patience:
+            with anyio.move_on_after(TIMEOUT) as patience:
                 await asyncio.wait([serving])
             reading.close()
             await anyio.lowlevel.checkpoint()  # what is closed lets go in a moment

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
+from eventually import TIMEOUT
 from mcp import Client
 from mcp.shared.subscriptions import ToolsListChanged
 
@@ -44,7 +45,7 @@ async def test_a_client_of_the_sessionless_era_that_listens_is_told(gateway: Gat
         assert client.server_capabilities.tools is not None and client.server_capabilities.tools.list_changed
         async with client.listen(tools_list_changed=True) as changes:
             executor.swap(catalog(2))
-            with anyio.fail_after(5):
+            with anyio.fail_after(TIMEOUT):
                 assert isinstance(await anext(aiter(changes)), ToolsListChanged)
         assert len((await client.list_tools()).tools) == 2
 
@@ -64,7 +65,7 @@ async def test_a_client_of_the_handshake_era_is_told_once_for_changes_of_one_mom
         await client.list_tools()
         executor.swap(catalog(2))
         executor.swap(catalog(3))
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             await heard.wait()
         assert len((await client.list_tools()).tools) == 3
     assert [type(message) for message in told] == [types.ToolListChangedNotification]

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from eventually import TIMEOUT
 
 from gateway.serve import stdio
 from gateway.serve.express_stdio import ExpressStdio
@@ -45,7 +46,7 @@ async def meet(pipes: Pipes, era: str) -> None:
 
 
 async def begun(desk: Bench) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(TIMEOUT):
         await desk.stall.begun.wait()
     desk.stall.begun.clear()
 
@@ -193,6 +194,6 @@ async def test_no_call_is_left_behind_by_a_server_that_is_cut_off(desk: Bench) -
         await begun(desk)
         pipes.serving.cancel()
         await asyncio.wait([pipes.serving])
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             await desk.gateway.executor.idle()
     assert await desk.records() == [("error", "CANCELLED")]

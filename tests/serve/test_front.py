@@ -18,6 +18,7 @@ import anyio
 import httpx2
 import pytest
 from amounts import amount
+from eventually import TIMEOUT, async_eventually
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import Gateway
@@ -73,7 +74,7 @@ class Served:
         return line
 
     async def begun(self) -> None:
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             await self.stall.begun.wait()
         self.stall.begun.clear()
 
@@ -84,9 +85,7 @@ class Served:
         headers["mcp-session-id"] = (await line.answer()).headers["mcp-session-id"]
         await say(line, posted(INITIALIZED, headers))
         assert (await line.answer()).status == 202
-        with anyio.fail_after(5):
-            while self.face.sessions.get(headers["mcp-session-id"]) is None:  # noqa: ASYNC110 - nothing tells
-                await anyio.sleep(0.001)
+        await async_eventually(lambda: self.face.sessions.get(headers["mcp-session-id"]) is not None)
         return headers
 
     async def latest(self) -> tuple[str, str | None]:
@@ -386,7 +385,7 @@ async def test_other_methods_are_the_applications(served: Served, method: str) -
 
 async def test_a_head_alone_is_asked_for_of_the_application(served: Served) -> None:
     line = await served.say(posted(None, {"Connection": "close"}, target="HEAD /mcp HTTP/1.1"))
-    with anyio.fail_after(5):
+    with anyio.fail_after(TIMEOUT):
         assert (await line.reader.read()).endswith(b"\r\n\r\n")
     assert served.passed == ["HEAD"]
 
@@ -444,7 +443,7 @@ async def test_a_stream_can_be_read_by_any_client(served: Served) -> None:
 async def test_what_is_said_on_a_stream_leaves_when_it_is_said(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(express_http, "PING_SECONDS", 0.01)
     line = await served.say(posted(WAIT))
-    with anyio.fail_after(5):
+    with anyio.fail_after(TIMEOUT):
         start, first = await line.message(), await line.message()
     assert start is not None and start["status"] == 200
     assert first is not None and first["body"].startswith(express_http.PING)
@@ -488,7 +487,7 @@ async def test_a_server_that_stops_answers_what_is_under_way_and_then_closes(tmp
         served.stall.go.set()
         assert number(await line.answer()) == "w"
         assert await line.ended() and await idle.ended()
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             await served.done
 
 
@@ -605,13 +604,13 @@ async def test_a_shortcut_that_breaks_is_logged_and_told_of(
 async def test_a_connection_is_closed_when_it_is_idle_and_not_while_a_call_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "KEEP_ALIVE", 0.1)
+    monkeypatch.setattr(http, "KEEP_ALIVE", 1.0)
     async with serving(tmp_path) as served:
         line = await served.say(posted(LIST))
         await line.answer()
         await say(line, posted(WAIT))
         await served.begun()
-        await anyio.sleep(0.3)
+        await anyio.sleep(1.2)
         served.stall.go.set()
         assert number(await line.answer()) == "w"
         assert await line.ended()

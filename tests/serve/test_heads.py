@@ -16,6 +16,7 @@ import anyio
 import pytest
 import uvicorn
 from amounts import amount
+from eventually import TIMEOUT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
@@ -111,7 +112,7 @@ class Line:
         if not self.closed:
             self.ours.sendall(packet)
         await _turns(4)
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             while wait and self.state.tasks:
                 await _turns(1)
         with suppress(BlockingIOError, ConnectionError):

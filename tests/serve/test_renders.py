@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
+from eventually import TIMEOUT
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
@@ -414,7 +415,7 @@ async def content_types(gateway: Gateway, version: str) -> list[str]:
             types.JSONRPCRequest(jsonrpc="2.0", id=2, method="tools/call", params=call),
         ):
             await to_server.send(SessionMessage(message))
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             await from_server.receive()
             answer = (await from_server.receive()).message
         await to_server.aclose()

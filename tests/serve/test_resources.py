@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
+from eventually import TIMEOUT, async_eventually
 from mcp import Client
 from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated
 from mcp.shared.exceptions import MCPError
@@ -77,7 +78,7 @@ class Ear:
             self.heard.notify_all()
 
     async def hears(self, *expected: Any) -> None:
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             async with self.heard:
                 while not set(expected) <= set(self.told):
                     await self.heard.wait()
@@ -486,9 +487,7 @@ async def test_calls_need_not_find_out_what_they_changed_while_nobody_listens(ga
         assert not watched()
     async with following(gateway, era, "workspace://c/a.txt"):
         assert watched()
-    with anyio.fail_after(5):
-        while watched():
-            await anyio.lowlevel.checkpoint()
+    await async_eventually(lambda: not watched())
 
 
 async def test_a_client_that_stopped_reading_keeps_nobody_from_hearing(gateway: Gateway) -> None:
@@ -511,7 +510,7 @@ async def test_a_client_that_stopped_reading_keeps_nobody_from_hearing(gateway: 
             async with client.listen(resource_subscriptions=[uri]) as changes:
                 for number in range(3):
                     await write(gateway, "a.txt", str(number))
-                    with anyio.fail_after(2):
+                    with anyio.fail_after(TIMEOUT):
                         assert await anext(aiter(changes)) == ResourceUpdated(uri)
         await from_server.aclose()
         await to_server.aclose()

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from eventually import TIMEOUT, async_eventually
 from mcp.shared.exceptions import MCPError
 
 from gateway.serve import sessions
@@ -56,9 +57,7 @@ async def opened(desk: Bench, **options: Any) -> Session:
 async def asking(session: Session, stream: Stream) -> asyncio.Task[dict[str, Any]]:
     task = asyncio.ensure_future(session.ask(stream.say, "roots/list", {}))
     known = len(stream.said)
-    with anyio.fail_after(5):
-        while len(stream.said) == known:  # noqa: ASYNC110 - nothing tells
-            await anyio.sleep(0.001)
+    await async_eventually(lambda: len(stream.said) > known)
     return task
 
 
@@ -136,7 +135,7 @@ async def test_a_question_that_is_called_off_is_withdrawn_but_a_client_that_does
     question = await asking(session, stream)
     stream.stuck = True
     question.cancel()
-    with anyio.fail_after(5):
+    with anyio.fail_after(TIMEOUT):
         await asyncio.wait([question])
     assert question.cancelled()
     assert len(stream.said) == 3
@@ -153,9 +152,7 @@ async def test_a_call_is_ended_by_its_id_and_all_of_them_with_the_session(desk: 
     assert (first.ended, second.ended) == (0, 0)
     assert session.called_off(1) and session.called_off("a")
     assert (await client.delete()).status == 200
-    with anyio.fail_after(5):
-        while desk.face.sessions.get(session_id) is not None:  # noqa: ASYNC110 - nothing tells
-            await anyio.sleep(0.001)
+    await async_eventually(lambda: desk.face.sessions.get(session_id) is None)
     assert (first.ended, second.ended) == (2, 2)
 
 

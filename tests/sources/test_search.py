@@ -2,12 +2,12 @@
 
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import pytest
+from eventually import TIMEOUT
 
 from gateway.calls import Call, Outcome
 from gateway.errors import GatewayError
@@ -165,9 +165,9 @@ def test_files_that_are_too_large_are_skipped(call: Calling, workspace: Path) ->
 
 def test_a_catastrophic_pattern_ends_and_the_event_loop_keeps_turning(workspace: Path, engine: Engine) -> None:
     (workspace / "a").write_text("a" * 60 + "!")
-    limited = Engine(engine.ripgrep, seconds=1.0)
+    limited = Engine(engine.ripgrep, seconds=TIMEOUT if engine.ripgrep else 1.0)
     source = BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}), engine=limited)
-    gaps: list[float] = []
+    turns = 0
     answers: list[str] = []
 
     async def search(done: anyio.Event) -> None:
@@ -180,25 +180,25 @@ def test_a_catastrophic_pattern_ends_and_the_event_loop_keeps_turning(workspace:
         done.set()
 
     async def turn() -> None:
+        nonlocal turns
         done = anyio.Event()
-        with anyio.fail_after(20):
+        with anyio.fail_after(TIMEOUT):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(search, done)
                 while not done.is_set():
-                    started = time.monotonic()
                     with anyio.move_on_after(0.01):
                         await done.wait()
-                    gaps.append(time.monotonic() - started)
+                    turns += 1
 
     anyio.run(turn)
     assert answers == (["[]"] if engine.ripgrep else ["TIMEOUT"])
-    assert sorted(gaps)[len(gaps) // 2] < 0.1
-    assert engine.ripgrep or len(gaps) > 10
+    assert engine.ripgrep or turns > 3  # one or two if the search blocked the loop
 
 
 def test_a_cancelled_search_ends_its_child_at_once(workspace: Path) -> None:
     (workspace / "a").write_text("a" * 60 + "!")
-    source = BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}), engine=Engine(None))
+    engine = Engine(None, seconds=2 * TIMEOUT)
+    source = BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}), engine=engine)
 
     async def search() -> float:
         tools = {tool.id: tool for tool in await source.list_tools()}
@@ -208,4 +208,4 @@ def test_a_cancelled_search_ends_its_child_at_once(workspace: Path) -> None:
         assert scope.cancelled_caught
         return anyio.current_time() - scope.deadline
 
-    assert anyio.run(search) < 1.0
+    assert anyio.run(search) < TIMEOUT

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
+
+from eventually import eventually
 
 from gateway.workspace.farewell import Farewell
 
@@ -26,8 +27,5 @@ def test_names_are_gone_at_once_and_nothing_stays_open(tmp_path: Path) -> None:
         farewell.unlink(directory, name)
     assert not list(tmp_path.iterdir())
     farewell.finish()
-    deadline = time.monotonic() + 5
-    while open_descriptors() - before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not open_descriptors() - before
+    eventually(lambda: not open_descriptors() - before)
     os.close(directory)

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
+from eventually import async_eventually
 
 LAB = Path(__file__).with_name("lab.py")
 TINY = Path(__file__).with_name("tiny.py")
@@ -90,18 +90,11 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-async def until(true: Callable[[], bool], seconds: float = 10) -> None:
-    """Wait for what another process does, of which nothing tells us."""
-    with anyio.fail_after(seconds):
-        while not true():  # noqa: ASYNC110
-            await anyio.sleep(0.02)
-
-
 async def noted(file: Path, line: str) -> None:
     """Wait until a lab has noted this."""
-    await until(lambda: line in notes(file))
+    await async_eventually(lambda: line in notes(file))
 
 
 async def gone(marker: str) -> None:
     """Wait until nothing that mentions `marker` runs any more."""
-    await until(lambda: not running(marker))
+    await async_eventually(lambda: not running(marker))

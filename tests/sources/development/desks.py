@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -101,9 +100,3 @@ async def opened(place: Path, **more: Any) -> AsyncIterator[Gateway]:
     await working_sandbox("bwrap")
     async with Gateway.open({"data_dir": place / "data", **ON, **more}) as gateway:
         yield gateway
-
-
-async def until(true: Callable[[], object], seconds: float = 10) -> None:
-    async with asyncio.timeout(seconds):
-        while not true():  # noqa: ASYNC110 - another process sets no event of ours
-            await asyncio.sleep(0.01)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import async_eventually
 
 from gateway.calls import Call, Consent, Outcome
 from gateway.errors import Conflict, GatewayError
 from gateway.extensions.approval import Answer, Question
 
-from .desks import Desk, desk, opened, until
+from .desks import Desk, desk, opened
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C5")]
 
@@ -82,7 +83,7 @@ async def test_a_push_that_waited_for_another_call_goes_where_was_agreed_or_nowh
                 return Answer("deny")
             run = gateway.call("run_code", {"language": "bash", "code": code}, chat="c")
             others.append(asyncio.ensure_future(run))
-            await until(held.exists)
+            await async_eventually(held.exists)
             return Answer("once")
 
         outcome = await gateway.call("git_push", {}, chat="c", approver=agree)

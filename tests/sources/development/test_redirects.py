@@ -8,8 +8,9 @@ from pathlib import Path
 
 import anyio
 import pytest
+from eventually import TIMEOUT, async_eventually
 
-from .desks import Desk, desk, until
+from .desks import Desk, desk
 from .test_git import AUTHOR
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4")]
@@ -73,9 +74,9 @@ async def test_they_do_not_when_the_program_is_cancelled_either(tmp_path: Path) 
         at.folder.rmdir()
         repository(at.folder)
         async with anyio.create_task_group() as tasks:
-            code = "printf ../evil > .git/commondir; mkdir -p .git/hooks; touch begun; sleep 60"
+            code = "printf ../evil > .git/commondir; mkdir -p .git/hooks; touch begun; sleep 600"
             tasks.start_soon(lambda: at.call("run_code", language="bash", code=code))
-            await until((at.folder / "begun").exists)
+            await async_eventually((at.folder / "begun").exists)
             tasks.cancel_scope.cancel()
         assert not (at.folder / ".git/commondir").exists()
 
@@ -169,5 +170,5 @@ async def test_a_pipe_in_the_place_of_a_link_is_not_waited_for(tmp_path: Path) -
         fake.mkdir(parents=True)
         os.mkfifo(fake / "gitdir")
         (at.folder / ".git").write_text(f"gitdir: {fake}\n")
-        with anyio.fail_after(10):
+        with anyio.fail_after(TIMEOUT / 2):
             assert not (await at.call("git_status")).ok

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 import uuid
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from eventually import TIME_LIMITS, TIMEOUT, async_eventually
 from sandbox.siege import running
 
-from .desks import Desk, desk, opened, until
+from gateway.sources.development import live
+
+from .desks import Desk, desk, opened
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C2")]
 
@@ -152,13 +154,16 @@ async def test_there_is_no_network(desk: Desk) -> None:
 
 
 async def test_what_takes_too_long_is_ended_and_what_it_said_is_kept(desk: Desk) -> None:
-    started = time.monotonic()
-    value = await python(desk, "print('begun')\nwhile True: pass", timeout=0.7)
-    assert time.monotonic() - started < 10
-    assert (value["exitCode"], value["timedOut"], value["killed"]) == (124, True, "timeout")
-    assert value["stdout"] == "begun\n"
-    value = await bash(desk, "echo begun; trap '' TERM INT; sleep 60", timeout=0.5)
-    assert (value["exitCode"], value["timedOut"], value["stdout"]) == (124, True, "begun\n")
+    for run, code in (
+        (python, "print('begun')\nwhile True: pass"),
+        (bash, "trap '' TERM INT; echo begun; sleep 600"),
+    ):
+        for seconds in TIME_LIMITS:
+            value = await run(desk, code, timeout=seconds)
+            assert (value["exitCode"], value["timedOut"], value["killed"]) == (124, True, "timeout")
+            if value["stdout"]:
+                break
+        assert value["stdout"] == "begun\n"
 
 
 async def test_more_time_than_the_operator_allows_is_refused(tmp_path: Path) -> None:
@@ -209,7 +214,7 @@ async def test_whoever_waits_sees_the_output_while_it_runs(desk: Desk) -> None:
         (desk.folder / "go").touch()
 
     code = "import os, time\nprint('first')\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('second')"
-    value = await desk.value("run_code", language="python", code=code, progress=progress, timeout=20)
+    value = await desk.value("run_code", language="python", code=code, progress=progress, timeout=TIMEOUT)
     assert value["stdout"] == "first\nsecond\n"
     assert heard[0][1] == "first\n", "it was told before the program could end"
 
@@ -226,17 +231,18 @@ async def test_reports_are_few_and_short_and_one_who_does_not_listen_holds_up_no
         heard.append(message)
 
     code = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: print('x' * 99)"
-    with anyio.fail_after(20):
+    with anyio.fail_after(TIMEOUT):
         await desk.value("run_code", language="python", code=code, progress=deaf)
         assert len(heard) == 1
-        await desk.value("run_code", language="python", code=code, progress=quick)
-    assert 1 < len(heard) < 8
+        value = await desk.value("run_code", language="python", code=code, progress=quick)
+        seconds = value["duration"] / 1000
+    assert 1 < len(heard) <= 2 + seconds / live.INTERVAL
     assert all(message is not None and len(message) <= 2000 for message in heard)
 
 
 DETACHED = """
 import os, subprocess, sys
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", TOKEN], start_new_session=True)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", TOKEN], start_new_session=True)
 open("there", "w").close()
 while True:
     pass
@@ -246,16 +252,16 @@ while True:
 async def test_who_calls_it_off_leaves_nothing_running(desk: Desk) -> None:
     token = uuid.uuid4().hex
     for language, code in (
-        ("bash", f"setsid bash -c 'sleep 60; : {token}' & touch there; wait"),
+        ("bash", f"setsid bash -c 'sleep 600; : {token}' & touch there; wait"),
         ("python", DETACHED.replace("TOKEN", repr(token))),
     ):
         (desk.folder / "there").unlink(missing_ok=True)
         task = asyncio.ensure_future(desk.call("run_code", language=language, code=code))
-        await until(lambda: (desk.folder / "there").exists() and running(token))
+        await async_eventually(lambda: (desk.folder / "there").exists() and running(token))
         task.cancel()
-        await asyncio.wait([task], timeout=10)
+        await asyncio.wait([task], timeout=TIMEOUT / 2)  # its own time limit is 60 s
         assert task.cancelled()
-        await until(lambda: not running(token))
+        await async_eventually(lambda: not running(token), TIMEOUT / 2)
 
 
 async def test_each_program_starts_afresh(desk: Desk) -> None:
@@ -272,13 +278,15 @@ async def test_an_interpreter_that_code_left_is_held_to_the_time_of_its_call(des
 import os
 os.makedirs(".venv/bin")
 open(".venv/pyvenv.cfg", "w").close()
-open(".venv/bin/python", "w").write("#!/bin/sh\\necho >> beats\\nexec sleep 60\\n")
+open(".venv/bin/python", "w").write("#!/bin/sh\\necho >> beats\\nexec sleep 600\\n")
 """
     await python(desk, leave)
     (desk.folder / ".venv/bin/python").chmod(0o755)
-    with anyio.fail_after(15):
-        value = await python(desk, "print(1)", timeout=1)
-    assert (value["stdout"], value["timedOut"], value["exitCode"]) == ("", True, 124)
+    for seconds in TIME_LIMITS:
+        value = await python(desk, "print(1)", timeout=seconds)
+        assert (value["stdout"], value["timedOut"], value["exitCode"]) == ("", True, 124)
+        if (desk.folder / "beats").exists():
+            break
     await asyncio.sleep(0.3)  # time for the next interpreter to be ready
     assert (desk.folder / "beats").read_text() == "\n"
 
@@ -312,7 +320,7 @@ async def test_the_files_are_kept_before_and_after_whatever_becomes_of_the_progr
         assert first.pre_manifest != first.post_manifest
         assert (second.pre_manifest, second.value["exitCode"]) == (first.post_manifest, 1)
         assert second.post_manifest != second.pre_manifest
-        slow = {"language": "bash", "code": "echo 3 > a.txt; sleep 60", "timeout": 1}
+        slow = {"language": "bash", "code": "echo 3 > a.txt; sleep 600", "timeout": 1}
         third = await gateway.call("run_code", slow, chat="c")
         back = {"manifest": first.post_manifest}
         assert (third.pre_manifest, third.value["exitCode"]) == (second.post_manifest, 124)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
+from eventually import TIMEOUT, async_eventually
 
 from gateway import Gateway
 
 from .writing import require_sandbox, write_toolset
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.anyio
 
 MANIFEST = "id: lab\nname: Lab\nversion: 1.0.0\ntools:\n  - {{id: {tool}, entrypoint: 'code:{tool}'}}\n"
 CODE = '''
@@ -35,14 +38,27 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     edit(tmp_path / "lab", "one", 1)
     settings = {"data_dir": str(tmp_path / "data"), "toolsets": [str(tmp_path / "lab")]}
     async with Gateway.open(settings, follow=True) as gateway:
-        await anyio.sleep(1)  # until the folder is watched
+        await watched(gateway, tmp_path / "lab")
         yield gateway
 
 
-async def until(holds: Callable[[], bool], seconds: float = 10) -> None:
-    with anyio.fail_after(seconds):
-        while not holds():  # noqa: ASYNC110 - what is waited for tells nobody
-            await anyio.sleep(0.02)
+async def watched(gateway: Gateway, folder: Path) -> None:
+    """Wait until the folder is watched: until writing the same manifest again makes the follower install it."""
+    library, installed = gateway.workshop.library, asyncio.Event()
+    install = library.install
+
+    async def noticed(*arguments: Any, **options: Any) -> Any:
+        installed.set()
+        return await install(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "install", noticed)
+        manifest = folder / "toolset.yaml"
+        with anyio.fail_after(TIMEOUT):
+            while not installed.is_set():
+                manifest.write_text(manifest.read_text())
+                with anyio.move_on_after(1):
+                    await installed.wait()
 
 
 def offered(gateway: Gateway) -> set[str]:
@@ -55,7 +71,7 @@ async def test_an_edit_is_offered_and_announced(gateway: Gateway, tmp_path: Path
     gateway.executor.watch(lambda catalog: told.append({entry.tool.id for entry in catalog if entry.tool.owner}))
     assert (await gateway.call("lab:one")).value == 1
     edit(tmp_path / "lab", "two", 2)
-    await until(lambda: offered(gateway) == {"lab:two"})
+    await async_eventually(lambda: offered(gateway) == {"lab:two"})
     assert told[-1] == {"lab:two"}
     assert (await gateway.call("lab:two")).value == 2
 
@@ -65,7 +81,7 @@ async def test_only_the_code_changes_and_the_next_call_runs_it(gateway: Gateway,
     assert (await gateway.call("lab:one")).value == 1
     edit(tmp_path / "lab", "one", 11)
     digests = {gateway.catalog.find("lab:one").tool.home}
-    await until(lambda: gateway.catalog.find("lab:one").tool.home not in digests)
+    await async_eventually(lambda: gateway.catalog.find("lab:one").tool.home not in digests)
     assert (await gateway.call("lab:one")).value == 11
 
 
@@ -73,11 +89,11 @@ async def test_a_bad_edit_changes_nothing_until_it_is_mended(
     gateway: Gateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "lab/tools/code.py").write_text("def one(:\n")
-    await until(lambda: "stays as it was" in caplog.text)
+    await async_eventually(lambda: "stays as it was" in caplog.text)
     assert "code.py line 1" in caplog.text
     assert (await gateway.call("lab:one")).value == 1
     edit(tmp_path / "lab", "two", 2)
-    await until(lambda: offered(gateway) == {"lab:two"})
+    await async_eventually(lambda: offered(gateway) == {"lab:two"})
 
 
 @pytest.mark.slow
@@ -90,8 +106,8 @@ async def test_what_another_process_does_is_noticed(gateway: Gateway, tmp_path: 
     async with Gateway.open({"data_dir": str(gateway.settings.data_dir)}) as second:
         library = second.workshop.library
         await library.install(other, source_type="local", source_ref=str(other))
-        await until(lambda: "other:three" in offered(gateway))
+        await async_eventually(lambda: "other:three" in offered(gateway))
         await library.enable("other", False)
-        await until(lambda: "other:three" not in offered(gateway))
+        await async_eventually(lambda: "other:three" not in offered(gateway))
         await library.uninstall("lab")
-        await until(lambda: not offered(gateway))
+        await async_eventually(lambda: not offered(gateway))

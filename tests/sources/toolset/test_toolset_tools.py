@@ -12,7 +12,7 @@ from gateway import Gateway
 
 from .writing import install, write_toolset
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.anyio
 
 MANIFEST = dedent(
     """

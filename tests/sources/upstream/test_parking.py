@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from eventually import TIMEOUT
 from journeys.servers import labs
 
 from gateway import Gateway
@@ -124,7 +125,7 @@ async def test_a_server_that_dies_while_nobody_waits_is_told_of_at_the_retry(tmp
 async def test_while_one_is_asked_the_next_call_waits_for_nobody(tmp_path: Path, sharing: str) -> None:
     async with gateway_to(tmp_path, sharing=sharing) as gateway:
         asked = await gateway.executor.call_tool(call())
-        with anyio.fail_after(5):
+        with anyio.fail_after(TIMEOUT):
             echoed = await gateway.call("lab__echo", {})
             others = [
                 await gateway.executor.call_tool(call({**ASKING, "name": name}, chat=name)) for name in ("ann", "bob")

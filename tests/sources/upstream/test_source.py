@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from eventually import TIMEOUT
 from journeys.servers import labs
 from mcp.shared.exceptions import MCPError
 
@@ -109,7 +110,7 @@ async def test_everybody_is_asked_his_own_questions(tmp_path: Path, era: str, sh
             got = said(await asked_of(gateway, "lab", peer, f"q{number}", caller=caller, chat=chat))
             return got[0]["content"]["answer"], f"{who}{number} to q{number} 0"
 
-        with anyio.fail_after(30):
+        with anyio.fail_after(TIMEOUT):
             for got, wanted in await asyncio.gather(*(one(number) for number in range(10))):
                 assert got == wanted
 
@@ -160,7 +161,10 @@ async def test_one_that_is_killed_fails_its_calls_and_no_others(tmp_path: Path, 
 
 
 @pytest.mark.slow
-async def test_one_that_hangs_or_dies_blocks_nobody(tmp_path: Path) -> None:
+async def test_one_that_hangs_or_dies_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.app.LOOK_PATIENCE", 600.0)
+    for seconds in ("START_SECONDS", "LIST_SECONDS", "VERIFY_SECONDS"):
+        monkeypatch.setattr(f"gateway.sources.upstream.server.{seconds}", 600.0)
     silent = labs.on_stdio(LAB_HABITS="silent", LAB_FILE=str(tmp_path / "silent"))
     dying = labs.on_stdio(LAB_HABITS="dies", LAB_FILE=str(tmp_path / "dying"))
     async with gateway_to(tmp_path, lab=lab("modern", tmp_path)) as gateway:
@@ -168,7 +172,7 @@ async def test_one_that_hangs_or_dies_blocks_nobody(tmp_path: Path) -> None:
     for name in ("hanging", "dead"):  # both were there once
         async with gateway_to(tmp_path, **{name: lab("modern", tmp_path)}):
             pass
-    with anyio.fail_after(10):
+    with anyio.fail_after(TIMEOUT):
         async with gateway_to(tmp_path, lab=lab("modern", tmp_path), hanging=silent, dead=dying) as gateway:
             assert {"hanging__echo", "dead__echo", "lab__echo"} <= {entry.name for entry in gateway.catalog}
             waiting = asyncio.ensure_future(gateway.call("hanging__echo", {}))

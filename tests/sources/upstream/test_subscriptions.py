@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from eventually import TIMEOUT, async_eventually
 from journeys.servers import labs
 
 from gateway.errors import Invalid, Unavailable
@@ -37,7 +38,7 @@ class Follower:
         self._told.set()
 
     async def told(self) -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(TIMEOUT):
             await self._told.wait()
         self._told.clear()
 
@@ -85,7 +86,7 @@ async def test_a_server_does_not_rest_while_it_is_followed(
         leave = await upstream.subscriptions.follow(URI, told)
         ours = await pid(upstream, "local")
         theirs = await pid(upstream, "bob")
-        await labs.until(lambda: theirs not in labs.running(str(tmp_path)))
+        await async_eventually(lambda: theirs not in labs.running(str(tmp_path)))
         assert ours in labs.running(str(tmp_path))
         await touch(upstream)
         await told.told()
@@ -159,7 +160,7 @@ async def test_many_resources_take_few_streams(tmp_path: Path, monkeypatch: pyte
         assert most <= 5
         for each in leave:
             each()
-        await labs.until(lambda: not upstream.subscriptions._tasks)
+        await async_eventually(lambda: not upstream.subscriptions._tasks)
         assert open_streams == 0
 
 
@@ -171,12 +172,12 @@ async def test_what_cannot_be_followed_is_refused_and_holds_nothing(
     async with upstream_of(tmp_path, {**said, "lazy": True}) as upstream:
         with pytest.raises(Unavailable):
             await upstream.subscriptions.follow(URI, Follower())
-        await labs.until(lambda: not upstream.subscriptions._followers)
+        await async_eventually(lambda: not upstream.subscriptions._followers)
     async with lazy(tmp_path, "handshake") as upstream:
         leave = await upstream.subscriptions.follow(URI, Follower())
         with pytest.raises(Invalid, match="1 resources of this server are followed already"):
             await upstream.subscriptions.follow("lab://ask", Follower())
         leave()
         await labs.noted(tmp_path / "notes", f"resources/unsubscribe {URI}")
-        await labs.until(lambda: not upstream.subscriptions._followers)
+        await async_eventually(lambda: not upstream.subscriptions._followers)
         await upstream.subscriptions.follow("lab://ask", Follower())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import async_eventually
 from journeys.servers import labs
 
 from gateway import Gateway
@@ -90,7 +91,7 @@ async def test_who_comes_back_under_a_name_of_the_settings_is_measured_by_what_w
     async with gateway_to(tmp_path) as gateway:
         assert listed(gateway) == set()
     async with gateway_to(tmp_path, lab={**labs.on_stdio(LAB_WORDS="Another."), "lazy": False}) as gateway:
-        await labs.until(lambda: "lab__echo" not in listed(gateway))
+        await async_eventually(lambda: "lab__echo" not in listed(gateway))
         assert "lab__plain" in listed(gateway)
         assert "no longer the one that was accepted" in await refusal(gateway, "lab__echo")
 
@@ -101,13 +102,13 @@ async def test_a_changed_definition_is_withheld_until_somebody_accepts_it(tmp_pa
         pass
     changed = {**labs.on_stdio(LAB_WORDS="Quite another."), "lazy": False}
     async with gateway_to(tmp_path, follow=True, lab=changed) as gateway:
-        await labs.until(lambda: "lab__echo" not in listed(gateway))
+        await async_eventually(lambda: "lab__echo" not in listed(gateway))
         assert "lab__plain" in listed(gateway)
         assert "no longer the one that was accepted" in await refusal(gateway, "lab__echo")
         assert (await gateway.call("lab__plain", {})).ok
         async with gateway_to(tmp_path, lab=changed) as another:
             await accept(another, "lab", "echo")
-        await labs.until(lambda: "lab__echo" in listed(gateway), seconds=2)
+        await async_eventually(lambda: "lab__echo" in listed(gateway))
         assert (await gateway.call("lab__echo", {})).ok
 
 
@@ -118,7 +119,7 @@ async def test_held_at_first_sight_nothing_is_offered_until_it_is_accepted(tmp_p
         assert listed(gateway) == set()
         assert "nobody has accepted it yet" in await refusal(gateway, "lab__plain")
         await accept(gateway, "lab", "plain")
-        await labs.until(lambda: listed(gateway) == {"lab__plain"}, seconds=2)
+        await async_eventually(lambda: listed(gateway) == {"lab__plain"})
 
 
 @pytest.mark.slow
@@ -126,10 +127,10 @@ async def test_a_server_added_by_hand_comes_and_goes_without_a_restart(tmp_path:
     said = labs.on_stdio(LAB_FILE=str(tmp_path / "notes"))
     async with gateway_to(tmp_path, follow=True) as gateway, gateway_to(tmp_path) as elsewhere:
         await elsewhere.switchboard.memory.add("hand", said)
-        await labs.until(lambda: "hand__plain" in listed(gateway))
+        await async_eventually(lambda: "hand__plain" in listed(gateway))
         assert (await gateway.call("hand__plain", {})).ok
         await elsewhere.switchboard.memory.enable("hand", False)
-        await labs.until(lambda: listed(gateway) == set())
+        await async_eventually(lambda: listed(gateway) == set())
         await labs.gone(str(tmp_path))
         assert "UNKNOWN_TOOL" in await refusal(gateway, "hand__plain")
 
@@ -151,7 +152,7 @@ async def test_servers_of_a_toolset_live_and_go_with_it(tmp_path: Path, monkeypa
     async with gateway_to(tmp_path, follow=True) as gateway, gateway_to(tmp_path) as elsewhere:
         library = elsewhere.workshop.library
         await library.install(toolset, source_type="local", source_ref=str(toolset))
-        await labs.until(lambda: "tool-lab__plain" in listed(gateway))
+        await async_eventually(lambda: "tool-lab__plain" in listed(gateway))
         assert listed(gateway) == {"tool-lab__plain", "tool-lab__echo"}
         assert gateway.catalog.find("tool-lab__echo").tool.title == "Echo of the set"
         assert (await gateway.call("tool-lab__plain", {})).ok
@@ -160,12 +161,12 @@ async def test_servers_of_a_toolset_live_and_go_with_it(tmp_path: Path, monkeypa
         assert str(tmp_path / "notes").encode() not in stored
         assert "variable LAB_MISSING is not set" in str(gateway.switchboard.upstreams["lost"].error)
         await library.enable("lab-set", False)
-        await labs.until(lambda: listed(gateway) == set())
+        await async_eventually(lambda: listed(gateway) == set())
         await labs.gone(str(tmp_path))
         await library.enable("lab-set", True)
-        await labs.until(lambda: "tool-lab__plain" in listed(gateway))
+        await async_eventually(lambda: "tool-lab__plain" in listed(gateway))
         await library.uninstall("lab-set")
-        await labs.until(lambda: listed(gateway) == set())
+        await async_eventually(lambda: listed(gateway) == set())
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import orjson
+from eventually import TIMEOUT
 
 from gateway.calls import Call, Outcome
 from gateway.config.web import WebSettings
@@ -23,7 +24,7 @@ async def call(source: WebSource, name: str, **arguments: Any) -> Outcome:
     """The outcome, which fits what the tool promises; refusals are raised."""
     tool = next(tool for tool in await source.list_tools() if tool.id == name)
     tool.check_arguments(arguments)
-    with anyio.fail_after(30):
+    with anyio.fail_after(TIMEOUT):
         outcome = await source.call_tool(Call(name=name, tool=tool, arguments=arguments))
     tool.check_output(outcome.value)
     orjson.dumps([outcome.to_dict(), outcome.content])

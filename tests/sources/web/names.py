@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import httpcore2
+from eventually import TIMEOUT
 
 from gateway.errors import Unavailable
 from gateway.net.transport import Internet
@@ -100,7 +101,7 @@ class Resolved:
         try:
             head = struct.pack(">HHHHHH", 1, 0x0100, 1, 0, 0, 0)
             transport.sendto(head + _wire(name) + struct.pack(">HH", kind, 1))
-            return _read(await asyncio.wait_for(answered, 5))
+            return _read(await asyncio.wait_for(answered, TIMEOUT))
         finally:
             transport.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from eventually import TIMEOUT
 from net.sites import PUBLIC, Lab, Reply, Site, answer, redirect, serving, trusting
 
 from gateway.config.web import WebSettings
@@ -213,11 +214,12 @@ async def test_a_searxng_without_json_is_told_how_to_get_it() -> None:
 @EVERY
 async def test_a_provider_that_does_not_answer_is_given_up(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(providers, "LIMITS", Limits(bytes=1000, seconds=0.2))
     with pytest.raises(Unavailable, match=r"took longer than 0\.2 s"):
         await search(provider, silence)
+    monkeypatch.setattr(providers, "LIMITS", Limits(bytes=1000, seconds=TIMEOUT))
     with pytest.raises(ToolFailed, match="larger than 1000 bytes"):
         await search(provider, as_json({"results": ["x" * 1000]}))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 
 from gateway.sources.upstream.link import ClientFace, StdioEndpoint
 
@@ -40,14 +40,16 @@ class HttpServer:
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
-        for _ in range(200):
-            try:
-                urllib.request.urlopen(f"{self.url}/nothing", timeout=5)
-            except urllib.error.HTTPError:
-                return
-            except OSError:
-                time.sleep(0.05)
-        raise AssertionError("the server does not answer")
+        eventually(self._answers)
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(f"{self.url}/nothing", timeout=5)
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def kill(self) -> None:
         self.process.kill()

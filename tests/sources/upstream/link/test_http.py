@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trustme
+from eventually import TIMEOUT, async_eventually
 
 from gateway.errors import Invalid, Unavailable
 from gateway.sources.upstream.link import (
@@ -24,6 +25,7 @@ from gateway.sources.upstream.link import (
     open_link,
 )
 from gateway.sources.upstream.link.pool import Pool
+from gateway.sources.upstream.link.stateless import StatelessWire
 
 from .conftest import FACE, HANDSHAKE, MODERN, HttpServer
 from .scripted import Request, handshake, modern, scripted
@@ -33,12 +35,17 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 async def limit() -> AsyncIterator[None]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(TIMEOUT):
         yield
 
 
 async def call(link: Link, tool: str = "t", **options: Any) -> dict[str, Any]:
     return await link.request("tools/call", {"name": tool, "arguments": {}}, **options)
+
+
+def pool_of(link: Link) -> Pool:
+    assert isinstance(link.wire, StatelessWire)
+    return link.wire._pool
 
 
 async def napping(link: Link) -> asyncio.Future[dict[str, Any]]:
@@ -108,7 +115,7 @@ async def test_a_connection_closed_while_it_rested_is_not_used() -> None:
         link = await open_link(HttpEndpoint(url), client=FACE)
         for _ in range(3):
             script.drop()
-            await asyncio.sleep(0.05)
+            await async_eventually(lambda: not pool_of(link)._open)
             await call(link)
         await link.close()
     assert script.connections == 4
@@ -377,7 +384,7 @@ async def test_a_connection_given_back_is_not_closed_by_whoever_had_it_before() 
 async def test_a_stream_that_has_answered_gives_its_connection_back_or_loses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "LINGER_SECONDS", TIMEOUT)
 
     async def answer(request: Request) -> None:
         request.stream()
@@ -388,7 +395,8 @@ async def test_a_stream_that_has_answered_gives_its_connection_back_or_loses_it(
     async with scripted(modern(answer)) as (script, url):
         link = await open_link(HttpEndpoint(url), client=FACE)
         await call(link, "ends")
-        await asyncio.sleep(0.02)
+        await async_eventually(lambda: pool_of(link)._idle)
+        monkeypatch.setattr(connection, "LINGER_SECONDS", 0.1)
         await call(link, "hangs")
         assert script.connections == 1
         await script.lost.wait()
@@ -505,7 +513,7 @@ async def test_the_old_transports_endpoint_may_not_lead_elsewhere() -> None:
 
     async with scripted(answer) as (_, url):
         with pytest.raises(Unavailable):
-            await open_link(HttpEndpoint(url), client=FACE, timeout=5)
+            await open_link(HttpEndpoint(url), client=FACE)
 
 
 async def test_a_url_or_header_that_cannot_be_is_refused_before_anything_is_sent() -> None:
@@ -560,7 +568,7 @@ async def test_two_hundred_links_leave_no_descriptor_or_task(http_server: HttpSe
     endpoint = HttpEndpoint(http_server.url + path, transport="sse" if path == "/sse" else "auto")
     await (await open_link(endpoint, client=FACE, era=era)).close()
     await asyncio.sleep(0.05)
-    before = (len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()))
+    descriptors, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
     for number in range(200):
         link = await open_link(endpoint, client=FACE, era=era)
         if number % 20 == 0:
@@ -569,5 +577,5 @@ async def test_two_hundred_links_leave_no_descriptor_or_task(http_server: HttpSe
             with pytest.raises(LinkLost, match="was closed"):
                 await nap
         await link.close()
-    await asyncio.sleep(0.05)
-    assert (len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())) == before
+    await async_eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+    await async_eventually(lambda: len(asyncio.all_tasks()) <= tasks)

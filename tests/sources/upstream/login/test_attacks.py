@@ -14,11 +14,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
+from eventually import TIMEOUT
 
 from gateway.config import OAuthSettings, UpstreamSettings
 from gateway.errors import GatewayError
 from gateway.sources.upstream.link import HttpEndpoint, Unauthorized, open_link
 from gateway.sources.upstream.login import bearer as bearing
+from gateway.sources.upstream.login import browser as browsing
 from gateway.sources.upstream.login.access import Access
 from gateway.sources.upstream.login.account import Account
 from gateway.sources.upstream.login.challenge import parameter, scopes
@@ -194,19 +196,23 @@ async def test_a_server_that_registers_us_gets_no_code_that_was_given_to_another
 
     pages: list[httpx2.Response] = []
     browser = Browser(visit)
-    login = await sign_in(world.account(), Logins(tmp_path), browser, seconds=10)
+    login = await sign_in(world.account(), Logins(tmp_path), browser, seconds=TIMEOUT)
     await browser.closed()
     assert [page.status_code for page in pages] == [404]
     assert login.access_token in world.now.access
     browser = Browser()
-    await sign_in(world.account(client_id="ours"), Logins(tmp_path), browser, seconds=10)
+    await sign_in(world.account(client_id="ours"), Logins(tmp_path), browser, seconds=TIMEOUT)
     await browser.closed()
     [known] = parse_qs(urlsplit(browser.shown[0]).query)["redirect_uri"]
     assert urlsplit(known).path == "/callback"
 
 
-async def test_a_visitor_who_says_nothing_is_not_waited_for(world: World, tmp_path: Path) -> None:
+async def test_a_visitor_who_says_nothing_is_not_waited_for(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Browsers open connections in advance."""
+    for seconds in ("REQUEST_SECONDS", "CLOSE_SECONDS"):
+        monkeypatch.setattr(browsing, seconds, 2 * TIMEOUT)
 
     async def visit(url: str) -> None:
         parts = urlsplit(parse_qs(urlsplit(url).query)["redirect_uri"][0])
@@ -215,8 +221,8 @@ async def test_a_visitor_who_says_nothing_is_not_waited_for(world: World, tmp_pa
 
     silent: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     browser = Browser(visit)
-    async with asyncio.timeout(2.5):
-        await sign_in(world.account(), Logins(tmp_path), browser, seconds=10)
+    async with asyncio.timeout(TIMEOUT):
+        await sign_in(world.account(), Logins(tmp_path), browser, seconds=TIMEOUT)
         await browser.closed()
         assert await silent[0][0].read() == b""
     silent[0][1].close()
@@ -229,10 +235,10 @@ def test_what_stands_in_quotes_is_no_parameter() -> None:
     header = r'Basic realm="scope=all, error=\"x\"", Bearer Error="insufficient_scope", scope=run'
     assert (parameter(header, "scope"), parameter(header, "error")) == ("run", "insufficient_scope")
     assert parameter(header, "resource_metadata") is None
-    started = time.perf_counter()
+    started = time.process_time()
     for flood in ("a" * 65_000, "a " * 32_000, 'a="' * 20_000, "a=" + " " * 65_000):
         parameter(flood, "scope")
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 async def test_each_way_to_prove_who_one_is_may_have_a_header_of_its_own(world: World, tmp_path: Path) -> None:
@@ -325,7 +331,7 @@ async def test_a_token_that_holds_is_used_when_a_new_one_is_long_in_coming(
     login = aged(logins, seconds_left=20)
     monkeypatch.setattr(bearing, "PATIENCE_SECONDS", 0.05)
     mine = bearer(world, logins)
-    async with Logins(tmp_path).turn("lab"), asyncio.timeout(5):
+    async with Logins(tmp_path).turn("lab"), asyncio.timeout(TIMEOUT):
         assert login.access_token.encode() in await mine.fresh()
         assert mine.line is not None
     await mine.close()

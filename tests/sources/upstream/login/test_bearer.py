@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import TIMEOUT, async_eventually
 
 from gateway.app import Gateway
 from gateway.config import Settings, UpstreamSettings
@@ -51,7 +52,7 @@ async def linked(at: Access, era: str | None = None) -> AsyncIterator[Link]:
 
 
 async def echo(link: Link, text: str = "hi") -> str:
-    result = await link.request("tools/call", {"name": "echo", "arguments": {"text": text}}, timeout=10)
+    result = await link.request("tools/call", {"name": "echo", "arguments": {"text": text}}, timeout=TIMEOUT)
     return str(result["content"][0]["text"])
 
 
@@ -123,7 +124,7 @@ async def test_two_who_renew_at_once_are_as_one(world: World, tmp_path: Path) ->
 async def test_a_caller_who_gives_up_does_not_lose_the_token_on_its_way(world: World, tmp_path: Path) -> None:
     _, logins = await logged_in(world, tmp_path)
     before = aged(logins, seconds_left=-1)
-    world.now.token_delay = 0.1
+    world.now.token_delay = 1.0
     mine = bearer(world, logins)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(mine.fresh(), 0.05)
@@ -314,9 +315,7 @@ async def test_a_running_gateway_takes_a_login_and_shows_its_tokens_to_nobody(
         await gateway.ready()
         assert gateway.catalog.get("lab__echo") is None
         await logged_in(world, tmp_path)
-        async with asyncio.timeout(10):
-            while gateway.catalog.get("lab__echo") is None:  # noqa: ASYNC110 - as a client would see it
-                await asyncio.sleep(0.05)
+        await async_eventually(lambda: gateway.catalog.get("lab__echo"))
         outcome = await gateway.call("lab__echo", {"text": "hello"})
         assert outcome.error is None
         world.now.expire()
@@ -337,7 +336,7 @@ async def test_a_running_gateway_takes_a_login_and_shows_its_tokens_to_nobody(
 def test_the_proof_costs_next_to_nothing(world: World, tmp_path: Path) -> None:
     mine = Bearer(world.account(), Logins(tmp_path))
     mine.look()
-    started = time.perf_counter()
+    started = time.thread_time()
     for _ in range(10_000):
         assert mine.line is not None
-    assert (time.perf_counter() - started) / 10_000 < 20e-6
+    assert (time.thread_time() - started) / 10_000 < 20e-6

@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from eventually import TIMEOUT, async_eventually
 
 from gateway.sources.upstream.login.store import Logins
 
@@ -73,7 +74,7 @@ async def test_processes_that_renew_at_once_spend_one_refresh_token(world: World
     processes = [started(world, tmp_path, 1) for _ in range(3)]
     for process in processes:
         go(process)
-    tokens = {process.communicate(timeout=30)[0] for process in processes}
+    tokens = {process.communicate(timeout=TIMEOUT)[0] for process in processes}
     assert len(tokens) == 1
     assert world.now.counts["refresh_token"] == 1
     kept = logins.find("lab")
@@ -91,15 +92,14 @@ async def test_whoever_is_killed_while_renewing_locks_nobody_out(world: World, t
     for _ in range(4):
         process = started(world, tmp_path, 10_000)
         go(process)
-        before = world.now.counts.get("refresh_token", 0)
-        while world.now.counts.get("refresh_token", 0) < before + 3:  # noqa: ASYNC110 - it counts in a thread
-            await asyncio.sleep(0.005)
+        enough = world.now.counts.get("refresh_token", 0) + 3
+        await async_eventually(lambda: world.now.counts.get("refresh_token", 0) >= enough)  # noqa: B023 - awaited here
         await asyncio.sleep(dice.random() * 0.05)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=10)
+        process.communicate(timeout=TIMEOUT)
     process = started(world, tmp_path, 1)
     go(process)
-    token = process.communicate(timeout=10)[0].strip()
+    token = process.communicate(timeout=TIMEOUT)[0].strip()
     assert token.startswith("at-")
     kept = Logins(tmp_path).find("lab")
     assert kept is not None

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 import httpx2
 import mcp_types as types
 import uvicorn
+from eventually import TIMEOUT, eventually
 from mcp.server.lowlevel.server import Server
 from mcp.server.sse import SseServerTransport
 from starlette.requests import Request
@@ -102,8 +103,7 @@ class World:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
+        eventually(lambda: self._server.started)
 
     @property
     def base(self) -> str:
@@ -322,7 +322,9 @@ class Browser:
         self._tasks.append(asyncio.get_running_loop().create_task(self._visit(url)))
 
     async def open(self, url: str) -> None:
-        async with httpx2.AsyncClient(follow_redirects=True, timeout=10, verify=False) as client:  # there is no TLS
+        async with httpx2.AsyncClient(
+            follow_redirects=True, timeout=TIMEOUT, verify=False
+        ) as client:  # there is no TLS
             self.pages.append(await client.get(url))
 
     async def closed(self) -> None:
