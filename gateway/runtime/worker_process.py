@@ -89,7 +89,16 @@ class Worker:
         self._stir()
         self.channel.send(frame)
         try:
-            value = await running.answer
+            value = await self._wait_for_answer(number, running)
+        except GatewayError:  # the last report of a call comes before its error, too
+            await running.reported()
+            raise
+        await running.reported()
+        return value
+
+    async def _wait_for_answer(self, number: int, running: Running) -> Any:
+        try:
+            return await running.answer
         except asyncio.CancelledError:
             self._abandon(number)
             raise
@@ -99,8 +108,6 @@ class Worker:
             if not self._calls:
                 self._output.note_idle()
                 self._worked_at = self._loop.time()
-        await running.reported()
-        return value
 
     def retire(self) -> None:
         """Take no new calls; end when those inside have."""

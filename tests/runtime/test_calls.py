@@ -8,6 +8,7 @@ import logging
 import os
 
 import pytest
+from eventually import TIMEOUT
 
 from gateway.errors import Invalid, ToolFailed
 
@@ -209,6 +210,25 @@ async def test_progress_arrives_in_order_thinned_out_and_the_last_before_the_ans
     assert len(told) < 200
 
 
+async def test_progress_of_a_failing_call_arrives_before_its_error(bench: Bench) -> None:
+    bench.write("""
+        from covalt_toolset import get_context
+
+        def run():
+            get_context().progress(1)
+            raise ValueError("no such file")
+    """)
+    reports: list[float] = []
+
+    async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
+        await asyncio.sleep(0.1)  # longer than the error takes to arrive
+        reports.append(done)
+
+    with pytest.raises(ToolFailed, match="no such file"):
+        await bench.runtime.call(bench.job("run", {}, progress=progress))
+    assert reports == [1]
+
+
 async def test_the_last_of_a_burst_is_told_while_the_tool_works_on(bench: Bench) -> None:
     bench.write("""
         import time
@@ -217,7 +237,7 @@ async def test_the_last_of_a_burst_is_told_while_the_tool_works_on(bench: Bench)
         def run():
             for n in range(10):
                 get_context().progress(n)
-            time.sleep(30)
+            time.sleep(600)
     """)
     told = asyncio.Event()
 
@@ -226,7 +246,7 @@ async def test_the_last_of_a_burst_is_told_while_the_tool_works_on(bench: Bench)
             told.set()
 
     call = asyncio.ensure_future(bench.runtime.call(bench.job("run", {}, progress=progress)))
-    await asyncio.wait_for(told.wait(), 10)
+    await asyncio.wait_for(told.wait(), TIMEOUT)
     call.cancel()
 
 

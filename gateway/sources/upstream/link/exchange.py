@@ -13,6 +13,10 @@ from ....calls import Progress
 REPORT_LIMIT = 256
 """Log messages kept while the listener is busy; the oldest go first."""
 
+PROGRESS_LIMIT = 8
+"""Reports that may wait for the listener before progress is coalesced. A server's messages can arrive several in one
+read, also when the listener keeps up, and clients expect each report of a short burst."""
+
 FLUSH_SECONDS = 1.0
 
 Asker = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -53,8 +57,8 @@ class Exchange:
 
 
 class Reports:
-    """What a call says while it runs, told in order by one task. Of progress that comes faster than it is
-    told, the newest is kept."""
+    """Progress reports and log messages of a call, passed on in order by one task. Once `PROGRESS_LIMIT` of them
+    wait for a slow listener, a new progress report replaces the one before it."""
 
     def __init__(self, progress: Progress | None, log: Log | None) -> None:
         self.wants_log = log is not None
@@ -69,7 +73,7 @@ class Reports:
             return
         total = total if isinstance(total, int | float) else None
         message = message if isinstance(message, str) else None
-        if self._waiting and self._waiting[-1][0] is self._progress:
+        if len(self._waiting) >= PROGRESS_LIMIT and self._waiting[-1][0] is self._progress:
             self._waiting.pop()
         self._add(self._progress, (done, total, message))
 

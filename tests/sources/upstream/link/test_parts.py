@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.sources.upstream.link import ClientFace, McpFault
 from gateway.sources.upstream.link.attribution import ABANDONED_SECONDS, Attribution
 from gateway.sources.upstream.link.events import Event, EventParser, EventTooLarge
-from gateway.sources.upstream.link.exchange import Exchange, Reports
+from gateway.sources.upstream.link.exchange import PROGRESS_LIMIT, Exchange, Reports
 from gateway.sources.upstream.link.messages import Handwriting, decode
 
 FACE = ClientFace("n", "1", {"roots": {}})
@@ -138,7 +138,21 @@ async def test_a_request_called_off_may_still_ask_for_a_while() -> None:
 
 
 @pytest.mark.anyio
-async def test_progress_that_comes_faster_than_it_is_told_is_told_by_the_newest() -> None:
+async def test_progress_reports_received_in_one_read_are_all_passed_on() -> None:
+    received: list[float] = []
+
+    async def progress(done: float, *_: Any) -> None:
+        received.append(done)
+
+    reports = Reports(progress, None)
+    for number in range(PROGRESS_LIMIT):  # the task that passes them on cannot run in between
+        reports.progress({"progress": number})
+    await reports.told()
+    assert received == [*range(PROGRESS_LIMIT)]
+
+
+@pytest.mark.anyio
+async def test_progress_reports_for_a_slow_listener_are_coalesced_into_the_newest() -> None:
     told: list[Any] = []
     go = asyncio.Event()
 
@@ -158,4 +172,6 @@ async def test_progress_that_comes_faster_than_it_is_told_is_told_by_the_newest(
     reports.progress({"progress": "junk"})
     go.set()
     await reports.told()
-    assert told == [(1, None, None), (999, None, None), {"data": "x"}]
+    *progress_told, newest, logged = told
+    assert progress_told == [(number, None, None) for number in range(1, PROGRESS_LIMIT + 1)]
+    assert (newest, logged) == ((999, None, None), {"data": "x"})

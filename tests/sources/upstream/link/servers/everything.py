@@ -41,9 +41,8 @@ async def echo(ctx: Any, arguments: dict[str, Any], params: Any) -> types.CallTo
 
 
 async def count(ctx: Any, arguments: dict[str, Any], params: Any) -> types.CallToolResult:
-    for step in range(1, 4):
+    for step in range(1, 4):  # without a pause, so that the client can receive several reports in one read
         await ctx.session.report_progress(step, 3, f"step {step}")
-        await asyncio.sleep(0.02)
     return said("counted")
 
 
