@@ -21,6 +21,7 @@ from . import Killed, Mount, Process, Program, seccomp
 from .account import Account, account
 from .cgroups import Group, delegated
 from .disk_usage import NOT_INSPECTABLE, Gauge, Size, TmpfsUsage, cannot_inspect_programs, folder_usage
+from .guard import guard
 from .keeping import Kept, kept
 from .lending import acting_as, borrower, given, lent, place, prepared
 from .network import connected
@@ -54,6 +55,7 @@ class Bubblewrap:
         self._user = account()
         self._cgroups = delegated()
         self._options = _known_options(self._executable)
+        guard()  # here, as its start takes a while
         self.weaknesses = tuple(self._weaknesses())
 
     def inside(self, mount: Mount) -> str:
@@ -80,7 +82,7 @@ class Bubblewrap:
         try:
             # Where things are lent, bubblewrap finds them by name, and would leave what it is handed open.
             fds = (*ours, *(() if user else mine), *program.pass_fds)
-            run = functools.partial(spawn, argv, fds, stdin=stdin)
+            run = functools.partial(spawn, argv, fds, stdin=stdin, process_group=guard().group)
             child = lent([*given(program), *(each.path for each in held)], user, run) if user else run()
         finally:
             for fd in (*ours, *mine, *(() if child else (gate, status))):
@@ -303,6 +305,7 @@ class _Namespace:
         if first is not None:
             with suppress(ProcessLookupError):
                 self._first = os.pidfd_open(first)
+                guard().watch(self._first)
 
     def _kill_first(self) -> None:
         if self._first >= 0:

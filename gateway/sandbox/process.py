@@ -41,8 +41,11 @@ class Hold(Protocol):
         ...
 
 
-def spawn(argv: Sequence[str], pass_fds: Sequence[int], *, stdin: bool) -> subprocess.Popen[bytes]:
-    """A process with pipes, the given descriptors, and nothing else of ours."""
+def spawn(
+    argv: Sequence[str], pass_fds: Sequence[int], *, stdin: bool, process_group: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process with pipes, the given descriptors, and nothing else of ours, in a session of its own or in a
+    process group of ours."""
     try:
         return subprocess.Popen(
             argv,
@@ -53,7 +56,8 @@ def spawn(argv: Sequence[str], pass_fds: Sequence[int], *, stdin: bool) -> subpr
             env={},
             cwd="/",
             pass_fds=pass_fds,
-            start_new_session=True,
+            start_new_session=process_group is None,
+            process_group=process_group,
         )
     except OSError as error:
         raise unavailable(f"{argv[0]} does not start: {error.strerror}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -13,12 +14,13 @@ from pathlib import Path
 
 import anyio
 import pytest
+from eventually import async_eventually
 
 from gateway.errors import Invalid, Unavailable
 from gateway.sandbox import Exit, Limits, Mount, Program, Sandbox
 from gateway.sandbox.run import run
 
-from .conftest import make
+from .conftest import World, make
 from .siege import python, run_out_of_time, running, workspace
 
 pytestmark = pytest.mark.anyio
@@ -235,11 +237,20 @@ asyncio.run(main())
 """
     gateway = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=Path(__file__).parents[2])
     assert await gateway.wait() == -signal.SIGKILL
-    await anyio.sleep(0.4)  # time enough to begin
-    began = (tmp_path / "ws/beat").exists()
-    for pid in running(token):  # bubblewrap's own, for ever at its gate
-        os.kill(pid, signal.SIGKILL)
-    assert not began
+    await async_eventually(lambda: not running(token))
+    assert not (tmp_path / "ws/beat").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["bwrap", "landlock"])
+@pytest.mark.parametrize("user", ["root", "user"])
+def test_nothing_is_left_of_programs_whose_gateway_is_killed_while_it_starts_them(
+    backend: str, user: str, world: World
+) -> None:
+    make(backend)
+    killed = world.run(user, "-m", "tests.sandbox.killed_gateway", backend, str(world.field), "20")
+    assert killed.returncode == 0, killed.stderr
+    assert json.loads(killed.stdout) == [[]] * 20
 
 
 async def test_a_bubblewrap_that_someone_kills_harms_no_other() -> None:
