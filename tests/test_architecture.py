@@ -44,6 +44,7 @@ LAZY = {
     "gateway/__init__.py": 1,
     "gateway/app.py": 3,
     "gateway/cli/serve.py": 2,
+    "gateway/runtime/worker/__init__.py": 1,
     "gateway/serve/renders.py": 1,
     "gateway/sources/development/__init__.py": 1,
     "gateway/sources/upstream/login/bearer.py": 1,

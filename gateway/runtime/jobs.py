@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ..calls import Progress, no_progress
+from ..workspace.protected import Identities
 
-Key = tuple[Path, Path]
+Key = tuple[Path, Path, bool, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One call of a toolset's function. `directory` holds the toolset's version and never changes;
-    `env` has the values of the secrets it declares, `id` names the call."""
+    """One call of a toolset's function. `directory` holds the toolset's version and never changes; `env` has the
+    values of the secrets it declares, `id` names the call. A call that is not `writable` cannot change the workspace,
+    and one without `programs` can start none. `protected` are files in the workspace that it cannot change."""
 
     toolset: str
     directory: Path
@@ -28,12 +30,15 @@ class Job:
     requirements: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = no_progress
+    writable: bool = True
+    programs: bool = True
+    protected: Identities = ()
 
 
 @dataclass(frozen=True)
 class Place:
     """What a worker is started with. One that was started with something else cannot serve the call:
-    another secret, other packages, or a workspace that was made anew under the same name."""
+    another secret, other packages, or a workspace or protected file that was made anew under the same name."""
 
     toolset: str
     directory: Path
@@ -41,12 +46,16 @@ class Place:
     packages: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     inode: int = 0
+    writable: bool = True
+    programs: bool = True
+    protected: Identities = ()
 
     @classmethod
     def of(cls, job: Job, packages: Path | None) -> Place:
         inode = os.stat(job.workspace).st_ino  # noqa: PTH116 - on the way of every call
-        return cls(job.toolset, job.directory, job.workspace, packages, job.env, inode)
+        rights = job.writable, job.programs, job.protected
+        return cls(job.toolset, job.directory, job.workspace, packages, job.env, inode, *rights)
 
     @property
     def key(self) -> Key:
-        return self.directory, self.workspace
+        return self.directory, self.workspace, self.writable, self.programs

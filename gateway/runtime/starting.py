@@ -7,7 +7,7 @@ import socket
 
 import orjson
 
-from ..sandbox import Limits, Mount, Program, Sandbox
+from ..sandbox import Limits, Mount, Program, Sandbox, seccomp
 from .jobs import Place
 from .shelf import WORKER, Shelf
 from .worker_process import Worker
@@ -46,11 +46,14 @@ async def start(sandbox: Sandbox, place: Place, shelf: Shelf, limits: Limits, fr
 def _program(
     sandbox: Sandbox, place: Place, shelf: Shelf, limits: Limits, channel: int, frame_bytes: int
 ) -> tuple[Program, str]:
-    workspace = Mount(place.workspace.resolve(), WORKSPACE, writable=True)
+    protected = tuple(path for path, *_ in place.protected)
+    workspace = Mount(place.workspace.resolve(), WORKSPACE, writable=place.writable, kept=protected)
     toolset = Mount(place.directory.resolve(), TOOLSET)
     packages = [] if place.packages is None else [Mount(place.packages, PACKAGES)]
     root, home = sandbox.inside(toolset), sandbox.inside(workspace)
     setup = {"channel": channel, "limit": frame_bytes, "toolset": place.toolset, "directory": root, "workspace": home}
+    if not place.programs and seccomp.supported():
+        setup["filter"] = seccomp.build_without_programs().hex()
     path = [*(sandbox.inside(mount) for mount in packages), str(shelf.directory)]
     program = Program(
         argv=(str(shelf.interpreter), *_FLAGS, "-c", _LAUNCH, orjson.dumps(setup).decode(), *path),

@@ -93,7 +93,7 @@ class Landlock:
 
     def _weaknesses(self) -> Iterator[str]:
         yield "programs can learn that a file exists, its size and its times, though not open it"
-        yield "programs can change the hooks and settings of a git repository in an attached folder"
+        yield "programs can change protected files, such as git hooks and .vscode, in an attached folder"
         yield "chmod, chown and setting times by name do nothing inside"
         if (user := account()) is not None:
             yield f"the gateway is root: what programs make in root's folders belongs to user {user.uid}"

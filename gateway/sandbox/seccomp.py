@@ -35,6 +35,8 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64
     "connect": (42, 203),
     "creat": (85, None),
     "delete_module": (176, 106),
+    "execve": (59, 221),
+    "execveat": (322, 281),
     "fallocate": (285, 47),
     "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
@@ -45,6 +47,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64
     "fchownat": (260, 54),
     "file_setattr": (469, 469),
     "finit_module": (313, 273),
+    "fork": (57, None),
     "fremovexattr": (199, 16),
     "fsconfig": (431, 431),
     "fsetxattr": (190, 7),
@@ -144,6 +147,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64
     "utime": (132, None),
     "utimensat": (280, 88),
     "utimes": (235, None),
+    "vfork": (58, None),
     "vhangup": (153, 58),
 }
 
@@ -185,6 +189,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 _X32 = 0x40000000
 _NAMESPACES = 0x7E020000
+_CLONE_THREAD = 0x10000
 _CREATES = 0o20000100  # O_CREAT, and O_TMPFILE without its O_DIRECTORY
 _TRUNCATES = 0o1000
 _SETUID = 0o6000
@@ -205,6 +210,20 @@ def supported(machine: str | None = None) -> bool:
 def build(*, shared: bool, network: bool = False, machine: str | None = None) -> bytes:
     """The filter for a kind of machine, this one by default; KeyError for one we have no numbers of. With
     `network`, a program that has a network of its own may use it."""
+    answers = [(name, [(_RETURN, 0, 0, _refuse(error))]) for names, error in _simple(shared) for name in names]
+    answers += (_shared_checks() if shared else _own_checks()) + _checks(shared, network)
+    return _assemble(answers, machine)
+
+
+@functools.cache
+def build_without_programs(machine: str | None = None) -> bytes:
+    """A second filter, for an interpreter that has started: from then on it starts threads and no processes."""
+    refused = [(name, [_no()]) for name in ("execve", "execveat", "fork", "vfork")]
+    thread = [_argument(0), (_ANY_BIT, 1, 0, _CLONE_THREAD), _no(), _allow()]
+    return _assemble([*refused, ("clone", thread)], machine)
+
+
+def _assemble(answers: list[tuple[str, _Code]], machine: str | None) -> bytes:
     column, architecture = _MACHINES[machine or platform.machine()]
     code: _Code = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -214,17 +233,10 @@ def build(*, shared: bool, network: bool = False, machine: str | None = None) ->
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _refuse(errno.ENOSYS)),
     ]
-
-    def on(name: str, answer: _Code) -> None:
+    for name, answer in answers:
         number = _NUMBERS[name][column]
         if number is not None:
             code.extend([(_EQUAL, 0, len(answer), number), *answer])
-
-    for names, error in _simple(shared):
-        for name in names:
-            on(name, [(_RETURN, 0, 0, _refuse(error))])
-    for name, answer in (_shared_checks() if shared else _own_checks()) + _checks(shared, network):
-        on(name, answer)
     code.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 

@@ -1,26 +1,12 @@
-"""Files in a person's own folder that other programs on the machine obey: who writes them makes those programs act."""
+"""Asks before a builtin tool changes a protected file of a person's own folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from ...calls import Call
+from ...workspace.protected import PROTECTED_NAMES
 from .looking import folded, patched
-
-OBEYED = frozenset(
-    {
-        ".git",  # hooks, and settings that name programs
-        ".hg",
-        ".envrc",  # run by direnv on entering the folder
-        ".vscode",  # tasks, and paths of interpreters and linters
-        ".idea",
-        ".cursor",  # servers and hooks that clients start
-        ".claude",
-        ".mcp.json",
-        "toolgate.yaml",  # our own rules
-    }
-)
-"""Names, at any depth: of files, or of directories with all that is in them."""
 
 GUARDED: Mapping[str, Sequence[str]] = {
     "write_file": ("path",),
@@ -39,6 +25,6 @@ async def obeyed(call: Call) -> str | None:
     # A patch that cannot be read changes nothing: its tool refuses it.
     paths = [str(call.arguments.get(name)) for name in named] if named else await patched(call.arguments) or []
     for path in paths:
-        if OBEYED.intersection(folded(path).split("/")):
+        if PROTECTED_NAMES.intersection(folded(path).split("/")):
             return f"{call.target.id} touches {path[:200]!r}, and other programs on this machine obey this file"
     return None

@@ -20,4 +20,8 @@ def main(setup: str) -> None:
     channel = Channel(said["channel"], said["limit"])
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - the one file there is in every sandbox
         os.dup2(nothing.fileno(), 0)
+    if "filter" in said:
+        from .rights import install_filter  # brings ctypes, which most workers do not need
+
+        install_filter(bytes.fromhex(said["filter"]))
     Calls(channel, said["toolset"], Path(said["directory"]).resolve(), Path(said["workspace"])).serve()

@@ -18,10 +18,11 @@ from ...net.policy import Policy
 from ...sandbox import Limits, Mount, Program, Sandbox
 from ...sandbox.run import OUTPUT_LIMIT, Finished, run
 from ...workspace import Entry, Parts, Root, parse
+from ...workspace.protected import PROTECTED_PATHS
 from .live import Live
 from .machine import SEARCH_PATH, Interpreter, Machine, visible
 from .pythons import Python, Script
-from .redirects import OF_GIT, missing
+from .redirects import missing
 
 T = TypeVar("T")
 
@@ -141,11 +142,12 @@ class Bench:
         free: bool = False,
     ) -> Program:
         """A program that works on the chat's files, and sees nothing else of ours. One that is `free` does what
-        others wrote: in a person's own folder it is kept from what that person's git would run."""
+        others wrote: in a person's own folder it is kept from what other programs of that person obey."""
+        protected = PROTECTED_PATHS if free and self.attached else ()
         own = ":".join(f"{self.inside}/{folder}" for folder in _OWN_PROGRAMS)
         return Program(
             argv=argv,
-            mounts=(Mount(self.folder, WORKSPACE, writable=writable, kept=OF_GIT if free and self.attached else ()),),
+            mounts=(Mount(self.folder, WORKSPACE, writable=writable, kept=protected),),
             readable=tuple(readable),
             env={
                 "PATH": f"{own}:{SEARCH_PATH}",

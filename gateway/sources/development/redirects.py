@@ -14,16 +14,6 @@ from ...workspace import Parts
 if TYPE_CHECKING:
     from .bench import Bench
 
-OF_GIT = (
-    ".git/hooks",
-    ".git/config",
-    ".git/config.worktree",
-    ".git/commondir",  # names another directory to take hooks and settings from
-    ".git/worktrees",  # has a commondir for each
-    ".git/modules",  # whole repositories
-)
-"""What says which programs git runs, or where that is said."""
-
 _ADDED = (".git/hooks", ".git/config.worktree", ".git/commondir")
 _LINE = 4096
 

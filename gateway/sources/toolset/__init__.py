@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from ...bundles import PythonTool, ShellTool
 from ...bundles.installed import Installed, InstalledTool
 from ...bundles.library import Library
 from ...calls import Call, Outcome
-from ...errors import NotFound
+from ...errors import NotFound, ToolFailed
 from ...runtime import Job, Runtime
-from ...tools import Tool
+from ...sandbox import Mount
+from ...tools import Access, Permission, Tool
 from ...workspace import Workspaces
-from .listing import tools_of
+from ...workspace.protected import Identities, protected_identities, rename_added
+from .listing import WORKSPACE, tools_of
 from .shell import Programs
 
 
@@ -46,8 +50,37 @@ class ToolsetSource:
         toolset, item = self._find(call.target.id)
         workspace = self._workspaces.path(call.chat)
         env = {name: self._environment[name] for name in toolset.spec.secrets if name in self._environment}
+        if not self._workspaces.is_attached(call.chat):
+            return Outcome(await self._run(toolset, item, call, workspace, env, ()))
+        protected = protected_identities(workspace)
+        try:
+            value = await self._run(toolset, item, call, workspace, env, protected)
+        finally:
+            added = rename_added(workspace, protected)
+        if added:
+            raise ToolFailed(
+                f"{call.target.id} made {added[0][0]!r}, which other programs on this machine obey; it is now "
+                f"{added[0][1]!r}. To have it, use write_file or move_file, which ask",
+                code="PROTECTED_FILE",
+                renamed=dict(added),
+            )
+        return Outcome(value)
+
+    async def _run(
+        self,
+        toolset: Installed,
+        item: InstalledTool,
+        call: Call,
+        workspace: Path,
+        env: Mapping[str, str],
+        protected: Identities,
+    ) -> Any:
+        """Run the tool with no more rights than it declares, and without a way to change protected files."""
+        reads_only = call.target.permission is Permission.READ_ONLY
+        writable = call.target.access is Access.WRITE and not reads_only
         if isinstance(item.spec, ShellTool):
-            return Outcome(await self._programs.run(item.spec, call, toolset.directory, workspace, env))
+            files = Mount(workspace, WORKSPACE, writable=writable, kept=tuple(path for path, *_ in protected))
+            return await self._programs.run(item.spec, call, toolset.directory, files, env)
         assert isinstance(item.spec, PythonTool)  # noqa: S101 - no other kind is offered
         job = Job(
             toolset=toolset.id,
@@ -60,8 +93,11 @@ class ToolsetSource:
             requirements=toolset.spec.dependencies,
             env=env,
             progress=call.progress,
+            writable=writable,
+            programs=not reads_only,
+            protected=protected,
         )
-        return Outcome(await self._runtime.call(job))
+        return await self._runtime.call(job)
 
     def _find(self, tool_id: str) -> tuple[Installed, InstalledTool]:
         found = self._installed.get(tool_id)

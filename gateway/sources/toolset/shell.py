@@ -14,7 +14,7 @@ from ...errors import ToolFailed, Unavailable
 from ...sandbox import Limits, Mount, Program, Sandbox
 from ...sandbox.run import Finished, run
 from .argv import arguments_of, filled
-from .listing import HOME, WORKSPACE
+from .listing import HOME
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 _TOLD = 2000  # characters of a failed program's own words
@@ -28,12 +28,12 @@ class Programs:
         self._limits = limits
         self._timeout = timeout
 
-    async def run(self, tool: ShellTool, call: Call, home: Path, workspace: Path, env: Mapping[str, str]) -> Any:
+    async def run(self, tool: ShellTool, call: Call, home: Path, files: Mount, env: Mapping[str, str]) -> Any:
         """What the program printed: its output as JSON where the tool has an output schema, else its texts and
         exit code. A code the tool does not count as success fails with what the program said."""
         values = {**env, **call.arguments}
         sandbox = await self._sandbox()
-        files, own = Mount(workspace, WORKSPACE, writable=True), Mount(home, HOME)
+        own = Mount(home, HOME)
         argv = arguments_of(tool, values)
         program = Program(
             argv=(_program(argv[0], home, sandbox.inside(own)), *argv[1:]),

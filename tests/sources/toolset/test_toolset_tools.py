@@ -9,8 +9,11 @@ import pytest
 from shipped import seeds
 
 from gateway import Gateway
+from gateway.sandbox import choose
+from gateway.sandbox.bwrap import Bubblewrap
+from gateway.sandbox.landlock import Landlock
 
-from .writing import install, write_toolset
+from .writing import install, require_sandbox, write_toolset
 
 pytestmark = pytest.mark.anyio
 
@@ -179,3 +182,161 @@ async def test_shell_tools_get_arguments_as_data(gateway: Gateway, tmp_path: Pat
     missing = await gateway.call("sh:none", {}, chat="c")
     assert missing.error is not None
     assert missing.error.code == "PROGRAM_NOT_FOUND"
+
+
+LEVELS = dedent(
+    """
+    id: levels
+    name: Levels
+    version: 1.0.0
+    tools:
+      - {id: look, entrypoint: "code:look"}
+      - {id: peek, entrypoint: "code:peek"}
+      - {id: change, entrypoint: "code:change"}
+      - {id: touch, type: shell, command: [cp, kept.txt, "${path}"], permission: read-only, access: read}
+    """
+)
+LEVELS_CODE = dedent(
+    '''
+    import subprocess, threading
+    from covalt_toolset import get_context, tool
+
+    def attempt(what: str) -> str:
+        file = get_context().workspace / "kept.txt"
+        try:
+            if what == "read":
+                return file.read_text()
+            if what == "write":
+                file.write_text("changed")
+            elif what == "create":
+                (file.parent / "made.txt").write_text("")
+            elif what == "delete":
+                file.unlink()
+            elif what == "thread":
+                thread = threading.Thread(target=list)
+                thread.start()
+                thread.join()
+            else:
+                subprocess.run([what], check=True)
+        except OSError as error:
+            return f"refused: {error.strerror}"
+        return "done"
+
+    @tool(permission="read-only", access="read")
+    def look(what: str) -> str:
+        """Look."""
+        return attempt(what)
+
+    @tool(access="read")
+    def peek(what: str) -> str:
+        """Peek: it may start programs, and change nothing."""
+        return attempt(what)
+
+    @tool
+    def change(what: str) -> str:
+        """Change."""
+        return attempt(what)
+    '''
+)
+
+
+@pytest.mark.promise("P2")
+@pytest.mark.parametrize("backend", [Bubblewrap, Landlock])
+async def test_toolset_tool_that_declares_to_read_only_can_do_nothing_else(
+    backend: type[Bubblewrap] | type[Landlock], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await require_sandbox()
+    monkeypatch.setattr(choose, "_known", [choose.Survey(backend())])
+    settings = {"data_dir": str(tmp_path / "data"), "approval": {"mode": "never"}}
+    async with Gateway.open(settings) as gateway:
+        await install(gateway, write_toolset(tmp_path / "levels", LEVELS, code=LEVELS_CODE))
+        await gateway.call("write_file", {"path": "kept.txt", "content": "kept"}, chat="c")
+
+        async def outcome_of(tool: str, what: str) -> str:
+            outcome = await gateway.call(f"levels:{tool}", {"what": what}, chat="c")
+            assert outcome.ok, outcome.error
+            return str(outcome.value)
+
+        assert await outcome_of("look", "read") == "kept"
+        assert await outcome_of("look", "thread") == "done"
+        for tool in ("look", "peek"):
+            for what in ("write", "create", "delete"):
+                assert (await outcome_of(tool, what)).startswith("refused"), (tool, what)
+        assert await outcome_of("look", "/bin/true") == "refused: Operation not permitted"
+        assert await outcome_of("peek", "/bin/true") == "done"
+        touched = await gateway.call("levels:touch", {"path": "made.txt"}, chat="c")
+        assert touched.error is not None and touched.error.code == "EXECUTION_ERROR"
+        listed = await gateway.call("list_directory", {"path": "."}, chat="c")
+        assert [entry["name"] for entry in listed.value["entries"]] == ["kept.txt"]
+        history = await gateway.call("workspace_history", {}, chat="c")
+        assert len(history.value["versions"]) == 1, history.value
+        assert await outcome_of("change", "write") == "done"
+        assert await outcome_of("change", "/bin/true") == "done"
+        assert await outcome_of("look", "read") == "changed"
+
+
+PLANTING = dedent(
+    '''
+    from pathlib import Path
+    from covalt_toolset import get_context, tool
+
+    @tool
+    def plant(path: str) -> str:
+        """Write a file."""
+        file = get_context().workspace / path
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("planted")
+        except OSError as error:
+            return f"refused: {error.strerror}"
+        return "written"
+    '''
+)
+PLANTING_MANIFEST = dedent(
+    """
+    id: garden
+    name: Garden
+    version: 1.0.0
+    tools:
+      - {id: plant, entrypoint: "code:plant"}
+      - {id: copy, type: shell, command: [cp, "${source}", "${target}"]}
+    """
+)
+PROTECTED = {
+    ".git/hooks/pre-commit": "hook",
+    ".git/config": "[core]\n",
+    "toolgate.yaml": "{}",
+    ".vscode/tasks.json": "{}",
+}
+
+
+@pytest.mark.promise("C5")
+async def test_toolset_tools_cannot_change_or_make_protected_files_of_an_attached_folder(tmp_path: Path) -> None:
+    await require_sandbox()
+    folder = tmp_path / "project"
+    for name, content in PROTECTED.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    settings = {"data_dir": tmp_path / "data", "workspace": folder, "approval": {"mode": "never"}}
+    async with Gateway.open(settings) as gateway:
+        await install(gateway, write_toolset(tmp_path / "garden", PLANTING_MANIFEST, code=PLANTING))
+        await gateway.call("garden:plant", {"path": "free.txt"})
+        for name in PROTECTED:
+            planted = await gateway.call("garden:plant", {"path": name})
+            assert planted.value == "refused: Read-only file system", planted.error
+            copied = await gateway.call("garden:copy", {"source": "free.txt", "target": name})
+            assert copied.error is not None
+        for tool, arguments in (
+            ("garden:plant", {"path": ".envrc"}),
+            ("garden:copy", {"source": "free.txt", "target": ".mcp.json"}),
+        ):
+            made = await gateway.call(tool, arguments)
+            assert made.error is not None and made.error.code == "PROTECTED_FILE", made
+        assert (await gateway.call("garden:plant", {"path": ".git/info/exclude"})).value == "written"
+        # One that came to be since the worker was started is protected too.
+        (folder / ".envrc").write_text("mine")
+        assert (await gateway.call("garden:plant", {"path": ".envrc"})).value == "refused: Read-only file system"
+    assert {name: (folder / name).read_text() for name in PROTECTED} == PROTECTED
+    assert (folder / ".envrc").read_text() == "mine"
+    assert (folder / ".envrc.toolgate-removed-1").read_text() == "planted"
+    assert not (folder / ".mcp.json").exists()
