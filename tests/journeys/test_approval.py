@@ -334,7 +334,7 @@ async def test_a_server_asks_its_own_questions_after_the_person_agreed_and_nobod
             assert not result.is_error, result
             ours, *theirs = [question.message for question in person.questions]
             assert ours.startswith("Run lab__ask?\n\nWhy: lab:ask always asks first\n")
-            assert theirs == ["edited 0", "edited 1"]
+            assert theirs == [labs.question("lab", f"edited {number}") for number in range(2)]
             [asked] = await visit.toolgate("approval", "list", "--all")
             record = await visit.record(asked["call_id"])
             assert (record["status"], record["args"]["name"]) == ("success", "edited")

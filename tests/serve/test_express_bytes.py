@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from eventually import async_eventually
+from journeys.servers import labs
 from sources.upstream.link.scripted import Request, Scripted, modern, scripted
 
 from gateway.serve import express_http
@@ -190,7 +191,9 @@ async def test_a_servers_question_is_handed_on_as_ours(front: tuple[Bench, Upstr
     upstream.words = plain({"resultType": "input_required", "inputRequests": asking, "requestState": "s"})
     capable: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
     result = own(await spoken(desk, **capable))
-    assert (result["resultType"], result["inputRequests"]) == ("input_required", asking)
+    named = {**form, "message": labs.question("up", "what?"), "_meta": {"dev.toolgate/server": "up"}}
+    asked = {"q": {"method": "elicitation/create", "params": named}}
+    assert (result["resultType"], result["inputRequests"]) == ("input_required", asked)
     upstream.words = ODD
     again = call("up__speak", meta=capable)
     again["params"] |= {"inputResponses": {"q": {"action": "decline"}}, "requestState": result["requestState"]}

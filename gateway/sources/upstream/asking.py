@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from ...calls import Ask, no_progress
-from ...errors import Timeout, ToolFailed, Unavailable, UpstreamFault
+from ...errors import Timeout, ToolFailed, Unavailable
+from .labels import label_fault, label_question
 from .lane import Lane, Taken
 from .link import Link, McpFault
 from .logs import heard, tune
@@ -18,6 +19,7 @@ from .questions import askable, asked_in, put, shown
 from .requests import Request
 from .server import Upstream
 
+INVALID_PARAMS = -32602
 ROUNDS = 16
 """How often a server may ask before it answers."""
 
@@ -47,7 +49,7 @@ class Asking:
                 return await self._parking.run(request, partial(_relay, upstream))
             return await _relay(upstream, peer.ask, request)
         except McpFault as fault:
-            raise UpstreamFault(fault.message, fault=fault.code, data=fault.data) from None
+            raise label_fault(request.server, fault) from None
         except Timeout:
             raise
         except Unavailable as error:
@@ -76,7 +78,10 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Resul
             try:
                 # Over a wire that does not say which call a question belongs to, one call at a time may be asked.
                 async with lane.turn() if upstream.asks else nullcontext():
-                    return await _send(link, request, asker)
+                    answer = await _send(link, request, asker)
+                if answer.get("resultType") == "input_required":
+                    raise ToolFailed(f"{request.about}: {link.era} has no input_required", code="UPSTREAM_ERROR")
+                return answer
             except Taken:
                 continue
             finally:
@@ -84,27 +89,30 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Resul
 
 
 def _asker(upstream: Upstream, lane: Lane, link: Link, ask: Ask) -> Ask:
-    """`ask`, letting others know that the lane waits for an answer."""
+    """`ask`, naming the server, and letting others know that the lane waits for an answer."""
 
     async def asked(method: str, params: Mapping[str, Any]) -> Result:
         upstream.asks = upstream.asks or link.asks_mid_call
+        try:
+            labelled = label_question(upstream.spec.name, method, params)
+        except ToolFailed as refusal:
+            raise McpFault(INVALID_PARAMS, refusal.message) from None
         with lane.asked() if upstream.asks else nullcontext():
-            return await ask(method, params)
+            return await ask(method, labelled)
 
     return asked
 
 
 async def _rounds(link: Link, request: Request, answer: Result) -> Result:
-    """What comes of a server that asks by answering, as it did: a client of its kind is handed the questions, any other
+    """What comes of a server that asks by answering: a client of its kind is handed the questions, any other
     is asked here, round by round."""
     peer = request.peer
     for _ in range(ROUNDS):
-        asked = asked_in(answer, peer, request.about)
+        asked = asked_in(answer, request)
         if peer.modern:
-            return answer
-        answers: dict[str, Any] = {
-            "inputResponses": {key: await put(peer, peer.ask, *each) for key, each in asked.items()}
-        }
+            return {**answer, "inputRequests": asked} if "inputRequests" in answer else answer
+        given = {key: await put(peer, peer.ask, each["method"], each["params"]) for key, each in asked.items()}
+        answers: dict[str, Any] = {"inputResponses": given}
         if "requestState" in answer:
             answers["requestState"] = answer["requestState"]
         answer = await _send(link, request, None, answers)
@@ -149,7 +157,7 @@ def _sending(
         {**request.params, **answers} if answers else request.params,
         ask=ask,
         progress=call.progress if heeded else None,
-        log=heard(peer) if peer.log is not None else None,
+        log=heard(peer, request.server) if peer.log is not None else None,
         meta={**meta, **told} if told else meta,
         capabilities=shown(peer) if link.modern else None,
         reply_to=peer.reply_to,

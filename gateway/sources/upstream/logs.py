@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from ...calls import Log, Peer
 from ...errors import GatewayError
+from .labels import label_logger
 from .link import Link, McpFault
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
@@ -34,8 +35,8 @@ async def tune(link: Link, level: str) -> dict[str, str]:
     return {}
 
 
-def heard(peer: Peer) -> Log | None:
-    """Hands on what the client wants to hear; None when it wants nothing."""
+def heard(peer: Peer, server: str) -> Log | None:
+    """Hands on what the client wants to hear, under the server's name; None when it wants nothing."""
     tell = peer.log
     if tell is None or peer.level is None:
         return None
@@ -43,7 +44,7 @@ def heard(peer: Peer) -> Log | None:
 
     async def told(said: Mapping[str, Any]) -> None:
         if _rank(said.get("level")) >= least:
-            await tell(said)
+            await tell({**said, "logger": label_logger(server, said.get("logger"))})
 
     return told
 

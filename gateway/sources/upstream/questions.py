@@ -9,7 +9,9 @@ from mcp.shared.exceptions import MCPError
 
 from ...calls import Ask, Peer
 from ...errors import ToolFailed
+from .labels import STATE_PREFIX, label_question, refuse_question
 from .link import McpFault
+from .requests import Request
 
 CAPABILITIES = {
     "elicitation/create": "elicitation",
@@ -19,9 +21,6 @@ CAPABILITIES = {
 """By what a server may ask: what a client says that can be asked it."""
 
 METHOD_NOT_FOUND = -32601
-
-Question = tuple[str, Mapping[str, Any]]
-"""A method and its params."""
 
 
 def askable(peer: Peer) -> dict[str, Any]:
@@ -59,14 +58,16 @@ async def put(peer: Peer, ask: Ask | None, method: str, params: Mapping[str, Any
         raise McpFault(error.code, error.message, error.data) from None
 
 
-def asked_in(result: Mapping[str, Any], peer: Peer, about: str) -> dict[str, Question]:
-    """What an `input_required` result asks, by the server's own keys; refused when the client did not say that it
-    can be asked that."""
-    found: dict[str, Question] = {}
+def asked_in(result: Mapping[str, Any], request: Request) -> dict[str, dict[str, Any]]:
+    """What an `input_required` result asks, labelled, by the server's own keys; refused when the client did not say
+    that it can be asked that, and when it passes for the gateway's own."""
+    found: dict[str, dict[str, Any]] = {}
+    if str(result.get("requestState", "")).startswith(STATE_PREFIX):
+        raise refuse_question(request.server, "its requestState looks like one of Toolgate's own")
     asked = result.get("inputRequests")
     for key, each in asked.items() if isinstance(asked, dict) else ():
         method, params = (each.get("method"), each.get("params") or {}) if isinstance(each, dict) else (None, {})
-        if not isinstance(params, dict) or not able(peer, str(method), params):
-            raise ToolFailed(f"{about} asks for {method}, which this caller cannot answer", code="CANNOT_ASK")
-        found[key] = (str(method), params)
+        if not isinstance(params, dict) or not able(request.peer, str(method), params):
+            raise ToolFailed(f"{request.about} asks for {method}, which this caller cannot answer", code="CANNOT_ASK")
+        found[key] = {**each, "params": label_question(request.server, str(method), params)}
     return found

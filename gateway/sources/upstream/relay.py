@@ -9,8 +9,9 @@ from typing import Any
 
 from ... import names
 from ...calls import Call, Caller, Peer
-from ...errors import GatewayError, NotFound, UpstreamFault
+from ...errors import GatewayError, NotFound
 from .addresses import inner, outer, outer_blocks, prefix_of
+from .labels import label_fault
 from .link import McpFault
 from .requests import Request
 from .server import Upstream
@@ -99,7 +100,7 @@ class Relay:
         try:
             return await upstream.subscriptions.follow(own, told)
         except McpFault as fault:
-            raise UpstreamFault(fault.message, fault=fault.code, data=fault.data) from None
+            raise label_fault(upstream.spec.name, fault) from None
 
     async def complete(self, params: Mapping[str, Any], caller: Caller, chat: str, peer: Peer) -> dict[str, Any] | None:
         """A server's completion of an argument of its prompt or template; None when the reference is nobody's."""
@@ -127,8 +128,9 @@ class Relay:
         """What the server answers, or asks; its own errors as it gave them."""
         source = self._source()
         assert source is not None  # noqa: S101 - the server was found there
-        about = f"{upstream.spec.name}:{about[:200]}"
-        return await source.asking.answer(upstream, Request(method, params, call, about, READ_SECONDS))
+        server = upstream.spec.name
+        request = Request(method, params, call, f"{server}:{about[:200]}", server, READ_SECONDS)
+        return await source.asking.answer(upstream, request)
 
     def _upstreams(self) -> Mapping[str, Upstream]:
         source = self._source()

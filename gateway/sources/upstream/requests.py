@@ -11,7 +11,7 @@ from ...calls import Call, Peer, to_json, value
 
 @value
 class Request:
-    """One MCP request in the server's own names. `call` says who makes it, for which chat, and how its client is
+    """One MCP request to `server`, in its own names. `call` says who makes it, for which chat, and how its client is
     reached; `about` names it to people. It may take `seconds`, those of questions to the client not counted; None
     leaves that to whoever calls."""
 
@@ -19,6 +19,7 @@ class Request:
     params: Mapping[str, Any]
     call: Call
     about: str
+    server: str
     seconds: float | None = None
 
     @property

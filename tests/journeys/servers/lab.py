@@ -52,7 +52,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "roots/list": {},
 }
 tools = ["plain", "refused", "fault", "count", "chatter", "nap", "ask", "echo", "grow", "touch", "large", "crash"]
-tools.append("hologram")
+tools += ["hologram", "recite"]
 prompts = ["plain", "ask"]
 resources = ["plain", "ask"]
 subscribed: dict[str, int] = {}
@@ -94,6 +94,13 @@ class Asked(Exception):
 
     def __init__(self, result: dict[str, Any]) -> None:
         self.result = result
+
+
+class Recited(Exception):
+    """A `result` or an `error` in place of the answer."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        self.said = said
 
 
 class Request:
@@ -155,6 +162,8 @@ async def call(request: Request) -> dict[str, Any]:
             return REFUSED
         case "hologram":
             return {"content": [{"type": "hologram", "beams": 3}]}
+        case "recite":  # says what it is told to, whatever that is
+            raise Recited(arguments)
         case "fault":
             raise LookupError
         case "echo":
@@ -327,6 +336,8 @@ async def respond(request: Request) -> None:
         said: dict[str, Any] = {"result": shape}
     except Asked as asked:
         said = {"result": asked.result}
+    except Recited as recited:
+        said = recited.said
     except LookupError as error:
         said = {
             "error": {"code": -32077, "message": "the lab is closed", "data": {"until": [9, None], "e": str(error)}}

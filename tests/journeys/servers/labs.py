@@ -67,6 +67,11 @@ class Restarted:
         self._process = subprocess.Popen(self._argv, stdout=subprocess.PIPE, env=self._env)
 
 
+def question(server: str, text: str) -> str:
+    """A question of a server, as a client shows it to a person."""
+    return f"The MCP server {server!r} asks:\n\n> {text}"
+
+
 def notes(file: Path) -> list[str]:
     """What a lab noted so far."""
     return file.read_text().splitlines() if file.exists() else []

@@ -51,7 +51,7 @@ def call(arguments: Mapping[str, Any] = ASKING, answers: Mapping[str, Any] | Non
 
 
 def request(answers: Mapping[str, Any] | None = None, method: str = "tools/call", **more: Any) -> Request:
-    return Request(method, {"name": "ask", "arguments": ASKING}, call(ASKING, answers, **more), "lab:ask")
+    return Request(method, {"name": "ask", "arguments": ASKING}, call(ASKING, answers, **more), "lab:ask", "lab")
 
 
 def answering(outcome: Outcome, answer: str = "me") -> dict[str, Any]:
@@ -76,7 +76,8 @@ async def test_a_call_is_resumed_round_by_round(tmp_path: Path) -> None:
         second = await gateway.executor.call_tool(call(arguments, answering(first, "one")))
         assert second.wire is not None
         assert second.wire["resultType"] == "input_required"
-        assert [each["params"]["message"] for each in second.wire["inputRequests"].values()] == ["who 1"]
+        [question] = second.wire["inputRequests"].values()
+        assert question["params"]["message"] == labs.question("lab", "who 1")
         last = await gateway.executor.call_tool(call(arguments, answering(second, "two")))
         assert answers(last) == ["one", "two"]
 
@@ -134,7 +135,7 @@ async def test_while_one_is_asked_the_next_call_waits_for_nobody(tmp_path: Path,
         for name, other in zip(("ann", "bob"), others, strict=True):
             assert other.wire is not None
             [question] = other.wire["inputRequests"].values()
-            assert question["params"]["message"] == f"{name} 0"
+            assert question["params"]["message"] == labs.question("lab", f"{name} 0")
             done = await gateway.executor.call_tool(call({**ASKING, "name": name}, answering(other, name), chat=name))
             assert answers(done) == [name]
         assert answers(await gateway.executor.call_tool(call(answers=answering(asked)))) == ["me"]

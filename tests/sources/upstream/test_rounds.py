@@ -33,7 +33,7 @@ async def test_a_client_of_either_era_is_asked_as_often_as_a_server_may(tmp_path
     async with Gateway.open(chosen) as gateway:
         peer = Peer(capabilities=ABLE, ask=ask)
         outcome = await gateway.executor.call_tool(Call(name="lab__ask", arguments=arguments, peer=peer))
-        assert asked == [f"who {number}" for number in range(min(rounds, ROUNDS))]
+        assert asked == [labs.question("lab", f"who {number}") for number in range(min(rounds, ROUNDS))]
         if rounds > ROUNDS:
             assert outcome.error is not None
             assert (outcome.error.code, "asked more than 16 times" in outcome.error.message) == ("UPSTREAM_ERROR", True)
@@ -48,7 +48,7 @@ async def test_a_client_of_either_era_is_asked_as_often_as_a_server_may(tmp_path
             outcome = await gateway.executor.call_tool(Call(name="lab__ask", arguments=arguments, peer=peer))
             assert outcome.wire is not None, outcome.error
             questions = outcome.wire["inputRequests"]
-            assert [each["params"]["message"] for each in questions.values()] == [f"who {number}"]
+            assert [each["params"]["message"] for each in questions.values()] == [labs.question("lab", f"who {number}")]
             given = {"action": "accept", "content": {"answer": str(number)}}
             answers = {
                 "requestState": outcome.wire["requestState"],

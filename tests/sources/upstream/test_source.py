@@ -37,7 +37,7 @@ def lab(era: str, directory: Path, **more: Any) -> dict[str, Any]:
 
 def saying(answer: str) -> Ask:
     async def ask(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {"action": "accept", "content": {"answer": f"{answer} to {params['message']}"}}
+        return {"action": "accept", "content": {"answer": f"{answer} to {params['message'].partition('> ')[2]}"}}
 
     return ask
 

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from .finding import HIGH, LOW, MEDIUM, UNSEEN, Remark, Severity, excerpt
+from .finding import HIGH, LOW, MEDIUM, UNSEEN, Remark, Severity, excerpt, visible
 
 _MANY = 4  # zero-width characters in one text: fewer may have been pasted along
 _STYLED_LIMIT = 6
@@ -95,6 +95,20 @@ def fold(text: str) -> str:
     else:
         text = UNSEEN.sub("", text)
     return " ".join(text.split())
+
+
+def skeleton(text: str) -> str:
+    """The folded text in small Latin letters without accents, wherever another letter looks like one."""
+    parts = unicodedata.normalize("NFKD", fold(text).translate(_ALIKE))
+    return "".join(each for each in parts if not unicodedata.combining(each)).casefold()
+
+
+def spell_out(text: str) -> str:
+    """The text with every character spelled out that hides or moves others, except where its script needs it."""
+    turned = _RIGHT_TO_LEFT.search(text) is not None
+    return UNSEEN.sub(
+        lambda found: visible(found[0]) if _judged(text, found.start(), found[0], turned)[1] else found[0], text
+    )
 
 
 def _latin(match: re.Match[str]) -> str:
