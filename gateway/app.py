@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from .extensions.approval import Approval, Approver, ConsentNeeded
 from .extensions.approval.asking import Asking
 from .extensions.approval.desk import CALLBACK, TERMINAL, Desk
 from .extensions.approval.preview import FilePreview
+from .extensions.approval.rules import unknown_tools
 from .extensions.audit import Audit
 from .extensions.large_results import LargeResults
 from .extensions.loading import load_extension
@@ -98,6 +99,7 @@ class Gateway:
         self._listed: tuple[int, ...] = ()
         self._refreshing = asyncio.Lock()
         self._soon: asyncio.Task[None] | None = None
+        self._installing: asyncio.Task[Any] | None = None
         self._stale = False
         self._listeners: list[Callable[[], None]] = []
         self._categories = settings.effective_categories()
@@ -136,13 +138,14 @@ class Gateway:
             stack.push_async_callback(gateway.drain)
             if chosen.toolsets:
                 installing = asyncio.get_running_loop().create_task(gateway.workshop.keep_installed())
+                gateway._installing = installing
                 stack.push_async_callback(_cancelled, installing)
                 # Packages to be fetched first may take minutes: a client that waits for us is answered before.
                 await asyncio.wait([installing], timeout=START_PATIENCE if follow else None)
             if await gateway._has_upstreams():
                 await gateway.switchboard.sync()
                 await gateway.switchboard.look(START_PATIENCE if follow else LOOK_PATIENCE)
-            await gateway.refresh(strict=True)
+            await gateway.refresh()
             if follow:
                 stack.push_async_callback(_cancelled, asyncio.get_running_loop().create_task(gateway._follow()))
             yield gateway
@@ -217,9 +220,8 @@ class Gateway:
         via = TERMINAL if call.caller.surface == "cli" else CALLBACK
         return await Asking(self.executor.call_tool, self.desk).go_on(call, outcome, approver, via)
 
-    async def refresh(self, *, strict: bool = False) -> Catalog:
-        """Ask the sources again and offer what they list now. `strict` refuses a catalog with a tool
-        above its category's level; otherwise that tool alone is left out."""
+    async def refresh(self) -> Catalog:
+        """Ask the sources again and offer what they list now. What an operator should correct is logged."""
         async with self._refreshing:
             listed = await self._revisions()
             if listed[0]:
@@ -227,7 +229,8 @@ class Gateway:
             profile = self.settings.effective_profile()
             draft = Draft(Policy(self._categories, profile.permission, self.settings.limits.tools))
             for source in self._sources:
-                await self._consider(draft, source, strict)
+                await self._consider(draft, source)
+            draft.problems += unknown_tools(self.settings.approval, draft.known, await self._unlisted(draft.known))
             catalog = draft.finish(await self._names.assign(draft.wishes))
             for problem in catalog.problems:
                 log.warning("%s", problem)
@@ -235,15 +238,21 @@ class Gateway:
             self._listed = listed
             return catalog
 
-    async def _consider(self, draft: Draft, source: Source, strict: bool) -> None:
-        known = len(draft.problems)
+    async def _consider(self, draft: Draft, source: Source) -> None:
         for tool in await source.list_tools():
             if source.name in (TOOLSETS, UPSTREAMS):
                 self._categories.setdefault(tool.category, self.settings.category(tool.category))
             draft.consider(source, tool)
-        for problem in draft.problems[known:]:  # a toolset or an upstream is a stranger, and stops nobody's start
-            if strict and problem.code == "CATEGORY_TOO_LOW" and source.name not in (TOOLSETS, UPSTREAMS):
-                raise problem
+
+    async def _unlisted(self, known: Collection[str]) -> Collection[str] | None:
+        """Servers whose tools are not known yet; None while toolsets, of unknown names, are being installed."""
+        if self._installing is not None and not self._installing.done():
+            return None
+        _, added = await self._upstreams.load()
+        named = {*self.settings.upstreams, *(row.name for row in added)}
+        if "switchboard" in self.__dict__:
+            named.update(self.switchboard.upstreams)
+        return named - {tool_id.partition(":")[0] for tool_id in known}
 
     async def ready(self) -> None:
         """Refuses while the store does not answer or the gateway is stopping."""

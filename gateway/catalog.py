@@ -104,10 +104,12 @@ class Draft:
     policy: Policy
     offered: dict[str, tuple[Source, Tool]] = field(default_factory=dict)
     withheld: dict[str, GatewayError] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
     problems: list[GatewayError] = field(default_factory=list)
 
     def consider(self, source: Source, tool: Tool) -> None:
-        """Take the tool in, or leave it out with the reason: one bad tool spoils no other."""
+        """Take the tool in, or leave it out with the reason: one bad tool spoils no other. Its id is `known`."""
+        self.known.add(tool.id)
         try:
             self._admit(tool)
             tool.compile()
@@ -133,17 +135,17 @@ class Draft:
         if category is None:
             hint = names.did_you_mean(tool.category, self.policy.categories)
             raise Invalid(f"{tool.id}: there is no category {tool.category!r}{hint}", code="UNKNOWN_CATEGORY")
-        if not category.permission.allows(tool.permission):
-            raise Invalid(
-                f"{tool.id} needs {tool.permission.value}, but its category {category.name!r} allows only "
-                f"{category.permission.value}; raise categories.{category.name}.permission or move the tool",
-                code="CATEGORY_TOO_LOW",
-            )
         if not category.enabled:
             raise Forbidden(
                 f"{tool.id} is in category {category.name!r}, which is off; turn it on with "
                 f"--enable-tool-categories {category.name}, or categories.{category.name}.enabled in the settings",
                 code="TOOL_DISABLED",
+            )
+        if not category.permission.allows(tool.permission):
+            raise Invalid(
+                f"{tool.id} needs {tool.permission.value}, but its category {category.name!r} allows only "
+                f"{category.permission.value}; raise categories.{category.name}.permission or move the tool",
+                code="CATEGORY_TOO_LOW",
             )
         if not self.policy.permission.allows(tool.permission):
             raise Forbidden(

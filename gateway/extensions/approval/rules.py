@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from ...calls import to_json
-from ...config.approval import ApprovalCondition, ApprovalRule
+from ...config.approval import ApprovalCondition, ApprovalRule, ApprovalSettings
+from ...errors import Invalid
+from ...names import SEPARATOR, did_you_mean
 from ...tools import Tool
 from .looking import Look, TooMuch
 from .patterns import UNTOLD, CommandPatterns, HostPatterns, PathPatterns
@@ -67,6 +70,30 @@ def rules_for(tool: Tool, rules: Sequence[Rule]) -> tuple[Rule, ...]:
             if rule.said.when == ApprovalCondition():
                 break
     return tuple(found)
+
+
+def unknown_tools(
+    settings: ApprovalSettings, known: Collection[str], unlisted: Collection[str] | None
+) -> Iterator[Invalid]:
+    """Report each pattern of tools that fits none of the `known` ids. A pattern that may fit a tool of one of the
+    `unlisted` servers or toolsets, whose tools are not known yet, is not reported; None stands for any of them."""
+    places = [(f"rule {number} of approval.rules", rule.tool) for number, rule in enumerate(settings.rules, 1)]
+    for place, patterns in [*places, ("approval.out_of_band", settings.out_of_band)]:
+        for pattern in patterns:
+            if not any(fits(tool_id, [pattern]) for tool_id in known) and not _may_fit(pattern, unlisted):
+                hint = did_you_mean(pattern, known)
+                yield Invalid(f"{place}: no tool has the id {pattern!r}{hint}", code="NO_SUCH_TOOL")
+
+
+def _may_fit(pattern: str, owners: Collection[str] | None) -> bool:
+    head = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    is_open = head != pattern
+    if owners is None:
+        return is_open or ":" in pattern or SEPARATOR in pattern
+    return any(
+        head.startswith((f"{owner}:", f"{owner}{SEPARATOR}")) or (is_open and f"{owner}:".startswith(head))
+        for owner in owners
+    )
 
 
 def fits(text: str, patterns: Sequence[str]) -> bool:

@@ -1,0 +1,114 @@
+"""Problems of the settings: reported at start and by the doctor, and they stop nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+from journeys.servers import labs
+from mcp import Client
+
+from gateway import Gateway
+from gateway.cli import main
+from gateway.config.approval import ApprovalSettings
+from gateway.extensions.approval.rules import unknown_tools
+from gateway.serve.mcp import McpFace
+
+ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
+LOWERED = {"editing": {"permission": "read-only"}}
+EDITING = {
+    "write_file",
+    "edit_file",
+    "apply_patch",
+    "move_file",
+    "delete_file",
+    "workspace_restore",
+    "workspace_branch",
+}
+
+
+@ERAS
+@pytest.mark.anyio
+@pytest.mark.promise("P2")
+async def test_a_lowered_category_withholds_its_tools_above_the_level(
+    tmp_path: Path, era: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with (
+            Gateway.open({"data_dir": str(tmp_path), "categories": LOWERED}) as gateway,
+            Client(McpFace(gateway.executor, gateway.versions, "c").server, mode=era, cache=None) as client,
+        ):
+            names = {tool.name for tool in (await client.list_tools()).tools}
+            refused = await client.call_tool("write_file", {"path": "a", "content": "x"})
+    assert "read_file" in names and not names & EDITING
+    assert refused.is_error and isinstance(refused.content[0], types.TextContent)
+    assert refused.content[0].text.startswith("CATEGORY_TOO_LOW: write_file needs read-write, but its category")
+    reported = [line for line in caplog.messages if line.startswith("CATEGORY_TOO_LOW")]
+    assert len(reported) == len(EDITING) and all("\n" not in line for line in reported)
+
+
+@pytest.mark.anyio
+async def test_a_category_that_is_off_reports_no_level(tmp_path: Path) -> None:
+    off = {"editing": {"permission": "read-only", "enabled": False}}
+    async with Gateway.open({"data_dir": str(tmp_path), "categories": off}) as gateway:
+        assert gateway.catalog.problems == ()
+        assert gateway.catalog.refusal("write_file").code == "TOOL_DISABLED"
+
+
+def test_the_doctor_reports_lowered_categories_and_rules_without_a_tool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "toolgate.yaml"
+    rules = [{"tool": ["wriet_file", "read_file"]}, {"tool": "wirte_f*", "then": "deny"}]
+    approval = {"rules": rules, "out_of_band": "run_comand"}
+    settings.write_text(json.dumps({"data_dir": str(tmp_path / "data"), "categories": LOWERED, "approval": approval}))
+    with pytest.raises(SystemExit):
+        main(["doctor", "--json", "--config", str(settings)])
+    findings = json.loads(capsys.readouterr().out)
+    notes = [each["message"] for each in findings if (each["subject"], each["state"]) == ("tools", "note")]
+    assert sum(note.startswith("CATEGORY_TOO_LOW: ") for note in notes) == len(EDITING)
+    assert [note for note in notes if note.startswith("NO_SUCH_TOOL")] == [
+        "NO_SUCH_TOOL: rule 1 of approval.rules: no tool has the id 'wriet_file'; did you mean 'write_file'?",
+        "NO_SUCH_TOOL: rule 2 of approval.rules: no tool has the id 'wirte_f*'; did you mean 'write_file'?",
+        "NO_SUCH_TOOL: approval.out_of_band: no tool has the id 'run_comand'; did you mean 'run_command'?",
+    ]
+    assert not [each for each in findings if each["subject"] == "gateway"]
+
+
+@pytest.mark.anyio
+async def test_a_rule_without_a_tool_is_logged_at_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    approval = {"rules": [{"tool": "wriet_file"}, {"tool": ["run_command", "web_*", "*", "workspace_diff"]}]}
+    with caplog.at_level(logging.WARNING):
+        async with Gateway.open({"data_dir": str(tmp_path), "approval": approval}):
+            pass
+    assert [line for line in caplog.messages if "no tool has the id" in line] == [
+        "NO_SUCH_TOOL: rule 1 of approval.rules: no tool has the id 'wriet_file'; did you mean 'write_file'?"
+    ]
+
+
+@pytest.mark.anyio
+async def test_rules_about_a_server_are_reported_only_once_its_tools_are_known(tmp_path: Path) -> None:
+    absent = {"command": sys.executable, "args": ["-c", "raise SystemExit(1)"]}
+    settings = {
+        "data_dir": str(tmp_path),
+        "approval": {"rules": [{"tool": ["lab:ehco", "away:push", "away__push", "off:push", "of*", "nobody:push"]}]},
+        "mcpServers": {"lab": labs.on_stdio(), "away": absent, "off": {**absent, "enabled": False}},
+    }
+    async with Gateway.open(settings) as gateway:
+        found = [problem.message for problem in gateway.catalog.problems if problem.code == "NO_SUCH_TOOL"]
+    assert found == [
+        "rule 1 of approval.rules: no tool has the id 'lab:ehco'; did you mean 'lab:echo'?",
+        "rule 1 of approval.rules: no tool has the id 'nobody:push'",
+    ]
+
+
+def test_rules_about_toolsets_are_not_reported_while_any_is_being_installed() -> None:
+    settings = ApprovalSettings.model_validate({"rules": [{"tool": ["later:say", "la*", "wriet_file"]}]})
+    assert len(list(unknown_tools(settings, {"write_file"}, ()))) == 3
+    [problem] = unknown_tools(settings, {"write_file"}, None)
+    assert "'wriet_file'" in problem.message
