@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -49,7 +49,7 @@ from .sources import Source
 from .sources.builtin import BuiltinSource
 from .sources.development import DevelopmentSource
 from .sources.web import web_sources
-from .tools import Permission
+from .tools import Permission, Tool
 from .workspace import Workspaces
 from .workspace.attaching import attached, default_chat
 from .workspace.versions import Versions
@@ -106,7 +106,8 @@ class Gateway:
         self.versions = Versions(Manifests(db), self._chats, self._workspaces)
         web = web_sources(settings.web, self._workspaces, self.versions)
         self.development = DevelopmentSource(self._workspaces, settings)
-        self._sources = [BuiltinSource(self._workspaces, self.versions), *web, self.development, *sources]
+        files = BuiltinSource(self._workspaces, self.versions, hides=lambda tool: self.executor.hides(tool))
+        self._sources = [files, *web, self.development, *sources]
         self.executor = Executor(self._extensions())
 
     @classmethod
@@ -180,7 +181,7 @@ class Gateway:
         # Imported by whoever serves it: a command that only lists tools has no use for it.
         from .sources.upstream.relay import Relay
 
-        return Relay(lambda: self.switchboard.source if "switchboard" in self.__dict__ else None)
+        return Relay(lambda: self.switchboard.source if "switchboard" in self.__dict__ else None, self._request)
 
     def watch_upstreams(self, listener: Callable[[], None]) -> None:
         """Tell `listener` whenever upstreams may offer other prompts or resources."""
@@ -220,6 +221,10 @@ class Gateway:
         via = TERMINAL if call.caller.surface == "cli" else CALLBACK
         return await Asking(self.executor.call_tool, self.desk).go_on(call, outcome, approver, via)
 
+    async def _request(self, call: Call, tool: Tool, work: Callable[[], Awaitable[Any]]) -> Any:
+        self._categories.setdefault(tool.category, self.settings.category(tool.category))
+        return await self.executor.request(call, tool, work)
+
     async def refresh(self) -> Catalog:
         """Ask the sources again and offer what they list now. What an operator should correct is logged."""
         async with self._refreshing:
@@ -249,9 +254,8 @@ class Gateway:
         if self._installing is not None and not self._installing.done():
             return None
         _, added = await self._upstreams.load()
-        named = {*self.settings.upstreams, *(row.name for row in added)}
-        if "switchboard" in self.__dict__:
-            named.update(self.switchboard.upstreams)
+        connected = self.switchboard.upstreams if "switchboard" in self.__dict__ else ()
+        named = {*self.settings.upstreams, *connected, *(row.name for row in added)}
         return named - {tool_id.partition(":")[0] for tool_id in known}
 
     async def ready(self) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import anyio
 
 from .calls import Call, Outcome, Proceed
 from .catalog import Catalog
 from .extensions import Extension, concerning, stack
-from .tools import Tool
+from .tools import Hides, Tool, hide_nothing
 
 Listener = Callable[[Catalog], None]
+Result = TypeVar("Result")
 
 
 class Executor:
@@ -52,6 +54,30 @@ class Executor:
             self._active -= 1
             if not self._active and self._idle:
                 self._idle.set()
+
+    async def request(self, call: Call, tool: Tool, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Do `work` that no tool does, such as reading a resource, behind the same extensions. `tool` stands for it in
+        rules, permissions, limits and the record. Returns what `work` does, which is JSON; raises what refuses it."""
+
+        async def run(_: Call) -> Outcome:
+            return Outcome(value=await work())
+
+        self._active += 1
+        try:
+            outcome = await stack(concerning(self._extensions, tool), run)(call.but(tool=tool))
+        finally:
+            self._active -= 1
+            if not self._active and self._idle:
+                self._idle.set()
+        if outcome.error is not None:
+            raise outcome.error
+        result: Result = outcome.value
+        return result
+
+    def hides(self, tool: Tool) -> Hides:
+        """Whether a file is left out of the results of a tool, by what any extension says."""
+        found = [hides for extension in self._extensions if (hides := extension.hides(tool)) is not None]
+        return (lambda path: any(hides(path) for hides in found)) if found else hide_nothing
 
     def swap(self, catalog: Catalog) -> None:
         """Offer another catalog from the next call on; calls under way keep the tool they have."""

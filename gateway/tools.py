@@ -17,6 +17,9 @@ from .names import did_you_mean
 if TYPE_CHECKING:
     from .calls import Call
 
+Hides = Callable[[str], bool]
+"""True if the path of a file is to be left out of what a tool returns."""
+
 ConfirmationRule = Callable[["Call"], Awaitable[str | None]]
 """Decides per call whether a person must agree first: the reason, or None to go on."""
 
@@ -71,6 +74,8 @@ class Tool:
     `open_world` are hints for clients; what a tool may do is its `permission`. `home` is the
     directory of the toolset that owns it, where its artifacts are. `withheld` says why a tool that
     is known cannot be called now. `wire` is an upstream's own definition of it, all but its name.
+    `is_tool` is False for what stands for a resource or a prompt: rules, permissions, limits and the
+    record take it for a tool, but it is not listed, and nobody can be asked about it.
     """
 
     id: str
@@ -96,6 +101,7 @@ class Tool:
     withheld: str | None = None
     wire: Mapping[str, Any] | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    is_tool: bool = True
 
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments the schema does not take, naming the first thing to mend."""
@@ -120,6 +126,30 @@ class Tool:
     @cached_property
     def _output(self) -> jsonschema_rs.Validator | None:
         return None if self.output_schema is None else _validator(self.id, "output", self.output_schema)
+
+
+READ_RESOURCE = Tool(
+    "read_file",
+    "Read a file of a chat as a resource",
+    category="filesystem",
+    permission=Permission.READ_ONLY,
+    is_tool=False,
+)
+LIST_RESOURCES = Tool(
+    "list_directory",
+    "List the files of a chat, or of a version of it, as resources",
+    category="filesystem",
+    permission=Permission.READ_ONLY,
+    is_tool=False,
+)
+
+
+REQUESTS = ("resources/read", "resources/subscribe", "prompts/get", "completion/complete")
+"""What may be asked of an upstream besides its tools; in rules and limits it has the id `server:method`."""
+
+
+def hide_nothing(_: str) -> bool:
+    return False
 
 
 def _validator(tool_id: str, which: str, schema: Mapping[str, Any]) -> jsonschema_rs.Validator:

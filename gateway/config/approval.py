@@ -22,10 +22,11 @@ class ApprovalCondition(Section):
 
     `path`, `host` and `command` look into every text among the arguments, however deep: at a path and its endings
     (`*.env`), at the hosts of addresses, at each command of a line. A `path` speaks of what a call names, and of the
-    directories it names itself (`secrets/*` of `secrets`), not of what a search or a listing comes upon. A
-    `command` reminds and does not confine: a shell has more ways to say a thing than patterns can foresee.
-    `arguments` names arguments (`{branch: main, "options.force": "true"}`). `overwrites` asks whether a file of
-    the chat is there already under one of the paths. What there is too much of to look at fits.
+    directories it names itself (`secrets/*` of `secrets`); what it denies to `read_file` is left out of searches and
+    diffs, and cannot be read as a resource. A `command` reminds and does not confine: a shell has more ways to say a
+    thing than patterns can foresee. `arguments` names arguments (`{branch: main, "options.force": "true"}`).
+    `overwrites` asks whether a file of the chat is there already under one of the paths. What there is too much of to
+    look at fits.
     """
 
     path: Patterns = []

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from ..calls import Call, Outcome, Proceed
 from ..errors import GatewayError
-from ..tools import Tool
+from ..tools import Hides, Tool
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,10 @@ class Extension:
         """Whether it has anything to do with calls of this tool. Asked once for each tool of a catalog; calls of a
         tool it does not concern pass it by."""
         return True
+
+    def hides(self, tool: Tool) -> Hides | None:
+        """What decides which files are left out of a tool's results; None leaves out none. Asked once per catalog."""
+        return None
 
     async def before_execute(self, call: Call) -> None:
         """Called before the tool runs; raise to refuse."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import mcp_types as types
@@ -79,13 +80,14 @@ class Changes:
         if (file := subscriber.follow(uri, address)) is not None:
             self._index(subscriber, file.chat)
 
-    async def relay(self, subscriber: Subscriber, uri: str, relay: Relay) -> None:
+    async def relay(self, subscriber: Subscriber, uri: str, relay: Relay, reader: Reader) -> None:
         """Tell the subscriber when an upstream says that its resource has changed."""
-        subscriber.heed(uri, await relay.follow(uri, lambda: subscriber.tell(ResourceUpdated(uri))))
+        told = partial(subscriber.tell, ResourceUpdated(uri))
+        subscriber.heed(uri, await relay.follow(uri, told, reader.caller, reader.chat))
 
-    async def _relayed(self, subscriber: Subscriber, uri: str, relay: Relay) -> bool:
+    async def _relayed(self, subscriber: Subscriber, uri: str, relay: Relay, reader: Reader) -> bool:
         try:
-            await self.relay(subscriber, uri, relay)
+            await self.relay(subscriber, uri, relay, reader)
         except GatewayError as refusal:
             log.debug("%r cannot be followed: %s", uri[:200], refusal)
             return False
@@ -119,7 +121,7 @@ class Changes:
                 self.follow(subscriber, uri, address)
             followed = list(files)
             for uri in wanted.resource_subscriptions or ():
-                if uri not in files and await self._relayed(subscriber, uri, relay):
+                if uri not in files and await self._relayed(subscriber, uri, relay, reader):
                     followed.append(uri)
             honored = wanted.model_copy(update={"resource_subscriptions": followed})
             return await stream(context, types.SubscriptionsListenRequestParams(notifications=honored))

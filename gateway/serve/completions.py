@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ..calls import check_chat
 from ..errors import Invalid
+from ..executor import Executor
+from ..tools import LIST_RESOURCES, READ_RESOURCE, Hides
 from ..workspace.entries import Entry
 from ..workspace.versions import Versions
 from .renders import COMPLETED, PLAN, VIEW, Renders
@@ -27,7 +30,8 @@ _VARIABLES = {
 
 
 class Completions:
-    def __init__(self, versions: Versions, renders: Renders) -> None:
+    def __init__(self, executor: Executor, versions: Versions, renders: Renders) -> None:
+        self._executor = executor
         self._versions = versions
         self._renders = renders
 
@@ -44,7 +48,11 @@ class Completions:
         if not await self._versions.may_read(chat, reader.principal):
             return _answer([], whole=True)
         if variable == "path":
-            return await self._versions.in_thread(_paths, self._versions, chat, begun)
+            # What was begun is not among the arguments: a rule that refuses it leaves it out, and refuses nothing else.
+            call = reader.call("completion/complete", chat, {"argument": variable}, confirmed=True)
+            hides = self._executor.hides(READ_RESOURCE)
+            work = partial(self._versions.in_thread, _paths, self._versions, chat, begun, hides)
+            return await self._executor.request(call, LIST_RESOURCES, work)
         if variable == "call_id":
             ids = await self._renders.latest_ids(chat)
             return _answer([call_id for call_id in ids if call_id.startswith(begun)], whole=len(ids) < COMPLETED)
@@ -56,7 +64,7 @@ class Completions:
         return _answer([row.id for row in rows if row.id.startswith(begun)], whole=len(rows) < _HISTORY)
 
 
-def _paths(versions: Versions, chat: str, begun: str) -> dict[str, Any]:
+def _paths(versions: Versions, chat: str, begun: str, hides: Hides) -> dict[str, Any]:
     beginnings = {begun, path_text(begun)}  # typed by a person, or taken from an earlier answer
 
     def leads_on(directory: Entry) -> bool:
@@ -65,7 +73,7 @@ def _paths(versions: Versions, chat: str, begun: str) -> dict[str, Any]:
 
     with versions.root(chat) as root, walk_files(root, leads_on) as walk:
         paths = [path_of(entry) for entry in walk if entry.kind == "file"]
-    found = [template_value(path) for path in paths if any(map(path.startswith, beginnings))]
+    found = [template_value(path) for path in paths if any(map(path.startswith, beginnings)) and not hides(path)]
     return _answer(found, whole=not walk.truncated)
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from ..errors import Invalid, NotFound
+from ..errors import Forbidden, Invalid, NotFound
 from ..workspace.refusals import is_directory, is_link
 from ..workspace.tree import LINK, Tree, locate
 from ..workspace.versions import Versions
@@ -45,6 +45,12 @@ async def read_file(versions: Versions, address: FileAddress) -> Piece:
     digest = _digest(tree, address.path, manifest.id)
     content = await versions.open_blob(address.chat, digest)
     return await versions.in_thread(_read, content, address.path, address.span)
+
+
+def denied(path: str) -> Forbidden:
+    return Forbidden(
+        f"read_file: the operator does not allow this (approval.rules, path {path!r})", code="DENIED_BY_RULE"
+    )
 
 
 def cut(content: bytes, named: str, span: Span | None) -> Piece:

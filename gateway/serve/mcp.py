@@ -74,8 +74,8 @@ class McpFace:
         self._relay = relay or NoRelay()
         self.chat = chat
         renders = Renders(plans, versions, executor)
-        self._resources = Resources(versions, renders)
-        self._completions = Completions(versions, renders)
+        self._resources = Resources(executor, versions, renders)
+        self._completions = Completions(executor, versions, renders)
         self._changes = Changes(versions)
         self.server = self._build()
         verbatim = Verbatim(self.server)
@@ -197,7 +197,7 @@ class McpFace:
             reader = self._reader(context)
             connection = self._changes.connection(context.session, reader.principal)
             if self._is_relayed(params.uri):
-                await self._changes.relay(connection, params.uri, self._relay)
+                await self._changes.relay(connection, params.uri, self._relay, reader)
             else:
                 self._changes.follow(connection, params.uri, await self._resources.followed(reader, params.uri))
         return types.EmptyResult()
@@ -235,7 +235,7 @@ class McpFace:
 
     def _reader(self, context: Context) -> Reader:
         chat = said_in(context.meta or {}, CHAT) or self._connection_chat(context)
-        return Reader(check_chat(chat), _principal(context))
+        return Reader(check_chat(chat), self._caller(context))
 
     def _connection_chat(self, context: Context) -> str:
         """The chat of a request that names none: the URL's, the command line's, the session's."""

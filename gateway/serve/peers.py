@@ -58,7 +58,8 @@ def fault_of(refusal: GatewayError, modern: bool, **details: Any) -> MCPError:
     """A refusal as the error its era has for it; an upstream's as that upstream gave it."""
     if isinstance(refusal, UpstreamFault):
         return MCPError(refusal.fault, refusal.message, refusal.data)
-    code = types.INTERNAL_ERROR if isinstance(refusal, Unavailable) else types.INVALID_PARAMS
+    ours = isinstance(refusal, Unavailable) or type(refusal) is GatewayError
+    code = types.INTERNAL_ERROR if ours else types.INVALID_PARAMS
     if isinstance(refusal, NotFound) and not modern:
         code = RESOURCE_NOT_FOUND
     return MCPError(code, str(refusal), {**details, **refusal.to_dict()})

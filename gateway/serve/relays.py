@@ -28,7 +28,7 @@ class Relay(Protocol):
 
     async def read(self, uri: str, caller: Caller, chat: str, peer: Peer) -> dict[str, Any]: ...
 
-    async def follow(self, uri: str, told: Callable[[], None]) -> Callable[[], None]: ...
+    async def follow(self, uri: str, told: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]: ...
 
     async def complete(
         self, params: Mapping[str, Any], caller: Caller, chat: str, peer: Peer
@@ -61,7 +61,7 @@ class NoRelay:
     async def read(self, uri: str, caller: Caller, chat: str, peer: Peer) -> dict[str, Any]:
         raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
 
-    async def follow(self, uri: str, told: Callable[[], None]) -> Callable[[], None]:
+    async def follow(self, uri: str, told: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]:
         raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
 
     async def complete(self, params: Mapping[str, Any], caller: Caller, chat: str, peer: Peer) -> dict[str, Any] | None:

@@ -17,10 +17,11 @@ from ..calls import PlannedCall
 from ..errors import Forbidden, GatewayError, Invalid, NotFound
 from ..executor import Executor
 from ..exports import RENDERER
+from ..tools import READ_RESOURCE
 from ..workspace.paths import Root
 from ..workspace.paths import parse as parse_path
 from ..workspace.versions import Versions
-from .contents import Piece, cut, read_file, read_result
+from .contents import Piece, cut, denied, read_file, read_result
 from .uris import SPAN_LIMIT, FileAddress, RenderAddress, Span, parse, render_uri
 
 if TYPE_CHECKING:
@@ -145,6 +146,8 @@ class Renders:
         address = parse(config["uri"])
         if not isinstance(address, FileAddress):
             raise Invalid(f"the plan of call {call.id} names no file of a workspace", code="INVALID_PATH")
+        if self._executor.hides(READ_RESOURCE)(address.path):
+            raise denied(address.path)
         wanted = replace(address, chat=call.chat, manifest=config.get("manifest"), span=Span(0, FILE_LIMIT))
         return await read_file(self._versions, wanted)
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import mimetypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import orjson
 
+from ..calls import Call, Caller
 from ..errors import Forbidden, GatewayError, Invalid, NotFound
+from ..executor import Executor
+from ..tools import LIST_RESOURCES, READ_RESOURCE, Hides
 from ..workspace.beneath import Parts
 from ..workspace.entries import Entry, Walk, modified
 from ..workspace.paths import Root
 from ..workspace.refusals import shown
 from ..workspace.tree import Tree, changes, diff, encode, locate
 from ..workspace.versions import Versions
-from .contents import Piece, cut, read_file, read_result
+from .contents import cut, denied, read_file, read_result
 from .renders import RENDER_TEMPLATES, Renders
 from .uris import SPAN_LIMIT, Address, FileAddress, ManifestAddress, RenderAddress, file_uri, parse
 
@@ -51,7 +56,8 @@ TEMPLATES: list[dict[str, Any]] = [
         "uriTemplate": MANIFEST,
         "name": "manifest",
         "title": "Version of a chat's files",
-        "description": "Every file of a version with its SHA-256, where the version comes from, and what it changed.",
+        "description": "Every file of a version with its SHA-256, where the version comes from, and what it changed. "
+        "Files that the operator's rules keep from being read are counted in left_out.",
         "mimeType": "application/json",
     },
     *RENDER_TEMPLATES,
@@ -80,13 +86,27 @@ class Reader:
     """Who asks, and the chat they stand in."""
 
     chat: str
-    principal: str
+    caller: Caller
+
+    @property
+    def principal(self) -> str:
+        return self.caller.principal
+
+    def call(self, method: str, chat: str, arguments: Mapping[str, Any], confirmed: bool = False) -> Call:
+        """A request as the call it is checked and recorded as."""
+        return Call(name=method, arguments=arguments, chat=chat, caller=self.caller, confirmed=confirmed)
 
 
 class Resources:
-    """Every verb refuses with a `GatewayError`, and shows nobody a chat that is someone else's."""
+    """Every verb refuses with a `GatewayError`, and shows nobody a chat that is someone else's.
 
-    def __init__(self, versions: Versions, renders: Renders) -> None:
+    A file is read behind the extensions of the executor, as if `read_file` were called, and a list or a version as if
+    `list_directory` were; in a chat nobody has used there is nothing to read, and looking does not make one.
+    """
+
+    def __init__(self, executor: Executor, versions: Versions, renders: Renders) -> None:
+        self._executor = executor
+        self._hides = executor.hides(READ_RESOURCE)
         self._versions = versions
         self._renders = renders
 
@@ -94,16 +114,15 @@ class Resources:
         """The files after the one the cursor names, so that a change elsewhere shifts no page; after
         the last of them the latest render plans."""
         after = _after(cursor)
-        listed: list[dict[str, Any]] = []
-        page: dict[str, Any] = {"resultType": "complete", "resources": listed, "ttlMs": 0, "cacheScope": "private"}
+        page: dict[str, Any] = {"resultType": "complete", "resources": [], "ttlMs": 0, "cacheScope": "private"}
         if not await self._versions.may_read(reader.chat, reader.principal):
             return page
-        found = await self._versions.in_thread(_first_files, self._versions, reader.chat, after)
-        listed.extend(_resource(reader.chat, entry) for entry in found[:PAGE])
-        if len(found) > PAGE:
-            page["nextCursor"] = path_of(found[PAGE - 1])
-        else:
-            listed.extend(await self._renders.latest(reader.chat))
+        call = reader.call("resources/list", reader.chat, {}, confirmed=True)
+        work = partial(self._versions.in_thread, _first_files, self._versions, reader.chat, after, self._hides)
+        with suppress(Forbidden):  # who may not list files still has render plans
+            page |= await self._executor.request(call, LIST_RESOURCES, work)
+        if "nextCursor" not in page:
+            page["resources"] = [*page["resources"], *await self._renders.latest(reader.chat)]
         return page
 
     async def read(self, reader: Reader, uri: str) -> dict[str, Any]:
@@ -111,18 +130,21 @@ class Resources:
         if isinstance(address, RenderAddress):
             return await self._renders.read(reader.principal, uri, address)
         if isinstance(address, ManifestAddress):
-            piece = await self._manifest(address, reader.principal)
-            return read_result(uri, "application/json", piece, VERSION_SECONDS)
-        if not await self._versions.may_read(address.chat, reader.principal):
+            return await self._manifest(reader, uri, address)
+        if not await self._is_used(address.chat, reader.principal):
             raise NotFound(f"chat {address.chat!r} has no files yet", code="FILE_NOT_FOUND")
-        seconds = 0 if address.manifest is None else VERSION_SECONDS
-        return read_result(uri, media_type(address.path), await read_file(self._versions, address), seconds)
+        call = reader.call("resources/read", address.chat, _arguments(address))
+        return await self._executor.request(call, READ_RESOURCE, partial(self._file, uri, address))
 
     async def followed(self, reader: Reader, uri: str) -> Address:
         """What a subscription to `uri` is about. It need not be there yet."""
         address = parse(uri)
         if isinstance(address, FileAddress):
-            await self._versions.may_read(address.chat, reader.principal)
+            if await self._is_used(address.chat, reader.principal):
+                call = reader.call("resources/subscribe", address.chat, _arguments(address))
+                await self._executor.request(call, READ_RESOURCE, partial(asyncio.sleep, 0))  # nothing to do yet
+            elif self._hides(address.path):
+                raise denied(address.path)
         return address
 
     async def followable(self, reader: Reader, uris: Iterable[str]) -> dict[str, Address]:
@@ -133,15 +155,24 @@ class Resources:
                 found[uri] = await self.followed(reader, uri)
         return found
 
-    async def _manifest(self, address: ManifestAddress, principal: str) -> Piece:
+    async def _is_used(self, chat: str, principal: str) -> bool:
+        """Whether anybody has used a chat; someone else's is refused by the executor, which records that."""
+        try:
+            return await self._versions.may_read(chat, principal)
+        except Forbidden:
+            return True
+
+    async def _file(self, uri: str, address: FileAddress) -> dict[str, Any]:
+        seconds = 0 if address.manifest is None else VERSION_SECONDS
+        return read_result(uri, media_type(address.path), await read_file(self._versions, address), seconds)
+
+    async def _manifest(self, reader: Reader, uri: str, address: ManifestAddress) -> dict[str, Any]:
         row = await self._versions.manifests.find(address.id)
         mine = False
         with suppress(Forbidden):  # that it exists is nobody else's business
-            mine = await self._versions.may_read(row.chat_id, principal)
+            mine = await self._versions.may_read(row.chat_id, reader.principal)
         if not mine:
             raise NotFound(f"there is no manifest {address.id!r}", code="MANIFEST_NOT_FOUND")
-        new = await self._versions.tree(row.chat_id, row.id)
-        old = await self._versions.tree(row.chat_id, row.parent_id)
         about = {
             "id": row.id,
             "chat": row.chat_id,
@@ -150,8 +181,16 @@ class Resources:
             "source_ref": row.source_ref,
             "created_at": row.created_at,
         }
-        content = await self._versions.in_thread(_manifest_json, about, old, new)
-        return cut(content, f"manifest {row.id}", address.span)
+
+        async def read() -> dict[str, Any]:
+            new = await self._versions.tree(row.chat_id, row.id)
+            old = await self._versions.tree(row.chat_id, row.parent_id)
+            content = await self._versions.in_thread(_manifest_json, about, old, new, self._hides)
+            piece = cut(content, f"manifest {row.id}", address.span)
+            return read_result(uri, "application/json", piece, VERSION_SECONDS)
+
+        call = reader.call("resources/read", row.chat_id, {"manifest": row.id}, confirmed=True)
+        return await self._executor.request(call, LIST_RESOURCES, read)
 
 
 def walk_files(root: Root, enter: Callable[[Entry], bool]) -> Walk:
@@ -173,6 +212,14 @@ def media_type(path: str) -> str | None:
     return _PACKED.get(packed, "application/octet-stream") if packed else guessed
 
 
+def _arguments(address: FileAddress) -> dict[str, Any]:
+    """What is asked for, as the arguments of a call."""
+    arguments: dict[str, Any] = {"path": address.path}
+    if address.manifest is not None:
+        arguments["manifest"] = address.manifest
+    return arguments if address.span is None else arguments | asdict(address.span)
+
+
 def _after(cursor: str | None) -> Parts:
     if cursor is None:
         return ()
@@ -182,11 +229,13 @@ def _after(cursor: str | None) -> Parts:
         raise Invalid("the cursor is none of ours; list from the beginning") from None
 
 
-def _first_files(versions: Versions, chat: str, after: Parts) -> list[Entry]:
-    """A page and one more, without entering directories that lie before it."""
+def _first_files(versions: Versions, chat: str, after: Parts, hides: Hides) -> dict[str, Any]:
+    """A page, without entering directories that lie before it."""
     with versions.root(chat) as root, walk_files(root, lambda entry: entry.parts >= after[: len(entry.parts)]) as walk:
-        later = (entry for entry in walk if entry.kind == "file" and entry.parts > after)
-        return list(islice(later, PAGE + 1))
+        later = (entry for entry in walk if entry.kind == "file" and entry.parts > after and not hides(path_of(entry)))
+        found = list(islice(later, PAGE + 1))
+    page: dict[str, Any] = {"resources": [_resource(chat, entry) for entry in found[:PAGE]]}
+    return page if len(found) <= PAGE else page | {"nextCursor": path_of(found[PAGE - 1])}
 
 
 def _resource(chat: str, entry: Entry) -> dict[str, Any]:
@@ -202,6 +251,10 @@ def _resource(chat: str, entry: Entry) -> dict[str, Any]:
     return resource
 
 
-def _manifest_json(about: dict[str, Any], old: Tree, new: Tree) -> bytes:
-    what = {"files": dict(new.files), "meta": dict(new.meta), "changes": asdict(changes(old, diff(old, new)))}
+def _manifest_json(about: dict[str, Any], old: Tree, new: Tree, hides: Hides) -> bytes:
+    # The digest of a short file lets its content be guessed.
+    files = {path: digest for path, digest in new.files.items() if not hides(path)}
+    if len(files) < len(new.files):
+        about = about | {"left_out": len(new.files) - len(files)}
+    what = {"files": files, "meta": dict(new.meta), "changes": asdict(changes(old, diff(old, new)))}
     return orjson.dumps({**about, **what})

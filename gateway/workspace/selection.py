@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import NotFound
+from ..tools import Hides, hide_nothing
 from .globs import Glob
 from .paths import parse
 from .tree import Tree, directories, encode
@@ -12,18 +13,27 @@ from .tree import Tree, directories, encode
 
 class Selection:
     """A path means that file, or all that is in that directory; a glob means what it matches, and
-    all that is in a directory it matches. No pattern at all means everything."""
+    all that is in a directory it matches. No pattern at all means everything. Of what is meant, a file that is hidden
+    is `left_out`."""
 
-    def __init__(self, patterns: Sequence[str] = ()) -> None:
+    def __init__(self, patterns: Sequence[str] = (), hides: Hides = hide_nothing) -> None:
+        self.left_out: set[str] = set()
+        self._hides = hides
         self._all = not patterns
         self._paths = {tuple(map(encode, parse(pattern))) for pattern in patterns}
         self._globs = [Glob(pattern) for pattern in patterns if any(sign in pattern for sign in "*?[{")]
 
     def __contains__(self, path: object) -> bool:
         """Whether a path of a tree is meant; one that ends in `/` is a directory."""
-        if self._all:
-            return True
-        parts = tuple(str(path).rstrip("/").split("/"))
+        text = str(path)
+        if not (self._all or self._includes(tuple(text.rstrip("/").split("/")))):
+            return False
+        if self._hides(text):
+            self.left_out.add(text)
+            return False
+        return True
+
+    def _includes(self, parts: tuple[str, ...]) -> bool:
         return any(self._means(parts[:depth]) for depth in range(len(parts) + 1))
 
     def _means(self, parts: tuple[str, ...]) -> bool:

@@ -122,6 +122,35 @@ def test_a_rule_looks_at_the_arguments(when: dict[str, Any], arguments: dict[str
     assert ruled({"when": when}, call(**arguments)) == ("ask" if fits else "runs")
 
 
+@pytest.mark.parametrize(
+    ("rules", "hidden"),
+    [
+        ([{"when": {"path": "*.env"}, "then": "deny"}], True),
+        ([{"tool": "read_file", "when": {"path": "app/*"}, "then": "deny"}], True),
+        ([{"tool": "search_code", "when": {"path": "app"}, "then": "deny"}], False),
+        ([{"tool": "write_file", "when": {"path": "*.env"}, "then": "deny"}], False),
+        ([{"when": {"path": "*.ENV", "overwrites": True}, "then": "deny"}], True),
+        ([{"when": {"path": "*.env", "overwrites": False}, "then": "deny"}], False),
+        ([{"when": {"path": "*.env", "host": "*.internal"}, "then": "deny"}], False),
+        ([{"when": {"path": "*.env"}, "then": "ask"}], False),
+        ([{"tool": "read_file", "then": "deny"}], False),
+        (
+            [{"when": {"arguments": {"path": "app/*"}}, "then": "allow"}, {"when": {"path": "*.env"}, "then": "deny"}],
+            False,
+        ),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_a_file_is_hidden_from_searches_where_a_rule_by_path_denies_it(
+    rules: list[dict[str, Any]], hidden: bool
+) -> None:
+    gate = Approval("unsafe_only", [ApprovalRule.model_validate(rule) for rule in rules])
+    hides = gate.hides(Tool("search_code", "", category="filesystem"))
+    assert (hides is not None and hides("app/prod.env")) is hidden
+    assert hides is None or not hides("notes.txt")
+
+
 def test_the_first_rule_that_fits_decides_and_the_mode_where_none_does() -> None:
     rules = [
         ApprovalRule.model_validate(each)

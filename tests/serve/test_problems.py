@@ -110,5 +110,7 @@ async def test_rules_about_a_server_are_reported_only_once_its_tools_are_known(t
 def test_rules_about_toolsets_are_not_reported_while_any_is_being_installed() -> None:
     settings = ApprovalSettings.model_validate({"rules": [{"tool": ["later:say", "la*", "wriet_file"]}]})
     assert len(list(unknown_tools(settings, {"write_file"}, ()))) == 3
+    requests = ApprovalSettings.model_validate({"rules": [{"tool": ["lab:prompts/get", "lab:resources/*"]}]})
+    assert not list(unknown_tools(requests, {"lab:echo"}, ()))
     [problem] = unknown_tools(settings, {"write_file"}, None)
     assert "'wriet_file'" in problem.message

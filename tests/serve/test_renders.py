@@ -433,3 +433,20 @@ async def test_a_face_without_plans_links_to_none(tmp_path: Path) -> None:
         assert isinstance(result, types.CallToolResult)
         assert [block.type for block in result.content] == ["text"]
         assert (await client.list_resources()).resources == []
+
+
+@ERAS
+async def test_a_page_shows_no_file_that_a_rule_keeps_from_being_read(tmp_path: Path, era: Any) -> None:
+    rule = {"tool": "read_file", "when": {"path": "*.env"}, "then": "deny"}
+    studio = Studio(tmp_path)
+    settings = {"data_dir": str(tmp_path / "data"), "approval": {"rules": [rule]}}
+    async with Gateway.open(settings, sources=[studio]) as gateway:
+        face = McpFace(gateway.executor, gateway.versions, "c", gateway.records)
+        async with Client(face.server, mode=era, cache=None) as client:
+            stage = Stage(client, gateway, studio)
+            for path, shown in (("a.txt", True), ("a.env", False)):
+                uri = await stage.uri("file", path=path, write="TOKEN")
+                if shown:
+                    assert "TOKEN" in (await stage.view(uri))[0]
+                else:
+                    assert (await stage.refusal(f"{uri}/view")).message.startswith("DENIED_BY_RULE")

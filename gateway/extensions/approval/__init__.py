@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, Protocol
 
 from ...calls import Call, Outcome, Proceed
 from ...config.approval import ApprovalRule
 from ...errors import Forbidden
-from ...tools import Tool
+from ...tools import READ_RESOURCE, Hides, Tool
 from .. import Extension
 from .looking import Look, is_builtin
 from .obeyed import GUARDED, obeyed
@@ -23,7 +24,7 @@ from .question import (
     question_of,
     tool_digest,
 )
-from .rules import Rule, fits, rules_for
+from .rules import Rule, fits, hidden, rules_for
 
 __all__ = ["Answer", "Approval", "Approver", "ConsentNeeded", "Mode", "Preview", "Question", "tool_digest"]
 
@@ -79,6 +80,9 @@ class Approval(Extension):
     counts for the very question that was shown, or, where the person changed the arguments, for the same reason to
     ask. A call that passes because it was agreed to (or because the operator asks nobody) is marked `confirmed`;
     one that passes because it is harmless is not, so the tool can hold it to that.
+
+    Of resources and prompts, which a person or a program picks and no model calls, only the rules speak, and what
+    they would ask about is refused.
     """
 
     def __init__(
@@ -102,6 +106,12 @@ class Approval(Extension):
     def concerns(self, tool: Tool) -> bool:
         return not self._learn(tool).harmless
 
+    def hides(self, tool: Tool) -> Hides | None:
+        """Leave out what a rule by path refuses to `read_file`, or to the tool itself."""
+        rules = {rules_for(each, self._rules) for each in (READ_RESOURCE, tool)}
+        found = [each for each in rules if any(rule.refuses_paths for rule in each)]
+        return partial(hidden, found) if found else None
+
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
         tool = call.target
         judge = self._judges.get(tool.id)
@@ -122,7 +132,8 @@ class Approval(Extension):
         rules = rules_for(tool, self._rules)
         guarded = self._attached is not None and is_builtin(tool) and tool.id in GUARDED
         unspoken = not rules and not guarded
-        harmless = unspoken and self._mode == "unsafe_only" and tool.requires_confirmation is False
+        asked_by_mode = self._mode != "unsafe_only" and tool.is_tool
+        harmless = unspoken and not asked_by_mode and tool.requires_confirmation is False
         if len(self._judges) >= TOOLS:
             self._judges.clear()
         judge = self._judges[tool.id] = _Judge(tool, rules, fits(tool.id, self._out_of_band), guarded, harmless)
@@ -145,7 +156,7 @@ class Approval(Extension):
                     code="DENIED_BY_RULE",
                 )
             return _ground(why, rule.grounds, judge.out_of_band or said.then == "queue", said.remember)
-        if self._mode == "never" or call.confirmed:
+        if self._mode == "never" or call.confirmed or not call.target.is_tool:
             return True
         reason = await self._own_reason(call)
         if reason is not None:
@@ -174,6 +185,8 @@ class Approval(Extension):
         return f"{call.target.id} always asks first" if rule else None
 
     async def _require_consent(self, call: Call, ground: _Ground) -> None:
+        if not call.target.is_tool:
+            raise _unasked(call, ground.reason)
         changes = await self._preview.changes(call) if self._preview else None
         question = question_of(
             call, ground.reason, ground.key, route=ground.route, changes=changes, remember=ground.remember
@@ -188,6 +201,14 @@ class Approval(Extension):
 def _ground(reason: str, key: str, out_of_band: bool, remember: bool = True) -> _Ground:
     # What a client's own person agreed to counts for nothing where only the queue does.
     return _Ground(reason, f"queue: {key}" if out_of_band else key, "queue" if out_of_band else "ask", remember)
+
+
+def _unasked(call: Call, reason: str) -> Forbidden:
+    tool = call.target
+    advice = f"; call the tool {tool.id!r} instead" if tool.owner is None else ""
+    return Forbidden(
+        f"{reason}, but nobody can be asked about {call.name}{advice}", code="CONFIRMATION_REQUIRED", reason=reason
+    )
 
 
 def _agreed(call: Call, question: Question) -> bool:

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from functools import partial
 from typing import Any
 
-from ...calls import to_json
+from ...calls import Call, to_json
 from ...config.approval import ApprovalCondition, ApprovalRule, ApprovalSettings
 from ...errors import Invalid
 from ...names import SEPARATOR, did_you_mean
-from ...tools import Tool
+from ...tools import READ_RESOURCE, REQUESTS, Tool
 from .looking import Look, TooMuch
 from .patterns import UNTOLD, CommandPatterns, HostPatterns, PathPatterns
 
@@ -46,6 +46,21 @@ class Rule:
             and (not said.toolset or (not server and tool.owner is not None and fits(owner, said.toolset)))
         )
 
+    @property
+    def refuses_paths(self) -> bool:
+        """True if it refuses some calls of a tool by what they name, and not the tool itself."""
+        return self.said.then == "deny" and self.said.when != ApprovalCondition()
+
+    def fits_path(self, look: Look) -> bool:
+        """True if it speaks of a call that names one path. It takes no event loop: with `overwrites` left out of the
+        look, nothing about such a call is waited for."""
+        finding = self.found(look)
+        try:
+            finding.send(None)
+        except StopIteration as done:
+            return done.value is not None
+        raise RuntimeError(f"{self._place} waits for something")
+
     async def found(self, look: Look) -> str | None:
         """What about this call it speaks of, in words; None when it does not. Of a call with too much to look at
         every rule speaks but one that allows."""
@@ -72,11 +87,20 @@ def rules_for(tool: Tool, rules: Sequence[Rule]) -> tuple[Rule, ...]:
     return tuple(found)
 
 
+def hidden(choices: Sequence[Sequence[Rule]], path: str) -> bool:
+    """True if by one of the choices of rules the first that fits a path refuses it."""
+    look = Look(Call(name=READ_RESOURCE.id, arguments={"path": path}, tool=READ_RESOURCE))
+    first = (next((rule for rule in rules if rule.fits_path(look)), None) for rules in choices)
+    return any(rule is not None and rule.refuses_paths for rule in first)
+
+
 def unknown_tools(
     settings: ApprovalSettings, known: Collection[str], unlisted: Collection[str] | None
 ) -> Iterator[Invalid]:
     """Report each pattern of tools that fits none of the `known` ids. A pattern that may fit a tool of one of the
     `unlisted` servers or toolsets, whose tools are not known yet, is not reported; None stands for any of them."""
+    owners = {tool_id.partition(":")[0] for tool_id in known if ":" in tool_id}
+    known = {*known, *(f"{owner}:{method}" for owner in owners for method in REQUESTS)}
     places = [(f"rule {number} of approval.rules", rule.tool) for number, rule in enumerate(settings.rules, 1)]
     for place, patterns in [*places, ("approval.out_of_band", settings.out_of_band)]:
         for pattern in patterns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import anyio
@@ -11,7 +11,7 @@ import anyio.from_thread
 import anyio.to_thread
 
 from ...calls import Call, Outcome
-from ...tools import Tool
+from ...tools import Hides, Tool, hide_nothing
 from ...workspace import Workspaces
 from ...workspace.versions import Versions
 from .define import Builtin, Context, VersionContext
@@ -49,7 +49,8 @@ WORKERS = 8
 
 class BuiltinSource:
     """Lists the builtins and runs each with what belongs to the call's chat: its workspace, in a worker
-    thread, or its versions. Without versions the tools on them are not offered."""
+    thread, or its versions. Without versions the tools on them are not offered. `hides` says of each tool which
+    files are to be left out of its results."""
 
     name = "builtin"
 
@@ -60,15 +61,19 @@ class BuiltinSource:
         *,
         engine: Engine | None = None,
         builtins: Sequence[Builtin] | None = None,
+        hides: Callable[[Tool], Hides] = lambda _: hide_nothing,
     ) -> None:
         self._workspaces = workspaces
         self._versions = versions
         self._engine = engine or Engine.found()
         offered = builtins if builtins is not None else BUILTINS if versions else ON_FILES
         self._builtins: Mapping[str, Builtin] = {each.tool.id: each for each in offered}
+        self._hides = hides
+        self._hidden: dict[str, Hides] = {}
         self._workers = anyio.CapacityLimiter(WORKERS)
 
     async def list_tools(self) -> Sequence[Tool]:
+        self._hidden = {tool_id: self._hides(each.tool) for tool_id, each in self._builtins.items()}
         return [self._with_rule(each) for each in self._builtins.values()]
 
     async def call_tool(self, call: Call) -> Outcome:
@@ -92,7 +97,8 @@ class BuiltinSource:
 
     def _run(self, builtin: Builtin, call: Call) -> Outcome:
         with self._workspaces.root(call.chat) as root:
-            context = Context(root, call.confirmed, self._engine, anyio.from_thread.check_cancelled)
+            hides = self._hidden.get(call.target.id, hide_nothing)
+            context = Context(root, call.confirmed, self._engine, anyio.from_thread.check_cancelled, hides)
             return builtin.run(context, call.arguments)
 
     def _reason(self, builtin: Builtin, call: Call) -> str | None:
@@ -102,4 +108,4 @@ class BuiltinSource:
 
     def _version_context(self, call: Call) -> VersionContext:
         assert self._versions is not None  # noqa: S101 - else the tool was not offered
-        return VersionContext(self._versions, call)
+        return VersionContext(self._versions, call, self._hidden.get(call.target.id, hide_nothing))

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from ...calls import Call, Outcome, text_content
 from ...errors import Invalid
-from ...tools import Access, Permission, Tool
+from ...tools import Access, Hides, Permission, Tool, hide_nothing
 from ...workspace import Root
 from ...workspace.versions import Versions
 from .engines import Engine
@@ -38,12 +38,14 @@ class Shape(BaseModel):
 
 @dataclass(frozen=True)
 class Context:
-    """What a builtin works with besides its arguments. Long loops call `check_cancelled`."""
+    """What a builtin works with besides its arguments. Long loops call `check_cancelled`; what is in files that it
+    `hides` is not shown."""
 
     workspace: Root
     confirmed: bool = False
     engine: Engine = field(default_factory=Engine)
     check_cancelled: Callable[[], None] = lambda: None
+    hides: Hides = hide_nothing
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class VersionContext:
 
     versions: Versions
     call: Call
+    hides: Hides = hide_nothing
 
 
 class Versioned(NamedTuple):
@@ -147,6 +150,11 @@ def builtin(
         "idempotent": idempotent,
     }
     return lambda function: Builtin(function, hints, asks)
+
+
+def left_out(count: int) -> list[str]:
+    """The line that says so, where files were hidden."""
+    return [f"[{count} {'file' if count == 1 else 'files'} left out by the operator's rules]"] if count else []
 
 
 def _outcome(answer: Any) -> Outcome:

@@ -16,7 +16,7 @@ from ...workspace.log import SHORT, Version, endpoints, history
 from ...workspace.selection import Selection, brought_back
 from ...workspace.tree import Changes, Tree, changes, diff
 from ...workspace.versions import HeldChat
-from .define import Shape, VersionContext, Versioned, builtin
+from .define import Shape, VersionContext, Versioned, builtin, left_out
 
 _PATHS_NAMED = 20
 
@@ -93,6 +93,7 @@ class Diff(Shape):
     files: list[FileDifference]
     diff: str = Field(description="In git's format")
     truncated: bool
+    files_left_out: int | None = Field(None, description="Files the operator's rules keep from being read")
 
 
 @builtin(
@@ -117,10 +118,19 @@ async def workspace_diff(
     versions, chat = context.versions, context.call.chat
     before, after = await endpoints(versions, chat, context.call.caller.principal, from_, to)
     old, new = await versions.tree(chat, before), await versions.tree(chat, after)
-    found = await versions.compare(chat, old, new, Selection(paths or ()))
+    selection = Selection(paths or (), context.hides)
+    found = await versions.compare(chat, old, new, selection)
     files = [FileDifference(**vars(each)) for each in found.files]
-    answer = Diff(from_=before, to=after, files=files, diff=found.text, truncated=found.truncated)
-    return answer, "\n".join([_heading(before, after, found.files), found.text, *(_cut() if found.truncated else [])])
+    answer = Diff(
+        from_=before,
+        to=after,
+        files=files,
+        diff=found.text,
+        truncated=found.truncated,
+        files_left_out=len(selection.left_out) or None,
+    )
+    notes = [*(_cut() if found.truncated else []), *left_out(len(selection.left_out))]
+    return answer, "\n".join([_heading(before, after, found.files), found.text, *notes])
 
 
 class Restored(Shape):

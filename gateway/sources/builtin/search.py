@@ -18,7 +18,7 @@ from ...errors import GatewayError, Invalid
 from ...tools import Access, Permission
 from ...workspace import Entry, Parts, parse, shown
 from ...workspace.globs import Glob
-from .define import Context, Shape, builtin
+from .define import Context, Shape, builtin, left_out
 from .engines import OMITTED, Query, search
 from .listing import passed_over
 
@@ -42,6 +42,7 @@ class Matches(Shape):
     truncated: bool
     files_searched: int
     files_skipped: int = Field(description="Binary, larger than 8 MiB, or not readable")
+    files_left_out: int | None = Field(default=None, description="Files the operator's rules keep from being read")
     engine: str = Field(description="Whose regular expressions these are: ripgrep or python")
 
 
@@ -78,6 +79,7 @@ def search_code(
         truncated=hunt.truncated,
         files_searched=hunt.searched,
         files_skipped=hunt.skipped,
+        files_left_out=hunt.left_out or None,
         engine=context.engine.name,
     )
     return answer, _text(answer)
@@ -133,14 +135,22 @@ class _Hunt:
     truncated: bool = False
     searched: int = 0
     skipped: int = 0
+    left_out: int = 0
     shown: int = 0
 
-    def search(self, candidates: Iterator[Parts | None]) -> None:
-        size = _batch_size()
+    def search(self, found: Iterator[Parts | None]) -> None:
+        size, candidates = _batch_size(), self._allowed(found)
         batch = list(islice(candidates, size))
         self._search_batch(batch)  # also when there is no file: a wrong pattern is told
         while not self.full and (batch := list(islice(candidates, size))):
             self._search_batch(batch)
+
+    def _allowed(self, candidates: Iterator[Parts | None]) -> Iterator[Parts | None]:
+        for parts in candidates:
+            if parts is not None and self.context.hides("/".join(parts)):
+                self.left_out += 1
+            else:
+                yield parts
 
     def _search_batch(self, batch: list[Parts | None]) -> None:
         with ExitStack() as stack:
@@ -263,4 +273,5 @@ def _text(answer: Matches) -> str:
         lines.append(f"No match in {answer.files_searched} files.")
     if answer.truncated:
         lines.append(f"[the first {len(answer.matches)} matches only; narrow pattern, path or globs, or raise limit]")
+    lines += left_out(answer.files_left_out or 0)
     return "\n".join(lines)

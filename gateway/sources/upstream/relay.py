@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ... import names
 from ...calls import Call, Caller, Peer
 from ...errors import GatewayError, NotFound
+from ...tools import Permission, Tool
 from .addresses import inner, outer, outer_blocks, prefix_of
 from .labels import label_fault
 from .link import McpFault
+from .listing import KIND
 from .requests import Request
 from .server import Upstream
 from .source import UpstreamSource
@@ -24,15 +27,24 @@ LIST_SECONDS = 3.0
 LIST_LIMIT = 1000
 _PAGES = 20
 
+REQUEST_SECONDS = 3600.0
+"""How long a request may take with all that its server asks meanwhile; an answer of the server has its own limit."""
+
+_COMPLETE = "completion/complete"
+
 log = logging.getLogger(__name__)
+
+Pass = Callable[[Call, Tool, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""Does the work where rules, permissions and limits allow it, and records it; raises what refuses it."""
 
 
 class Relay:
     """Each thing goes to the server it came from: a prompt by its name, a resource by its address. `source` gives
-    the one that has the servers, None while there are none."""
+    the one that has the servers, None while there are none; requests go through `passing`."""
 
-    def __init__(self, source: Callable[[], UpstreamSource | None]) -> None:
+    def __init__(self, source: Callable[[], UpstreamSource | None], passing: Pass) -> None:
         self._source = source
+        self._pass = passing
 
     def prompts(self) -> list[dict[str, Any]]:
         """Every prompt under its public name, by name."""
@@ -91,12 +103,14 @@ class Relay:
             ]
         return result
 
-    async def follow(self, uri: str, told: Callable[[], None]) -> Callable[[], None]:
+    async def follow(self, uri: str, told: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]:
         """Have `told` called when the resource changes, until the returned function is."""
         owner = self._owner(uri)
         if owner is None:
             raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
         upstream, own = owner
+        call = _call(caller, chat, None).but(name="resources/subscribe", arguments={"uri": own})
+        await self._pass(call, _tool(upstream, call.name), partial(asyncio.sleep, 0))  # checked before it is done
         try:
             return await upstream.subscriptions.follow(own, told)
         except McpFault as fault:
@@ -118,19 +132,20 @@ class Relay:
             upstream, uri = owner
             own = {**ref, "uri": uri}
         about = str(own.get("name") or own.get("uri"))
-        return await self._answer(
-            upstream, "completion/complete", {**params, "ref": own}, about, _call(caller, chat, peer)
-        )
+        return await self._answer(upstream, _COMPLETE, {**params, "ref": own}, about, _call(caller, chat, peer))
 
     async def _answer(
         self, upstream: Upstream, method: str, params: Mapping[str, Any], about: str, call: Call
     ) -> dict[str, Any]:
-        """What the server answers, or asks; its own errors as it gave them."""
+        """What the server answers, or asks; its own errors as it gave them. Nobody is asked about a completion."""
         source = self._source()
         assert source is not None  # noqa: S101 - the server was found there
         server = upstream.spec.name
         request = Request(method, params, call, f"{server}:{about[:200]}", server, READ_SECONDS)
-        return await source.asking.answer(upstream, request)
+        work = partial(source.asking.answer, upstream, request)
+        passing = call.but(name=method, arguments=params, confirmed=method == _COMPLETE)
+        result: dict[str, Any] = await self._pass(passing, _tool(upstream, method), work)
+        return result
 
     def _upstreams(self) -> Mapping[str, Upstream]:
         source = self._source()
@@ -187,6 +202,21 @@ async def _listed(upstream: Upstream, caller: Caller, chat: str) -> list[dict[st
 def _call(caller: Caller, chat: str, peer: Peer | None) -> Call:
     """Who wants something that is no tool's work."""
     return Call(name="", arguments={}, chat=chat, caller=caller, peer=peer)
+
+
+def _tool(upstream: Upstream, method: str) -> Tool:
+    """What stands for a request of this method in rules, limits and the record."""
+    terms = upstream.spec.terms
+    return Tool(
+        f"{terms.server}:{method}",
+        "",
+        kind=KIND,
+        owner=terms.server,
+        category=terms.category,
+        permission=Permission.READ_ONLY,
+        timeout=REQUEST_SECONDS,
+        is_tool=False,
+    )
 
 
 def _prefix(upstream: Upstream) -> str:
