@@ -97,7 +97,7 @@ async def _over_stdio(gateway: Gateway, face: McpFace, stop: anyio.Event) -> Non
 async def _over_http(gateway: Gateway, face: McpFace, host: str, port: int, stop: anyio.Event) -> None:
     with staying():
         # Imported here: a stdio start, which a person waits for, needs none of it.
-        from ..serve.asgi import Door, HttpFace
+        from ..serve.asgi import Door, HttpFace, parse_authority
         from ..serve.http import bind, serve_http
 
     server = gateway.settings.server
@@ -105,7 +105,8 @@ async def _over_http(gateway: Gateway, face: McpFace, host: str, port: int, stop
     address = f"[{host}]" if ":" in host else host
     port = listening.getsockname()[1]
     limit = gateway.settings.limits.request_bytes * MESSAGE_FACTOR
-    door = Door(limit, [*server.allowed_hosts, address.lower()], server.allowed_origins)
+    own = [address] if parse_authority(address) else []  # no client sends the zone of an address
+    door = Door(limit, [*server.allowed_hosts, *own], server.allowed_origins)
     web = HttpFace(face, gateway.ready, door)
 
     async def drain() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from ipaddress import AddressValueError, IPv6Address
 
 import anyio
 from mcp.server.transport_security import TransportSecuritySettings
@@ -16,13 +18,16 @@ from .. import __version__
 from ..errors import Forbidden, GatewayError, Invalid, Unavailable
 from .express_http import ExpressHttp
 from .mcp import McpFace
+from .session_limit import SessionLimit
 
 Ready = Callable[[], Awaitable[None]]
 """Raises `Unavailable` while the gateway cannot serve."""
 
 PATH = "/mcp"
 _CHECKED = frozenset({b"host", b"origin", b"content-length"})
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class HttpFace:
@@ -40,6 +45,7 @@ class HttpFace:
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             custom_starlette_routes=[Route("/healthz", self._healthz), Route("/readyz", self._readyz)],
         )
+        SessionLimit(mcp.server.session_manager)
         express = ExpressHttp(mcp, self._ending(routes), mcp.server.session_manager, PATH)
         self.app = door.before(express)
         self.shortcut = Guarded(door, express)
@@ -88,8 +94,10 @@ class Door:
 
     def __init__(self, body_limit: int, hosts: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
         self.body_limit = body_limit
-        self._hosts = frozenset(host.lower() for host in hosts)
-        self._origins = frozenset(origin.lower() for origin in origins)
+        self._hosts = {parse_authority(host) for host in hosts}
+        self._origins = {parse_origin(origin) for origin in origins}
+        if None in self._hosts or None in self._origins:
+            raise Invalid("server.allowed_hosts takes host[:port], server.allowed_origins http(s)://host[:port]")
 
     def before(self, app: ASGIApp) -> ASGIApp:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,12 +165,12 @@ class Door:
             if name in _CHECKED:
                 if name in said:  # of two, another reader may heed the other
                     raise Invalid(f"the header {name.decode()!r} is there twice; send it once", code="INVALID_HEADER")
-                said[name] = value.decode("latin-1").lower()
+                said[name] = value.decode("latin-1")
         host = said.get(b"host", "")
-        if not self._knows(host):
+        if not self._is_allowed_host(host):
             raise Misdirected(f"this server does not answer for host {host!r}; name it in server.allowed_hosts")
-        origin = said.get(b"origin", "")
-        if origin and origin not in self._origins and not self._is_loopback(origin.partition("://")[2]):
+        origin = said.get(b"origin")
+        if origin is not None and not self._is_allowed_origin(origin):
             raise Forbidden(
                 f"pages of {origin!r} may not use this server; name it in server.allowed_origins",
                 code="ORIGIN_FORBIDDEN",
@@ -171,13 +179,13 @@ class Door:
         if length.isdecimal() and int(length) > self.body_limit:
             raise self._too_large()
 
-    def _knows(self, host: str) -> bool:
-        return self._is_loopback(host) or host in self._hosts or host.rpartition(":")[0] in self._hosts
+    def _is_allowed_host(self, text: str) -> bool:
+        host, port = parse_authority(text) or ("", None)
+        return host in LOOPBACK or (host, port) in self._hosts or (host, None) in self._hosts
 
-    @staticmethod
-    def _is_loopback(host: str) -> bool:
-        name, colon, port = host.rpartition(":")
-        return host in LOOPBACK or (bool(colon) and name in LOOPBACK and port.isdecimal())
+    def _is_allowed_origin(self, text: str) -> bool:
+        origin = parse_origin(text)
+        return origin is not None and (origin[1] in LOOPBACK or origin in self._origins)
 
 
 class Guarded:
@@ -206,6 +214,29 @@ class TooLarge(Invalid):
 
 _NO_MESSAGE = b'{"jsonrpc":"2.0","id":null,"error":{"code":%d,"message":"Validation error: ' % INVALID_PARAMS
 _EXPLAINED = frozenset({TooLarge.status, Invalid.status})
+
+
+def parse_authority(text: str) -> tuple[str, int | None] | None:
+    """Return host, in lower case, and port of exactly `host` or `host:port`; None for anything else."""
+    match = _AUTHORITY.fullmatch(text.lower())
+    if match is None or not 1 <= int(match[2] or 80) <= 65535:
+        return None
+    host, port = match[1], int(match[2]) if match[2] else None
+    if host.startswith("["):
+        try:
+            host = f"[{IPv6Address(host[1:-1])}]"  # one spelling for one address
+        except AddressValueError:
+            return None
+    return host, port
+
+
+def parse_origin(text: str) -> tuple[str, str, int] | None:
+    """Return scheme, host and port of an origin of http or https; None for anything else."""
+    scheme, _, rest = text.lower().partition("://")
+    authority = parse_authority(rest)
+    if scheme not in _DEFAULT_PORTS or authority is None:
+        return None
+    return scheme, authority[0], authority[1] or _DEFAULT_PORTS[scheme]
 
 
 def _refused(refusal: GatewayError) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
@@ -15,7 +16,18 @@ from .express import SIZE
 Headers = Mapping[bytes, bytes]
 
 HEAD = 64 * 1024
-"""Bytes of a request that may come in a row without being of its body: a head, or what stands around chunks."""
+"""Maximum bytes of a request head, from the request line to the empty line. Trailers and chunk headers have the same
+limit, checked once per read."""
+
+HEAD_SECONDS = 30.0
+"""Time limit for a request head from its first byte, and for a new connection to send that byte."""
+
+BODY_IDLE_SECONDS, BODY_SECONDS, BODY_RATE = 30.0, 300.0, 16 * 1024
+"""Time limits for a request body: between two reads, and in total. A body of known length has, up to the total, the
+first limit and a second for each `BODY_RATE` bytes."""
+
+EMPTY_LINES = 1000
+"""Maximum number of empty lines in a body in chunks: each could be its end. JSON has none within its strings."""
 
 HEADS_KNOWN = 1000
 HEAD_KNOWN = 4 * 1024
@@ -23,6 +35,7 @@ LINES_KNOWN = 40
 """How many heads are known when they come again, the bytes of one, and its lines, which take more room than they do."""
 
 _END = b"\r\n\r\n"
+_LINE_ENDS = re.compile(rb"[\r\n]*")
 _COPIED = 64 * 1024
 """Bytes of an answer up to which one copy of it is cheaper than two pieces."""
 
@@ -88,6 +101,13 @@ class Front(HttpToolsProtocol):
         self._body: bytearray | None = None  # of a request that may take it
         self._room = HEAD
         self._fresh = True  # what comes next begins a request
+        self._in_head = True  # the head of the current or next request is incomplete
+        self._unread = 0  # bytes of a body of known length that have not arrived
+        self._body_seconds = 0.0  # time limit for the body
+        self._tail = b""  # the last bytes read, which may be the beginning of an empty line
+        self._empty_lines = 0  # in the request so far, outside of a body of known length
+        self._started_at = self.loop.time()  # of the incomplete head or body; 0 during the read it begins in
+        self._read_at = 0.0  # when bytes of an incomplete request arrived last
         self._piece = b""  # a request from its beginning, where it came in one piece
         self._rested_at = 0.0
 
@@ -95,20 +115,41 @@ class Front(HttpToolsProtocol):
         if self._fresh and self._at_rest:
             known = self._heads.read(data)
             if known is not None and self._answer(*known, keep_alive=True):
-                self._room = HEAD
                 return
             self._piece = data
-        self._room -= len(data)
-        super().data_received(data)
+        self._parse(data)
         self._piece = b""
-        if self._room < 0 and not self.transport.is_closing():  # the parser would keep all of it
-            self.send_400_response(f"the head of the request is larger than {HEAD} bytes")
+        if not self._fresh or self._at_rest:  # incomplete, or answered before it was complete
+            self._read_at = self.loop.time()
+            self._started_at = self._started_at or self._read_at
+
+    def close_if_late(self, now: float) -> None:
+        """Close the connection if its client is too slow to send a request. Called about once a second."""
+        if self.transport.is_closing():
+            return
+        if self._fresh:  # from the first response on, the keep-alive timer closes it
+            if self._at_rest and self.timeout_keep_alive_task is None and now - self._started_at > HEAD_SECONDS:
+                self.transport.close()
+        elif self.pipeline or self.flow.read_paused or (self._in_head and not self._at_rest):
+            self._started_at = self._read_at = now  # the client waits for us
+        elif self._in_head:
+            if now - self._started_at > HEAD_SECONDS:
+                self._refuse(408, f"the head of the request did not arrive within {HEAD_SECONDS:g} seconds")
+        elif now - self._read_at > BODY_IDLE_SECONDS or now - self._started_at > min(self._body_seconds, BODY_SECONDS):
+            self._refuse(408, "the body of the request arrived too slowly")
 
     def on_message_begin(self) -> None:
         self._fresh = False
+        self._started_at = 0.0
+        self._empty_lines = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._room = HEAD
+        self._started_at = 0.0
+        self._unread = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._body_seconds = BODY_IDLE_SECONDS + self._unread / BODY_RATE if self._unread else BODY_SECONDS
         if self._promising():
             self._body = bytearray()
         else:
@@ -128,7 +169,8 @@ class Front(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._room = HEAD
-        self._fresh = True
+        self._fresh = self._in_head = True
+        self._started_at = 0.0
         if self._body is not None:
             keep_alive = self.parser.should_keep_alive()
             if self._answer(self._said, bytes(self._body), keep_alive):
@@ -165,6 +207,52 @@ class Front(HttpToolsProtocol):
     def _at_rest(self) -> bool:
         """Whether everything is answered; the turn of what comes else is when those before have ended."""
         return self.cycle is None or self.cycle.response_complete
+
+    def _parse(self, data: bytes) -> None:
+        """Give the parser each head and each body separately: it does not tell how many bytes a head has."""
+        start = 0
+        while not (self.transport.is_closing() or self.parser.should_upgrade()):
+            if self._fresh:
+                start = _LINE_ENDS.match(data, start).end()  # type: ignore[union-attr]  # it matches anything
+            if start == len(data):
+                return
+            end = self._find_end(data, start)
+            if self._unread:
+                self._unread -= end - start
+            else:
+                self._room -= end - start
+                self._empty_lines += not self._tail  # otherwise there is none in this part
+            if self._room >= 0 or not self._in_head:
+                super().data_received(data if end - start == len(data) else data[start:end])
+            if self._room < 0 and not self.transport.is_closing():
+                self._refuse(431, f"the head of the request is larger than {HEAD} bytes")
+            elif self._empty_lines > EMPTY_LINES and not self.transport.is_closing():
+                self._refuse(400, f"the body in chunks has more than {EMPTY_LINES} empty lines")
+            start = end
+
+    def _find_end(self, data: bytes, start: int) -> int:
+        """Return where the current head or body ends at the earliest, or the end of the data."""
+        if self._unread:
+            return min(start + self._unread, len(data))
+        # A head ends with an empty line, and so does a body in chunks.
+        tail, self._tail = self._tail, b""
+        if tail and (found := (tail + data[start : start + 3]).find(_END)) >= 0:
+            return start + found + len(_END) - len(tail)
+        if (found := data.find(_END, start)) >= 0:
+            return found + len(_END)
+        self._tail = (tail + data[max(start, len(data) - 3) :])[-3:]
+        return len(data)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer a request that is not read to its end, and close the connection."""
+        if self._in_head and not self._at_rest:
+            self.cycle.keep_alive = False  # it closes after the response to the request before
+            return
+        if self._in_head or self._body is not None or not (self.cycle.response_started or self.pipeline):
+            headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(message))]
+            head = _Cycle(self, keep_alive=False).write_head({"status": status, "headers": headers})
+            self.transport.write(head + message.encode())
+        self.transport.close()
 
     def _promising(self) -> bool:
         if self.url != self._shortcut.path or self.parser.get_method() != b"POST" or not self._at_rest:
@@ -240,7 +328,7 @@ class _Cycle:
     async def send(self, message: Message) -> None:
         """ASGI's. An answer without its length goes in chunks."""
         if message["type"] == "http.response.start":
-            self._head = self._written(message)
+            self._head = self.write_head(message)
             return
         if self._front.flow.write_paused and not self.disconnected:
             await self._front.flow.drain()
@@ -273,8 +361,8 @@ class _Cycle:
         else:
             self._front.transport.writelines((head, body))
 
-    def _written(self, start: Message) -> bytes:
-        """The head of an answer."""
+    def write_head(self, start: Message) -> bytes:
+        """Return the head of a response as bytes."""
         lines = [STATUS_LINE[start["status"]]]
         self._chunked = True
         for headers in (self._front.server_state.default_headers, start["headers"]):

@@ -28,6 +28,13 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # once a second, so that no request needs a timer of its own
+            now = asyncio.get_running_loop().time()
+            for connection in cast(list[Front], list(self.server_state.connections)):
+                connection.close_if_late(now)
+        return await super().on_tick(counter)
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one."""

@@ -56,9 +56,10 @@ class Served:
     passed: list[str] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
 
-    async def line(self, *, buffer: int | None = None) -> Line:
-        """A connection; with a small buffer for one who reads slowly."""
+    async def line(self, *, buffer: int | None = None, source: str = "127.0.0.1") -> Line:
+        """A connection from the source address; with a small buffer for one who reads slowly."""
         ours = socket.socket()
+        ours.bind((source, 0))
         if buffer is not None:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         ours.setblocking(False)
@@ -131,13 +132,13 @@ def posted(
 
 @asynccontextmanager
 async def serving(
-    directory: Path, shortcut: Callable[[Shortcut], Shortcut] = lambda usual: usual
+    directory: Path, shortcut: Callable[[Shortcut], Shortcut] = lambda usual: usual, door: Door | None = None
 ) -> AsyncIterator[Served]:
     stall = Stall()
     chosen = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, "server": {"shutdown_grace": 5}}
     async with Gateway.open(chosen, sources=[stall]) as gateway:
         face = McpFace(gateway.executor, gateway.versions, plans=gateway.records)
-        web = HttpFace(face, gateway.ready, Door(LIMIT))
+        web = HttpFace(face, gateway.ready, door or Door(LIMIT))
         listening, stop = bind("127.0.0.1", 0), anyio.Event()
         passed: list[str] = []
 
@@ -540,7 +541,7 @@ async def test_a_head_without_end_is_not_kept(served: Served, parts: list[bytes]
         await say(line, b"POST /mcp HTTP/1.1\r\nX-Large: ")
     await say(line, b"x" * (front.HEAD - 100), b"x" * 200)
     answer = await line.answer()
-    assert (answer.status, answer.body) == (400, b"the head of the request is larger than 65536 bytes")
+    assert (answer.status, answer.body) == (431, b"the head of the request is larger than 65536 bytes")
     assert await line.ended()
 
 
