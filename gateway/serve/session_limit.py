@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..calls import LOCAL
 
-SESSIONS, SESSIONS_PER_CLIENT = 1000, 200
+SESSIONS, SESSIONS_PER_CLIENT = 1000, 500
 
 _TOO_MANY = {"code": INTERNAL_ERROR, "message": "too many sessions are in use; close one or try again later"}
 
