@@ -138,7 +138,10 @@ class DiskUsage:
         if (start := self._next_start) is not None:
             self._next_start = None
             self._begin(start)
-        self._work = self._read_work()
+        try:
+            self._work = self._read_work()
+        except ProcessLookupError:
+            return False  # the program has just ended
         now = _Moment(self._folders, self._work)
         if not self._is_due(now):
             return False

@@ -28,6 +28,7 @@ _UNLINKED_MAPPING = re.compile(
 )
 _DESCRIPTORS_IN_FLIGHT = re.compile(rb"^scm_fds:\s+[1-9]", re.MULTILINE)
 _MAPPINGS_INTERVAL = 0.5
+_HAS_PROC = Path("/proc/self/stat").exists()
 _KIBIBYTE = 1024
 _CHUNK = 1 << 16
 _MAPS_BYTES = 8 * 1024 * 1024  # /proc/PID/maps has at most 65,530 lines
@@ -106,8 +107,10 @@ class Work(NamedTuple):
 def work_of(root: int) -> Work | None:
     """The work of a process and all its descendants, the ended ones included: a parent that waits for a child takes
     over its counters. So a process is read after its children are listed and before they are read: a child that ends
-    meanwhile is never counted twice. None where there is nothing to read, or where a process ignores SIGCHLD: then
-    the kernel drops the counters of its children."""
+    meanwhile is never counted twice. None on a system without /proc, and where a process ignores SIGCHLD: then the
+    kernel drops the counters of its children. ProcessLookupError when the process has ended."""
+    if not _HAS_PROC:
+        return None
     children = _child_lister()
     written = cpu = 0.0
     exact = True
@@ -118,7 +121,7 @@ def work_of(root: int) -> Work | None:
         ticks = _cpu_ticks(pid)
         if ticks is None:
             if pid == root:
-                return None
+                raise ProcessLookupError
             continue
         ignored = _IGNORED_SIGNALS.search(read(f"/proc/{pid}/status"))
         if ignored and int(ignored[1], 16) & _SIGCHLD_BIT:
@@ -126,9 +129,9 @@ def work_of(root: int) -> Work | None:
         cpu += ticks * _TICK
         try:
             written += _written_bytes(pid)
-        except PermissionError:
+        except PermissionError:  # it cannot be inspected, or has ended and nobody has waited for it yet
             written += ticks * _TICK * _BYTES_PER_CPU_SECOND
-            exact = False
+            exact = exact and not ticks
         queue += below
     return Work(written, cpu, exact)
 
@@ -386,10 +389,7 @@ def _children_by_parent() -> Callable[[int, int], tuple[int, ...]]:
 
 
 def pids() -> list[int]:
-    try:
-        return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
-    except FileNotFoundError:
-        return []
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()] if _HAS_PROC else []
 
 
 def _devices(folders: Sequence[Path]) -> set[int]:

@@ -389,3 +389,32 @@ def test_disk_usage_refuses_folders_too_deep_to_measure(pit: Path) -> None:
 def test_whatever_a_program_leaves_can_be_removed(pit: Path) -> None:
     remove(str(pit))
     assert not pit.exists()
+
+
+@LINUX
+def test_disk_usage_of_an_ended_program_is_not_that_of_others(disk: Path) -> None:
+    """The watchdog may look once more before it hears of the end."""
+    process = subprocess.Popen([sys.executable, "-I", "-c", "input()"], stdin=subprocess.PIPE)
+    gauge = gauge_of(disk, Size(2**20, 20_000), process.pid)
+    (disk / "of others").write_bytes(os.urandom(2**22))
+    process.kill()
+    process.communicate()
+    assert not is_full_when_walked(gauge)
+
+
+@LINUX
+def test_work_of_a_tree_with_an_ended_child_that_nobody_waited_for_is_exact(disk: Path) -> None:
+    """A normal user cannot read the counters of such a child."""
+    code = """
+import os
+if (child := os.fork()) == 0:
+    os._exit(0)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+print(flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-I", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        work = work_of(process.pid)
+        assert work is not None and work.exact
+        process.kill()

@@ -101,7 +101,7 @@ def test_an_elicitation_that_imitates_the_gateway_is_refused_and_logged(
     message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        caplog.at_level(logging.WARNING),
+        caplog.at_level(logging.WARNING, logger="gateway.sources.upstream"),
         pytest.raises(ToolFailed, match="'files' was refused: it looks like one of Toolgate's own"),
     ):
         label(message)
