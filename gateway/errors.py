@@ -18,16 +18,20 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from .secrets import KNOWN
+
 
 class GatewayError(Exception):
-    """A refusal with a stable code, a message that names the fix, and details for programs."""
+    """A refusal with a stable code, a message that names the fix, and details for programs. Known secrets in the
+    message are masked, unless the class is `verbatim`."""
 
     default_code: ClassVar[str] = "INTERNAL"
     status: ClassVar[int] = 500
+    verbatim: ClassVar[bool] = False
 
     def __init__(self, message: str, *, code: str | None = None, **details: Any) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = message if self.verbatim else KNOWN.mask(message)
+        super().__init__(self.message)
         self.code = code or self.default_code
         self.details = details
 
@@ -66,6 +70,7 @@ class RateLimited(GatewayError):
 class InputRequired(GatewayError):
     default_code = "CONFIRMATION_REQUIRED"
     status = 428
+    verbatim = True  # a person must see what they are asked about
 
 
 class ToolFailed(GatewayError):
@@ -77,6 +82,7 @@ class UpstreamFault(ToolFailed):
     """`fault` is the number of the JSON-RPC error, `data` what came with it."""
 
     default_code = "UPSTREAM_ERROR"
+    verbatim = True
 
     def __init__(self, message: str, *, fault: int, data: Any = None) -> None:
         super().__init__(message, fault=fault, data=data)

@@ -13,6 +13,7 @@ MODULE_LINES = 400
 FUNCTION_LINES = 60
 
 ROOMS = (
+    "secrets",
     "errors",
     "names",
     "tools",

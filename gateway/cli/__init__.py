@@ -15,6 +15,7 @@ import click
 
 from .. import __version__
 from ..errors import GatewayError
+from ..secrets import KNOWN, MaskingFormatter
 
 COMMANDS = {
     "serve": ("serve", "Run the gateway, over stdio or HTTP."),
@@ -70,7 +71,9 @@ def toolgate() -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command. Exit 0 on success, 1 on a refusal, 2 on wrong usage; errors are one line on stderr."""
-    logging.basicConfig(level=logging.WARNING, format="toolgate: %(levelname)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(MaskingFormatter("toolgate: %(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         status = _run(arguments)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -107,5 +110,5 @@ def _run(arguments: list[str] | None) -> Any:
 
 
 def _fail(code: str, message: str, status: int) -> NoReturn:
-    click.echo(f"toolgate: {code}: {' '.join(message.split())}", err=True)
+    click.echo(f"toolgate: {code}: {' '.join(KNOWN.mask(message).split())}", err=True)
     sys.exit(status)

@@ -6,6 +6,7 @@ import click
 
 from ..app import Gateway
 from ..config import Settings
+from ..secrets import KNOWN
 from .options import as_json, print_json, print_table, run, settings_options
 
 
@@ -42,7 +43,7 @@ def list_calls(
                 chat=of_chat, tool=tool_id, status=status, before=before, limit=limit
             )
             if as_json:
-                print_json([record.to_dict() for record in records])
+                print_json(KNOWN.mask_value([record.to_dict() for record in records]))
                 return
             rows = [
                 (
@@ -70,7 +71,7 @@ def show(settings: Settings, call_id: str, as_json: bool) -> None:
 
     async def task() -> None:
         async with Gateway.open(settings) as gateway:
-            record = (await gateway.records.get(call_id)).to_dict()
+            record = KNOWN.mask_value((await gateway.records.get(call_id)).to_dict())
             if as_json:
                 print_json(record)
                 return

@@ -21,6 +21,7 @@ from ..sandbox.account import account
 from ..sandbox.cgroups import delegated
 from ..sandbox.choose import FIXES, survey
 from ..sandbox.monty import installed
+from ..secrets import KNOWN
 from ..workspace import Openat2, best_way
 from ..workspace.sweep import sizes
 from . import clients
@@ -60,10 +61,10 @@ def doctor(settings: Settings, as_json: bool) -> int:
         *_clients(),
     ]
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json(KNOWN.mask_value([asdict(finding) for finding in findings]))
     else:
         for finding in findings:
-            click.echo(f"{finding.state:5} {finding.subject:10} {finding.message}")
+            click.echo(KNOWN.mask(f"{finding.state:5} {finding.subject:10} {finding.message}"))
     return int(any(finding.state == "fail" for finding in findings))
 
 

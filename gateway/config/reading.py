@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from ..errors import Invalid, NotFound
 from ..names import did_you_mean
+from ..secrets import KNOWN
 from .settings import Settings
 
 FILE_NAME = "toolgate.yaml"
@@ -75,15 +76,19 @@ def _refuse_untrusted(path: Path, settings: Settings) -> None:
         )
 
 
-def resolve_variables(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """`text` with each `${VAR}` replaced from the environment; a missing one is refused by name."""
+def resolve_variables(text: str, environment: Mapping[str, str] = os.environ, field: str = "") -> str:
+    """`text` with each `${VAR}` replaced from the environment; a missing one is refused by name. Secret values become
+    known and are masked from then on; `field` is the name under which the text is set."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1]
         if name not in environment:
             raise Invalid(f"the environment variable {name} is not set", code="MISSING_VARIABLE", variable=name)
+        KNOWN.add_variable(name, environment[name], field)
         return environment[name]
 
+    if _VARIABLE.search(text) is None:
+        KNOWN.add_literal(text, field)
     return _VARIABLE.sub(value, text)
 
 

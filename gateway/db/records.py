@@ -15,8 +15,9 @@ import orjson
 
 from ..calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
 from ..errors import GatewayError, InputRequired, Invalid, NotFound
+from ..secrets import KNOWN, blot
 from . import Database, Insert, Statement, chats, timestamp
-from .redaction import blot, redact
+from .redaction import redact
 
 log = logging.getLogger(__name__)
 
@@ -137,14 +138,14 @@ class CallRecords:
         if result is None:
             shown = None
         elif len(result) <= DOCUMENT_LIMIT:
-            shown = result.decode()
+            shown = KNOWN.mask_json(result.decode())
         else:
             follows = len(self._following) < FOLLOWING
             shown = _cut(result, None if follows else _digest(result))
         now = time.time() if finished_at is None else finished_at
         row = [
             *self._beginning(call, arguments, "success" if outcome.error is None else "pending" if asking else "error"),
-            None if error is None else blot(error.message, secrets)[:DOCUMENT_LIMIT],
+            None if error is None else KNOWN.mask(blot(error.message, secrets))[:DOCUMENT_LIMIT],
             None if error is None else error.code,
             shown,
             None if outcome.render_plan is None else _plan(outcome.render_plan),
@@ -274,7 +275,7 @@ def _plan(plan: Mapping[str, Any]) -> str | None:
 
 
 def _bounded(document: bytes, limit: int = DOCUMENT_LIMIT) -> str:
-    return document.decode() if len(document) <= limit else _cut(document, _digest(document))
+    return KNOWN.mask_json(document.decode()) if len(document) <= limit else _cut(document, _digest(document))
 
 
 def _cut(document: bytes, digest: str | None = None) -> str:
@@ -282,7 +283,11 @@ def _cut(document: bytes, digest: str | None = None) -> str:
     whole: dict[str, Any] = {"truncated": True, "bytes": len(document)}
     if digest is not None:
         whole["sha256"] = digest
-    return to_json({**whole, "preview": document[:PREVIEW_LIMIT].decode(errors="ignore")}).decode()
+    preview = document[:PREVIEW_LIMIT].decode(errors="ignore")
+    beyond = document[: PREVIEW_LIMIT + KNOWN.margin].decode(errors="ignore")
+    if (masked := KNOWN.mask(beyond)) != beyond:
+        preview = masked[: -KNOWN.margin]  # a secret may be cut in two within the margin
+    return to_json({**whole, "preview": preview}).decode()
 
 
 def _digest(document: bytes) -> str:

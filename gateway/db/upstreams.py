@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from ..calls import to_json
 from ..errors import Conflict, Invalid, NotFound
+from ..secrets import KNOWN, is_secret
 from . import Database, Row, Statement, timestamp
-from .redaction import is_secret
 
 SUBJECT = "upstreams"
 SETTINGS_LIMIT = 64 * 1024
@@ -155,6 +155,7 @@ class Upstreams:
 
     async def failed(self, server: str, error: str) -> None:
         """Note why a server does not answer; what it said before stays."""
+        error = KNOWN.mask(error)
         shown = error if len(error) <= ERROR_LIMIT else f"{error[:ERROR_LIMIT]}…"
         clean = shown.encode("utf-8", "replace").decode().replace("\x00", " ")
         await self._db.run(Statement(_FAILED, (server, clean, timestamp(time.time()))))

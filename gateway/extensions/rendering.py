@@ -10,9 +10,10 @@ from typing import Any
 import anyio.to_thread
 
 from ..calls import Call, Outcome, Proceed
-from ..db.redaction import blot, redact
+from ..db.redaction import redact
 from ..errors import GatewayError, InputRequired, Invalid
 from ..render import make_plan
+from ..secrets import KNOWN, blot
 from ..tools import Renderer, Tool
 from . import Extension
 
@@ -40,8 +41,8 @@ def as_mounted(call: Call) -> Directories:
 class Rendering(Extension):
     """Adds the plan to outcomes, errors included; a call that still waits for a person has none.
 
-    What the arguments hold of secrets is in no plan: neither in its input, nor where a config or
-    the tool itself repeats it.
+    No plan holds known secrets, or secrets of the arguments: neither in its input, nor where a config or the tool
+    itself repeats one. They are masked before the plan is made, since a plan cuts long texts.
     """
 
     mode = "observer"
@@ -72,15 +73,24 @@ def _size(call: Call, outcome: Outcome) -> int:
 
 def _plan(renderer: Renderer, call: Call, outcome: Outcome, seen: Directories) -> dict[str, Any]:
     document, secrets = redact(call.arguments_json)
-    if document != call.arguments_json:
-        call, outcome = call.with_arguments(json.loads(document)), _blotted(outcome, secrets)
+    arguments = KNOWN.mask_json(document.decode())
+    if arguments != call.arguments_json.decode():
+        call = call.with_arguments(json.loads(arguments))
+    outcome = _masked(outcome, secrets)
     return make_plan(renderer, call, outcome, workspace=seen.workspace, toolset=seen.toolset).to_dict()
 
 
-def _blotted(outcome: Outcome, secrets: Sequence[str]) -> Outcome:
+def _masked(outcome: Outcome, secrets: Sequence[str]) -> Outcome:
     error = outcome.error
-    if error is None:
-        return replace(outcome, value=blot(outcome.value, secrets))
-    told = GatewayError(blot(error.message, secrets), code=error.code)
-    told.details = blot(error.details, secrets)
-    return replace(outcome, error=told)
+    if error is not None:
+        told = GatewayError(KNOWN.mask(blot(error.message, secrets)), code=error.code)
+        told.details = KNOWN.mask_value(blot(error.details, secrets))
+        return replace(outcome, error=told)
+    if secrets:
+        outcome = replace(outcome, value=blot(outcome.value, secrets))
+    try:
+        document = outcome.value_json.decode()
+    except Invalid:  # no JSON; the plan says so
+        return outcome
+    masked = KNOWN.mask_json(document)
+    return outcome if masked == document else replace(outcome, value=json.loads(masked))

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.calls import to_json
-from gateway.db.redaction import REDACTED, blot, is_secret, redact
+from gateway.db.redaction import redact
+from gateway.secrets import REDACTED, blot, is_secret
 
 SECRET_KEYS = [
     "password", "PASSWORD", "db_password", "userPassword", "passwd", "secret", "client-secret", "clientSecret",

@@ -13,11 +13,11 @@ import pytest
 
 from gateway import Gateway
 from gateway.calls import PLAN_LIMIT, Call, Caller, Outcome, to_json
-from gateway.db.redaction import REDACTED
 from gateway.errors import InputRequired, ToolFailed
 from gateway.extensions import stack
 from gateway.extensions.rendering import IN_PLACE, Directories, Rendering
 from gateway.render import declare
+from gateway.secrets import REDACTED
 from gateway.tools import Access, Permission, Renderer, Tool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("T5")]

@@ -11,6 +11,7 @@ from typing import Any
 from ...config import Settings
 from ...db.pins import Pin
 from ...errors import GatewayError, Invalid, Unavailable
+from ...secrets import KNOWN
 from ...sources.upstream.definitions import Definition, Key, Kind, define_all
 from ...sources.upstream.link import Link, LinkLost, McpFault, Unauthorized, open_link
 from ...sources.upstream.lists import listed
@@ -196,7 +197,7 @@ def _refusal(spec: Spec, error: Exception) -> Unavailable:
     """Why it did not answer, with the last lines its program wrote: they may be private, and are shown to who
     sits here, but not stored."""
     words = error.stderr.strip().splitlines()[-_LINES:] if isinstance(error, LinkLost) else []
-    said = f"; it said: {' / '.join(line.strip() for line in words)[-_LAST_WORDS:]}" if words else ""
+    said = f"; it said: {KNOWN.mask(' / '.join(line.strip() for line in words))[-_LAST_WORDS:]}" if words else ""
     code = error.code if isinstance(error, GatewayError) else "UPSTREAM_UNAVAILABLE"
     login = {"login": spec.name} if isinstance(error, Unauthorized) and "login" in error.details else {}
     return Unavailable(visible(f"{spec.name} does not answer: {_reason(error)}{said}"), code=code, **login)

@@ -15,6 +15,7 @@ from ...db import timestamp
 from ...db.approvals import EXPIRED, ApprovalRecord, Approvals, Ending, Scope, Status
 from ...errors import Conflict, Forbidden, GatewayError, Invalid, Timeout
 from ...names import new_id
+from ...secrets import KNOWN
 from ...tools import Tool
 from .question import (
     KEPT,
@@ -79,8 +80,8 @@ class Desk:
             grounds=question.grounds,
             tool_digest=tool_digest(question.tool),
             remember=question.remember,
-            reason=question.reason,
-            message=question.whole,
+            reason=KNOWN.mask(question.reason),
+            message=KNOWN.mask(question.whole),
             args=kept(question.arguments),
             created_at=timestamp(now),
             expires_at=timestamp(now + self.settings.timeout),
@@ -209,7 +210,7 @@ def kept(arguments: Mapping[str, Any]) -> str | None:
     """The arguments as they are written down: without secrets, and not beyond measure."""
     document = to_json(without_secrets(arguments))
     if len(document) <= KEPT:
-        return document.decode()
+        return KNOWN.mask_json(document.decode())
     return to_json({"truncated": True, "bytes": len(document)}).decode()
 
 

@@ -55,7 +55,7 @@ class Seal:
     in a file, for every process of that data directory."""
 
     def __init__(self, keys: Sequence[str], data_dir: Path) -> None:
-        self._keys = [_checked(resolve_variables(key), number) for number, key in enumerate(keys, 1)]
+        self._keys = [_checked(resolve_variables(key, field="secret"), number) for number, key in enumerate(keys, 1)]
         self._data_dir = data_dir
 
     def close(self, claims: Claims) -> str:

@@ -14,6 +14,7 @@ from ...calls import Call, Outcome
 from ...errors import NotFound, ToolFailed
 from ...runtime import Job, Runtime
 from ...sandbox import Mount
+from ...secrets import KNOWN
 from ...tools import Access, Permission, Tool
 from ...workspace import Workspaces
 from ...workspace.protected import Identities, protected_identities, rename_added
@@ -50,6 +51,8 @@ class ToolsetSource:
         toolset, item = self._find(call.target.id)
         workspace = self._workspaces.path(call.chat)
         env = {name: self._environment[name] for name in toolset.spec.secrets if name in self._environment}
+        for value in env.values():
+            KNOWN.add(value)
         if not self._workspaces.is_attached(call.chat):
             return Outcome(await self._run(toolset, item, call, workspace, env, ()))
         protected = protected_identities(workspace)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...db.redaction import is_secret
 from ...errors import ToolFailed, UpstreamFault
+from ...secrets import is_secret
 from .link import McpFault
 from .suspicion.characters import skeleton, spell_out
 from .suspicion.finding import excerpt

@@ -55,12 +55,12 @@ class Spec:
     def endpoint(self, environment: Mapping[str, str] = os.environ) -> Endpoint:
         """Where the server is, its variables resolved; refused when one is not set."""
 
-        def resolved(text: str) -> str:
-            return resolve_variables(text, environment)
+        def resolved(text: str, field: str = "") -> str:
+            return resolve_variables(text, environment, field)
 
         said = self.settings
         if said.url is not None:
-            headers = {name: resolved(value) for name, value in said.headers.items()}
+            headers = {name: resolved(value, name) for name, value in said.headers.items()}
             # `http` is what clients' own settings say for either: such a server may be of the old kind.
             transport = said.type if said.type in ("sse", "streamable-http") else "auto"
             return HttpEndpoint(resolved(said.url), headers, transport)
@@ -68,7 +68,7 @@ class Spec:
         return StdioEndpoint(
             command=resolved(said.command),
             args=tuple(map(resolved, said.args)),
-            env={name: resolved(value) for name, value in said.env.items()},
+            env={name: resolved(value, name) for name, value in said.env.items()},
             cwd=self._directory(resolved(said.cwd) if said.cwd is not None else None),
         )
 

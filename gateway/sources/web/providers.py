@@ -72,7 +72,7 @@ async def search(context: WebContext, query: str, count: int) -> Sequence[Found]
     assert settings is not None  # noqa: S101 - else the tool was not offered
     provider = PROVIDERS[settings.provider]
     url = resolve_variables(settings.url).rstrip("/") if settings.url else provider.url
-    key = resolve_variables(settings.key.get_secret_value()).strip() if settings.key else ""
+    key = resolve_variables(settings.key.get_secret_value(), field="api_key").strip() if settings.key else ""
     question = provider.question(url, key, query, count)
     door = context.outside.door(_policy(settings, question.url))
     async with door, question.ask(door) as answer:

@@ -50,7 +50,7 @@ class Account:
 
     @property
     def client_secret(self) -> str | None:
-        return self._resolved(self.oauth.client_secret)
+        return self._resolved(self.oauth.client_secret, "client_secret")
 
     def owns(self, login: Login) -> bool:
         """Whether a login is this account's: what is for one URL, or one client, is never used for another."""
@@ -61,5 +61,5 @@ class Account:
             and client in (None, login.client_id)
         )
 
-    def _resolved(self, said: str | None) -> str | None:
-        return None if said is None else resolve_variables(said, self.environment)
+    def _resolved(self, said: str | None, field: str = "") -> str | None:
+        return None if said is None else resolve_variables(said, self.environment, field)

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 from ....errors import GatewayError, Unavailable
+from ....secrets import KNOWN
 from ..link import Unauthorized
 from ..link.requests import header_lines
 from .account import Account
@@ -71,6 +72,8 @@ class Bearer:
             self._login = login if login is not None and self.account.owns(login) else None
             token = self._login and self._login.access_token
             self._line = header_lines([("authorization", f"Bearer {token}")]) if token else b""
+            if token:
+                KNOWN.add(token, ("login", self.account.server, self.account.principal))
             self._mark, self._failure = mark, None
         # By the clock that nobody sets: what is due by the other is looked at again soon, whatever becomes of it.
         self._until = time.monotonic() + min(LOOK_SECONDS, self._due_at() - time.time())
