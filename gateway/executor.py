@@ -75,7 +75,7 @@ class Executor:
         return result
 
     def hides(self, tool: Tool) -> Hides:
-        """Whether a file is left out of the results of a tool, by what any extension says."""
+        """A predicate for files to leave out of the results of a tool, as any extension demands."""
         found = [hides for extension in self._extensions if (hides := extension.hides(tool)) is not None]
         return (lambda path: any(hides(path) for hides in found)) if found else hide_nothing
 

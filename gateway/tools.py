@@ -145,7 +145,7 @@ LIST_RESOURCES = Tool(
 
 
 REQUESTS = ("resources/read", "resources/subscribe", "prompts/get", "completion/complete")
-"""What may be asked of an upstream besides its tools; in rules and limits it has the id `server:method`."""
+"""Requests to an upstream besides its tools; in rules and limits it has the id `server:method`."""
 
 
 def hide_nothing(_: str) -> bool:

@@ -100,7 +100,7 @@ def test_trivial_values_are_not_masked(value: str) -> None:
     ("name", "field", "value", "secret"),
     [
         ("PROJECT", "", "my-project", False),
-        ("HOME", "", "/home/annabel", False),
+        ("HOME", "", "/home/user", False),
         ("TZ", "TZ", "Europe/Berlin", False),
         ("SEARCH", "", "http://localhost:8888", False),
         ("PYTHON", "", "/usr/bin/python3.12", False),

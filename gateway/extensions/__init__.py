@@ -36,7 +36,7 @@ class Extension:
         return True
 
     def hides(self, tool: Tool) -> Hides | None:
-        """What decides which files are left out of a tool's results; None leaves out none. Asked once per catalog."""
+        """A predicate for files to leave out of a tool's results; None leaves out none. Asked once per catalog."""
         return None
 
     async def before_execute(self, call: Call) -> None:

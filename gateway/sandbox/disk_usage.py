@@ -1,4 +1,4 @@
-"""How much a program has added to the folders it may write to.
+"""Disk usage of a program: what it has added to the folders it may write to.
 
 The kernel counts what each process writes. A program whose own counters are below its limit is never ended, whatever
 others do to the same folder or disk; only one that wrote more is held to what the folder has grown by and to deleted
@@ -203,7 +203,7 @@ class _Moment:
         return Size(written, cpu_seconds / _CPU_SECONDS_PER_FILE)
 
     def estimate_since(self, start: _Moment) -> Size:
-        """What the program may have added, to decide whether to look: its counter if exact, else what the disk lost."""
+        """An estimate of what the program added, to decide when to look: its counter if exact, else the lost space."""
         taken = start._free - self._free
         return Size(self.most_added_since(start).bytes if self.is_exact else taken.bytes, taken.files)
 
@@ -292,7 +292,7 @@ class _Walk:
         return folders
 
     def _may_hide_files(self, name: Path | str, fd: int | None, found: os.stat_result | None = None) -> bool:
-        """Whether the program can have put files into a folder that is closed to us: it is our own user's, and has
+        """True if the program can have put files into a folder that is closed to us: it is our own user's, and has
         changed since the program began or the program wrote more than it may."""
         try:
             found = found or os.stat(name, dir_fd=fd, follow_symlinks=False)

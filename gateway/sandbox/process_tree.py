@@ -87,7 +87,7 @@ def proportional_memory(pids: tuple[int, ...]) -> int:
 
 
 class Work(NamedTuple):
-    """What a process tree has done: the bytes it wrote to disks and the CPU seconds it used. `exact` is False where the
+    """The work of a process tree: the bytes it wrote to disks and the CPU seconds it used. `exact` is False where the
     kernel's counters cannot be read, and CPU time bounds the bytes instead."""
 
     written: float

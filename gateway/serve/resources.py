@@ -156,7 +156,7 @@ class Resources:
         return found
 
     async def _is_used(self, chat: str, principal: str) -> bool:
-        """Whether anybody has used a chat; someone else's is refused by the executor, which records that."""
+        """Return whether anybody has used a chat; someone else's is refused by the executor, which records that."""
         try:
             return await self._versions.may_read(chat, principal)
         except Forbidden:
@@ -213,7 +213,7 @@ def media_type(path: str) -> str | None:
 
 
 def _arguments(address: FileAddress) -> dict[str, Any]:
-    """What is asked for, as the arguments of a call."""
+    """The requested file as the arguments of a call."""
     arguments: dict[str, Any] = {"path": address.path}
     if address.manifest is not None:
         arguments["manifest"] = address.manifest

@@ -32,16 +32,16 @@ GIT_PATHS = (
     ".git/worktrees",  # has a commondir for each
     ".git/modules",  # whole repositories
 )
-"""What says which programs git runs, or where that is said."""
+"""Files that name programs for git to run, or other places that do."""
 
 PROTECTED_PATHS = (*GIT_PATHS, ".hg/hgrc", *sorted(PROTECTED_NAMES - {".git", ".hg"}))
-"""What a program may not change in such a folder, by its path from there. It may change the rest of a repository."""
+"""Paths that a program may not change in such a folder. It may change the rest of a repository."""
 
 Identities = tuple[tuple[str, int, int], ...]
 
 
 def protected_identities(folder: Path) -> Identities:
-    """Which protected files and directories there are now, told apart from others of the same name later on."""
+    """The protected files and directories that exist now, with what identifies each if it is replaced later."""
     found = []
     for path in PROTECTED_PATHS:
         try:

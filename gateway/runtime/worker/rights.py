@@ -1,4 +1,4 @@
-"""What a worker gives up before it loads the code of a toolset."""
+"""Rights that a worker gives up before it loads the code of a toolset."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _asker(upstream: Upstream, lane: Lane, link: Link, ask: Ask) -> Ask:
 
 
 async def _rounds(link: Link, request: Request, answer: Result) -> Result:
-    """What comes of a server that asks by answering: a client of its kind is handed the questions, any other
+    """The result of a server that asks by answering: a client of its kind is handed the questions, any other
     is asked here, round by round."""
     peer = request.peer
     for _ in range(ROUNDS):

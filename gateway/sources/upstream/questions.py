@@ -59,8 +59,8 @@ async def put(peer: Peer, ask: Ask | None, method: str, params: Mapping[str, Any
 
 
 def asked_in(result: Mapping[str, Any], request: Request) -> dict[str, dict[str, Any]]:
-    """What an `input_required` result asks, labelled, by the server's own keys; refused when the client did not say
-    that it can be asked that, and when it passes for the gateway's own."""
+    """The questions of an `input_required` result, labelled, by the server's own keys; refused when the client did not
+    say that it can be asked that, and when one passes for the gateway's own."""
     found: dict[str, dict[str, Any]] = {}
     if str(result.get("requestState", "")).startswith(STATE_PREFIX):
         raise refuse_question(request.server, "its requestState looks like one of Toolgate's own")

@@ -205,7 +205,7 @@ def _call(caller: Caller, chat: str, peer: Peer | None) -> Call:
 
 
 def _tool(upstream: Upstream, method: str) -> Tool:
-    """What stands for a request of this method in rules, limits and the record."""
+    """A tool that stands for a request of this method in rules, limits and the record."""
     terms = upstream.spec.terms
     return Tool(
         f"{terms.server}:{method}",
