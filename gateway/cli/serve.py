@@ -16,7 +16,8 @@ from ..app import Gateway
 from ..config import Settings
 from ..errors import Forbidden
 from ..serve.consent import Consulting, Seal
-from ..serve.mcp import McpFace
+from ..serve.mcp.handlers import Handlers
+from ..serve.mcp.server import McpServer
 from ..serve.stdio import serve_stdio
 from . import clients, staying
 from .options import settings_options
@@ -76,38 +77,39 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
         tasks.start_soon(_stop_on_signal, stop)
         seal = Seal(settings.approval.keys, settings.data_dir)
         calls = Consulting(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
-        face = McpFace(gateway.executor, gateway.versions, gateway.chat, gateway.records, gateway.relay, calls)
-        gateway.watch_upstreams(face.upstreams_changed)
+        handlers = Handlers(gateway.executor, gateway.versions, gateway.chat, gateway.records, gateway.relay, calls)
+        gateway.watch_upstreams(handlers.upstreams_changed)
+        server = McpServer(handlers)
         async with anyio.create_task_group() as serving:
             if "http" in transports:
-                serving.start_soon(_over_http, gateway, face, host, port, stop)
+                serving.start_soon(_over_http, gateway, server, host, port, stop)
             if "stdio" in transports:
-                serving.start_soon(_over_stdio, gateway, face, stop)
+                serving.start_soon(_over_stdio, gateway, server, stop)
         tasks.cancel_scope.cancel()
 
 
-async def _over_stdio(gateway: Gateway, face: McpFace, stop: anyio.Event) -> None:
+async def _over_stdio(gateway: Gateway, server: McpServer, stop: anyio.Event) -> None:
     if sys.stdin.isatty():
         _say(WAITING)
     limit = gateway.settings.limits.request_bytes * MESSAGE_FACTOR
-    await serve_stdio(face, limit, gateway.settings.server.shutdown_grace, stop)
+    await serve_stdio(server, limit, gateway.settings.server.shutdown_grace, stop)
     stop.set()  # the client that started us has left
 
 
-async def _over_http(gateway: Gateway, face: McpFace, host: str, port: int, stop: anyio.Event) -> None:
+async def _over_http(gateway: Gateway, server: McpServer, host: str, port: int, stop: anyio.Event) -> None:
     with staying():
         # Imported here: a stdio start, which a person waits for, needs none of it.
         from ..serve.asgi import Door, HttpFace, parse_authority
         from ..serve.http import bind, serve_http
 
-    server = gateway.settings.server
+    settings = gateway.settings.server
     listening = bind(host, port)
     address = f"[{host}]" if ":" in host else host
     port = listening.getsockname()[1]
     limit = gateway.settings.limits.request_bytes * MESSAGE_FACTOR
     own = [address] if parse_authority(address) else []  # no client sends the zone of an address
-    door = Door(limit, [*server.allowed_hosts, *own], server.allowed_origins)
-    web = HttpFace(face, gateway.ready, door)
+    door = Door(limit, [*settings.allowed_hosts, *own], settings.allowed_origins)
+    web = HttpFace(server, gateway.ready, door)
 
     async def drain() -> None:
         await gateway.drain()

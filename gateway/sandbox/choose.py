@@ -39,7 +39,7 @@ FIXES = (
     "Fedora: sudo dnf install bubblewrap",
     "Ubuntu 23.10 and newer: add an AppArmor profile that allows userns to /usr/bin/bwrap",
     "Docker: run on a host with Landlock, or allow user namespaces in the container's seccomp profile",
-    "any system: pip install 'toolgate[monty]' (a part of Python, no bash, no toolsets)",
+    "any system: pip install 'toolgate-mcp[monty]' (a part of Python, no bash, no toolsets)",
     "last resort: sandbox.allow_unsandboxed: true (code then has all rights of your account)",
 )
 

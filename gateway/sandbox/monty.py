@@ -1,6 +1,6 @@
 """Python where nothing can hold a process: code in an interpreter of its own, which knows a part of the language.
 
-Monty (the extra `toolgate[monty]`) has no programs, no packages and no network, so it is no `Sandbox`: it takes
+Monty (the extra `toolgate-mcp[monty]`) has no programs, no packages and no network, so it is no `Sandbox`: it takes
 code and a folder, and answers as `run` does. Each piece of code gets a fresh worker process, and a thread of ours
 that serves it; its own way to be awaited leaves threads behind that now and then abort the gateway as it exits.
 """
@@ -69,7 +69,7 @@ class Monty:
 
     def __init__(self, workers: int = 4) -> None:
         if not installed():
-            raise unavailable("Monty is not installed; pip install 'toolgate[monty]'")
+            raise unavailable("Monty is not installed; pip install 'toolgate-mcp[monty]'")
         self._workers = workers
         self._places = asyncio.Semaphore(workers)
         self._threads = ThreadPoolExecutor(workers, "toolgate-monty")

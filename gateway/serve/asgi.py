@@ -8,7 +8,6 @@ from ipaddress import AddressValueError, IPv6Address
 
 import anyio
 from mcp.server.transport_security import TransportSecuritySettings
-from mcp_types import INVALID_PARAMS, INVALID_REQUEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -16,8 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import Forbidden, GatewayError, Invalid, Unavailable
+from ..protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
 from .express_http import ExpressHttp
-from .mcp import McpFace
+from .mcp.server import McpServer
 from .session_limit import SessionLimit
 
 Ready = Callable[[], Awaitable[None]]
@@ -34,19 +34,19 @@ class HttpFace:
     """Everything the HTTP face answers, behind its door, as the ASGI application `app`; `shortcut` spares a server that
     knows it the way through ASGI."""
 
-    def __init__(self, mcp: McpFace, ready: Ready, door: Door) -> None:
+    def __init__(self, mcp: McpServer, ready: Ready, door: Door) -> None:
         self._mcp = mcp
         self._ready = ready
         self._streams: set[anyio.CancelScope] = set()
-        routes = mcp.server.streamable_http_app(
+        routes = mcp.sdk.streamable_http_app(
             streamable_http_path=PATH,
             max_request_body_size=door.body_limit,
             # The door has checked Host and Origin already, for every route and not only this one.
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             custom_starlette_routes=[Route("/healthz", self._healthz), Route("/readyz", self._readyz)],
         )
-        SessionLimit(mcp.server.session_manager)
-        express = ExpressHttp(mcp, self._ending(routes), mcp.server.session_manager, PATH)
+        SessionLimit(mcp.sdk.session_manager)
+        express = ExpressHttp(mcp.handlers, self._ending(routes), mcp.sdk.session_manager, PATH)
         self.app = door.before(express)
         self.shortcut = Guarded(door, express)
 

@@ -13,17 +13,19 @@ import anyio
 from mcp.server.streamable_http import StreamableHTTPServerTransport as Transport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS, InboundModernRoute, classify_inbound_request
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..calls import DEFAULT_CHAT, LOCAL, to_json
-from ..extensions.later import Later
-from ..extensions.scopes import cancel_scope
-from . import express
-from .express import REQUEST_CANCELLED, SIZE, Express, Ready, Written
-from .mcp import McpFace
-from .sessions import Session
+from gateway.calls import to_json
+from gateway.extensions.later import Later
+from gateway.extensions.scopes import cancel_scope
+from gateway.protocol import MODERN_PROTOCOL_VERSIONS
+from gateway.protocol.jsonrpc import REQUEST_CANCELLED
+from gateway.serve.mcp import fastpath
+from gateway.serve.mcp.fastpath import SIZE, Encoded, FastPath, Parsed
+from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.request import connection_chat, principal_of
+from gateway.serve.mcp.sessions import Session
 
 Headers = Mapping[bytes, bytes]
 
@@ -40,19 +42,19 @@ _STREAM = [
     (b"x-accel-buffering", b"no"),
 ]
 _ROUTING = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
-_METHODS = frozenset(method.encode() for method in express.METHODS)
+_METHODS = frozenset(method.encode() for method in fastpath.METHODS)
 _MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
 
 
 class ExpressHttp:
     """An ASGI application: answers what it can, and hands the rest to `app` as it came."""
 
-    def __init__(self, face: McpFace, app: ASGIApp, manager: StreamableHTTPSessionManager, path: str) -> None:
-        self._face = face
+    def __init__(self, handlers: Handlers, app: ASGIApp, manager: StreamableHTTPSessionManager, path: str) -> None:
+        self._handlers = handlers
         self._app = app
         self._manager = manager
         self._path = path
-        self._express = Express(face.tools)
+        self._fast = FastPath(handlers)
         self._later = Later(MOMENT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,13 +70,13 @@ class ExpressHttp:
         self, headers: Headers, query: bytes, body: bytes, receive: Receive, send: Send
     ) -> Coroutine[Any, Any, None] | None:
         """What answers a promising request, if it can be answered here."""
-        message = express.parse(body)
+        message = fastpath.parse(body)
         if message is None:
             return None
         chat = self._chat(query, headers)
         if b"mcp-session-id" in headers and (found := self._session(headers)) is not None:
             return self._in_session(*found, message, chat, headers[b"mcp-session-id"], send)
-        request = express.modern(message, LOCAL, chat, relayed=True)
+        request = fastpath.parse_modern(message, principal_of(headers), chat, relayed=True)
         if request is None or not self._fits(request, headers, message):
             return None
         return self._modern(request, receive, send)
@@ -93,17 +95,17 @@ class ExpressHttp:
         version = headers.get(b"mcp-protocol-version")
         return (version in _MODERN and headers.get(b"mcp-method") in _METHODS) or self._session(headers) is not None
 
-    async def _modern(self, request: Ready, receive: Receive, send: Send) -> None:
+    async def _modern(self, request: Parsed, receive: Receive, send: Send) -> None:
         reply = _Reply(send)
         with _Attendance(self._later, reply, receive) as call:
-            answer = await self._express.answer(request, reply.say)
+            answer = await self._fast.answer(request, reply.notify)
         if not call.ended:
             await reply.end(answer)
 
-    def _fits(self, request: Ready, headers: Headers, message: Mapping[str, Any]) -> bool:
+    def _fits(self, request: Parsed, headers: Headers, message: Mapping[str, Any]) -> bool:
         """Whether headers and body say the same; which words a difference is answered with, the SDK knows."""
         called = request.params.get("name", "")
-        if called and self._face.tools.header_schema(called) is not None:
+        if called and self._handlers.tools.header_schema(called) is not None:
             return False
         if (
             headers.get(b"mcp-name", b"") == called.encode()
@@ -119,25 +121,27 @@ class ExpressHttp:
     ) -> Coroutine[Any, Any, None] | None:
         if _settles(session, message):
             return _accepted(send, name)
-        request = express.in_session(message, session, chat)
+        request = fastpath.parse_in_session(message, session, chat)
         return None if request is None else self._answer_in(session, transport, request, _Reply(send, name))
 
-    async def _answer_in(self, session: Session, transport: Transport, request: Ready, reply: _Reply) -> None:
+    async def _answer_in(self, session: Session, transport: Transport, request: Parsed, reply: _Reply) -> None:
         with _in_use(transport), _Attendance(self._later, reply) as call:
             session.calls[str(request.id)] = call
             try:
-                answer = await self._express.answer(request, reply.say)
+                answer = await self._fast.answer(request, reply.notify)
             finally:
                 if session.calls.get(str(request.id)) is call:  # another of this id may have come at the same moment
                     del session.calls[str(request.id)]
-        await reply.end(express.failed(request.id, REQUEST_CANCELLED, "Request cancelled") if call.ended else answer)
+        await reply.end(
+            fastpath.encode_error(request.id, REQUEST_CANCELLED, "Request cancelled") if call.ended else answer
+        )
 
     def _session(self, headers: Headers) -> tuple[Session, Transport] | None:
         """The session a request belongs to, if it is alive."""
         if b"mcp-session-id" not in headers:
             return None
         session_id = headers[b"mcp-session-id"].decode("latin-1")
-        session = self._face.sessions.get(session_id)
+        session = self._handlers.sessions.get(session_id)
         transport = self._manager._server_instances.get(session_id)
         if session is None or transport is None or transport.is_terminated:
             return None
@@ -146,7 +150,7 @@ class ExpressHttp:
     def _chat(self, query: bytes, headers: Headers) -> str:
         """The chat of a request that names none: the URL's, the command line's, the session's."""
         asked = QueryParams(query).get("chat") if query else None
-        return asked or self._face.chat or headers.get(b"mcp-session-id", b"").decode("latin-1") or DEFAULT_CHAT
+        return connection_chat(self._handlers.chat, asked, headers.get(b"mcp-session-id", b"").decode("latin-1"))
 
 
 class _Reply:
@@ -158,13 +162,13 @@ class _Reply:
         self._streaming = False
         self._turn: asyncio.Lock | None = None  # which few need
 
-    async def say(self, message: Mapping[str, Any]) -> None:
+    async def notify(self, message: Mapping[str, Any]) -> None:
         await self._event(_event(to_json(message)))
 
     async def ping(self) -> None:
         await self._event(PING)
 
-    async def end(self, answer: Written) -> None:
+    async def end(self, answer: Encoded) -> None:
         """Send the answer, once; what is being said goes first."""
         if self._turn is not None:
             async with self._turn:
@@ -283,8 +287,8 @@ def _settles(session: Session, message: Mapping[str, Any]) -> bool:
     """Whether this is no request but the client's word about one under way here."""
     if message.get("method") == "notifications/cancelled":
         params = message.get("params")
-        return isinstance(params, dict) and session.called_off(params.get("requestId"))
-    return "method" not in message and session.answered(message)
+        return isinstance(params, dict) and session.cancel_call(params.get("requestId"))
+    return "method" not in message and session.take_answer(message)
 
 
 async def _accepted(send: Send, session_id: bytes) -> None:

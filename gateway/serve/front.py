@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from starlette.types import Message, Receive, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from .express import SIZE
+from .mcp.fastpath import SIZE
 
 Headers = Mapping[bytes, bytes]
 

@@ -8,11 +8,11 @@ from ipaddress import AddressValueError, IPv6Address, IPv6Network
 
 from mcp.server.streamable_http import StreamableHTTPServerTransport as Transport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp_types import INTERNAL_ERROR
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from ..calls import LOCAL
+from ..protocol.jsonrpc import INTERNAL_ERROR
 
 SESSIONS, SESSIONS_PER_CLIENT = 1000, 500
 

@@ -1,4 +1,8 @@
-"""MCP over stdin and stdout: pipes read and written by the event loop, without a thread per message."""
+"""MCP over stdin and stdout: lines read and written by the event loop.
+
+What a client asks for first is answered without the SDK, whose import takes longer than the rest of the start. It is
+loaded for the first line that needs it, and shown how the connection began.
+"""
 
 from __future__ import annotations
 
@@ -8,96 +12,132 @@ import logging
 import os
 import re
 import stat
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
+import anyio.abc
 import anyio.to_thread
-import mcp_types as types
 import orjson
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.shared.message import SessionMessage
-from pydantic import ValidationError
 
-from .express_stdio import ExpressStdio
-from .mcp import McpFace
+from gateway.calls import to_json
+from gateway.protocol import PROTOCOL_VERSION_META_KEY
+from gateway.protocol.jsonrpc import CONNECTION_CLOSED, INVALID_REQUEST, RequestId
+from gateway.serve.mcp import fastpath
+from gateway.serve.mcp.fastpath import FastPath, Parsed
+from gateway.serve.mcp.request import caller_of, client_name, connection_chat, principal_of
+from gateway.serve.mcp.server import McpServer
+from gateway.serve.mcp.sessions import Session
+from gateway.serve.mcp.subscriber import Change
+
+if TYPE_CHECKING:
+    from gateway.serve.mcp.sdk_stream import SdkStream
 
 log = logging.getLogger(__name__)
 
 CHUNK = 256 * 1024
+CLOSE_SECONDS = 2.0
+"""The time a cancelled call has to end."""
+
+OPENING = "toolgate-opening"
+"""The id of the request that shows the SDK how the connection began."""
+
 _LEADING_ID = re.compile(rb'\{"jsonrpc":\s?"2\.0",\s?"id":\s?(\d{1,18}|"[^"\\]{0,200}")')
 _TRAILING_ID = re.compile(rb',\s?"id":\s?(\d{1,18}|"[^"\\]{0,200}")\}\s*$')
 
 
-async def serve_stdio(face: McpFace, message_limit: int, grace: float, stop: anyio.Event) -> None:
+async def serve_stdio(server: McpServer, message_limit: int, grace: float, stop: anyio.Event) -> None:
     """Serve the one client at the other end of stdin and stdout, until it leaves or `stop` is set.
 
     Requests already read are answered before the end, for which they have `grace` seconds.
     """
-    async with _Wire(face, message_limit, grace).open(stop) as (from_client, to_client):
-        await face.server.run(from_client, to_client, face.server.create_initialization_options())
+    with _own_standard_streams() as (stdin, stdout), ExitStack() as closing:
+        reader = await _read_pipe(stdin, closing) if _pollable(stdin) else _FileReader(stdin, closing)
+        writer = await _write_pipe(stdout, closing) if _pollable(stdout) else _FileWriter(stdout, closing)
+        await _Connection(server, reader, writer, message_limit).serve(grace, stop)
 
 
-class _Wire:
-    """Lines in, lines out, and which requests still wait for their answer."""
+class _Connection:
+    """One client: its requests in progress, and the SDK's server once a line needs it."""
 
-    def __init__(self, face: McpFace, message_limit: int, grace: float) -> None:
-        self._face = face
+    def __init__(self, server: McpServer, reader: _Reader, writer: _Writer, message_limit: int) -> None:
+        self._server = server
+        self._reader = reader
+        self._writer = writer
         self._limit = message_limit
-        self._grace = grace
-        self._reading = anyio.CancelScope()
-        self._unanswered: set[types.RequestId] = set()
-        self._answered = anyio.Event()
+        self._unanswered: set[RequestId] = set()
+        self._settled = anyio.Event()
+        self._fast = FastRequests(self)
+        self._stream: SdkStream | None = None
+        self._stream_ended = anyio.Event()
 
-    @asynccontextmanager
-    async def open(
-        self, stop: anyio.Event
-    ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Any], MemoryObjectSendStream[Any]]]:
-        to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
-        with _own_standard_streams() as (stdin, stdout), ExitStack() as closing:
-            reader = await _read_pipe(stdin, closing) if _pollable(stdin) else _FileReader(stdin, closing)
-            writer = await _write_pipe(stdout, closing) if _pollable(stdout) else _FileWriter(stdout, closing)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._stop_reading, stop)
-                tasks.start_soon(self._read, reader, writer, to_server)
-                tasks.start_soon(self._write, writer, from_server)
-                yield from_client, to_client
-                tasks.cancel_scope.cancel()
+    @property
+    def server(self) -> McpServer:
+        return self._server
 
-    async def _stop_reading(self, stop: anyio.Event) -> None:
-        await stop.wait()
-        self._reading.cancel()
-
-    async def _read(self, reader: _Reader, writer: _Writer, to_server: MemoryObjectSendStream[Any]) -> None:
-        express = ExpressStdio(self._face, partial(_send, writer), self._unanswered.add, self._settle)
-        async with to_server:
+    async def serve(self, grace: float, stop: anyio.Event) -> None:
+        async with anyio.create_task_group() as tasks:
+            reading = anyio.CancelScope()
+            tasks.start_soon(_cancel_when, stop, reading)
             try:
-                with self._reading:
-                    async for line in self._lines(reader, writer):
-                        if express.take(line):
-                            continue
-                        message = _parse(line, writer)
-                        if message is not None:
-                            self._note(message)
-                            await to_server.send(SessionMessage(message))
-                with anyio.move_on_after(self._grace):  # what is still under way then ends, on both roads
-                    await self._settled()
+                with reading:
+                    async for line in self._lines():
+                        if not self._fast.take(line):
+                            await self._feed(line, tasks)
+                with anyio.move_on_after(grace):  # then what is in progress ends
+                    await self._wait_for_answers()
             finally:
-                await express.close()
+                await self._fast.close()
+                if self._stream is not None:
+                    self._stream.close()
+                    await self._stream_ended.wait()
+                self._server.handlers.sessions.close(None)
+            tasks.cancel_scope.cancel()
 
-    async def _lines(self, reader: _Reader, writer: _Writer) -> AsyncIterator[bytes]:
-        """Whole lines. One over the limit is not kept, only answered."""
+    async def write(self, line: bytes) -> None:
+        await _send(self._writer, line)
+
+    def begin(self, request_id: RequestId) -> None:
+        self._unanswered.add(request_id)
+
+    def end(self, request_id: RequestId) -> None:
+        self._unanswered.discard(request_id)
+        if not self._unanswered:
+            self._settled.set()
+
+    async def _feed(self, line: bytes, tasks: anyio.abc.TaskGroup) -> None:
+        if self._stream is None:
+            # In a thread: the import takes about a second, and calls in progress go on meanwhile.
+            self._stream = await anyio.to_thread.run_sync(self._load_sdk)
+            tasks.start_soon(self._run, self._stream)
+            for message in self._fast.opening():
+                await self._stream.replay(message)
+        error = await self._stream.feed(line)
+        if error is not None:
+            _refuse(self._writer, line, error.code, error.message)
+
+    def _load_sdk(self) -> SdkStream:
+        from gateway.serve.mcp.sdk_stream import SdkStream
+
+        return SdkStream(self._server.sdk, self.write, self.begin, self.end)
+
+    async def _run(self, stream: SdkStream) -> None:
+        try:
+            await stream.run()
+        finally:
+            self._stream_ended.set()
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        """Yield whole lines. One over the limit is not kept, only answered."""
         pending = bytearray()
         too_long = False
-        while chunk := await reader.read(CHUNK):
+        while chunk := await self._reader.read(CHUNK):
             *complete, rest = chunk.split(b"\n")
             for part in complete:
                 pending += part
                 if too_long or len(pending) > self._limit:
-                    _refuse(writer, pending, types.INVALID_REQUEST, f"a message may have {self._limit} bytes at most")
+                    _refuse(self._writer, pending, INVALID_REQUEST, f"a message may have {self._limit} bytes at most")
                 elif pending.strip():
                     yield bytes(pending)
                 pending.clear()
@@ -109,56 +149,168 @@ class _Wire:
         if pending.strip() and not too_long:
             yield bytes(pending)
 
-    async def _write(self, writer: _Writer, from_server: MemoryObjectReceiveStream[SessionMessage]) -> None:
-        async with from_server:
-            async for item in from_server:
-                await _send(writer, item.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
-                if isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError):
-                    self._settle(item.message.id)
-
-    def _note(self, message: types.JSONRPCMessage) -> None:
-        if isinstance(message, types.JSONRPCRequest):
-            if message.method != "subscriptions/listen":  # answered only when it ends
-                self._unanswered.add(message.id)
-        elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
-            called_off = (message.params or {}).get("requestId")
-            if type(called_off) in (int, str):
-                self._settle(called_off)
-
-    def _settle(self, request_id: types.RequestId | None) -> None:
-        self._unanswered.discard(request_id)
-        if not self._unanswered:
-            self._answered.set()
-
-    async def _settled(self) -> None:
+    async def _wait_for_answers(self) -> None:
         while self._unanswered:
-            self._answered = anyio.Event()
-            await self._answered.wait()
+            self._settled = anyio.Event()
+            await self._settled.wait()
+
+
+class FastRequests:
+    """The lines that are answered without the SDK. The first request decides the protocol version of the connection."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+        self._handlers = connection.server.handlers
+        self._path = FastPath(self._handlers)
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._modern: bool | None = None
+        self._envelope: Mapping[str, Any] = {}
+        self._session: Session | None = None
+        self._handshake: list[Mapping[str, Any]] = []
+        self._closing = False
+
+    def take(self, line: bytes) -> bool:
+        """Return whether the line is dealt with here; a request is answered later."""
+        message = fastpath.parse(line)
+        if self._modern is None:
+            self._modern = _opens_modern(message)
+            if message is not None and self._modern is False:
+                return self._initialize(message)
+        if message is None or self._modern is None:
+            return False
+        if self._take_initialized(message) or self._take_reply(message):
+            return True
+        parsed = self._parse(message)
+        if parsed is None or str(parsed.id) in self._calls:
+            return False
+        if parsed.modern:
+            self._envelope = parsed.params.get("_meta", {})
+        self._start(parsed)
+        return True
+
+    def opening(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the messages that show the SDK how the connection began."""
+        if self._session is not None:
+            self._open_session()
+            yield from self._handshake
+            self._handshake = []
+        elif self._envelope:
+            params = {"_meta": self._envelope}
+            yield {"jsonrpc": "2.0", "id": OPENING, "method": "server/discover", "params": params}
+
+    async def close(self) -> None:
+        """Cancel what is in progress; the client is answered."""
+        self._closing = True
+        tasks = list(self._calls.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+
+    def _initialize(self, message: Mapping[str, Any]) -> bool:
+        params = fastpath.parse_initialize(message)
+        if params is None:
+            return False
+        result = self._handlers.initialize(params)
+        caller = caller_of(principal_of(None), client_name(params["clientInfo"]))
+        self._session = Session(result["protocolVersion"], params["capabilities"], caller, self._send)
+        self._handshake = [{**message, "id": OPENING}]
+        self._spawn(message["id"], self._connection.write(fastpath.encode_result(message["id"], result)))
+        return True
+
+    def _take_initialized(self, message: Mapping[str, Any]) -> bool:
+        if self._session is None or message.get("method") != "notifications/initialized" or "id" in message:
+            return False
+        if not self._handshake:  # the SDK serves the connection too, and has yet to be told
+            return False
+        self._handshake.append(message)
+        self._open_session()
+        return True
+
+    def _open_session(self) -> None:
+        if self._session is not None and self._handlers.sessions.get(None) is None:
+            self._handlers.sessions.open(None, self._session)
+
+    def _take_reply(self, message: Mapping[str, Any]) -> bool:
+        """Take a message about a request in progress here: a cancellation, or the answer to a question."""
+        if message.get("method") == "notifications/cancelled":
+            params = message.get("params")
+            request_id = params.get("requestId") if isinstance(params, dict) else None
+            call = self._calls.get(str(request_id)) if type(request_id) in (int, str) else None
+            return call is not None and call.cancel()
+        return self._session is not None and "method" not in message and self._session.take_answer(message)
+
+    def _parse(self, message: Mapping[str, Any]) -> Parsed | None:
+        chat = connection_chat(self._handlers.chat)
+        if self._session is not None:
+            return fastpath.parse_in_session(message, self._session, chat, fastpath.STDIO_HANDSHAKE_METHODS)
+        if not self._modern:
+            return None
+        return fastpath.parse_modern(message, principal_of(None), chat, methods=fastpath.STDIO_MODERN_METHODS)
+
+    def _start(self, parsed: Parsed) -> None:
+        task = self._spawn(parsed.id, self._answer(parsed))
+        if self._session is not None:
+            self._session.calls[str(parsed.id)] = task
+
+    def _spawn(self, request_id: RequestId, work: Any) -> asyncio.Task[None]:
+        self._connection.begin(request_id)
+        task = self._calls[str(request_id)] = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(lambda _: self._done(request_id))
+        return task
+
+    async def _answer(self, parsed: Parsed) -> None:
+        try:
+            encoded = await self._path.answer(parsed, self._notify)
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+            encoded = fastpath.encode_error(parsed.id, CONNECTION_CLOSED, "Connection closed")
+        await self._connection.write(encoded.message)
+
+    async def _notify(self, message: Mapping[str, Any]) -> None:
+        await self._connection.write(to_json(message))
+
+    async def _send(self, change: Change) -> None:
+        await self._connection.write(to_json(change.notification))
+
+    def _done(self, request_id: RequestId) -> None:
+        del self._calls[str(request_id)]
+        if self._session is not None:
+            self._session.calls.pop(str(request_id), None)
+        self._connection.end(request_id)
+
+
+def _opens_modern(message: Mapping[str, Any] | None) -> bool | None:
+    """Return whether a connection that begins with this is one of a modern version; None for what is no request."""
+    match message:
+        case {"id": int() | str(), "method": "initialize"}:
+            return False
+        case {"id": int() | str(), "method": str(), "params": {"_meta": dict(meta)}} if (
+            PROTOCOL_VERSION_META_KEY in meta
+        ):
+            return True
+        case {"id": int() | str(), "method": str()} | None:
+            return False
+    return None
+
+
+async def _cancel_when(stop: anyio.Event, scope: anyio.CancelScope) -> None:
+    await stop.wait()
+    scope.cancel()
 
 
 async def _send(writer: _Writer, line: bytes) -> None:
     writer.write(line + b"\n")
     try:
         await writer.drain()
-    except ConnectionError:  # the client left without reading; the end of input tells the rest
+    except ConnectionError:  # the client left without reading; the end of its input ends the connection
         log.debug("the client is gone")
 
 
-def _parse(line: bytes, writer: _Writer) -> types.JSONRPCMessage | None:
-    """The message of a line, or None when it is none: the client is told so, and the next line counts."""
-    try:
-        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValidationError as error:
-        if error.errors()[0]["type"] == "json_invalid":
-            _refuse(writer, line, types.PARSE_ERROR, str(error.errors()[0]["msg"]))
-        else:
-            _refuse(writer, line, types.INVALID_REQUEST, "not a JSON-RPC 2.0 message")
-    return None
-
-
 def _refuse(writer: _Writer, line: bytes | bytearray, code: int, message: str) -> None:
-    """Answer a line that could not be read. Its id is found only where it must be the message's own:
-    right at the start or the end."""
+    """Answer a line that could not be read. Its id is looked for only where it must be the message's own: right at the
+    start or the end."""
     match = _LEADING_ID.match(line) or _TRAILING_ID.search(line[-300:])
     request_id = orjson.loads(match[1]) if match else None
     error = {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}}
@@ -167,8 +319,8 @@ def _refuse(writer: _Writer, line: bytes | bytearray, code: int, message: str) -
 
 @contextmanager
 def _own_standard_streams() -> Iterator[tuple[int, int]]:
-    """Private copies of stdin and stdout. Meanwhile the numbers 0 and 1 are the null device and
-    stderr, so that a stray print of anyone misses the wire."""
+    """Take private copies of stdin and stdout. Meanwhile descriptors 0 and 1 are the null device and stderr, so that a
+    stray print does not break the protocol."""
     stdin = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     stdout = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -195,7 +347,7 @@ class _Writer(Protocol):
 
 
 def _pollable(descriptor: int) -> bool:
-    """Whether the event loop can wait for it; a plain file, as in `toolgate serve < requests`, cannot be waited for."""
+    """Return whether the event loop can wait for it; a plain file, as in `toolgate serve < requests`, cannot."""
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stat.S_ISCHR(mode) and os.isatty(descriptor))
 

@@ -22,8 +22,8 @@ from mcp.shared.message import SessionMessage
 from gateway import Gateway
 from gateway.db.pins import Pins
 from gateway.db.sqlite import SqliteDatabase
-from gateway.serve.mcp import McpFace
-from gateway.serve.peers import Verbatim
+from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.server import McpServer
 
 from .clients import CALL_ID, every_tool, text
 from .processes import LOGS, PATIENCE, Listening, environment, on_http, serve_command
@@ -475,8 +475,7 @@ async def test_what_no_library_knows_is_kept(gateway: Listening, upstream: str, 
 async def test_verbatim_keeps_what_no_library_knows(tmp_path: Path, era: str) -> None:
     settings = {"data_dir": str(tmp_path), "approval": {"mode": "never"}, "mcpServers": {"lab": labs.on_stdio()}}
     async with Gateway.open(settings) as gateway, anyio.create_task_group() as tasks:
-        server = McpFace(gateway.executor, gateway.versions).server
-        server.middleware.append(Verbatim(server))
+        server = McpServer(Handlers(gateway.executor, gateway.versions)).sdk
         to_server, from_client = anyio.create_memory_object_stream[Any](10)
         to_client, from_server = anyio.create_memory_object_stream[Any](10)
         tasks.start_soon(server.run, from_client, to_client, server.create_initialization_options())

@@ -21,18 +21,18 @@ import pytest
 import uvicorn
 from eventually import TIMEOUT, async_eventually
 from mcp.server.transport_security import TransportSecuritySettings
-from mcp.shared.exceptions import MCPError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.errors import ToolFailed, UpstreamFault
+from gateway.protocol.jsonrpc import RpcError
 from gateway.serve import stdio
 from gateway.serve.asgi import PATH, Door, HttpFace
 from gateway.serve.front import Front, Heads, Shortcut
-from gateway.serve.mcp import McpFace
-from gateway.serve.sessions import Sessions
+from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.server import McpServer
 from gateway.serve.stdio import serve_stdio
 from gateway.tools import Permission, Tool
 
@@ -156,7 +156,7 @@ class Stall:
         self.begun.set()
         try:
             return Outcome(value=await call.peer.ask("elicitation/create", QUESTION))
-        except MCPError as error:
+        except RpcError as error:
             return Outcome(value={"code": error.code, "message": error.message, "data": error.data})
         except asyncio.CancelledError:
             self.ended.append(call.id)
@@ -480,7 +480,7 @@ class Bench:
 
     gateway: Gateway
     stall: Stall
-    face: McpFace
+    face: McpServer
     short: ASGIApp
     long: ASGIApp
     wire: ASGIApp
@@ -493,7 +493,7 @@ class Bench:
         """A client that has shaken hands with `short`, and is known there."""
         client = Client(self.short)
         await client.open(capabilities, version)
-        await async_eventually(lambda: self.face.sessions.get(client.session["mcp-session-id"]) is not None)
+        await async_eventually(lambda: self.face.handlers.sessions.get(client.session["mcp-session-id"]) is not None)
         return client
 
     async def records(self) -> list[tuple[str, str | None]]:
@@ -507,14 +507,14 @@ async def bench(directory: Path, **settings: Any) -> AsyncIterator[Bench]:
     stall = Stall()
     chosen = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, **settings}
     async with Gateway.open(chosen, sources=[stall]) as gateway:
-        faces = [McpFace(gateway.executor, gateway.versions, plans=gateway.records) for _ in range(2)]
+        faces = [McpServer(Handlers(gateway.executor, gateway.versions, plans=gateway.records)) for _ in range(2)]
         served = HttpFace(faces[0], gateway.ready, Door(LIMIT))
-        routes = faces[1].server.streamable_http_app(
+        routes = faces[1].sdk.streamable_http_app(
             streamable_http_path=PATH,
             max_request_body_size=LIMIT,
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )
-        async with faces[0].server.session_manager.run(), faces[1].server.session_manager.run():
+        async with faces[0].sdk.session_manager.run(), faces[1].sdk.session_manager.run():
             wire = Wire(served.app, served.shortcut)
             yield Bench(gateway, stall, faces[0], served.app, Door(LIMIT).before(routes), wire)
 
@@ -527,18 +527,16 @@ class Pipes:
         writer: asyncio.StreamWriter,
         reader: asyncio.StreamReader,
         serving: asyncio.Future[None],
-        sessions: Sessions,
     ) -> None:
         self.serving = serving
-        self._sessions = sessions
         self._writer = writer
         self._reader = reader
 
     async def open(self, capabilities: Mapping[str, Any]) -> None:
-        """Shake hands, until one is known."""
+        """Shake hands; an answered ping says that the server has read all of it."""
         await self.ask(initialize(capabilities))
         self.send(INITIALIZED)
-        await async_eventually(lambda: self._sessions.get(None) is not None)
+        await self.ask(request("ping", number="ready", envelope={}))
 
     def send(self, *messages: Any) -> None:
         for message in messages:
@@ -575,6 +573,9 @@ class Unread:
     def take(self, _: bytes) -> bool:
         return False
 
+    def opening(self) -> Iterator[Any]:
+        return iter(())
+
     async def close(self) -> None: ...
 
 
@@ -588,11 +589,11 @@ async def on_pipes(
     stop: anyio.Event | None = None,
 ) -> AsyncIterator[Pipes]:
     """The gateway's face over stdio, in this process; without the short way it is the SDK's alone."""
-    face = McpFace(gateway.executor, gateway.versions, chat, gateway.records)
+    face = McpServer(Handlers(gateway.executor, gateway.versions, chat, gateway.records))
     stop = stop or anyio.Event()
     with pytest.MonkeyPatch.context() as patch, _standard_pipes() as (to_us, from_us):
         if not short:
-            patch.setattr(stdio, "ExpressStdio", Unread)
+            patch.setattr(stdio, "FastRequests", Unread)
         loop = asyncio.get_running_loop()
         writing, protocol = await loop.connect_write_pipe(
             lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(to_us, "wb", 0)
@@ -602,7 +603,7 @@ async def on_pipes(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(from_us, "rb", 0)
         )
         serving = asyncio.ensure_future(serve_stdio(face, LIMIT, grace, stop))
-        pipes = Pipes(asyncio.StreamWriter(writing, protocol, None, loop), reader, serving, face.sessions)
+        pipes = Pipes(asyncio.StreamWriter(writing, protocol, None, loop), reader, serving)
         try:
             yield pipes
         finally:

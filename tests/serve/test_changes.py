@@ -16,8 +16,9 @@ from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.catalog import Catalog, Entry
 from gateway.executor import Executor
-from gateway.serve.mcp import McpFace
-from gateway.serve.tools import PAGE
+from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.server import McpServer
+from gateway.serve.mcp.tools import PAGE
 from gateway.tools import Tool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
@@ -40,8 +41,8 @@ def catalog(count: int) -> Catalog:
 
 async def test_a_client_of_the_sessionless_era_that_listens_is_told(gateway: Gateway) -> None:
     executor = Executor([], catalog(1))
-    face = McpFace(executor, gateway.versions)
-    async with Client(face.server, mode="auto") as client:
+    face = McpServer(Handlers(executor, gateway.versions))
+    async with Client(face.sdk, mode="auto") as client:
         assert client.server_capabilities.tools is not None and client.server_capabilities.tools.list_changed
         async with client.listen(tools_list_changed=True) as changes:
             executor.swap(catalog(2))
@@ -52,7 +53,7 @@ async def test_a_client_of_the_sessionless_era_that_listens_is_told(gateway: Gat
 
 async def test_a_client_of_the_handshake_era_is_told_once_for_changes_of_one_moment(gateway: Gateway) -> None:
     executor = Executor([], catalog(1))
-    face = McpFace(executor, gateway.versions)
+    face = McpServer(Handlers(executor, gateway.versions))
     told: list[Any] = []
     heard = anyio.Event()
 
@@ -60,7 +61,7 @@ async def test_a_client_of_the_handshake_era_is_told_once_for_changes_of_one_mom
         told.append(message)
         heard.set()
 
-    async with Client(face.server, mode="legacy", message_handler=hear) as client:
+    async with Client(face.sdk, mode="legacy", message_handler=hear) as client:
         assert client.server_capabilities.tools is not None and client.server_capabilities.tools.list_changed
         await client.list_tools()
         executor.swap(catalog(2))
@@ -74,7 +75,7 @@ async def test_a_client_of_the_handshake_era_is_told_once_for_changes_of_one_mom
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_a_long_list_comes_in_pages_that_no_change_shifts(gateway: Gateway, mode: Any) -> None:
     executor = Executor([], catalog(2 * PAGE + 5))
-    async with Client(McpFace(executor, gateway.versions).server, mode=mode) as client:
+    async with Client(McpServer(Handlers(executor, gateway.versions)).sdk, mode=mode) as client:
         first = await client.list_tools()
         executor.swap(Catalog(entry for entry in catalog(2 * PAGE + 5) if entry.name != "t0000"))
         second = await client.list_tools(cursor=first.next_cursor)
@@ -91,7 +92,7 @@ async def test_progress_reaches_the_client_and_meta_chooses_chat_and_message(gat
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         heard.append((progress, total, message))
 
-    async with Client(McpFace(Executor([], catalog(1)), gateway.versions).server, mode=mode) as client:
+    async with Client(McpServer(Handlers(Executor([], catalog(1)), gateway.versions)).sdk, mode=mode) as client:
         meta: Any = {"dev.toolgate/chat": "c1", "dev.toolgate/message": "m1"}
         result = await client.call_tool("t0000", {}, meta=meta, progress_callback=hear)
     assert isinstance(result, types.CallToolResult)

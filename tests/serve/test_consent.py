@@ -12,12 +12,12 @@ from typing import Any
 import anyio
 import pytest
 from eventually import TIMEOUT
-from mcp.shared.exceptions import MCPError
 
 from gateway import Gateway
 from gateway.calls import Call, Caller, Outcome, Peer
 from gateway.errors import Invalid
 from gateway.extensions.approval.desk import ROUNDS
+from gateway.protocol.jsonrpc import RpcError
 from gateway.serve.consent import Consulting, Seal
 from gateway.serve.consent.queue import News
 from gateway.tools import Permission, Tool
@@ -340,7 +340,7 @@ async def test_a_client_that_fails_when_it_is_asked_agreed_to_nothing(tmp_path: 
     async with standing(tmp_path) as stand:
 
         async def ask(*_: Any) -> dict[str, Any]:
-            raise MCPError(-32601, "no such method")
+            raise RpcError(-32601, "no such method")
 
         call = replace(launch(), peer=Peer(capabilities=FORMS, ask=ask))
         assert code(await stand.calls.call_tool(call)) == "CANNOT_ASK"

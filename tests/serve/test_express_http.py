@@ -274,8 +274,8 @@ async def test_an_answer_that_is_being_written_is_not_called_off(desk: Bench) ->
 async def test_a_server_that_cuts_a_request_off_is_not_argued_with(desk: Bench, era: str) -> None:
     client = await client_of(desk, era)
     exchange = await begun(desk, client, asked(era, "wait"))
-    if session := desk.face.sessions.get(client.session.get("mcp-session-id")):
-        assert session.called_off(1)  # at the same time its client gives up
+    if session := desk.face.handlers.sessions.get(client.session.get("mcp-session-id")):
+        assert session.cancel_call(1)  # at the same time its client gives up
     exchange.done.cancel()
     with pytest.raises(asyncio.CancelledError):
         await exchange.done
@@ -309,9 +309,9 @@ async def test_a_gateway_that_stops_finishes_its_calls_or_says_that_it_did_not(
 @pytest.mark.slow
 async def test_a_session_in_use_here_is_not_idle_and_one_that_is_not_used_is(desk: Bench) -> None:
     def is_known(client: Client) -> bool:
-        return desk.face.sessions.get(client.session["mcp-session-id"]) is not None
+        return desk.face.handlers.sessions.get(client.session["mcp-session-id"]) is not None
 
-    desk.face.server.session_manager.session_idle_timeout = 4  # no busy machine lets so much time pass between two uses
+    desk.face.sdk.session_manager.session_idle_timeout = 4  # no busy machine lets so much time pass between two uses
     used, waiting, forgotten = [await desk.session() for _ in range(3)]
     long = await begun(desk, waiting, asked("handshake", "wait"))
     with anyio.fail_after(TIMEOUT):

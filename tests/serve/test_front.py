@@ -24,10 +24,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway import Gateway
 from gateway.serve import express_http, front, http
 from gateway.serve.asgi import Door, HttpFace
-from gateway.serve.express import SIZE
 from gateway.serve.front import Shortcut
 from gateway.serve.http import bind, serve_http
-from gateway.serve.mcp import McpFace
+from gateway.serve.mcp.fastpath import SIZE
+from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.server import McpServer
 
 from .roads import HANDSHAKE, INITIALIZED, LIMIT, Line, Stall, call, chunk, initialize, request, routing
 
@@ -48,7 +49,7 @@ class Served:
     """A gateway listening on loopback; `passed` are the requests that came to its application."""
 
     gateway: Gateway
-    face: McpFace
+    face: McpServer
     stall: Stall
     address: tuple[str, int]
     stop: anyio.Event
@@ -86,7 +87,7 @@ class Served:
         headers["mcp-session-id"] = (await line.answer()).headers["mcp-session-id"]
         await say(line, posted(INITIALIZED, headers))
         assert (await line.answer()).status == 202
-        await async_eventually(lambda: self.face.sessions.get(headers["mcp-session-id"]) is not None)
+        await async_eventually(lambda: self.face.handlers.sessions.get(headers["mcp-session-id"]) is not None)
         return headers
 
     async def latest(self) -> tuple[str, str | None]:
@@ -137,7 +138,7 @@ async def serving(
     stall = Stall()
     chosen = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, "server": {"shutdown_grace": 5}}
     async with Gateway.open(chosen, sources=[stall]) as gateway:
-        face = McpFace(gateway.executor, gateway.versions, plans=gateway.records)
+        face = McpServer(Handlers(gateway.executor, gateway.versions, plans=gateway.records))
         web = HttpFace(face, gateway.ready, door or Door(LIMIT))
         listening, stop = bind("127.0.0.1", 0), anyio.Event()
         passed: list[str] = []

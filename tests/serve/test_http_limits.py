@@ -306,7 +306,7 @@ async def open_stream(served: Served, session: Any) -> Line:
 
 
 async def count_alive(served: Served) -> int:
-    return len(served.face.server.session_manager._server_instances)
+    return len(served.face.sdk.session_manager._server_instances)
 
 
 @pytest.fixture
@@ -380,7 +380,7 @@ async def test_session_that_was_ended_is_forgotten_with_all_it_had(
     monkeypatch.setattr(session_limit, "SESSIONS_PER_CLIENT", 1)
     session = await served.session()
     await served.session()
-    await async_eventually(lambda: served.face.sessions.get(session["mcp-session-id"]) is None)
+    await async_eventually(lambda: served.face.handlers.sessions.get(session["mcp-session-id"]) is None)
     assert not await is_alive(served, session)
 
 

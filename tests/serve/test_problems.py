@@ -17,7 +17,8 @@ from gateway import Gateway
 from gateway.cli import main
 from gateway.config.approval import ApprovalSettings
 from gateway.extensions.approval.rules import unknown_tools
-from gateway.serve.mcp import McpFace
+from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.server import McpServer
 
 ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
 LOWERED = {"editing": {"permission": "read-only"}}
@@ -41,7 +42,7 @@ async def test_a_lowered_category_withholds_its_tools_above_the_level(
     with caplog.at_level(logging.WARNING):
         async with (
             Gateway.open({"data_dir": str(tmp_path), "categories": LOWERED}) as gateway,
-            Client(McpFace(gateway.executor, gateway.versions, "c").server, mode=era, cache=None) as client,
+            Client(McpServer(Handlers(gateway.executor, gateway.versions, "c")).sdk, mode=era, cache=None) as client,
         ):
             names = {tool.name for tool in (await client.list_tools()).tools}
             refused = await client.call_tool("write_file", {"path": "a", "content": "x"})

@@ -22,7 +22,8 @@ from gateway import Gateway
 from gateway.calls import Call, Caller, Outcome
 from gateway.errors import ToolFailed
 from gateway.render import declare
-from gateway.serve.mcp import McpFace
+from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.server import McpServer
 from gateway.serve.renders import ARTIFACT_LIMIT, FILE_LIMIT, LISTED, PLAN, SANDBOX, VIEW
 from gateway.serve.resources import PAGE
 from gateway.serve.uris import SPAN_LIMIT
@@ -129,8 +130,8 @@ async def stage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def staged(place: Path, era: Any) -> AsyncIterator[Stage]:
     studio = Studio(place)
     async with Gateway.open({"data_dir": str(place / "data")}, sources=[studio]) as gateway:
-        face = McpFace(gateway.executor, gateway.versions, "c", gateway.records)
-        async with Client(face.server, mode=era, cache=None) as client:
+        face = McpServer(Handlers(gateway.executor, gateway.versions, "c", gateway.records))
+        async with Client(face.sdk, mode=era, cache=None) as client:
             yield Stage(client, gateway, studio)
 
 
@@ -402,13 +403,13 @@ async def test_a_client_of_a_version_without_links_gets_none(tmp_path: Path) -> 
 
 async def content_types(gateway: Gateway, version: str) -> list[str]:
     """The blocks of a result as a client of that version gets them."""
-    face = McpFace(gateway.executor, gateway.versions, "c", gateway.records)
+    face = McpServer(Handlers(gateway.executor, gateway.versions, "c", gateway.records))
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception](9)
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage](9)
     hello = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}}
     call = {"name": "studio__code", "arguments": {"give": {"code": "x"}}}
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(face.server.run, from_client, to_client, face.server.create_initialization_options())
+        tasks.start_soon(face.sdk.run, from_client, to_client, face.sdk.create_initialization_options())
         for message in (
             types.JSONRPCRequest(jsonrpc="2.0", id=1, method="initialize", params=hello),
             types.JSONRPCNotification(jsonrpc="2.0", method="notifications/initialized"),
@@ -427,7 +428,7 @@ async def content_types(gateway: Gateway, version: str) -> list[str]:
 async def test_a_face_without_plans_links_to_none(tmp_path: Path) -> None:
     async with (
         Gateway.open({"data_dir": str(tmp_path / "data")}, sources=[Studio(tmp_path)]) as gateway,
-        Client(McpFace(gateway.executor, gateway.versions, "c").server, cache=None) as client,
+        Client(McpServer(Handlers(gateway.executor, gateway.versions, "c")).sdk, cache=None) as client,
     ):
         result = await client.call_tool("studio__code", {"give": {"code": "x"}})
         assert isinstance(result, types.CallToolResult)
@@ -441,8 +442,8 @@ async def test_a_page_shows_no_file_that_a_rule_keeps_from_being_read(tmp_path: 
     studio = Studio(tmp_path)
     settings = {"data_dir": str(tmp_path / "data"), "approval": {"rules": [rule]}}
     async with Gateway.open(settings, sources=[studio]) as gateway:
-        face = McpFace(gateway.executor, gateway.versions, "c", gateway.records)
-        async with Client(face.server, mode=era, cache=None) as client:
+        face = McpServer(Handlers(gateway.executor, gateway.versions, "c", gateway.records))
+        async with Client(face.sdk, mode=era, cache=None) as client:
             stage = Stage(client, gateway, studio)
             for path, shown in (("a.txt", True), ("a.env", False)):
                 uri = await stage.uri("file", path=path, write="TOKEN")

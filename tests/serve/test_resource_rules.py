@@ -15,7 +15,8 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 
 from gateway import Gateway
-from gateway.serve.mcp import McpFace
+from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.server import McpServer
 from gateway.serve.resources import FILE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C5")]
@@ -36,8 +37,8 @@ async def served(
         for content in ("TOKEN=1\n", "TOKEN=2\n"):
             await save(gateway, "a.env", content)
             await save(gateway, "a.txt", content)
-        face = McpFace(gateway.executor, gateway.versions, chat, relay=gateway.relay)
-        async with Client(face.server, mode=era, cache=None) as client:
+        face = McpServer(Handlers(gateway.executor, gateway.versions, chat, relay=gateway.relay))
+        async with Client(face.sdk, mode=era, cache=None) as client:
             yield gateway, client
 
 

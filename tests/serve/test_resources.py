@@ -23,7 +23,8 @@ from mcp.shared.uri_template import UriTemplate
 from gateway import Gateway
 from gateway.calls import LOCAL, Caller
 from gateway.serve.contents import SIZE
-from gateway.serve.mcp import McpFace
+from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.server import McpServer
 from gateway.serve.renders import PLAN, VIEW
 from gateway.serve.resources import FILE, MANIFEST, PAGE, VERSION
 from gateway.serve.uris import SPAN_LIMIT, file_uri
@@ -36,8 +37,8 @@ ODD = ["grüße & co.txt", "a b.txt", "50% #1?.txt", "100%25.txt", "[x] {y}.txt"
 
 @asynccontextmanager
 async def connected(gateway: Gateway, era: Any, chat: str = "c", **options: Any) -> AsyncIterator[Client]:
-    face = McpFace(gateway.executor, gateway.versions, chat)
-    async with Client(face.server, mode=era, cache=None, **options) as client:
+    face = McpServer(Handlers(gateway.executor, gateway.versions, chat))
+    async with Client(face.sdk, mode=era, cache=None, **options) as client:
         yield client
 
 
@@ -491,12 +492,12 @@ async def test_calls_need_not_find_out_what_they_changed_while_nobody_listens(ga
 
 
 async def test_a_client_that_stopped_reading_keeps_nobody_from_hearing(gateway: Gateway) -> None:
-    face = McpFace(gateway.executor, gateway.versions, "c")
+    face = McpServer(Handlers(gateway.executor, gateway.versions, "c"))
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception](9)
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "deaf", "version": "1"}}
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(face.server.run, from_client, to_client, face.server.create_initialization_options())
+        tasks.start_soon(face.sdk.run, from_client, to_client, face.sdk.create_initialization_options())
         for message in (
             types.JSONRPCRequest(jsonrpc="2.0", id=1, method="initialize", params=hello),
             types.JSONRPCNotification(jsonrpc="2.0", method="notifications/initialized"),
@@ -505,7 +506,7 @@ async def test_a_client_that_stopped_reading_keeps_nobody_from_hearing(gateway: 
             await to_server.send(SessionMessage(message))
         for _ in range(2):
             await from_server.receive()
-        async with Client(face.server, mode="auto") as client:
+        async with Client(face.sdk, mode="auto") as client:
             uri = "workspace://c/a.txt"
             async with client.listen(resource_subscriptions=[uri]) as changes:
                 for number in range(3):

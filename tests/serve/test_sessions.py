@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import pytest
 from eventually import TIMEOUT, async_eventually
-from mcp.shared.exceptions import MCPError
 
-from gateway.serve import sessions
-from gateway.serve.sessions import Session
+from gateway.protocol.jsonrpc import RpcError
+from gateway.serve.mcp import sessions
+from gateway.serve.mcp.sessions import Session
 
 from .roads import ABLE, Bench, bench, request
 
@@ -49,7 +49,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Bench]:
 
 async def opened(desk: Bench, **options: Any) -> Session:
     client = await desk.session(**options)
-    session = desk.face.sessions.get(client.session["mcp-session-id"])
+    session = desk.face.handlers.sessions.get(client.session["mcp-session-id"])
     assert session is not None
     return session
 
@@ -70,11 +70,11 @@ async def test_a_session_knows_what_its_client_said_when_it_began(desk: Bench) -
 
 async def test_the_level_of_log_messages_is_the_one_set_last(desk: Bench) -> None:
     client = await desk.session()
-    session = desk.face.sessions.get(client.session["mcp-session-id"])
-    assert session is not None and session.level() is None
+    session = desk.face.handlers.sessions.get(client.session["mcp-session-id"])
+    assert session is not None and session.level is None
     for level in ("error", "debug"):
         await client.ask(request("logging/setLevel", {"level": level}, envelope={}))
-        assert session.level() == level
+        assert session.level == level
 
 
 async def test_each_question_has_an_id_of_its_own_and_gets_the_answer_to_it(desk: Bench) -> None:
@@ -82,19 +82,19 @@ async def test_each_question_has_an_id_of_its_own_and_gets_the_answer_to_it(desk
     first, second = await asking(session, stream), await asking(session, stream)
     ids = [message["id"] for message in stream.said]
     assert len(set(ids)) == 2
-    assert session.answered({"id": ids[1], "result": {"n": 2}})
-    assert session.answered({"id": ids[0], "result": {"n": 1}})
+    assert session.take_answer({"id": ids[1], "result": {"n": 2}})
+    assert session.take_answer({"id": ids[0], "result": {"n": 1}})
     assert [await first, await second] == [{"n": 1}, {"n": 2}]
-    assert not session.answered({"id": ids[0], "result": {}})
+    assert not session.take_answer({"id": ids[0], "result": {}})
 
 
 async def test_the_first_of_two_answers_counts(desk: Bench) -> None:
     session, stream = await opened(desk), Stream()
     question = await asking(session, stream)
     number = stream.said[0]["id"]
-    assert session.answered({"id": number, "error": {"code": 5, "message": "no", "data": {"x": 1}}})
-    assert session.answered({"id": number, "result": {}})
-    with pytest.raises(MCPError) as refused:
+    assert session.take_answer({"id": number, "error": {"code": 5, "message": "no", "data": {"x": 1}}})
+    assert session.take_answer({"id": number, "result": {}})
+    with pytest.raises(RpcError) as refused:
         await question
     assert (refused.value.code, refused.value.message, refused.value.data) == (5, "no", {"x": 1})
 
@@ -105,14 +105,14 @@ async def test_the_first_of_two_answers_counts(desk: Bench) -> None:
 async def test_what_answers_no_question_is_left_to_others(desk: Bench, message: dict[str, Any]) -> None:
     session, stream = await opened(desk), Stream()
     question = await asking(session, stream)
-    assert not session.answered(message)
+    assert not session.take_answer(message)
     question.cancel()
 
 
 async def test_so_many_questions_are_asked_at_once_and_no_more(desk: Bench) -> None:
     session, stream = await opened(desk), Stream()
     questions = [await asking(session, stream) for _ in range(sessions.QUESTIONS)]
-    with pytest.raises(MCPError, match=str(sessions.QUESTIONS)):
+    with pytest.raises(RpcError, match=str(sessions.QUESTIONS)):
         await session.ask(stream.say, "roots/list", {})
     questions[0].cancel()
     await asyncio.wait(questions[:1])
@@ -131,7 +131,7 @@ async def test_a_question_that_is_called_off_is_withdrawn_but_a_client_that_does
     await asyncio.wait([question])
     assert question.cancelled()
     assert stream.said[1]["params"]["requestId"] == stream.said[0]["id"]
-    monkeypatch.setattr(sessions, "COURTESY_SECONDS", 0.01)
+    monkeypatch.setattr(sessions, "WITHDRAW_SECONDS", 0.01)
     question = await asking(session, stream)
     stream.stuck = True
     question.cancel()
@@ -144,26 +144,26 @@ async def test_a_question_that_is_called_off_is_withdrawn_but_a_client_that_does
 async def test_a_call_is_ended_by_its_id_and_all_of_them_with_the_session(desk: Bench) -> None:
     client = await desk.session()
     session_id = client.session["mcp-session-id"]
-    session = desk.face.sessions.get(session_id)
+    session = desk.face.handlers.sessions.get(session_id)
     assert session is not None
     first, second = session.calls["1"], session.calls["a"] = Underway(), Underway()
     others: list[Any] = [True, 1.0, None, [], "b"]
-    assert [session.called_off(number) for number in others] == [False] * 5
+    assert [session.cancel_call(number) for number in others] == [False] * 5
     assert (first.ended, second.ended) == (0, 0)
-    assert session.called_off(1) and session.called_off("a")
+    assert session.cancel_call(1) and session.cancel_call("a")
     assert (await client.delete()).status == 200
-    await async_eventually(lambda: desk.face.sessions.get(session_id) is None)
+    await async_eventually(lambda: desk.face.handlers.sessions.get(session_id) is None)
     assert (first.ended, second.ended) == (2, 2)
 
 
 async def test_a_client_is_known_once_however_often_it_says_that_it_is_ready(desk: Bench) -> None:
     client = await desk.session()
-    session = desk.face.sessions.get(client.session["mcp-session-id"])
+    session = desk.face.handlers.sessions.get(client.session["mcp-session-id"])
     await client.ask({"jsonrpc": "2.0", "method": "notifications/initialized"})
     await client.ask(request("ping", envelope={}))
-    assert desk.face.sessions.get(client.session["mcp-session-id"]) is session
+    assert desk.face.handlers.sessions.get(client.session["mcp-session-id"]) is session
 
 
 async def test_who_has_not_shaken_hands_is_not_known(desk: Bench) -> None:
-    assert desk.face.sessions.get(None) is None
-    assert desk.face.sessions.get("nobody") is None
+    assert desk.face.handlers.sessions.get(None) is None
+    assert desk.face.handlers.sessions.get("nobody") is None

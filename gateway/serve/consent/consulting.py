@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mcp.shared.exceptions import MCPError
-
 from ...calls import Ask, Call, Outcome, Peer
 from ...errors import GatewayError, Invalid, NotFound, Unavailable
 from ...executor import Executor
@@ -20,6 +18,7 @@ from ...extensions.approval.asking import Asking
 from ...extensions.approval.desk import ELICITATION, ROUNDS, Case, Desk, agreed, run
 from ...extensions.approval.form import form_of, read_answer
 from ...extensions.approval.question import arguments_digest, subject_of
+from ...protocol.jsonrpc import RpcError
 from ...tools import Tool
 from .queue import Queue
 from .seal import PREFIX, Claims, Seal
@@ -236,7 +235,7 @@ def _through(ask: Ask) -> Approver:
     async def approver(question: Question) -> Answer:
         try:
             said = await ask(ELICIT, _elicitation(question))
-        except MCPError as error:
+        except RpcError as error:
             raise Unavailable(
                 f"the client says it can be asked, but it failed when it was: {error.message[:200]}",
                 code="CANNOT_ASK",

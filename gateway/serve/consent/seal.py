@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import secrets
@@ -11,12 +12,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
-
-from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import resolve_variables
 from ...errors import Invalid
+
+if TYPE_CHECKING:
+    from mcp.server.request_state import AESGCMRequestStateCodec
 
 PREFIX = "toolgate-approval."
 """How our states begin; any other is an upstream's, and none of our business."""
@@ -76,15 +78,22 @@ class Seal:
             if said.pop("v") != VERSION:
                 return None
             return Claims(**said)
-        except (InvalidRequestState, ValueError, TypeError, KeyError, AttributeError):
+        except (_sdk().InvalidRequestState, ValueError, TypeError, KeyError, AttributeError):
             return None
 
     @cached_property
     def _codec(self) -> AESGCMRequestStateCodec:
         try:
-            return AESGCMRequestStateCodec(self._keys or [_own_key(self._data_dir)])
+            keys: list[str] | list[bytes] = self._keys or [_own_key(self._data_dir)]
+            codec: AESGCMRequestStateCodec = _sdk().AESGCMRequestStateCodec(keys)
+            return codec
         except ValueError as error:
             raise Invalid(f"approval.keys: {error}", code="INVALID_CONFIG") from None
+
+
+def _sdk() -> Any:
+    """Import the SDK's codec when the first question is sealed: a stdio client waits for the start."""
+    return importlib.import_module("mcp.server.request_state")
 
 
 def _checked(key: str, number: int) -> str:

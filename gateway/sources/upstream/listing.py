@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mcp.shared.inbound import find_invalid_x_mcp_header
-
 from ...errors import GatewayError, Invalid
 from ...names import did_you_mean
 from ...render import declare
 from ...tools import Permission, Renderer, Tool
 from .definitions import Kind, define, name_of
+from .link.sdk import find_invalid_header
 from .pinning import Verdict
 
 if TYPE_CHECKING:  # a process without toolsets imports none of it
@@ -177,7 +176,7 @@ def _tool(terms: Terms, name: str, raw: Mapping[str, Any]) -> Tool:
         wire=wire,
         meta=wire.get("_meta", {}),
     )
-    if fault := find_invalid_x_mcp_header(tool.input_schema):
+    if fault := find_invalid_header(tool.input_schema):
         raise Invalid(f"its input schema has a header clients must refuse: {fault}", code="INVALID_SCHEMA")
     tool.compile()
     return tool

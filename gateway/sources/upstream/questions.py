@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mcp.shared.exceptions import MCPError
-
 from ...calls import Ask, Peer
 from ...errors import ToolFailed
 from .labels import STATE_PREFIX, label_question, refuse_question
@@ -52,10 +50,7 @@ async def put(peer: Peer, ask: Ask | None, method: str, params: Mapping[str, Any
     """Ask the client what it said it can be asked; `McpFault` for anything else, and when it refuses."""
     if ask is None or not able(peer, method, params):
         raise McpFault(METHOD_NOT_FOUND, f"the client at the other end cannot be asked for {method}")
-    try:
-        return await ask(method, params)
-    except MCPError as error:
-        raise McpFault(error.code, error.message, error.data) from None
+    return await ask(method, params)
 
 
 def asked_in(result: Mapping[str, Any], request: Request) -> dict[str, dict[str, Any]]:

@@ -13,26 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from ....errors import Unavailable
+from ....protocol.jsonrpc import RpcError as McpFault
 
-
-class McpFault(Exception):
-    """A JSON-RPC error, received from a server or meant for it. Not a `GatewayError`: what it means to our
-    caller is for whoever sent the request to say."""
-
-    def __init__(self, code: int, message: str, data: Any = None) -> None:
-        super().__init__(code, message, data)
-        self.code = code
-        self.message = message
-        self.data = data
-
-    def __str__(self) -> str:
-        return f"{self.message} ({self.code})"
-
-    def to_dict(self) -> dict[str, Any]:
-        error: dict[str, Any] = {"code": self.code, "message": self.message}
-        if self.data is not None:
-            error["data"] = self.data
-        return error
+__all__ = ["BadAnswer", "LinkLost", "McpFault", "Unauthorized", "Unreachable"]
 
 
 class Unreachable(Unavailable):

@@ -1,41 +1,34 @@
-"""Everything of the SDK that a link touches, in one place; its contract is held by a test per item."""
+"""Routing headers of modern requests, by the SDK's own rules.
+
+The SDK is imported by the first tool that has such headers: importing it takes longer than the rest of a start.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
-from mcp.shared.inbound import (
-    MCP_METHOD_HEADER,
-    MCP_NAME_HEADER,
-    MCP_PROTOCOL_VERSION_HEADER,
-    NAME_BEARING_METHODS,
-    X_MCP_HEADER_KEY,
-    encode_header_value,
-    find_invalid_x_mcp_header,
-    mcp_param_headers,
-    x_mcp_header_map,
-)
-from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
-from mcp_types import (
+from ....calls import to_json
+from ....protocol import (
     CLIENT_CAPABILITIES_META_KEY,
     CLIENT_INFO_META_KEY,
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    LOG_LEVEL_META_KEY,
-    METHOD_NOT_FOUND,
-    PROTOCOL_VERSION_META_KEY,
-    SERVER_INFO_META_KEY,
-    UNSUPPORTED_PROTOCOL_VERSION,
-)
-from mcp_types.version import (
     HANDSHAKE_PROTOCOL_VERSIONS,
     LATEST_HANDSHAKE_VERSION,
     LATEST_MODERN_VERSION,
+    LOG_LEVEL_META_KEY,
+    MCP_METHOD_HEADER,
+    MCP_NAME_HEADER,
+    MCP_PROTOCOL_VERSION_HEADER,
     MODERN_PROTOCOL_VERSIONS,
+    NAME_BEARING_METHODS,
+    PROTOCOL_VERSION_META_KEY,
+    SERVER_INFO_META_KEY,
+    SUBSCRIPTION_ID_META_KEY,
+    X_MCP_HEADER_KEY,
 )
-
-from ....calls import to_json
+from ....protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_PROTOCOL_VERSION
 
 __all__ = [
     "CLIENT_CAPABILITIES_META_KEY",
@@ -54,6 +47,7 @@ __all__ = [
     "SUBSCRIPTION_ID_META_KEY",
     "UNSUPPORTED_PROTOCOL_VERSION",
     "HeaderMap",
+    "find_invalid_header",
     "header_maps",
     "routing_headers",
 ]
@@ -70,9 +64,9 @@ def routing_headers(
     key = NAME_BEARING_METHODS.get(method)
     if key is None or not isinstance(name := params.get(key), str):
         return headers
-    headers.append((MCP_NAME_HEADER, encode_header_value(name)))
+    headers.append((MCP_NAME_HEADER, _inbound().encode_header_value(name)))
     if method == "tools/call" and (header_map := header_maps.get(name)):
-        headers += mcp_param_headers(header_map, params.get("arguments") or {}).items()
+        headers += _inbound().mcp_param_headers(header_map, params.get("arguments") or {}).items()
     return headers
 
 
@@ -83,10 +77,23 @@ def header_maps(tools: Iterable[Any]) -> dict[str, HeaderMap]:
     for tool in tools:
         match tool:
             case {"name": str(name), "inputSchema": dict(schema)} if _mentions_headers(schema):
-                if find_invalid_x_mcp_header(schema) is None:
-                    found[name] = x_mcp_header_map(schema)
+                if find_invalid_header(schema) is None:
+                    found[name] = _inbound().x_mcp_header_map(schema)
     return found
 
 
-def _mentions_headers(schema: dict[str, Any]) -> bool:
+def find_invalid_header(schema: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the headers that an input schema declares."""
+    if not _mentions_headers(schema):
+        return None
+    fault: str | None = _inbound().find_invalid_x_mcp_header(schema)
+    return fault
+
+
+def _mentions_headers(schema: Mapping[str, Any]) -> bool:
     return X_MCP_HEADER_KEY.encode() in to_json(schema)
+
+
+@cache
+def _inbound() -> Any:
+    return importlib.import_module("mcp.shared.inbound")

@@ -1,12 +1,12 @@
-"""What the MCP face needs of upstream servers, besides their tools."""
+"""Prompts, resources and completions of upstream servers, as the MCP handlers need them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ..calls import Caller, Peer
-from ..errors import NotFound
+from gateway.calls import Caller, Peer
+from gateway.errors import NotFound
 
 
 class Relay(Protocol):

@@ -1,0 +1,41 @@
+"""Protocol versions, reserved `_meta` keys and header names of MCP, shared by the server and the client side.
+
+The MCP SDK defines the same values. They are repeated here because importing the SDK takes longer than everything else
+a stdio client waits for at start; a test compares the two.
+"""
+
+from __future__ import annotations
+
+HANDSHAKE_PROTOCOL_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+"""Versions that begin with an `initialize` request, oldest first."""
+
+MODERN_PROTOCOL_VERSIONS = ("2026-07-28",)
+"""Stateless versions: each request says its own version and capabilities."""
+
+LATEST_HANDSHAKE_VERSION = HANDSHAKE_PROTOCOL_VERSIONS[-1]
+LATEST_MODERN_VERSION = MODERN_PROTOCOL_VERSIONS[-1]
+
+PROTOCOL_VERSION_META_KEY = "io.modelcontextprotocol/protocolVersion"
+CLIENT_INFO_META_KEY = "io.modelcontextprotocol/clientInfo"
+CLIENT_CAPABILITIES_META_KEY = "io.modelcontextprotocol/clientCapabilities"
+LOG_LEVEL_META_KEY = "io.modelcontextprotocol/logLevel"
+SERVER_INFO_META_KEY = "io.modelcontextprotocol/serverInfo"
+SUBSCRIPTION_ID_META_KEY = "io.modelcontextprotocol/subscriptionId"
+
+MCP_PROTOCOL_VERSION_HEADER = "mcp-protocol-version"
+MCP_METHOD_HEADER = "mcp-method"
+MCP_NAME_HEADER = "mcp-name"
+X_MCP_HEADER_KEY = "x-mcp-header"
+"""Marks a property of an input schema whose value is sent as an HTTP header too."""
+
+NAME_BEARING_METHODS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+"""Methods with the parameter that is repeated in the `Mcp-Name` header."""
+
+LOG_LEVELS = frozenset({"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"})
+
+_ORDER = (*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS)
+
+
+def is_version_at_least(version: str, minimum: str) -> bool:
+    """Return whether a known version is as new as `minimum`; an unknown one is not."""
+    return version in _ORDER and _ORDER.index(version) >= _ORDER.index(minimum)

@@ -1,0 +1,268 @@
+"""The fast path: requests that are nearly all there is, parsed and encoded without the SDK.
+
+It answers what it understands completely. Anything else (another method, a key or a value it does not expect) is left
+to the SDK, which reads it from the beginning and words the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import orjson
+
+from gateway.calls import Caller, Peer, no_progress, to_json
+from gateway.errors import GatewayError
+from gateway.protocol import (
+    CLIENT_CAPABILITIES_META_KEY,
+    CLIENT_INFO_META_KEY,
+    LOG_LEVEL_META_KEY,
+    LOG_LEVELS,
+    MODERN_PROTOCOL_VERSIONS,
+    PROTOCOL_VERSION_META_KEY,
+)
+from gateway.protocol.jsonrpc import RequestId, RpcError
+from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.request import Request, caller_of, client_name
+from gateway.serve.mcp.results import shape
+from gateway.serve.mcp.sessions import Notify, Session
+
+SIZE = 1024 * 1024
+"""The largest request that is parsed here, in bytes."""
+
+_DIGITS = bytes(ord("0") if chr(each).isdigit() and each < 128 else ord(" ") for each in range(256))
+LONG_NUMBER = b"0" * 19
+"""A number that may have more than 64 bits, which the fast parser would round."""
+
+METHODS = frozenset({"tools/call", "tools/list"})
+"""Requests answered here over any transport."""
+
+STDIO_HANDSHAKE_METHODS = METHODS | {"ping"}
+STDIO_MODERN_METHODS = METHODS | {"server/discover"}
+"""Requests answered here over stdio, whose client waits for the start of the process."""
+
+_MESSAGE = frozenset({"jsonrpc", "id", "method", "params"})
+_IDS = (int, str)  # exact types: bool is a subclass of int
+_KEYS = {
+    "tools/call": frozenset({"name", "arguments", "_meta"}),
+    "tools/list": frozenset({"cursor", "_meta"}),
+    "ping": frozenset({"_meta"}),
+    "server/discover": frozenset({"_meta"}),
+}
+_INITIALIZE = frozenset({"protocolVersion", "capabilities", "clientInfo", "_meta"})
+
+
+@dataclass(slots=True)
+class Encoded:
+    """An answer as it leaves: the whole message. `error` is its code where it is one."""
+
+    message: bytes
+    error: int | None = None
+    call_id: str | None = None
+
+
+@dataclass(slots=True)
+class Parsed:
+    """A request that can be answered here. `relayed` allows the bytes of an upstream's answer to be passed on."""
+
+    id: RequestId
+    method: str
+    params: Mapping[str, Any]
+    version: str
+    caller: Caller
+    chat: str
+    capabilities: Mapping[str, Any]
+    level: str | None = None
+    session: Session | None = None
+    relayed: bool = False
+
+    @property
+    def modern(self) -> bool:
+        return self.session is None
+
+
+def parse(body: bytes) -> dict[str, Any] | None:
+    """Return a JSON-RPC message; None for one that is left to the SDK."""
+    if len(body) > SIZE or body.translate(_DIGITS).find(LONG_NUMBER) >= 0:  # `in` would raise
+        return None
+    try:
+        message = orjson.loads(body)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
+
+
+def parse_modern(
+    message: Mapping[str, Any],
+    principal: str,
+    chat: str,
+    relayed: bool = False,
+    methods: frozenset[str] = METHODS,
+) -> Parsed | None:
+    """Return the request of a client of a modern version, which describes itself in each."""
+    request = _parse_request(message, methods)
+    if request is None:
+        return None
+    meta = request[2].get("_meta", {})
+    version, capabilities = meta.get(PROTOCOL_VERSION_META_KEY), meta.get(CLIENT_CAPABILITIES_META_KEY)
+    level = meta.get(LOG_LEVEL_META_KEY)
+    if version not in MODERN_PROTOCOL_VERSIONS or not isinstance(capabilities, dict):
+        return None
+    if capabilities and not _are_usual(capabilities):
+        return None
+    if level is not None and not (isinstance(level, str) and level in LOG_LEVELS):
+        return None
+    info = meta.get(CLIENT_INFO_META_KEY)
+    if info is not None and not _is_usual_info(info):
+        return None
+    caller = caller_of(principal, None if info is None else client_name(info))
+    return Parsed(*request, version, caller, chat, capabilities, level, None, relayed)
+
+
+def parse_in_session(
+    message: Mapping[str, Any], session: Session, chat: str, methods: frozenset[str] = METHODS
+) -> Parsed | None:
+    """Return the request of a client of a handshake version."""
+    request = _parse_request(message, methods)
+    if request is None or str(request[0]) in session.calls or PROTOCOL_VERSION_META_KEY in request[2].get("_meta", {}):
+        return None
+    return Parsed(*request, session.version, session.caller, chat, session.capabilities, session.level, session)
+
+
+def parse_initialize(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the parameters of a handshake that has no surprises."""
+    params = message.get("params")
+    if message.get("method") != "initialize" or type(message.get("id")) not in _IDS or not message.keys() <= _MESSAGE:
+        return None
+    if (
+        not isinstance(params, dict)
+        or not params.keys() <= _INITIALIZE
+        or not isinstance(params.get("_meta", {}), dict)
+    ):
+        return None
+    capabilities = params.get("capabilities")
+    if not isinstance(params.get("protocolVersion"), str) or not isinstance(capabilities, dict):
+        return None
+    if PROTOCOL_VERSION_META_KEY in params.get("_meta", {}):
+        return None
+    return params if _are_usual(capabilities) and _is_usual_info(params.get("clientInfo")) else None
+
+
+def _parse_request(
+    message: Mapping[str, Any], methods: frozenset[str]
+) -> tuple[RequestId, str, Mapping[str, Any]] | None:
+    number, method, params = message.get("id"), message.get("method"), message.get("params", {})
+    if not isinstance(method, str) or method not in methods or not message.keys() <= _MESSAGE:
+        return None
+    meta = params.get("_meta", {}) if isinstance(params, dict) else None
+    if type(number) not in _IDS or not isinstance(meta, dict) or type(meta.get("progressToken", 0)) not in _IDS:
+        return None
+    fits = params.keys() <= _KEYS[method]
+    if method == "tools/call":
+        fits = fits and isinstance(params.get("name"), str) and isinstance(params.get("arguments", {}), dict)
+    elif method == "tools/list":
+        fits = fits and isinstance(params.get("cursor", ""), str)
+    return (number, method, params) if fits else None  # type: ignore[return-value]  # its type is checked above
+
+
+def _are_usual(capabilities: Mapping[str, Any]) -> bool:
+    """Return whether capabilities are objects of objects; only `roots` has a flag."""
+    for name, value in capabilities.items():
+        kinds = dict | bool if name == "roots" else dict
+        if not isinstance(value, dict) or not all(isinstance(each, kinds) for each in value.values()):
+            return False
+    return True
+
+
+def _is_usual_info(info: Any) -> bool:
+    """Return whether a client has a name and a version, and nothing else but texts."""
+    if not isinstance(info, dict) or not all(isinstance(value, str) for value in info.values()):
+        return False
+    return "name" in info and "version" in info
+
+
+class FastPath:
+    """Answers parsed requests through the handlers, as bytes."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+
+    async def answer(self, parsed: Parsed, notify: Notify) -> Encoded:
+        """Answer a request. What the call sends before its answer goes through `notify`, and nothing after it."""
+        if parsed.method == "tools/list":
+            with suppress(GatewayError):  # the handlers word the error
+                page = self._handlers.tools.page_json(parsed.params.get("cursor"), parsed.modern)
+                return Encoded(_response(parsed.id, page))
+        if parsed.method == "ping":
+            return Encoded(_response(parsed.id, b"{}"))
+        channel = _Channel(notify)
+        try:
+            answer = await self._handlers.answer(_request(parsed, channel.notify))
+            if answer.message is not None:
+                return Encoded(answer.message, call_id=answer.call_id)
+            result = to_json(shape(answer.result or {}, parsed.modern))
+            return Encoded(_response(parsed.id, result), call_id=answer.call_id)
+        except RpcError as error:
+            return encode_error(parsed.id, error.code, error.message, error.data)
+        finally:
+            channel.closed = True
+
+
+def _request(parsed: Parsed, notify: Notify) -> Request:
+    params, session = parsed.params, parsed.session
+    meta = params.get("_meta", {})
+    peer = Peer(
+        capabilities=parsed.capabilities,
+        meta=meta,
+        ask=partial(session.ask, notify) if session is not None else None,
+        log=partial(_log, notify) if parsed.level is not None else None,
+        level=parsed.level,
+        modern=session is None,
+        reply_to=parsed.id if parsed.relayed else None,
+    )
+    token = meta.get("progressToken")
+    progress = no_progress if token is None else partial(_progress, notify, token)
+    return Request(parsed.method, params, parsed.version, parsed.caller, parsed.chat, peer, session, progress)
+
+
+class _Channel:
+    """Sends notifications of one request, until it is answered."""
+
+    __slots__ = ("_notify", "closed")
+
+    def __init__(self, notify: Notify) -> None:
+        self.closed = False
+        self._notify = notify
+
+    async def notify(self, message: Mapping[str, Any]) -> None:
+        if not self.closed:
+            await self._notify(message)
+
+
+async def _progress(
+    notify: Notify, token: RequestId, done: float, total: float | None = None, message: str | None = None
+) -> None:
+    given = {"progressToken": token, "progress": done, "total": total, "message": message}
+    params = {key: value for key, value in given.items() if value is not None}
+    await notify({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+
+
+async def _log(notify: Notify, entry: Mapping[str, Any]) -> None:
+    if entry.get("level") in LOG_LEVELS:
+        await notify({"jsonrpc": "2.0", "method": "notifications/message", "params": dict(entry)})
+
+
+def encode_error(request_id: RequestId, code: int, message: str, data: Any = None) -> Encoded:
+    error = {"code": code, "message": message} | ({} if data is None else {"data": data})
+    return Encoded(to_json({"jsonrpc": "2.0", "id": request_id, "error": error}), error=code)
+
+
+def encode_result(request_id: RequestId, result: Mapping[str, Any]) -> bytes:
+    return _response(request_id, to_json(result))
+
+
+def _response(request_id: RequestId, result: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (orjson.dumps(request_id), result)

@@ -1,0 +1,216 @@
+"""The answer to every MCP request, whatever adapter parsed it: identity, errors and methods are handled here once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from gateway.calls import check_chat
+from gateway.catalog import Catalog
+from gateway.errors import GatewayError
+from gateway.executor import Executor
+from gateway.protocol import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
+from gateway.protocol.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, RpcError
+from gateway.serve.completions import Completions
+from gateway.serve.mcp.notifications import Notifications
+from gateway.serve.mcp.relay import NoRelay, Relay
+from gateway.serve.mcp.request import CHAT, Request, meta_text
+from gateway.serve.mcp.results import SERVER_INFO, rpc_error
+from gateway.serve.mcp.sessions import Sessions
+from gateway.serve.mcp.subscriber import Subscriber
+from gateway.serve.mcp.tools import Answer, Calls, Tools
+from gateway.serve.renders import Plans, Renders
+from gateway.serve.resources import TEMPLATES, Reader, Resources
+from gateway.serve.uris import Address, is_ours
+from gateway.workspace.versions import Versions
+
+INSTRUCTIONS = (
+    "Files are kept in a workspace of their own for each chat; every path is relative to its root. "
+    "A failed call answers 'CODE: message', and the message says how to fix it."
+)
+_PAGE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+
+log = logging.getLogger(__name__)
+
+
+class Handlers:
+    """One executor, spoken to in MCP. `chat` is the chat of requests that name none; `plans` finds the render plans of
+    calls, None when none are kept; `relay` has what upstreams offer besides tools; `calls` carries the calls, where
+    that is not the executor itself."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        versions: Versions,
+        chat: str | None = None,
+        plans: Plans | None = None,
+        relay: Relay | None = None,
+        calls: Calls | None = None,
+    ) -> None:
+        self.chat = chat
+        self.relay = relay or NoRelay()
+        self.tools = Tools(executor, calls or executor, plans is not None)
+        self.notifications = Notifications(versions)
+        self.sessions = Sessions(
+            lambda session: self.notifications.add(session.subscriber),
+            lambda session: self.notifications.remove(session.subscriber),
+        )
+        renders = Renders(plans, versions, executor)
+        self._resources = Resources(executor, versions, renders)
+        self._completions = Completions(executor, versions, renders)
+        self._methods: Mapping[str, Callable[[Request], Awaitable[dict[str, Any]]]] = {
+            "completion/complete": self._complete,
+            "logging/setLevel": self._set_level,
+            "prompts/get": self._get_prompt,
+            "prompts/list": self._list_prompts,
+            "resources/list": self._list_resources,
+            "resources/read": self._read_resource,
+            "resources/subscribe": self._subscribe,
+            "resources/templates/list": self._list_templates,
+            "resources/unsubscribe": self._unsubscribe,
+            "server/discover": self._discover,
+            "tools/list": self._list_tools,
+        }
+        executor.watch(self._catalog_changed)
+
+    async def answer(self, request: Request) -> Answer:
+        """Answer a request, or raise the `RpcError` of its protocol version."""
+        try:
+            if request.method == "tools/call":
+                return await self.tools.call(request)
+            method = self._methods.get(request.method)
+            if method is None:
+                raise RpcError(METHOD_NOT_FOUND, "Method not found", request.method)
+            return Answer(await method(request))
+        except Exception as error:
+            raise convert_error(error, request.method, request.params, request.modern) from None
+
+    def initialize(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the result of a handshake: the version both sides speak, and what this server offers."""
+        wanted = params["protocolVersion"]
+        return {
+            "protocolVersion": wanted if wanted in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION,
+            "capabilities": self.capabilities(),
+            "serverInfo": SERVER_INFO,
+            "instructions": self.instructions,
+        }
+
+    def capabilities(self) -> dict[str, Any]:
+        return {
+            "completions": {},
+            "logging": {},
+            "prompts": {"listChanged": True},
+            "resources": {"subscribe": True, "listChanged": True},
+            "tools": {"listChanged": True},
+        }
+
+    @property
+    def instructions(self) -> str:
+        return "\n\n".join(filter(None, [INSTRUCTIONS, self.relay.instructions()]))
+
+    def upstreams_changed(self) -> None:
+        """Prompts, resources and instructions of upstreams may have changed."""
+        self.notifications.upstreams_changed()
+
+    def reader(self, request: Request) -> Reader:
+        chat = meta_text(request.peer.meta, CHAT) or request.chat
+        return Reader(check_chat(chat), request.caller)
+
+    async def find_followable(self, reader: Reader, uris: list[str]) -> tuple[dict[str, Address], list[str]]:
+        """Return those of the URIs the reader may follow: files with their addresses, and resources of upstreams."""
+        upstream = [uri for uri in uris if self._is_upstream(uri)]
+        return await self._resources.followable(reader, [uri for uri in uris if uri not in upstream]), upstream
+
+    def _catalog_changed(self, catalog: Catalog) -> None:
+        self.tools.show(catalog)
+        self.notifications.tools_changed()
+
+    def _is_upstream(self, uri: str) -> bool:
+        return not is_ours(uri) and self.relay.owns(uri)
+
+    async def _discover(self, _: Request) -> dict[str, Any]:
+        return {
+            **_PAGE,
+            "supportedVersions": list(MODERN_PROTOCOL_VERSIONS),
+            "capabilities": self.capabilities(),
+            "instructions": self.instructions,
+        }
+
+    async def _list_tools(self, request: Request) -> dict[str, Any]:
+        return self.tools.page(request.params.get("cursor"))
+
+    async def _list_resources(self, request: Request) -> dict[str, Any]:
+        reader = self.reader(request)
+        if request.session is not None:  # first, so that no change falls between the list and the subscription
+            self.notifications.follow_list(request.session.subscriber, reader.chat)
+        page = await self._resources.page(reader, request.params.get("cursor"))
+        if "nextCursor" not in page:
+            page["resources"] += await self.relay.resources(request.caller, reader.chat)
+        return page
+
+    async def _list_templates(self, _: Request) -> dict[str, Any]:
+        return {**_PAGE, "resourceTemplates": [*TEMPLATES, *self.relay.templates()]}
+
+    async def _read_resource(self, request: Request) -> dict[str, Any]:
+        reader, uri = self.reader(request), request.params["uri"]
+        if not self._is_upstream(uri):
+            return await self._resources.read(reader, uri)
+        return {**_PAGE, **await self.relay.read(uri, request.caller, reader.chat, request.peer)}
+
+    async def _set_level(self, request: Request) -> dict[str, Any]:
+        """Send log messages of upstreams from this level on; the gateway's own log is not a client's."""
+        _subscriber(request)
+        assert request.session is not None  # noqa: S101 - checked by the line before
+        request.session.level = request.params["level"]
+        return {}
+
+    async def _list_prompts(self, _: Request) -> dict[str, Any]:
+        return {**_PAGE, "prompts": self.relay.prompts()}
+
+    async def _get_prompt(self, request: Request) -> dict[str, Any]:
+        reader, params = self.reader(request), request.params
+        arguments = params.get("arguments") or {}
+        prompt = await self.relay.get_prompt(params["name"], arguments, request.caller, reader.chat, request.peer)
+        return {"resultType": "complete", **prompt}
+
+    async def _complete(self, request: Request) -> dict[str, Any]:
+        reader, params = self.reader(request), request.params
+        ref, argument = params["ref"], params["argument"]
+        template = ref["uri"] if ref.get("type") == "ref/resource" else ref["name"]
+        if not is_ours(template):
+            wanted = {key: value for key, value in params.items() if key != "_meta" and value is not None}
+            completed = await self.relay.complete(wanted, request.caller, reader.chat, request.peer)
+            if completed is not None:
+                return {"resultType": "complete", **completed}
+        given = (params.get("context") or {}).get("arguments") or {}
+        return await self._completions.complete(reader, template, argument["name"], argument["value"], given)
+
+    async def _subscribe(self, request: Request) -> dict[str, Any]:
+        reader, uri, subscriber = self.reader(request), request.params["uri"], _subscriber(request)
+        if self._is_upstream(uri):
+            await self.notifications.follow_upstream(subscriber, uri, self.relay, reader)
+        else:
+            self.notifications.follow_file(subscriber, uri, await self._resources.followed(reader, uri))
+        return {}
+
+    async def _unsubscribe(self, request: Request) -> dict[str, Any]:
+        self.notifications.unfollow(_subscriber(request), request.params["uri"])
+        return {}
+
+
+def convert_error(error: Exception, method: str, params: Mapping[str, Any], modern: bool) -> RpcError:
+    """Return an exception as the error of a protocol version. A bug is logged here once, and its text never sent."""
+    if isinstance(error, RpcError):
+        return error
+    if isinstance(error, GatewayError):
+        details = {"uri": params["uri"]} if "uri" in params else {}
+        return rpc_error(error, modern, **details)
+    log.error("%s failed unexpectedly", method, exc_info=error)
+    return RpcError(INTERNAL_ERROR, "the gateway failed; its log has the reason")
+
+
+def _subscriber(request: Request) -> Subscriber:
+    if request.session is None:  # a modern client sends subscriptions/listen instead
+        raise RpcError(METHOD_NOT_FOUND, "Method not found", request.method)
+    return request.session.subscriber

@@ -1,0 +1,63 @@
+"""One MCP request, whatever transport and protocol version it came over, and how its caller and chat are decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gateway.calls import DEFAULT_CHAT, LOCAL, Caller, Peer, Progress, no_progress
+from gateway.errors import Invalid
+from gateway.serve.mcp.sessions import Session
+
+CHAT = "dev.toolgate/chat"
+
+
+@dataclass(slots=True)
+class Request:
+    """A request that was parsed. `chat` is the connection's; a request may name another in `_meta`. `session` is the
+    client's handshake, None for a client of a modern version."""
+
+    method: str
+    params: Mapping[str, Any]
+    version: str
+    caller: Caller
+    chat: str
+    peer: Peer
+    session: Session | None = None
+    progress: Progress = no_progress
+
+    @property
+    def modern(self) -> bool:
+        return self.peer.modern
+
+
+def principal_of(_headers: Mapping[str, str] | Mapping[bytes, bytes] | None) -> str:
+    """Return on whose behalf a request comes: the one place where every transport decides it. The
+    headers are those of an HTTP request; over stdio there are none, and the caller owns the process."""
+    return LOCAL
+
+
+@lru_cache(maxsize=256)  # a few clients make all the calls
+def caller_of(principal: str, client: str | None) -> Caller:
+    """Return the caller of an MCP request. `client` is what the client calls itself: recorded, never trusted."""
+    return Caller(principal=principal, surface="mcp", client=client)
+
+
+def client_name(info: Mapping[str, Any]) -> str:
+    """Return name and version of a client, as calls record it."""
+    return f"{info['name']} {info['version']}"[:200]
+
+
+def connection_chat(default: str | None, query: str | None = None, session_id: str | None = None) -> str:
+    """Return the chat of a request that names none: the URL's, the command line's, the HTTP session's."""
+    return query or default or session_id or DEFAULT_CHAT
+
+
+def meta_text(meta: Mapping[str, Any], key: str) -> str | None:
+    """Return a text of `_meta`, refused when it is something else."""
+    value = meta.get(key)
+    if value is not None and not isinstance(value, str):
+        raise Invalid(f"_meta {key!r} must be a string")
+    return value

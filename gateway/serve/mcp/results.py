@@ -1,0 +1,85 @@
+"""Outcomes and errors as MCP results and JSON-RPC errors, for each protocol version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway import __version__
+from gateway.calls import Call, Outcome, text_content
+from gateway.errors import GatewayError, NotFound, Unavailable, UpstreamFault
+from gateway.protocol import SERVER_INFO_META_KEY
+from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, RESOURCE_NOT_FOUND, RpcError
+
+OWN_PREFIX = "dev.toolgate/"
+"""The beginning of every `_meta` key that only the gateway may write."""
+
+CALL_ID = "dev.toolgate/call_id"
+ERROR = "dev.toolgate/error"
+
+SERVER_INFO = {"name": "toolgate", "title": "Toolgate", "version": __version__}
+_STAMP = {SERVER_INFO_META_KEY: SERVER_INFO}
+
+
+def rpc_error(refusal: GatewayError, modern: bool, **details: Any) -> RpcError:
+    """Return a refusal as the error of its protocol version; an upstream's error as that upstream gave it."""
+    if isinstance(refusal, UpstreamFault):
+        return RpcError(refusal.fault, refusal.message, refusal.data)
+    own_fault = isinstance(refusal, Unavailable) or type(refusal) is GatewayError
+    code = INTERNAL_ERROR if own_fault else INVALID_PARAMS
+    if isinstance(refusal, NotFound) and not modern:
+        code = RESOURCE_NOT_FOUND
+    return RpcError(code, str(refusal), {**details, **refusal.to_dict()})
+
+
+def tool_result(call: Call, outcome: Outcome, structured: bool) -> dict[str, Any]:
+    """Return an outcome as a tool result; an upstream's result as that upstream gave it."""
+    if isinstance(outcome.error, UpstreamFault):
+        raise rpc_error(outcome.error, modern=True)
+    if outcome.wire is not None:
+        return _upstream_result(call, outcome, outcome.wire)
+    if outcome.error is not None:
+        return {
+            "resultType": "complete",
+            "isError": True,
+            "content": text_content(str(outcome.error)),
+            "_meta": {CALL_ID: call.id, ERROR: outcome.error.to_dict()},
+        }
+    result: dict[str, Any] = {
+        "resultType": "complete",
+        "isError": False,
+        "content": outcome.content or text_content(outcome.value_json.decode()),
+        "_meta": {CALL_ID: call.id},
+    }
+    if structured:
+        result["structuredContent"] = outcome.value
+    return result
+
+
+def shape(result: dict[str, Any], modern: bool) -> dict[str, Any]:
+    """Return a result as its protocol version has it. A modern one names the server in `_meta`; a handshake version
+    has no other structured results than objects, and none of the newer keys."""
+    if modern:
+        return {**result, "_meta": {**(result.get("_meta") or {}), **_STAMP}}
+    older = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
+    if not isinstance(older.get("structuredContent", {}), dict):
+        del older["structuredContent"]
+    if isinstance(older.get("tools"), list):
+        older["tools"] = [_older_tool(tool) for tool in older["tools"]]
+    return older
+
+
+def _older_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("outputSchema", {}).get("type", "object") == "object":
+        return tool
+    return {key: value for key, value in tool.items() if key != "outputSchema"}
+
+
+def _upstream_result(call: Call, outcome: Outcome, wire: Mapping[str, Any]) -> dict[str, Any]:
+    given = wire.get("_meta")
+    meta = {} if not isinstance(given, dict) else {key: given[key] for key in given if not key.startswith(OWN_PREFIX)}
+    meta.pop(SERVER_INFO_META_KEY, None)  # the gateway answers, not the upstream
+    result = {"resultType": "complete", **wire, "_meta": {**meta, CALL_ID: call.id}}
+    if result["resultType"] == "complete":
+        result["content"] = list(outcome.content or ())
+    return result

@@ -1,0 +1,272 @@
+"""The adapter for the MCP SDK's server: everything that is not answered by the fast path.
+
+The only module that imports `mcp.server`. It is imported when it is needed, as that takes longer than the rest of a
+start. Requests become the same `Request` values as on the fast path, and the same handlers answer them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from functools import partial
+from typing import Any
+
+import mcp_types as types
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
+from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import event_to_notification
+from mcp_types import methods
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request as HttpRequest
+
+from gateway.calls import Ask, Caller, Log, Peer
+from gateway.protocol import CLIENT_CAPABILITIES_META_KEY, LOG_LEVEL_META_KEY, LOG_LEVELS, MODERN_PROTOCOL_VERSIONS
+from gateway.protocol.jsonrpc import INTERNAL_ERROR, RpcError
+from gateway.serve.mcp.handlers import Handlers, convert_error
+from gateway.serve.mcp.request import Request, caller_of, client_name, connection_chat, principal_of
+from gateway.serve.mcp.results import SERVER_INFO, shape
+from gateway.serve.mcp.sessions import Session
+from gateway.serve.mcp.subscriber import (
+    PROMPTS_CHANGED,
+    RESOURCES_CHANGED,
+    SUBSCRIPTIONS,
+    TOOLS_CHANGED,
+    Change,
+    Subscriber,
+)
+
+STREAMS = 1024
+"""`subscriptions/listen` requests open at a time."""
+
+AS_GIVEN = frozenset({"tools/list", "tools/call"})
+"""Methods whose results leave as the handlers made them."""
+
+PARAMS: Mapping[str, type[BaseModel]] = {
+    "completion/complete": types.CompleteRequestParams,
+    "logging/setLevel": types.SetLevelRequestParams,
+    "prompts/get": types.GetPromptRequestParams,
+    "prompts/list": types.PaginatedRequestParams,
+    "resources/list": types.PaginatedRequestParams,
+    "resources/read": types.ReadResourceRequestParams,
+    "resources/subscribe": types.SubscribeRequestParams,
+    "resources/templates/list": types.PaginatedRequestParams,
+    "resources/unsubscribe": types.UnsubscribeRequestParams,
+    "server/discover": types.RequestParams,
+    "tools/call": types.CallToolRequestParams,
+    "tools/list": types.PaginatedRequestParams,
+}
+_EVENTS: Mapping[Change, ServerEvent] = {
+    TOOLS_CHANGED: ToolsListChanged(),
+    PROMPTS_CHANGED: PromptsListChanged(),
+    RESOURCES_CHANGED: ResourcesListChanged(),
+}
+
+Context = ServerRequestContext[Any, Any]
+
+
+class SdkServer(Server[Any]):
+    """The SDK's server, whose requests are answered by our handlers."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        super().__init__(
+            SERVER_INFO["name"],
+            version=SERVER_INFO["version"],
+            title=SERVER_INFO["title"],
+            # Without a lookup the SDK runs the whole tools/list handler before every call.
+            get_tool_input_schema=handlers.tools.header_schema,
+            on_subscriptions_listen=self._listen,
+        )
+        self._handlers = handlers
+        self._streams: set[ListenHandler] = set()
+        for method, params in PARAMS.items():
+            self.add_request_handler(method, params, self._answer)
+        self.middleware.extend([_convert_errors, self._open_session, self._pass_as_given])
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        # The SDK's HTTP manager passes no options, and would announce listChanged=false.
+        announced = notification_options or NotificationOptions(
+            tools_changed=True, resources_changed=True, prompts_changed=True
+        )
+        self.instructions = self._handlers.instructions
+        return super().create_initialization_options(announced, experimental_capabilities, extensions)
+
+    def close(self) -> None:
+        """End the streams on which clients wait for changes."""
+        for stream in self._streams:
+            stream.close()
+
+    async def _answer(self, context: Context, _: BaseModel) -> dict[str, Any]:
+        answer = await self._handlers.answer(self._request(context))
+        assert answer.result is not None  # noqa: S101 - only the fast path asks for an upstream's bytes
+        return answer.result
+
+    async def _listen(
+        self, context: Context, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        """Serve one stream until it ends. Resources that this client may not follow are left out of what is
+        acknowledged, as the protocol has it."""
+        if len(self._streams) >= STREAMS:
+            raise RpcError(INTERNAL_ERROR, f"{STREAMS} streams are open already; try again later")
+        handlers, wanted = self._handlers, params.notifications
+        reader = handlers.reader(self._request(context))
+        files, upstream = await handlers.find_followable(reader, (wanted.resource_subscriptions or [])[:SUBSCRIPTIONS])
+        bus = InMemorySubscriptionBus()
+        stream, subscriber = ListenHandler(bus), Subscriber(reader.principal, partial(_publish, bus))
+        self._streams.add(stream)
+        handlers.notifications.add(subscriber)
+        try:
+            if wanted.resources_list_changed:
+                handlers.notifications.follow_list(subscriber, reader.chat)
+            followed = await handlers.notifications.follow_all(subscriber, files, upstream, handlers.relay, reader)
+            honored = wanted.model_copy(update={"resource_subscriptions": followed})
+            return await stream(context, types.SubscriptionsListenRequestParams(notifications=honored))
+        finally:
+            self._streams.discard(stream)
+            handlers.notifications.remove(subscriber)
+
+    async def _open_session(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Remember each handshake: its client is notified of changed lists without asking."""
+        answer = await call_next(ctx)
+        if ctx.method == "notifications/initialized":
+            self._session(ctx)
+        return answer
+
+    async def _pass_as_given(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Innermost: the SDK would drop every key it does not know from an upstream's result, and refuse the whole for
+        a kind of content it does not know. Requests are validated as ever."""
+        if ctx.method not in AS_GIVEN or ctx.request_id is None or not ctx.session._connection.initialize_accepted:
+            return await call_next(ctx)
+        methods.validate_client_request(ctx.method, ctx.protocol_version, ctx.params)
+        params = PARAMS[ctx.method].model_validate(ctx.params or {}, by_name=False)
+        return shape(await self._answer(ctx, params), _is_modern(ctx))
+
+    def _request(self, context: Context) -> Request:
+        http = context.request if isinstance(context.request, HttpRequest) else None
+        session = None if _is_modern(context) else self._session(context)
+        if http is None:
+            chat = connection_chat(self._handlers.chat)
+        else:  # only the handshake versions have sessions
+            query, session_id = http.query_params.get("chat"), http.headers.get("mcp-session-id")
+            chat = connection_chat(self._handlers.chat, query, session_id)
+        return Request(
+            context.method,
+            context.params or {},
+            context.protocol_version,
+            _caller(context),
+            chat,
+            _peer(context, session),
+            session,
+            context.session.report_progress,
+        )
+
+    def _session(self, context: Context) -> Session:
+        """Return the session of a client of a handshake version, opened by its first message after the handshake."""
+        sessions, key = self._handlers.sessions, self._session_key(context)
+        session = sessions.get(key)
+        if session is None:
+            known = context.session.client_capabilities
+            capabilities = known.model_dump(mode="json", by_alias=True, exclude_none=True) if known else {}
+            talk = context.session
+
+            async def send(change: Change) -> None:
+                await talk.send_notification(event_to_notification(_event(change), {}))
+
+            session = Session(context.protocol_version, capabilities, _caller(context), send)
+            sessions.open(key, session)
+            # The SDK has no public way to be told of a connection's end.
+            talk._connection.exit_stack.callback(sessions.close, key)
+        return session
+
+    def _session_key(self, context: Context) -> Hashable:
+        if isinstance(context.request, HttpRequest):
+            return context.request.headers.get("mcp-session-id")
+        # Over stdio the fast path has answered the handshake, and its session goes on here.
+        return None if self._handlers.sessions.get(None) is not None else context.session._connection
+
+
+def _is_modern(context: Context) -> bool:
+    return context.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+def _caller(context: Context) -> Caller:
+    http = context.request if isinstance(context.request, HttpRequest) else None
+    parameters = context.session.client_params
+    info = parameters and {"name": parameters.client_info.name, "version": parameters.client_info.version}
+    return caller_of(principal_of(http.headers if http is not None else None), client_name(info) if info else None)
+
+
+def _peer(context: Context, session: Session | None) -> Peer:
+    """Return the client as an upstream may need it: its `_meta` as it came, and how it is asked in its version."""
+    params: Mapping[str, Any] = context.params or {}
+    meta: Mapping[str, Any] = params.get("_meta") or {}
+    if session is None:
+        capabilities, level = meta.get(CLIENT_CAPABILITIES_META_KEY), meta.get(LOG_LEVEL_META_KEY)
+    else:
+        capabilities, level = session.capabilities, session.level
+    return Peer(
+        capabilities=capabilities if isinstance(capabilities, Mapping) else {},
+        meta=meta,
+        answers={key: params[key] for key in ("inputResponses", "requestState") if params.get(key) is not None},
+        ask=_asker(context) if context.session.can_send_request and session is not None else None,
+        log=_logger(context),
+        level=level if level in LOG_LEVELS else None,
+        modern=session is None,
+    )
+
+
+def _logger(context: Context) -> Log:
+    async def log(entry: Mapping[str, Any]) -> None:
+        level: Any = entry.get("level")
+        if level in LOG_LEVELS:
+            logger = entry.get("logger")
+            name = logger if isinstance(logger, str) else None
+            await context.session.send_log_message(level, entry.get("data"), name, context.request_id)
+
+    return log
+
+
+def _asker(context: Context) -> Ask:
+    # On the stream of the request itself: a client may not read any other.
+    channel = context.session._request_outbound
+
+    async def ask(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return await channel.send_raw_request(method, dict(params))
+        except MCPError as error:
+            raise RpcError(error.code, error.message, error.data) from None
+
+    return ask
+
+
+async def _convert_errors(ctx: Context, call_next: CallNext) -> HandlerResult:
+    """Outermost: in the handshake versions the SDK would send the text of an unexpected exception."""
+    try:
+        return await call_next(ctx)
+    except (MCPError, ValidationError):
+        raise
+    except Exception as error:
+        found = convert_error(error, ctx.method, ctx.params or {}, _is_modern(ctx))
+        raise MCPError(found.code, found.message, found.data) from None
+
+
+def _event(change: Change) -> ServerEvent:
+    return _EVENTS[change] if change.uri is None else ResourceUpdated(change.uri)
+
+
+async def _publish(bus: InMemorySubscriptionBus, change: Change) -> None:
+    await bus.publish(_event(change))

@@ -1,0 +1,118 @@
+"""Sessions of the handshake versions: a client's `initialize`, its calls in progress, and questions to it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from gateway.calls import Caller
+from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, RpcError
+from gateway.serve.mcp.subscriber import Send, Subscriber
+
+QUESTIONS = 64
+"""The most questions one client is asked at the same time."""
+
+WITHDRAW_SECONDS = 1.0
+"""The time to tell a client that a question is withdrawn."""
+
+Notify = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Sends a message to the client, on the stream of the request it belongs to."""
+
+
+class Cancellable(Protocol):
+    """A call in progress."""
+
+    def cancel(self) -> object: ...
+
+
+class Session:
+    """One client. `calls` are its calls in progress, by request id as text, since some clients cancel 7 as "7".
+    `level` is the lowest log level it wants. `subscriber` gets what changes."""
+
+    def __init__(self, version: str, capabilities: Mapping[str, Any], caller: Caller, send: Send) -> None:
+        self.version = version
+        self.capabilities = capabilities
+        self.caller = caller
+        self.level: str | None = None
+        self.subscriber = Subscriber(caller.principal, send)
+        self.calls: dict[str, Cancellable] = {}
+        self._questions: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
+        self._numbers = itertools.count(1)
+
+    async def ask(self, notify: Notify, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask the client and return its answer, which arrives in a message of its own."""
+        if len(self._questions) >= QUESTIONS:
+            raise RpcError(INTERNAL_ERROR, f"{QUESTIONS} questions wait for an answer already")
+        number = f"toolgate-{next(self._numbers)}"  # the SDK numbers its own questions without a prefix
+        waiting = self._questions[number] = asyncio.get_running_loop().create_future()
+        try:
+            await notify({"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)})
+            return _read(await waiting)
+        except asyncio.CancelledError:
+            await _withdraw(notify, number)
+            raise
+        finally:
+            del self._questions[number]
+
+    def take_answer(self, message: Mapping[str, Any]) -> bool:
+        """Take the answer to a question; False when it is none."""
+        waiting = self._questions.get(str(message.get("id")))
+        if waiting is None or "method" in message:
+            return False
+        if not waiting.done():
+            waiting.set_result(message)
+        return True
+
+    def cancel_call(self, request_id: Any) -> bool:
+        """Cancel a call; False when it is not in progress here."""
+        call = self.calls.get(str(request_id)) if type(request_id) in (int, str) else None
+        if call is None:
+            return False
+        call.cancel()
+        return True
+
+    def end(self) -> None:
+        for call in list(self.calls.values()):
+            call.cancel()
+
+
+class Sessions:
+    """Every session, by its id; the one over stdio has the id None. `opened` and `closed` are told of each."""
+
+    def __init__(self, opened: Callable[[Session], None], closed: Callable[[Session], None]) -> None:
+        self._opened = opened
+        self._closed = closed
+        self._open: dict[Hashable, Session] = {}
+
+    def get(self, session_id: Hashable) -> Session | None:
+        return self._open.get(session_id)
+
+    def open(self, session_id: Hashable, session: Session) -> None:
+        self._open[session_id] = session
+        self._opened(session)
+
+    def close(self, session_id: Hashable) -> None:
+        session = self._open.pop(session_id, None)
+        if session is not None:
+            self._closed(session)
+            session.end()
+
+
+async def _withdraw(notify: Notify, number: str) -> None:
+    """Tell the client that nobody waits for its answer any more, if it reads at all."""
+    params = {"requestId": number, "reason": "the question was withdrawn"}
+    with suppress(Exception):
+        async with asyncio.timeout(WITHDRAW_SECONDS):
+            await notify({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+
+
+def _read(message: Mapping[str, Any]) -> dict[str, Any]:
+    match message:
+        case {"result": dict(result)}:
+            return result
+        case {"error": {"code": int(code), "message": str(text), **rest}}:
+            raise RpcError(code, text, rest.get("data"))
+    raise RpcError(INVALID_REQUEST, "the client answered with neither result nor error")

@@ -1,0 +1,131 @@
+"""Tools over MCP: listed in pages that are made once per catalog, and called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gateway.calls import Call, Delivered, Outcome, check_chat, to_json
+from gateway.catalog import Catalog
+from gateway.executor import Executor
+from gateway.protocol import is_version_at_least
+from gateway.serve.mcp.request import CHAT, Request, meta_text
+from gateway.serve.mcp.results import OWN_PREFIX, shape, tool_result
+from gateway.serve.renders import link
+
+MESSAGE = "dev.toolgate/message"
+PARENT_MESSAGE = "dev.toolgate/parent_message"
+
+PAGE = 200
+"""Tools on one page of `tools/list`: small enough for any client, large enough to be one page for most."""
+
+RESOURCE_LINKS = "2025-06-18"
+"""The first version whose clients accept links in a result; earlier ones refuse the whole result."""
+
+
+class Calls(Protocol):
+    """Carries a call to its tool, and asks a person on the way where one must agree."""
+
+    async def call_tool(self, call: Call) -> Outcome: ...
+
+
+@dataclass(slots=True)
+class Answer:
+    """The answer to a request: a result, or the whole message of an upstream, which needs no change."""
+
+    result: dict[str, Any] | None = None
+    call_id: str | None = None
+    message: bytes | None = None
+
+
+class Tools:
+    """The tools of the executor's catalog. `calls` carries calls; with `planned`, render plans are kept and a result
+    links to its own."""
+
+    def __init__(self, executor: Executor, calls: Calls, planned: bool) -> None:
+        self._calls = calls
+        self._planned = planned
+        self._view = _View(executor.catalog)
+
+    def show(self, catalog: Catalog) -> None:
+        """List these tools from now on."""
+        self._view = _View(catalog)
+
+    def header_schema(self, name: str) -> Mapping[str, Any] | None:
+        """Return the input schema of a tool some of whose arguments travel as HTTP headers too."""
+        return self._view.header_schemas.get(name)
+
+    def page(self, cursor: str | None) -> dict[str, Any]:
+        return self._view.page(cursor)
+
+    def page_json(self, cursor: str | None, modern: bool) -> bytes:
+        """Return a page as JSON, encoded once."""
+        view = self._view
+        encoded = view.encoded.get((cursor, modern))
+        if encoded is None:
+            encoded = to_json(shape(view.page(cursor), modern))
+            if cursor is None or cursor in view.names:  # a cursor of ours, of which there are only so many
+                view.encoded[cursor, modern] = encoded
+        return encoded
+
+    async def call(self, request: Request) -> Answer:
+        meta, params = request.peer.meta, request.params
+        call = Call(
+            name=params["name"],
+            arguments=params.get("arguments") or {},
+            chat=check_chat(meta_text(meta, CHAT) or request.chat),
+            message=meta_text(meta, MESSAGE) if MESSAGE in meta else None,
+            parent_message=meta_text(meta, PARENT_MESSAGE) if PARENT_MESSAGE in meta else None,
+            caller=request.caller,
+            peer=request.peer,
+            progress=request.progress,
+        )
+        outcome = await self._calls.call_tool(call)
+        if outcome.call_id is not None:  # it continues an earlier call
+            call = call.but(id=outcome.call_id)
+        wire, plan = outcome.wire, outcome.render_plan
+        if type(wire) is Delivered and plan is None and outcome.content is wire.get("content") and not _is_ours(wire):
+            return Answer(call_id=call.id, message=wire.message)
+        result = tool_result(call, outcome, structured=call.name in self._view.structured)
+        if not is_version_at_least(request.version, RESOURCE_LINKS):
+            result["content"] = [block for block in result.get("content", ()) if not _is_link(block)]
+        elif plan is not None and self._planned:
+            result["content"] = [*result["content"], link(call.id, plan)]
+        return Answer(result, call.id)
+
+
+def _is_link(block: Any) -> bool:
+    return isinstance(block, Mapping) and block.get("type") == "resource_link"
+
+
+def _is_ours(wire: Mapping[str, Any]) -> bool:
+    """Return whether a server's result has `_meta` keys that only the gateway may write."""
+    meta = wire.get("_meta")
+    if isinstance(meta, dict):
+        for key in meta:  # a loop, as nearly all have one key
+            if key.startswith(OWN_PREFIX):
+                return True
+    return False
+
+
+class _View:
+    """A catalog as MCP lists it, made once per catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.tools = catalog.to_mcp_tools()
+        self.names = {tool["name"]: place for place, tool in enumerate(self.tools)}
+        self.structured = frozenset(tool["name"] for tool in self.tools if "outputSchema" in tool)
+        self.header_schemas = {
+            tool["name"]: tool["inputSchema"] for tool in self.tools if "x-mcp-header" in str(tool["inputSchema"])
+        }
+        self.encoded: dict[tuple[str | None, bool], bytes] = {}
+
+    def page(self, cursor: str | None) -> dict[str, Any]:
+        """Return the tools after the one the cursor names, so that a changed catalog shifts no page."""
+        start = 0 if cursor is None else sum(name <= cursor for name in self.names)
+        listed = self.tools[start : start + PAGE]
+        page: dict[str, Any] = {"resultType": "complete", "tools": listed, "ttlMs": 0, "cacheScope": "private"}
+        if start + PAGE < len(self.tools):
+            page["nextCursor"] = listed[-1]["name"]
+        return page
