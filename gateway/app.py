@@ -175,13 +175,16 @@ class Gateway:
         self._sources.append(made.source)
         return made
 
+    def relay(self) -> Relay | None:
+        """Return what upstreams offer besides tools; None while there are no upstreams."""
+        return self._relay if "switchboard" in self.__dict__ else None
+
     @cached_property
-    def relay(self) -> Relay:
-        """What upstreams have besides tools, now and once there are any."""
+    def _relay(self) -> Relay:
         # Imported by whoever serves it: a command that only lists tools has no use for it.
         from .sources.upstream.relay import Relay
 
-        return Relay(lambda: self.switchboard.source if "switchboard" in self.__dict__ else None, self._request)
+        return Relay(lambda: self.switchboard.source, self._request)
 
     def watch_upstreams(self, listener: Callable[[], None]) -> None:
         """Tell `listener` whenever upstreams may offer other prompts or resources."""

@@ -29,6 +29,7 @@ INSTRUCTIONS = (
     "Files are kept in a workspace of their own for each chat; every path is relative to its root. "
     "A failed call answers 'CODE: message', and the message says how to fix it."
 )
+_NO_RELAY = NoRelay()
 _PAGE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,8 @@ log = logging.getLogger(__name__)
 
 class Handlers:
     """One executor, spoken to in MCP. `chat` is the chat of requests that name none; `plans` finds the render plans of
-    calls, None when none are kept; `relay` has what upstreams offer besides tools; `calls` carries the calls, where
-    that is not the executor itself."""
+    calls, None when none are kept; `relay` returns what upstreams offer besides tools, None while there are none;
+    `calls` carries the calls, where that is not the executor itself."""
 
     def __init__(
         self,
@@ -45,11 +46,11 @@ class Handlers:
         versions: Versions,
         chat: str | None = None,
         plans: Plans | None = None,
-        relay: Relay | None = None,
+        relay: Callable[[], Relay | None] = lambda: None,
         calls: Calls | None = None,
     ) -> None:
         self.chat = chat
-        self.relay = relay or NoRelay()
+        self._relay = relay
         self.tools = Tools(executor, calls or executor, plans is not None)
         self.notifications = Notifications(versions)
         self.sessions = Sessions(
@@ -104,6 +105,10 @@ class Handlers:
             "resources": {"subscribe": True, "listChanged": True},
             "tools": {"listChanged": True},
         }
+
+    @property
+    def relay(self) -> Relay:
+        return self._relay() or _NO_RELAY
 
     @property
     def instructions(self) -> str:

@@ -26,15 +26,21 @@ pytestmark = pytest.mark.anyio
 ASKED = {"method": "elicitation/create", "name": "who"}
 
 
+def relay_of(gateway: Gateway) -> relay.Relay:
+    found = gateway.relay()
+    assert found is not None
+    return found
+
+
 async def prompt(gateway: Gateway, peer: Peer, asked: Mapping[str, str] = ASKED, who: str = "local") -> Any:
-    got = await gateway.relay.get_prompt("lab__ask", asked, Caller(principal=who), f"chat-{who}", peer)
+    got = await relay_of(gateway).get_prompt("lab__ask", asked, Caller(principal=who), f"chat-{who}", peer)
     return json.loads(got["messages"][0]["content"]["text"])
 
 
 async def resource(gateway: Gateway, peer: Peer, asked: Mapping[str, str] = ASKED, who: str = "local") -> Any:
-    listed = await gateway.relay.resources(Caller(principal=who), f"chat-{who}")
+    listed = await relay_of(gateway).resources(Caller(principal=who), f"chat-{who}")
     [uri] = [each["uri"] for each in listed if each["name"] == "ask"]
-    got = await gateway.relay.read(f"{uri}?{urlencode(asked)}", Caller(principal=who), f"chat-{who}", peer)
+    got = await relay_of(gateway).read(f"{uri}?{urlencode(asked)}", Caller(principal=who), f"chat-{who}", peer)
     return json.loads(got["contents"][0]["text"])
 
 
