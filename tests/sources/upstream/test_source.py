@@ -13,11 +13,11 @@ import anyio
 import pytest
 from eventually import TIMEOUT
 from journeys.servers import labs
-from mcp.shared.exceptions import MCPError
 
 from gateway import Gateway
 from gateway.calls import Ask, Call, Caller, Outcome, Peer
 from gateway.errors import UpstreamFault
+from gateway.protocol.jsonrpc import RpcError
 
 pytestmark = pytest.mark.anyio
 
@@ -85,7 +85,7 @@ async def test_what_a_client_could_be_asked_if_there_were_a_way_is_not_promised(
 @pytest.mark.parametrize("era", labs.LAB_ERAS)
 async def test_what_the_client_answers_badly_the_server_hears(tmp_path: Path, era: str) -> None:
     async def ask(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        raise MCPError(-32042, "not now", {"later": True})
+        raise RpcError(-32042, "not now", {"later": True})
 
     async with gateway_to(tmp_path, lab=lab(era, tmp_path)) as gateway:
         outcome = await asked_of(gateway, "lab", Peer(capabilities=ABLE, ask=ask))
