@@ -63,7 +63,7 @@ def how_it_ended(ended: Exit, limits: Limits, stderr: str) -> str:
         case "memory":
             return f"used more than the {limits.memory // _MEBIBYTE} MiB of memory it may use (sandbox.memory_mb)"
         case "processes":
-            return f"started more than the {limits.processes} processes it may have"
+            return f"used all of the {limits.processes} processes and threads it may have"
         case "disk":
             return f"wrote more than the {limits.disk // _MEBIBYTE} MiB it may add to its files"
         case str() as limit:

@@ -20,11 +20,11 @@ Killed = Literal["memory", "disk", "processes", "output", "timeout"]
 @dataclass(frozen=True)
 class Limits:
     """What a program and all it starts may use. `memory`, `processes`, `disk` and `files` are totals
-    of the whole tree; its writable folders may grow by `disk` bytes and `files` files. A process may
-    have several threads: together they may be four times as many as processes."""
+    of the whole tree; its writable folders may grow by `disk` bytes and `files` files. Threads count as
+    processes, as they do for the kernel."""
 
     memory: int = 1024 * _MEBIBYTE
-    processes: int = 64
+    processes: int = 256
     disk: int = 1024 * _MEBIBYTE
     files: int = 100_000
     file_bytes: int = 512 * _MEBIBYTE

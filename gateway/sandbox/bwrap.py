@@ -26,7 +26,8 @@ from .keeping import Kept, kept
 from .lending import acting_as, borrower, given, lent, place, prepared
 from .network import connected
 from .process import Running, handed, spawn, unavailable
-from .rlimits import rlimits
+from .process_tree import count_tasks
+from .rlimits import TaskLimit, counts_by_namespace, rlimits
 from .system import SYSTEM_FILES, SYSTEM_FOLDERS
 from .watchdog import Watch
 
@@ -93,11 +94,20 @@ class Bubblewrap:
             if (first := await hold.first()) is None:
                 await running.wait()  # refuses, and says why
                 raise unavailable("bubblewrap ended before it began")
-            _limit(program, first, user)
+            task_limit = await self._task_limit(program, user)
+            _limit(program, first, user, task_limit)
             hold.join(self._cgroups.make(program.limits) if self._cgroups else None, first)
         hold.release()
-        running.guard(Watch(program.limits, first, self._gauges(program, first)))
+        running.guard(Watch(program.limits, first, self._gauges(program, first), task_limit))
         return running
+
+    async def _task_limit(self, program: Program, user: Account | None) -> TaskLimit:
+        """The kernel counts the namespace's first process too. An old one counts all tasks of the user instead."""
+        if counts_by_namespace():
+            return TaskLimit(program.limits.processes, others=1)
+        uid = user.uid if user else os.getuid()
+        others = await asyncio.get_running_loop().run_in_executor(None, count_tasks, uid)
+        return TaskLimit(program.limits.processes, others, uid)
 
     async def _borrower(self, program: Program) -> Account | None:
         """Whom the program runs as when we are root."""
@@ -156,20 +166,20 @@ class Bubblewrap:
             yield NOT_INSPECTABLE
 
 
-def _limit(program: Program, first: int, user: Account | None) -> None:
+def _limit(program: Program, first: int, user: Account | None, task_limit: TaskLimit) -> None:
     """Hold the first process inside, which waits at the gate, to what all others inherit. Before the
     namespace, the number of processes would count all that the user runs."""
     try:
-        _set_limits(program, first)
+        _set_limits(program, first, task_limit)
     except PermissionError:
         if user is None:
             raise
-        acting_as(user, functools.partial(_set_limits, program, first))
+        acting_as(user, functools.partial(_set_limits, program, first, task_limit))
 
 
-def _set_limits(program: Program, first: int) -> None:
+def _set_limits(program: Program, first: int, task_limit: TaskLimit) -> None:
     with suppress(ProcessLookupError):
-        for number, value in rlimits(program.limits, 0):
+        for number, value in rlimits(program.limits, task_limit):
             hard = resource.prlimit(first, number)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.prlimit(first, number, (value, value))

@@ -14,13 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from . import Killed, Limits
-from .rlimits import THREADS
 
 _log = logging.getLogger(__name__)
 _NEEDED = {"memory", "pids"}
 _OURS = "toolgate-gateway"
-_BESIDES = 4
-"""Tasks of a sandbox that are not the program's."""
+_OTHER_TASKS = 1
+"""Tasks in the group that are not the program's: the first process of bubblewrap's namespace, or the launcher."""
 
 _numbers = itertools.count(1)
 
@@ -66,7 +65,7 @@ class Cgroups:
         try:
             folder.mkdir()
             (folder / "memory.max").write_text(str(limits.memory))
-            (folder / "pids.max").write_text(str(THREADS * limits.processes + _BESIDES))
+            (folder / "pids.max").write_text(str(limits.processes + _OTHER_TASKS))
             (folder / "memory.oom.group").write_text("1")
         except OSError as error:
             _log.warning("no cgroup for a program: %s", error)

@@ -8,9 +8,7 @@ import os
 import struct
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,8 @@ from .cgroups import delegated
 from .disk_usage import NOT_INSPECTABLE, cannot_inspect_programs
 from .launched import launch, refuse_network
 from .process import unavailable
-from .process_tree import pids, threads_of
+from .process_tree import count_tasks
+from .rlimits import TaskLimit
 from .system import SYSTEM_FILES, SYSTEM_FOLDERS
 
 _CREATE, _VERSION = 444, 1
@@ -33,7 +32,6 @@ _NO_DEVICES = ~(1 << 6 | 1 << 11 | 1 << 15)  # making devices, and their ioctls
 _NO_TCP, _NO_ABSTRACT_SOCKETS_NOR_SIGNALS = 3, 3
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _OF_PROC = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version")
-_FRESH = 2.0
 
 
 class Landlock:
@@ -46,10 +44,9 @@ class Landlock:
         self._version = version()
         if not self._version:
             raise unavailable("the kernel has no Landlock (needs Linux 5.13 or newer, with lsm=landlock)")
-        self.weaknesses = tuple(self._weaknesses())
         self._user = account()
         self._cgroups = delegated()
-        self._tasks: dict[int, tuple[float, int]] = {}
+        self.weaknesses = tuple(self._weaknesses())
 
     def inside(self, mount: Mount) -> str:
         return str(mount.source)
@@ -57,7 +54,7 @@ class Landlock:
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
         refuse_network(self.name, program)
         user = self._user and _owner_or(self._user, program)
-        tasks = await self._running_tasks(user)
+        task_limit = await _task_limit(program, user)
         scratch = Path(tempfile.mkdtemp(prefix="toolgate-"))
         if user is not None:
             os.chown(scratch, user.uid, user.gid)
@@ -65,7 +62,7 @@ class Landlock:
             program,
             stdin=stdin,
             scratch=scratch,
-            tasks=tasks,
+            task_limit=task_limit,
             confine=self._confinement(program, scratch),
             code=seccomp.build(shared=True),
             user=user,
@@ -82,21 +79,14 @@ class Landlock:
             "rules": [*_machine(), *_given(program, scratch, rights & _NO_DEVICES)],
         }
 
-    async def _running_tasks(self, user: Account | None) -> int:
-        """The kernel counts all of a user's threads together."""
-        uid = user.uid if user else os.getuid()
-        counted, tasks = self._tasks.get(uid, (-_FRESH, 0))
-        if time.monotonic() - counted > _FRESH:
-            tasks = await asyncio.get_running_loop().run_in_executor(None, _user_threads, uid)
-            self._tasks = {uid: (time.monotonic(), tasks)}
-        return tasks
-
     def _weaknesses(self) -> Iterator[str]:
         yield "programs can learn that a file exists, its size and its times, though not open it"
         yield "programs can change protected files, such as git hooks and .vscode, in an attached folder"
         yield "chmod, chown and setting times by name do nothing inside"
         if (user := account()) is not None:
             yield f"the gateway is root: what programs make in root's folders belongs to user {user.uid}"
+        if self._cgroups is None:
+            yield "processes that the program's user starts elsewhere are taken from the number a program may have"
         if cannot_inspect_programs():
             yield NOT_INSPECTABLE
         if self._version < 6:
@@ -112,14 +102,11 @@ def _owner_or(user: Account, program: Program) -> Account:
         raise unavailable(f"the program does not start: {error}") from error
 
 
-def _user_threads(uid: int) -> int:
-    """The number of threads of a user on the whole machine."""
-    total = 0
-    for pid in pids():
-        with suppress(OSError):
-            if Path(f"/proc/{pid}").stat().st_uid == uid:
-                total += len(threads_of(pid))
-    return total
+async def _task_limit(program: Program, user: Account | None) -> TaskLimit:
+    """The kernel counts all tasks of a user together, the launcher included unless that is root's."""
+    uid = user.uid if user else os.getuid()
+    others = await asyncio.get_running_loop().run_in_executor(None, count_tasks, uid)
+    return TaskLimit(program.limits.processes, others + (user is None), uid)
 
 
 def version() -> int:

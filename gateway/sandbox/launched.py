@@ -22,7 +22,7 @@ from .disk_usage import DiskUsage, Gauge, Size, folder_usage, writable_folders
 from .launcher import remove
 from .process import Running, handed, spawn
 from .process_tree import DeletedFiles
-from .rlimits import rlimits
+from .rlimits import TaskLimit, rlimits
 from .watchdog import Watch
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -42,14 +42,17 @@ async def launch(
     *,
     stdin: bool,
     scratch: Path,
-    tasks: int | None,
+    task_limit: TaskLimit | None,
     confine: Any = None,
     code: bytes | None = None,
     user: Account | None = None,
     cgroups: Cgroups | None = None,
 ) -> Running:
     """Start the program behind a launcher that confines it; `scratch` is removed when it has ended. `user` is
-    who it becomes, when we are root."""
+    who it becomes, when we are root. A cgroup counts tasks instead of `task_limit`."""
+    group = cgroups.make(program.limits) if cgroups else None
+    if group is not None:
+        task_limit = None
     lifeline_read, lifeline = os.pipe()
     status, status_write = os.pipe()
     os.set_blocking(status, False)
@@ -59,7 +62,7 @@ async def launch(
         "cwd": program.cwd,
         "scratch": str(scratch),
         "pass_fds": program.pass_fds,
-        "rlimits": rlimits(program.limits, tasks),
+        "rlimits": rlimits(program.limits, task_limit),
         "user": user and (user.uid, user.gid),
         "confine": confine,
         "filter": code,
@@ -71,7 +74,6 @@ async def launch(
     hold: _Launched | None = None
     try:
         child = spawn(argv, (*ours, *program.pass_fds), stdin=stdin)
-        group = cgroups.make(program.limits) if cgroups else None
         if group is not None:
             group.add(child.pid)
         hold = _Launched(child, lifeline, status, scratch, group)
@@ -81,9 +83,11 @@ async def launch(
         if hold is None:
             os.close(lifeline)
             os.close(status)
+            if group is not None:
+                group.close()
             remove(str(scratch))
     running = await Running.open(child, hold)
-    running.guard(Watch(program.limits, child.pid, _gauges(program, scratch, child.pid)))
+    running.guard(Watch(program.limits, child.pid, _gauges(program, scratch, child.pid), task_limit))
     return running
 
 

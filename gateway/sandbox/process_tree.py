@@ -43,10 +43,11 @@ _BYTES_PER_CPU_SECOND = 16 * 1024**3
 class Usage:
     """Totals of a process tree. `memory` is what the kernel cannot drop: anonymous and shared pages, swap and page
     tables, but not mapped files; pages shared by several processes count for each. `mapped` is their address space.
-    `hidden` are the processes that exist and show nothing, as with a /proc mounted with `hidepid`."""
+    `tasks` is the number of all threads. `hidden` are the processes that exist and show nothing, as with a /proc
+    mounted with `hidepid`."""
 
     processes: tuple[int, ...] = ()
-    threads: int = 0
+    tasks: int = 0
     memory: int = 0
     mapped: int = 0
     hidden: frozenset[int] = frozenset()
@@ -56,7 +57,7 @@ def usage(root: int) -> Usage:
     """The usage of all descendants of a process; the process itself is the sandbox's and does not count."""
     children = _child_lister()
     processes: list[int] = []
-    threads = memory = mapped = 0
+    tasks = memory = mapped = 0
     hidden = set()
     queue = list(children(root, 1))
     while queue:
@@ -68,11 +69,21 @@ def usage(root: int) -> Usage:
             continue
         processes.append(pid)
         own = status.pop(b"Threads", 1)
-        threads += own
+        tasks += own
         mapped += status.pop(b"VmSize", 0) * _KIBIBYTE
         memory += sum(status.values()) * _KIBIBYTE
         queue += children(pid, own)
-    return Usage(tuple(processes), threads, memory, mapped, frozenset(hidden))
+    return Usage(tuple(processes), tasks, memory, mapped, frozenset(hidden))
+
+
+def count_tasks(user: int) -> int:
+    """The number of tasks of a user on the whole machine, processes that have ended and are not reaped included."""
+    total = 0
+    for pid in pids():
+        with suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == user:  # noqa: PTH116 - two for each process
+                total += os.stat(f"/proc/{pid}/task").st_nlink - 2  # noqa: PTH116
+    return total
 
 
 def proportional_memory(pids: tuple[int, ...]) -> int:

@@ -1,20 +1,42 @@
-"""What the kernel holds each process to by itself; totals of a tree are the watchdog's."""
+"""Limits that the kernel enforces: for each process, and for the number of tasks of a whole program.
+
+A task is a process or a thread, as the kernel counts them together.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import resource
+from dataclasses import dataclass
 
 from . import Limits
-
-THREADS = 4
-"""Threads for each process a program may have: numeric libraries start one for every core."""
+from .process_tree import count_tasks
 
 _SPARE_DATA = 512 * 1024 * 1024
+_COUNTS_BY_NAMESPACE = (5, 14)
+_VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
-def rlimits(limits: Limits, tasks: int | None = None) -> list[tuple[int, int]]:
-    """Numbers and values for `setrlimit`. `tasks` is how many the user has already, where the kernel
-    counts those too; None where it does not count for us at all."""
+@dataclass(frozen=True)
+class TaskLimit:
+    """The number of tasks a program may have. The kernel counts `others` besides: with a `user`, they are all other
+    tasks of that user as there were when the program was started, and otherwise those of the sandbox itself."""
+
+    tasks: int
+    others: int = 0
+    user: int | None = None
+
+    def is_reached(self, tasks: int) -> bool:
+        """Return whether the kernel refuses one more task to a program that has so many. One that is refused because
+        others of its user have started tasks since has reached its limit only if it has half of them itself."""
+        if tasks >= self.tasks:
+            return True
+        return self.user is not None and 2 * tasks >= self.tasks and count_tasks(self.user) >= self.others + self.tasks
+
+
+def rlimits(limits: Limits, task_limit: TaskLimit | None) -> list[tuple[int, int]]:
+    """Numbers and values for `setrlimit`. None where the kernel cannot count tasks for us, or a cgroup does."""
     held = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, limits.file_bytes),
@@ -22,8 +44,14 @@ def rlimits(limits: Limits, tasks: int | None = None) -> list[tuple[int, int]]:
         # Far above the limit that counts: this one only slows down who outruns the watchdog.
         (resource.RLIMIT_DATA, 2 * limits.memory + _SPARE_DATA),
     ]
-    if tasks is not None:
-        held.append((resource.RLIMIT_NPROC, tasks + THREADS * limits.processes))
+    if task_limit is not None:
+        held.append((resource.RLIMIT_NPROC, task_limit.others + task_limit.tasks))
     if limits.cpu_seconds is not None:
         held.append((resource.RLIMIT_CPU, limits.cpu_seconds))
     return held
+
+
+def counts_by_namespace(release: str | None = None) -> bool:
+    """Return whether the kernel counts the tasks of a user in each user namespace apart: since Linux 5.14."""
+    found = _VERSION.match(release or os.uname().release)
+    return found is not None and (int(found[1]), int(found[2])) >= _COUNTS_BY_NAMESPACE

@@ -89,7 +89,7 @@ class Seatbelt:
         # The system's folder for temporary files is reached by a link, and rules see where it leads.
         scratch = Path(os.path.realpath(tempfile.mkdtemp(prefix="toolgate-")))
         confined = replace(program, argv=(self._executable, "-p", profile(program, scratch), *program.argv))
-        return await launch(confined, stdin=stdin, scratch=scratch, tasks=None)
+        return await launch(confined, stdin=stdin, scratch=scratch, task_limit=None)
 
 
 def profile(program: Program, scratch: Path) -> str:

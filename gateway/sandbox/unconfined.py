@@ -26,4 +26,4 @@ class Unconfined:
 
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
         scratch = Path(tempfile.mkdtemp(prefix="toolgate-"))
-        return await launch(program, stdin=stdin, scratch=scratch, tasks=None)
+        return await launch(program, stdin=stdin, scratch=scratch, task_limit=None)

@@ -12,12 +12,13 @@ from contextlib import suppress
 from . import Killed, Limits
 from .disk_usage import Gauge
 from .process_tree import SharedMemory, proportional_memory, usage
-from .rlimits import THREADS
+from .rlimits import TaskLimit
 
 _log = logging.getLogger(__name__)
 _MEMORY_INTERVAL = 0.06
 _DISK_INTERVAL = 0.1
 _IDLE_INTERVAL = 5.0
+_SECONDS_AT_TASK_LIMIT = 1.0
 _HIDDEN = (
     "a program was ended because it hides what it uses, as /proc is mounted with hidepid; "
     "mount it without, or with the group of the gateway as gid"
@@ -27,8 +28,12 @@ _HIDDEN = (
 class Watch:
     """The limits of one program: the tree beneath `root`, and what its gauges show."""
 
-    def __init__(self, limits: Limits, root: int, gauges: Sequence[Gauge]) -> None:
+    def __init__(
+        self, limits: Limits, root: int, gauges: Sequence[Gauge], task_limit: TaskLimit | None = None
+    ) -> None:
         self._limits = limits
+        self._task_limit = task_limit or TaskLimit(limits.processes)
+        self._at_task_limit: float | None = None
         self._root = root
         self._gauges = gauges
         self._shared = SharedMemory(limits.memory)
@@ -69,7 +74,7 @@ class Watch:
 
     def _tree_exceeds(self) -> Killed | None:
         limits, found = self._limits, usage(self._root)
-        if len(found.processes) > limits.processes or found.threads > THREADS * limits.processes:
+        if self._tasks_exceed(found.tasks):
             return "processes"
         if found.memory > limits.memory and proportional_memory(found.processes) > limits.memory:
             return "memory"
@@ -80,6 +85,16 @@ class Watch:
             _log.warning(_HIDDEN)
             return "memory"
         return None
+
+    def _tasks_exceed(self, tasks: int) -> bool:
+        """At the limit the kernel refuses more, and most programs cope or end. One that stays there is a bomb."""
+        if not self._task_limit.is_reached(tasks):
+            self._at_task_limit = None
+            return False
+        now = time.monotonic()
+        if self._at_task_limit is None:
+            self._at_task_limit = now
+        return tasks > self._limits.processes or now - self._at_task_limit >= _SECONDS_AT_TASK_LIMIT
 
     def _disk_exceeds(self) -> Killed | None:
         return "disk" if any(gauge.is_full() for gauge in self._gauges) else None

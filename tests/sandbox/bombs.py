@@ -28,7 +28,7 @@ time.sleep(20)
 FORKS = """
 import os, time
 print("begun", flush=True)
-for _ in range(40):
+for _ in range(100):
     try:
         if os.fork() == 0:
             time.sleep(20)
@@ -354,11 +354,11 @@ class Bomb:
 
 _MEMORY = Limits(memory=96 * MIB)
 _DISK = Limits(disk=8 * MIB, files=500)
-_FEW = Limits(processes=16)
+_FEW = Limits(processes=64)
 
 BOMBS = {
     "start_too_many": Bomb(FORK_BOMB, _FEW, ("processes",)),
-    "leave_many_behind": Bomb(FORKS, _FEW, ("processes",), seconds=4),
+    "leave_many_behind": Bomb(FORKS, _FEW, ("processes",)),
     "use_the_memory": Bomb(MEMORY_BOMB, _MEMORY, ("memory",)),
     "use_the_memory_in_many": Bomb(MEMORY_BOMB_OF_MANY, _MEMORY, ("memory",)),
     "use_the_memory_when_the_first_thread_has_ended": Bomb(LEADERLESS_MEMORY_BOMB, _MEMORY, ("memory",)),

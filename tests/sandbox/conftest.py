@@ -26,6 +26,7 @@ NORMAL_USER = 64001 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removepre
 """One for each that runs tests beside us: the kernel counts the processes of a user, whoever started them."""
 
 _ROOT = Path(__file__).parents[2]
+_LIBRARY = _ROOT / "toolsets/covalt_toolset"
 _LEFT_OUT = ("pip", "setuptools", "mypy*", "*mypyc*", "*.pyc.*")
 """What is heavy and not needed, and what another process is just writing."""
 
@@ -110,6 +111,17 @@ def _code() -> Iterator[Path]:
         for path, _, _ in os.walk(folder):
             os.chmod(path, 0o755)
         yield folder
+
+
+def require_packages(world: World, user: str) -> None:
+    """Put the library that toolsets import where every user can read it; skip where a user has no Python of ours."""
+    if world.run(user, "-c", "import orjson, pydantic_core").returncode != 0:
+        pytest.skip("the system's own Python is of another version than ours")
+    folder = world.field / "libraries"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(_LIBRARY, folder / _LIBRARY.name, copy_function=_give, ignore=ignored)
+    for path, _, _ in os.walk(folder):
+        os.chmod(path, 0o755)
 
 
 def _give(source: str, target: str) -> None:

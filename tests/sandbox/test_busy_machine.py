@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +25,7 @@ from .busy_machine import (
     free_disk,
     running_load,
 )
-from .conftest import World, _give, make
+from .conftest import World, make, require_packages
 from .test_table import SANDBOXES, USERS, besiege_as
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the load and both sandboxes need Linux")
@@ -41,17 +39,13 @@ LEAST_CALLS = 10
 """The load was effective if the disk, the folder and the shared memory each rose by more than 1 GiB so often, and
 while so many calls ran."""
 
-_LIBRARY = Path(__file__).parents[2] / "toolsets/covalt_toolset"
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "user"), COMBINATIONS)
 def test_harmless_calls_succeed_on_a_busy_machine(backend: str, user: str, world: World) -> None:
     make(backend)
     _require_room(world.field)
-    _copy_library(world.field / "libraries")
-    if world.run(user, "-c", "import orjson, pydantic_core").returncode != 0:
-        pytest.skip("the system's own Python is of another version than ours")
+    require_packages(world, user)
     arguments = ("calls", backend, str(world.field), str(CALLS))
     program = world.run(user, "-m", "tests.sandbox.busy_machine", *arguments, timeout=LOAD_SECONDS)
     assert program.returncode == 0, program.stderr[-8000:]
@@ -104,14 +98,6 @@ def _require_room(directory: Path) -> None:
         pytest.skip("the disk has too little free space for the load")
     if available_memory() < FREE_MEMORY + 2 * FILL_BYTES:
         pytest.skip("the machine has too little memory for the load")
-
-
-def _copy_library(folder: Path) -> None:
-    """Put the library that toolsets import where every user can read it."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(_LIBRARY, folder / _LIBRARY.name, copy_function=_give, ignore=ignored)
-    for path, _, _ in os.walk(folder):
-        os.chmod(path, 0o755)
 
 
 def _describe(report: Report) -> str:

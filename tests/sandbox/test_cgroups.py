@@ -64,7 +64,7 @@ async def test_a_program_is_held_in_its_group(sandbox: Sandbox, base: Path, monk
     assert finished.exit == Exit(0, "memory")  # as the kernel told
     (held,) = made
     assert int(held.pop("cgroup.procs")) > 1
-    assert held == {"memory.max": str(2**26), "pids.max": "44", "memory.oom.group": "1", "memory.swap.max": "0"}
+    assert held == {"memory.max": str(2**26), "pids.max": "11", "memory.oom.group": "1", "memory.swap.max": "0"}
 
 
 async def test_a_group_that_cannot_be_made_is_done_without(

@@ -33,7 +33,7 @@ from .bombs import (
     SPINNERS,
     THREAD_BOMB,
 )
-from .siege import python, run_out_of_time, running, workspace
+from .siege import give_to_own_user, python, run_out_of_time, running, workspace
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,9 @@ async def let_loose(sandbox: Sandbox, folder: Path, code: str, limits: Limits, *
 
 
 async def test_a_fork_bomb_is_bounded(any_sandbox: Sandbox, tmp_path: Path) -> None:
-    finished = await let_loose(any_sandbox, tmp_path, FORK_BOMB, Limits(processes=16))
+    (tmp_path / "workspace").mkdir()
+    give_to_own_user(tmp_path / "workspace", any_sandbox)
+    finished = await let_loose(any_sandbox, tmp_path, FORK_BOMB, Limits(processes=64))
     assert finished.exit == Exit(137, "processes")
 
 

@@ -31,7 +31,7 @@ AT_ONCE = 4
 """Pages being read; more wait their turn."""
 
 _MEBIBYTE = 1024 * 1024
-_LIMITS = Limits(memory=1024 * _MEBIBYTE, processes=2, disk=_MEBIBYTE, files=16, cpu_seconds=12)
+_LIMITS = Limits(memory=1024 * _MEBIBYTE, processes=8, disk=_MEBIBYTE, files=16, cpu_seconds=12)
 _OUTPUT = 32 * _MEBIBYTE
 _HERE = Path(__file__).resolve().parent
 _OUT_OF_TIME = (128 + signal.SIGKILL, 128 + signal.SIGXCPU)
