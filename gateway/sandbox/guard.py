@@ -2,7 +2,8 @@
 
 Bubblewrap asks the kernel to die with its parent only after a while, and waits at a pipe that must not read as closed.
 Until then it is in a process group of ours, and from the moment its first process is known, the guard has a
-descriptor of that. When the gateway is gone, the guard kills both, until nobody can join the group any more.
+descriptor of that. When the gateway is gone, the guard kills both. Nobody can join the group any more by then: a child
+that the gateway was just making has a copy of its socket until it is in the group.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ while alive:
         for fd in fds:
             processes.add(fd)
             poll.register(fd, select.POLLIN)
-for _ in range(20):
+for _ in range(5):
     os.killpg(leader, signal.SIGKILL)
     for fd in processes:
         try:

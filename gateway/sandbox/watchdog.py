@@ -28,9 +28,7 @@ _HIDDEN = (
 class Watch:
     """The limits of one program: the tree beneath `root`, and what its gauges show."""
 
-    def __init__(
-        self, limits: Limits, root: int, gauges: Sequence[Gauge], task_limit: TaskLimit | None = None
-    ) -> None:
+    def __init__(self, limits: Limits, root: int, gauges: Sequence[Gauge], task_limit: TaskLimit | None = None) -> None:
         self._limits = limits
         self._task_limit = task_limit or TaskLimit(limits.processes)
         self._at_task_limit: float | None = None

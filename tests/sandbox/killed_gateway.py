@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import json
 import os
 import random
@@ -15,25 +16,38 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from gateway import Gateway
 from gateway.sandbox.process_tree import usage
+from gateway.sources.development.pythons import Sandboxed
 
 from .busy_machine import use_sandbox
 
 OPENING, CALLING = "opening", "calling"
-LATEST_KILL = {OPENING: 0.6, CALLING: 0.2}
-"""Seconds after a gateway begins to open, which takes longer, or to make its calls."""
+LATEST_KILL = 0.2
+"""Seconds after the first process of a gateway that opens, or that makes its calls."""
 
 _PATIENCE = 30.0
 """Seconds a busy machine may take to end what was killed."""
 
 _BIN = 0.04
+_KINDS = {
+    "bwrap --args": "bubblewrap",
+    "marshal.load(file)": "launcher",
+    "P_PID, leader": "guard",
+    "keeper.py": "keeper",
+    "/server.py": "server",
+    "toolgate_worker": "worker",
+}
+"""Processes by a part of their command line."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 
 _STAY = "import pathlib, time; pathlib.Path('{name}.started').touch(); time.sleep(300)"
@@ -66,8 +80,8 @@ for line in sys.stdin:
     request = json.loads(line)
     result = {}
     if request.get("method") == "initialize":
-        version = request["params"]["protocolVersion"]
-        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "s", "version": "1"}}
+        result = {"capabilities": {"tools": {}}, "serverInfo": {"name": "slow", "version": "1"}}
+        result["protocolVersion"] = request["params"]["protocolVersion"]
     elif request.get("method") == "tools/list":
         result = {"tools": [{"name": "stay", "description": "Stay", "inputSchema": {"type": "object"}}]}
     elif request.get("method") == "tools/call":
@@ -89,12 +103,14 @@ _CALLS = [
 
 @dataclass(frozen=True)
 class Round:
-    """One kill. `processes` were there when the gateway was killed, `started` are the calls whose program ran by then,
-    `left` the command lines of what did not end, and `seconds` passed until the last process had ended."""
+    """One kill. So many `processes` were there when the gateway was killed, of these `kinds`; `started` are the calls
+    whose program ran by then, `left` the command lines of what did not end, and `seconds` passed until the last process
+    had ended."""
 
     moment: str
     delay: float
     processes: int
+    kinds: list[str]
     started: list[str]
     left: list[str]
     seconds: float
@@ -105,30 +121,40 @@ class Report:
     rounds: int
     left: list[str]
     slowest: float
-    started: dict[str, int]
+    rounds_with: dict[str, int]
     histogram: dict[str, str]
 
 
 # The gateway
 
 
-async def start_all(backend: str, directory: Path) -> None:
+def _become_gateway(backend: str, directory: Path, announce: int) -> NoReturn:
+    try:
+        asyncio.run(start_all(backend, directory, announce))
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+async def start_all(backend: str, directory: Path, announce: int) -> None:
     settings = {
         "data_dir": directory / "data",
         "categories": {"development": {"enabled": True}},
         "toolsets": [str(directory / "lab")],
         "mcpServers": {"slow": {"command": sys.executable, "args": [str(directory / "server.py")]}},
     }
-    _announce(OPENING)
+    os.write(announce, f"{OPENING}\n".encode())
     use_sandbox(backend)
     async with Gateway.open(settings) as gateway:
         _, tool, arguments, chat = _CALLS[0]
         warm = await gateway.call(tool, arguments | {"code": "pass"}, chat=chat, confirmed=True)
         assert warm.error is None, warm.error
         pythons = (await gateway.development._workbench())._pythons
-        while not pythons._spares.waiting:
+        assert isinstance(pythons, Sandboxed)
+        while not pythons._spares.waiting:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
-        _announce(CALLING)
+        imported = [name for name in sys.modules if name.startswith(("gateway.", "mcp", "pydantic", "httpx"))]
+        os.write(announce, f"{CALLING} {' '.join(imported)}\n".encode())
         async with asyncio.TaskGroup() as group:
             for _, tool, arguments, chat in _CALLS:
                 group.create_task(_call(gateway, tool, arguments, chat))
@@ -137,10 +163,6 @@ async def start_all(backend: str, directory: Path) -> None:
 async def _call(gateway: Gateway, tool: str, arguments: dict[str, str], chat: str) -> None:
     outcome = await gateway.call(tool, arguments, chat=chat, confirmed=True)
     print(f"{tool} ended: {outcome}", file=sys.stderr, flush=True)
-
-
-def _announce(moment: str) -> None:
-    print(moment, flush=True)
 
 
 # Its end
@@ -167,24 +189,39 @@ def play(backend: str, directory: Path, rounds: int) -> Iterator[Round]:
 def _play_round(backend: str, directory: Path, moment: str) -> Round:
     for marker in directory.glob("data/**/*.started"):
         marker.unlink()
-    argv = [sys.executable, "-B", "-m", "tests.sandbox.killed_gateway", "start", backend, str(directory)]
-    delay = random.uniform(0, LATEST_KILL[moment])
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as gateway:
-        assert gateway.stdout is not None
-        while (line := gateway.stdout.readline().decode().strip()) != moment:
-            assert line, "the gateway ended by itself"
+    delay = random.uniform(0, LATEST_KILL)
+    read, write = os.pipe()
+    gateway = os.fork()
+    if gateway == 0:
+        os.close(read)
+        _become_gateway(backend, directory, write)
+    os.close(write)
+    with open(read) as announced:
+        for line in announced:
+            name, *modules = line.split()
+            if name == moment:
+                break
+        else:
+            raise AssertionError("the gateway ended by itself")
+        before = len(usage(os.getpid()).processes)
+        while len(usage(os.getpid()).processes) <= before:  # a busy machine takes its time until the first start
+            time.sleep(0.001)
         time.sleep(delay)
-        processes = len(usage(os.getpid()).processes)
-        gateway.kill()
+        running = [_command_line(pid) for pid in usage(os.getpid()).processes]
+        os.kill(gateway, signal.SIGKILL)
+    os.waitpid(gateway, 0)
     killed = time.monotonic()
-    started = sorted(path.stem for path in directory.glob("data/**/*.started"))
+    started = sorted(f"{path.stem} runs" for path in directory.glob("data/**/*.started"))
     while (left := _descendants()) and time.monotonic() < killed + _PATIENCE:
         time.sleep(0.005)
     seconds = time.monotonic() - killed
+    for module in modules:  # else each gateway would import them again, and rounds would take far longer
+        importlib.import_module(module)
+    lines = [_command_line(pid) for pid in left]
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return Round(moment, delay, processes, started, [_command_line(pid) for pid in left], seconds)
+    return Round(moment, delay, len(running), _kinds(running), started, lines, seconds)
 
 
 def _descendants() -> tuple[int, ...]:
@@ -192,6 +229,10 @@ def _descendants() -> tuple[int, ...]:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     return usage(os.getpid()).processes
+
+
+def _kinds(command_lines: list[str]) -> list[str]:
+    return sorted({kind for line in command_lines for part, kind in _KINDS.items() if part in line})
 
 
 def _command_line(pid: int) -> str:
@@ -211,7 +252,7 @@ def summarize(rounds: Iterable[Round]) -> Report:
         rounds=len(rounds),
         left=[line for each in rounds for line in each.left],
         slowest=max(each.seconds for each in rounds),
-        started=dict(Counter(name for each in rounds for name in each.started)),
+        rounds_with=dict(Counter(name for each in rounds for name in each.kinds + each.started)),
         histogram={name: _describe(chosen) for name, chosen in bins.items()},
     )
 
@@ -243,12 +284,9 @@ def play_at_once(backend: str, directory: Path, rounds: int, gateways: int) -> l
 
 
 def main(action: str, *arguments: str) -> None:
-    if action == "start":
-        backend, directory = arguments
-        sys.path.append(f"{Path(directory).parent}/libraries")
-        asyncio.run(start_all(backend, Path(directory)))
-    elif action == "play":
+    if action == "play":
         backend, directory, rounds = arguments
+        sys.path.append(f"{Path(directory).parent}/libraries")
         for each in play(backend, Path(directory), int(rounds)):
             print(json.dumps(asdict(each)), flush=True)
             print(each, file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gateway.sandbox import Killed, Limits, Process, Sandbox
@@ -106,11 +106,11 @@ async def explode(sandbox: Sandbox, folder: Path, code: str) -> Peak:
 async def explode_prestarted(sandbox: Sandbox, folder: Path, code: str) -> Peak:
     """The same in a sandbox that waited for the code."""
     program = python("", limits=Limits(processes=LIMIT), **workspace(folder, sandbox))
-    program = type(program)(**{**vars(program), "argv": (INTERPRETER, "-I", "-S", "-u")})
+    program = replace(program, argv=(INTERPRETER, "-I", "-S", "-u"))
     spares = Spares(sandbox)
     try:
         spares.expect(program, now=True)
-        while not spares.waiting:
+        while not spares.waiting:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
         return await watch(sandbox, await spares.start(program, code))
     finally:

@@ -91,7 +91,7 @@ def test_task_limit_is_reached_by_the_program_that_has_at_least_half_of_it() -> 
 
 
 @pytest.mark.parametrize(
-    ("release", "counts"), [("5.14.0-362.el9.x86_64", True), ("6.1-rc3", True), ("5.10.0-28-amd64", False), ("x", False)]
+    ("release", "counts"), [("5.14.0-362.el9", True), ("6.1-rc3", True), ("5.10.0-28-amd64", False), ("x", False)]
 )
 def test_kernels_that_count_tasks_by_namespace_are_known_by_their_version(release: str, counts: bool) -> None:
     assert counts_by_namespace(release) is counts
