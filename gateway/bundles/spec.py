@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from ..errors import Invalid
 from ..names import did_you_mean
+from ..net.policy import Policy
 from ..tools import Permission
 from . import document as yamls
 from .document import Document
@@ -87,10 +89,29 @@ class ToolFilter(Section):
     deny: Annotated[tuple[Line, ...], Field(max_length=TOOLS_LIMIT)] = ()
 
 
+def _check_host(text: str) -> str:
+    try:
+        Policy((text,), hosts_setting="network")
+    except Invalid as error:
+        raise fault(error.message.removeprefix("network: ")) from None
+    return text
+
+
+class ServerSandbox(Section):
+    """What a server in the sandbox is given beside the toolset's own directory: `paths`, read-only unless one ends in
+    `:rw`, and the hosts of `network`."""
+
+    tag: ClassVar[str] = "<rights>"
+
+    paths: Annotated[tuple[Setting, ...], Field(max_length=100)] = ()
+    network: Annotated[tuple[Annotated[Line, AfterValidator(_check_host)], ...], Field(max_length=100)] = ()
+
+
 class Server(Section):
     """An MCP server the toolset brings: a command to start, or a URL to reach.
 
-    `${NAME}` in args, env, url and headers is a variable of the environment, resolved when the server is started.
+    `${NAME}` in args, env, url, headers and the sandbox's paths is a variable of the environment, resolved when the
+    server is started. A command runs in the sandbox unless `sandbox` is false.
     """
 
     id: Id
@@ -111,15 +132,22 @@ class Server(Section):
     permission: Permission | None = None
     timeout: Seconds | None = None
     lazy: bool | None = None
+    sandbox: (
+        Annotated[
+            Annotated[bool, Tag("<switch>")] | Annotated[ServerSandbox, Tag(ServerSandbox.tag)],
+            Discriminator(lambda value: "<switch>" if isinstance(value, bool) else ServerSandbox.tag),
+        ]
+        | None
+    ) = None
     tools: ToolFilter = ToolFilter()
 
     @model_validator(mode="after")
     def _is_started_or_reached(self) -> Server:
         if (self.command is None) == (self.url is None):
             raise fault("a server has either a 'command' to start or a 'url' to reach")
-        started = ("url", "headers") if self.command is not None else ("args", "env", "cwd")
+        started = ("url", "headers") if self.command is not None else ("args", "env", "cwd", "sandbox")
         for key in started:
-            if getattr(self, key):
+            if getattr(self, key) not in (None, (), {}):
                 raise fault(f"this belongs to a server with a {'url' if self.command else 'command'!r}", key)
         if self.transport is not None and (self.transport == "stdio") != (self.command is not None):
             raise fault("a server with a 'command' speaks stdio, one with a 'url' sse or streamable-http", "transport")
@@ -127,7 +155,8 @@ class Server(Section):
 
     def variables(self) -> frozenset[str]:
         """The environment's variables it needs."""
-        values = (self.args, self.env, self.url, self.headers)
+        paths = self.sandbox.paths if isinstance(self.sandbox, ServerSandbox) else ()
+        values = (self.args, self.env, self.url, self.headers, paths)
         return frozenset(name for text in texts(values) for name in variables(text))
 
 

@@ -3,7 +3,7 @@
 from .reading import find, load, read, resolve_variables
 from .sandbox import SandboxSettings
 from .settings import DEFAULT_CATEGORIES, ExtensionSettings, HttpSettings, LimitSettings, Settings, ToolSettings
-from .upstreams import OAuthSettings, UpstreamSettings
+from .upstreams import OAuthSettings, ServerSandbox, UpstreamSettings
 
 __all__ = [
     "DEFAULT_CATEGORIES",
@@ -12,6 +12,7 @@ __all__ = [
     "LimitSettings",
     "OAuthSettings",
     "SandboxSettings",
+    "ServerSandbox",
     "Settings",
     "ToolSettings",
     "UpstreamSettings",

@@ -136,6 +136,16 @@ def _anchor(data: dict[str, Any], directory: Path) -> None:
             str(directory / Path(entry).expanduser()) if isinstance(entry, str) and "://" not in entry else entry
             for entry in data["toolsets"]
         ]
+    for key in ("mcpServers", "upstreams"):
+        for server in data[key].values() if isinstance(data.get(key), dict) else ():
+            match server:
+                case {"sandbox": {"paths": list(paths)} as sandbox}:
+                    sandbox["paths"] = [anchored(path, directory) for path in paths]
+
+
+def anchored(path: Any, directory: Path) -> Any:
+    """A path relative to a directory; one that begins with `~` or `${VAR}` is resolved when it is used."""
+    return str(directory / path) if isinstance(path, str) and not path.startswith(("~", "${")) else path
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +157,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _complaint(error: ErrorDetails, path: Path | None, lines: Mapping[tuple[str | int, ...], int]) -> str:
-    place = tuple(error["loc"])
+    place = tuple(part for part in error["loc"] if not str(part).startswith("<"))  # tags of a union are no keys
     line = next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), None)
     where = f"{path}{f' line {line}' if line else ''}: " if path else ""
     if error["type"] == "extra_forbidden":

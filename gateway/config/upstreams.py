@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ..tools import Permission
 from .section import Section
@@ -66,13 +66,26 @@ class OAuthSettings(Section):
         return self
 
 
+class ServerSandbox(Section):
+    """What a server in the sandbox is given beside its own program: `paths`, read-only unless one ends in `:rw`, and
+    the hosts of `network`, which it reaches by HTTP through a proxy."""
+
+    paths: list[Annotated[str, Field(min_length=1, max_length=4096)]] = Field(default=[], max_length=100)
+    network: list[Annotated[str, Field(min_length=1, max_length=300)]] = Field(default=[], max_length=100)
+
+
+_SWITCH_OR_RIGHTS = Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<rights>")
+"""Without it, a fault in one of the two would be reported as a fault of both."""
+
+
 class UpstreamSettings(Section):
     """One upstream server, in Claude Desktop's shape, with Toolgate's own keys beside it.
 
     `trusted` believes the server's annotations about what its tools do. `sharing` says who shares one
     connection to a server that may keep state. `pinning` says whether its first words are believed;
     with `off` all its later ones are too. `large_results` says which results are kept as files in the
-    chat's workspace; with `off` none is.
+    chat's workspace; with `off` none is. `sandbox` says whether a command runs in the sandbox and what it
+    is given there; None leaves that to where the server was set up.
     """
 
     command: str | None = None
@@ -94,6 +107,9 @@ class UpstreamSettings(Section):
     sharing: Literal["principal", "chat", "all"] = "principal"
     pinning: Annotated[Literal["trust", "hold", "off"], _UNQUOTED] = "trust"
     large_results: Annotated[LargeResultSettings, _OR_OFF] = LargeResultSettings()
+    sandbox: (
+        Annotated[Annotated[bool, Tag("<switch>")] | Annotated[ServerSandbox, Tag("<rights>")], _SWITCH_OR_RIGHTS] | None
+    ) = None
     tools: ToolFilter = ToolFilter()
     overrides: dict[str, ToolOverrideSettings] = {}
 
@@ -103,4 +119,6 @@ class UpstreamSettings(Section):
             raise ValueError("a server has either a 'command' to start or a 'url' to reach")
         if self.oauth is not None and self.url is None:
             raise ValueError("'oauth' is for a server with a 'url'")
+        if self.sandbox is not None and self.command is None:
+            raise ValueError("'sandbox' is for a server with a 'command'; remove it: a 'url' starts no program here")
         return self

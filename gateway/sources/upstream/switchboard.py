@@ -166,4 +166,7 @@ def _settings(server: Server) -> UpstreamSettings:
     said |= {"type": server.transport} if server.transport else {}
     said |= {"category": server.category} if server.category else {}
     said |= {"lazy": server.lazy} if server.lazy is not None else {}
+    if server.sandbox is not None:
+        rights = server.sandbox
+        said["sandbox"] = rights if isinstance(rights, bool) else rights.model_dump(mode="json")
     return UpstreamSettings.model_validate(said)
