@@ -130,4 +130,6 @@ PROMISES: dict[str, Promise] = {
     ),
     "G8": Promise("Grows past one machine on PostgreSQL and S3, losing nothing."),
     "G9": Promise("Upstream definitions are pinned; a changed one is held back until accepted.", "built"),
+    # Beyond
+    "H2": Promise("stdio upstreams run inside the sandbox, with the paths and hosts they are given.", "built"),
 }

@@ -97,13 +97,21 @@ def _check_host(text: str) -> str:
     return text
 
 
+def _check_path(text: str) -> str:
+    """A relative path is in the toolset's own directory, which is readable in any case and never writable."""
+    is_own = not text.startswith(("/", "~", "${"))
+    if is_own and (text.endswith(":rw") or ".." in text.split("/")):
+        raise fault(f"{text!r} is no path inside the toolset to read; a server can write to its HOME")
+    return text
+
+
 class ServerSandbox(Section):
     """What a server in the sandbox is given beside the toolset's own directory: `paths`, read-only unless one ends in
     `:rw`, and the hosts of `network`."""
 
     tag: ClassVar[str] = "<rights>"
 
-    paths: Annotated[tuple[Setting, ...], Field(max_length=100)] = ()
+    paths: Annotated[tuple[Annotated[Setting, AfterValidator(_check_path)], ...], Field(max_length=100)] = ()
     network: Annotated[tuple[Annotated[Line, AfterValidator(_check_host)], ...], Field(max_length=100)] = ()
 
 

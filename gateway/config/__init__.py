@@ -1,6 +1,6 @@
 """Settings: what `toolgate.yaml` may say, its defaults, and how the file is found and read."""
 
-from .reading import find, load, read, resolve_variables
+from .reading import anchored, find, load, read, resolve_variables
 from .sandbox import SandboxSettings
 from .settings import DEFAULT_CATEGORIES, ExtensionSettings, HttpSettings, LimitSettings, Settings, ToolSettings
 from .upstreams import OAuthSettings, ServerSandbox, UpstreamSettings
@@ -16,6 +16,7 @@ __all__ = [
     "Settings",
     "ToolSettings",
     "UpstreamSettings",
+    "anchored",
     "find",
     "load",
     "read",

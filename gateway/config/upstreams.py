@@ -74,8 +74,11 @@ class ServerSandbox(Section):
     network: list[Annotated[str, Field(min_length=1, max_length=300)]] = Field(default=[], max_length=100)
 
 
-_SWITCH_OR_RIGHTS = Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<rights>")
-"""Without it, a fault in one of the two would be reported as a fault of both."""
+# Without a discriminator, a fault in one of the two would be reported as a fault of both.
+SwitchOrRights = Annotated[
+    Annotated[bool, Tag("<switch>")] | Annotated[ServerSandbox, Tag("<rights>")],
+    Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<rights>"),
+]
 
 
 class UpstreamSettings(Section):
@@ -107,9 +110,7 @@ class UpstreamSettings(Section):
     sharing: Literal["principal", "chat", "all"] = "principal"
     pinning: Annotated[Literal["trust", "hold", "off"], _UNQUOTED] = "trust"
     large_results: Annotated[LargeResultSettings, _OR_OFF] = LargeResultSettings()
-    sandbox: (
-        Annotated[Annotated[bool, Tag("<switch>")] | Annotated[ServerSandbox, Tag("<rights>")], _SWITCH_OR_RIGHTS] | None
-    ) = None
+    sandbox: SwitchOrRights | None = None
     tools: ToolFilter = ToolFilter()
     overrides: dict[str, ToolOverrideSettings] = {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -16,12 +16,16 @@ _MEBIBYTE = 1024 * 1024
 Killed = Literal["memory", "disk", "processes", "output", "timeout"]
 """The limit for which a program was ended."""
 
+Hear = Callable[[bytes], None]
+"""Takes what a program writes, as it comes."""
+
 
 @dataclass(frozen=True)
 class Limits:
     """What a program and all it starts may use. `memory`, `processes`, `disk` and `files` are totals
-    of the whole tree; its writable folders may grow by `disk` bytes and `files` files. Threads count as
-    processes, as they do for the kernel."""
+    of the whole tree; its writable folders may grow by `disk` bytes and `files` files: each time that it
+    is `busy` anew, or in its whole life if not `per_task`. Threads count as processes, as they do for the
+    kernel."""
 
     memory: int = 1024 * _MEBIBYTE
     processes: int = 256
@@ -31,6 +35,7 @@ class Limits:
     tmp_bytes: int = 64 * _MEBIBYTE
     open_files: int = 256
     cpu_seconds: int | None = None
+    per_task: bool = True
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,15 @@ class Process(Protocol):
     stdin: asyncio.StreamWriter | None
     stdout: asyncio.StreamReader
     stderr: asyncio.StreamReader
+
+    async def listen(self, stdout: Hear, stderr: Hear) -> None:
+        """Hand over what it writes, from its first byte on, instead of keeping it to be read; before anyone has read.
+        The readers still show when a stream has ended."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to end, by SIGTERM; it may take its time, or not listen."""
+        ...
 
     def kill(self, reason: Killed | None = None) -> None:
         """End the whole tree now; harmless when it has ended. `reason` is told by `Exit.killed`."""

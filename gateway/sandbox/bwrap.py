@@ -259,6 +259,13 @@ class _Namespace:
         """Open the gate, before which nothing of the program has run."""
         os.write(self._gate, b"\n")
 
+    def terminate(self) -> None:
+        """The first process leads the group of all that did not leave it, and does not take the signal itself."""
+        if self._first >= 0:
+            with suppress(OSError):
+                signal.pidfd_send_signal(self._first, 0)  # as long as it lives, its number is no other group's
+                os.killpg(self._known.result() or -1, signal.SIGTERM)
+
     def end(self) -> None:
         """The first process is killed and not bubblewrap, which then ends after the last one inside.
         Were it killed while it builds the namespace, what it has begun would live on without it."""

@@ -176,6 +176,8 @@ class DiskUsage:
         return work if self._counted or work is None else work.bound_by_cpu()
 
     def _is_due(self, now: _Moment) -> bool:
+        if self._base is not None and not (self._growth + now.most_added_since(self._last)).exceeds(self._limit):
+            return False  # it cannot have added enough since the last walk: one that only waits costs no walks
         age = now.monotonic - self._walked
         if now.estimate_since(self._last).exceeds(self._limit - self._growth, share=0.5):
             return age > 4 * self._effort
@@ -312,6 +314,11 @@ class _Walk:
         if found.st_ctime >= self._since:
             self._changed_blocks += found.st_blocks
             self._changed_files += 1
+
+
+def measure(folder: Path) -> Size:
+    """The size of all that is in a folder."""
+    return _Walk(0, None, overspent=False).measure([folder])
 
 
 def folder_usage(program: Program, root: int) -> list[Gauge]:

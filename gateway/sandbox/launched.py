@@ -120,6 +120,9 @@ class _Launched:
         self._said = b""
         self._asked = 0
 
+    def terminate(self) -> None:
+        self._kill_group(signal.SIGTERM)
+
     def end(self) -> None:
         """The launcher ends everything when its lifeline is cut. The group is killed at once besides: it
         is the whole tree where it cannot be left, and a program may have stopped the launcher."""
@@ -151,11 +154,11 @@ class _Launched:
         if fd >= 0:
             os.close(fd)
 
-    def _kill_group(self) -> None:
+    def _kill_group(self, number: int = signal.SIGKILL) -> None:
         pid = self._listen().partition(b"\n")[0]
         if pid:
             with suppress(OSError):
-                os.killpg(int(pid), signal.SIGKILL)
+                os.killpg(int(pid), number)
 
     def _listen(self) -> bytes:
         """What came so far: the program's process id, and why it did not start."""
@@ -168,7 +171,8 @@ class _Launched:
 def _environment(program: Program, scratch: Path) -> dict[str, str]:
     environment = dict(program.env)
     for name in ("HOME", "TMPDIR"):
-        if environment.get(name, "/tmp").startswith("/tmp"):  # noqa: S108 - the one of a sandbox that has its own
+        value = environment.get(name, "/tmp")  # noqa: S108 - the one of a sandbox that has its own
+        if value.startswith("/tmp") and not any(Path(value).is_relative_to(mount.source) for mount in program.mounts):  # noqa: S108
             environment[name] = str(scratch)
     return environment
 

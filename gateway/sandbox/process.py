@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import tempfile
@@ -14,7 +15,7 @@ from typing import IO, Protocol, cast
 import anyio
 
 from ..errors import Unavailable
-from . import Exit, Killed
+from . import Exit, Hear, Killed
 from .watchdog import Watch
 
 _NEXT_BLOW = 0.02
@@ -24,9 +25,16 @@ _BEGINNING = 2048
 _LAST_WORDS = 10.0
 """Seconds in which what is left in the pipes of an ended program can still be read, also by a busy event loop."""
 
+PIPE_SIZE = 256 * 1024
+"""Bytes a program may write ahead of us; all pipes of a user together may have 64 MiB on Linux."""
+
 
 class Hold(Protocol):
     """How a sandbox holds the tree of one program."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the program."""
+        ...
 
     def end(self) -> None:
         """Kill all of it; called again while it has not ended."""
@@ -81,6 +89,12 @@ def unavailable(message: str) -> Unavailable:
     return Unavailable(message, code="SANDBOX_UNAVAILABLE")
 
 
+def widen(pipe: IO[bytes]) -> None:
+    """Make room for large results: through the usual 64 KiB, either side waits for the other at every piece."""
+    with suppress(OSError, AttributeError):  # where there is no such thing, or the user has enough of it
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+
+
 class _Stream(asyncio.StreamReaderProtocol):
     """A pipe of a program, whose beginning is remembered."""
 
@@ -88,10 +102,23 @@ class _Stream(asyncio.StreamReaderProtocol):
         super().__init__(reader)
         self.beginning = bytearray()
         self.over = asyncio.Event()
+        self._reader = reader
+        self._received = 0
+        self._hear: Hear | None = None
 
     def data_received(self, data: bytes) -> None:
-        self.beginning += data[: _BEGINNING - len(self.beginning)]
+        if len(self.beginning) < _BEGINNING:
+            self.beginning += data[: _BEGINNING - len(self.beginning)]
+        if self._hear is not None:
+            self._hear(data)
+            return
+        self._received += len(data)
         super().data_received(data)
+
+    async def hand_over(self, hear: Hear) -> None:
+        if self._received:
+            hear(await self._reader.readexactly(self._received))  # does not wait: all of it is there
+        self._hear = hear
 
     def eof_received(self) -> bool | None:
         self.over.set()
@@ -168,6 +195,15 @@ class Running:
             return
         self._killed = self._killed or reason
         self._end()
+
+    async def listen(self, stdout: Hear, stderr: Hear) -> None:
+        widen(cast(IO[bytes], self._child.stdout))
+        for (_, stream), hear in zip(self._streams, (stdout, stderr), strict=True):
+            await stream.hand_over(hear)
+
+    def terminate(self) -> None:
+        if not self._dead:
+            self._hold.terminate()
 
     async def wait(self) -> Exit:
         return await asyncio.shield(self._exit)

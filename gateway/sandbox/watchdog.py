@@ -47,7 +47,7 @@ class Watch:
 
     @busy.setter
     def busy(self, busy: bool) -> None:
-        if busy and not self._busy:
+        if busy and not self._busy and self._limits.per_task:
             for gauge in self._gauges:
                 gauge.reset()
             self._shared.reset()

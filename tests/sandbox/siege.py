@@ -96,7 +96,7 @@ def running(token: str) -> list[int]:
 def besiege(backend: str, folder: Path) -> Verdicts:
     """What became of each way out."""
     os.environ["TOOLGATE_SECRET"] = WORD
-    with _outside(folder) as target:
+    with outside(folder) as target:
         if backend == "landlock" and os.getuid() == 0:
             target["capabilities"] = 1 << 1  # CAP_DAC_OVERRIDE, within its rules
         argv = (INTERPRETER, "-I", "-S", str(ATTACKS), json.dumps(target))
@@ -123,7 +123,7 @@ async def _attack(sandbox: Sandbox, argv: tuple[str, ...], folder: Path, target:
 
 
 @contextlib.contextmanager
-def _outside(folder: Path) -> Iterator[dict[str, Any]]:
+def outside(folder: Path) -> Iterator[dict[str, Any]]:
     home = folder / "home"
     home.mkdir()
     for name in ("secret", "expendable", "victim_file"):

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import click
 from pydantic import ValidationError
 
-from ...config import Settings, UpstreamSettings
+from ...config import Settings, UpstreamSettings, anchored
 from ...db.upstreams import checked_settings
 from ...errors import Conflict, GatewayError, Invalid, Unavailable
 from ...sources.upstream.importing import is_toolgate
 from ...sources.upstream.masking import VARIABLE, missing
-from ...sources.upstream.spec import Spec
-from ...sources.upstream.switchboard import ADDED
+from ...sources.upstream.spec import ADDED, Spec
 from ..options import as_json, print_json, run, settings_options
 from .desk import Desk, desk
 from .probing import Answer, probe
@@ -56,6 +56,11 @@ class _ThenCommand(click.Command):
 @click.option(
     "--pinning", type=click.Choice(["trust", "hold", "off"]), help="Whether what it says first waits for you."
 )
+@click.option("--sandbox", is_flag=True, help="Start the program in the sandbox, without files and network of yours.")
+@click.option(
+    "--sandbox-path", "paths", multiple=True, metavar="PATH[:rw]", help="A folder or file it may read there, or write."
+)
+@click.option("--sandbox-host", "hosts", multiple=True, metavar="HOST", help="A host it may reach from there by HTTP.")
 @click.option("--no-test", is_flag=True, help="Do not connect to it now.")
 @as_json
 @settings_options
@@ -108,6 +113,8 @@ def _wanted(said: Mapping[str, Any]) -> dict[str, Any]:
     for key, option, fits in (("headers", "--header", url), ("env", "--env", command), ("cwd", "--cwd", command)):
         if said[key] and not fits:
             raise click.UsageError(f"{option} is for a server with {'--url' if command else 'a command'}")
+    if (sandbox := _sandbox(said)) and not command:
+        raise click.UsageError("--sandbox is for a server with a command")
     if said["transport"] and (said["transport"] == "stdio") != bool(command):
         raise click.UsageError(f"--transport {said['transport']} does not fit {'a command' if command else '--url'}")
     target = {"url": url} if url else {"command": command[0], "args": list(command[1:])}
@@ -118,7 +125,16 @@ def _wanted(said: Mapping[str, Any]) -> dict[str, Any]:
         chosen["type"] = "sse"
     if said["trusted"]:
         chosen["trusted"] = True
+    if sandbox:
+        chosen["sandbox"] = sandbox
     return {key: value for key, value in {**target, **pairs, **chosen}.items() if value not in ({}, [])}
+
+
+def _sandbox(said: Mapping[str, Any]) -> Any:
+    """What `mcpServers` would say of the sandbox, with paths that mean the same from every folder."""
+    paths, hosts = [anchored(path, Path.cwd()) for path in said["paths"]], list(said["hosts"])
+    given = {key: value for key, value in {"paths": paths, "network": hosts}.items() if value}
+    return given or said["sandbox"]
 
 
 def _pair(text: str, key: str) -> tuple[str, str]:

@@ -22,8 +22,8 @@ from ...sources.upstream.importing import NAME
 from ...sources.upstream.login.access import Access
 from ...sources.upstream.login.account import Account
 from ...sources.upstream.server import Upstream
-from ...sources.upstream.spec import Spec
-from ...sources.upstream.switchboard import ADDED, FACE, Switchboard
+from ...sources.upstream.spec import ADDED, SETTINGS, Spec
+from ...sources.upstream.switchboard import FACE, Switchboard
 from ...sources.upstream.vault import Vault
 
 
@@ -52,7 +52,7 @@ class Desk:
 
     def access(self, spec: Spec) -> Access:
         """How a server is reached, and the login for it."""
-        return Access(spec, self.environment(spec), self.board.logins)
+        return Access(spec, self.environment(spec), self.board.logins, self.settings)
 
     def account(self, name: str) -> Account | None:
         """Whom a login to a server is for, where that can be said: one can log out of a server whatever it lacks."""
@@ -73,7 +73,8 @@ class Desk:
             }
 
         board = self.board
-        return Upstream(spec, board.memory, board.pins, FACE, _unheard, others, self.environment(spec), board.logins)
+        options = (others, self.environment(spec), board.logins, self.settings)
+        return Upstream(spec, board.memory, board.pins, FACE, _unheard, *options)
 
     def require_free(self, name: str) -> None:
         """Refuse a name no new server can have."""
@@ -127,7 +128,7 @@ async def desk(settings: Settings) -> AsyncIterator[Desk]:
 async def _specs(settings: Settings, board: Switchboard) -> dict[str, Spec]:
     found = {spec.name: spec for spec in await board.specs()}
     for name, said in settings.upstreams.items():
-        found.setdefault(name, Spec.of(name, said, "the settings"))
+        found.setdefault(name, Spec.of(name, said, SETTINGS))
     _, rows = await board.memory.load()
     for row in rows:
         if row.name not in found:

@@ -16,8 +16,8 @@ from ...errors import GatewayError, Invalid, NotFound
 from ...names import did_you_mean
 from ...sources.upstream.importing import Around, Candidate, Skipped, read
 from ...sources.upstream.masking import Names
+from ...sources.upstream.spec import ADDED
 from ...sources.upstream.suspicion import visible
-from ...sources.upstream.switchboard import ADDED
 from ...sources.upstream.vault import Vault
 from .. import clients
 from ..options import as_json, print_json, print_table, run, settings_options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -12,6 +13,7 @@ import click
 from ...config import Settings
 from ...db.upstreams import Memory
 from ...errors import GatewayError, Invalid, NotFound
+from ...sandbox.launcher import remove as remove_folder
 from ...sources.upstream.login.signing import sign_out
 from ...sources.upstream.masking import VARIABLE, missing
 from ...sources.upstream.spec import Spec
@@ -43,12 +45,13 @@ def list_upstreams(settings: Settings, as_json: bool) -> None:
             shape["state"],
             shape["era"] or "-",
             _count(shape["tools"]),
+            shape["sandbox"],
             shape["origin"],
             visible(shape["error"] or ""),
         )
         for shape in shapes
     ]
-    print_table(("NAME", "STATE", "ERA", "TOOLS", "ORIGIN", "ERROR"), rows)
+    print_table(("NAME", "STATE", "ERA", "TOOLS", "SANDBOX", "ORIGIN", "ERROR"), rows)
 
 
 @click.command()
@@ -68,10 +71,12 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
     if as_json:
         print_json(shape)
         return
-    for key in ("name", "state", "origin", "era", "seen_at", "error"):
+    for key in ("name", "state", "origin", "sandbox", "era", "seen_at", "error"):
         if shape[key]:
             click.echo(f"{key:10} {visible(str(shape[key]))}")
     for key, value in shape["settings"].items():
+        if key == "sandbox":
+            continue  # shown above as it counts
         click.echo(f"{key:10} {value}")
     for key, told in (("secrets", "kept, and never shown"), ("missing", "not set")):
         if shape[key]:
@@ -131,12 +136,13 @@ def disable(settings: Settings, name: str) -> None:
 @click.argument("name")
 @settings_options
 def remove(settings: Settings, name: str) -> None:
-    """Remove a server that was added by hand, its secrets, and all that was accepted of it."""
+    """Remove a server that was added by hand, its secrets, its folder, and all that was accepted of it."""
 
     async def task() -> None:
         async with desk(settings) as at:
-            at.require_added(name)
+            home = at.require_added(name).home(settings.data_dir)
             await at.board.memory.remove(name)
+            await asyncio.to_thread(remove_folder, str(home))
             await at.board.pins.forget(name)
             try:
                 with suppress(NotFound):
@@ -235,12 +241,23 @@ async def _shape(at: Desk, spec: Spec) -> dict[str, Any]:
         "state": _state(at, spec, memory),
         "era": memory.era,
         "origin": spec.origin,
+        "sandbox": _sandbox(spec),
         "seen_at": memory.seen_at,
         "error": memory.error,
         "missing": lacking,
         "tools": [standing_dict(each) for each in tools],
         "waiting": sum(pin.state == "held" for pin in pins),
     }
+
+
+def _sandbox(spec: Spec) -> str:
+    """Where its program runs; `-` for a server without one."""
+    given = spec.sandbox
+    if spec.settings.command is None:
+        return "-"
+    if given is None:
+        return "no"
+    return "; ".join(["yes", *given.paths, *given.network])
 
 
 def _state(at: Desk, spec: Spec, memory: Memory) -> str:

@@ -19,6 +19,9 @@ LOOK_SECONDS = 1.0
 STEADY_SECONDS = 10.0
 """How long a link must have lived for its end to count as bad luck rather than as a failure to start."""
 
+_KEPT_CODES = ("SANDBOX_UNAVAILABLE", "NETWORK_UNAVAILABLE")
+"""Of failures that only a change of the settings or the machine mends."""
+
 log = logging.getLogger(__name__)
 
 Open = Callable[[], Awaitable[Link]]
@@ -147,7 +150,8 @@ class Lane:
         try:
             link = await self._open()
         except (GatewayError, McpFault) as error:
-            self._fail(error.message, "UPSTREAM_UNAUTHORIZED" if isinstance(error, Unauthorized) else None)
+            code = "UPSTREAM_UNAUTHORIZED" if isinstance(error, Unauthorized) else None
+            self._fail(error.message, next((kept for kept in _KEPT_CODES if kept == error.code), code))
             return
         except Exception:  # nobody awaits this task: a bug must not leave the lane closed in silence
             log.exception("upstream %s failed unexpectedly", self._name)

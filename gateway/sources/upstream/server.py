@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...calls import LOCAL, Call
+from ...config import Settings
 from ...db.pins import Pins
 from ...db.upstreams import Upstreams
 from ...errors import Forbidden, GatewayError, Timeout, Unavailable
@@ -78,6 +79,7 @@ class Upstream:
         others: Callable[[], Collection[str]] = tuple,
         environment: Mapping[str, str] = os.environ,
         logins: Logins | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.spec = spec
         self.tools: tuple[Tool, ...] = ()
@@ -92,7 +94,7 @@ class Upstream:
         self._face = face
         self._changed = changed
         self._others = others
-        self._access = Access(spec, environment, logins)
+        self._access = Access(spec, environment, logins, settings)
         self._era: str | None = None
         self._said: Said | None = None
         self._lanes: dict[Key, Lane] = {}

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...config import UpstreamSettings, resolve_variables
-from .link import Endpoint, HttpEndpoint, StdioEndpoint
+from ...config import ServerSandbox, Settings, UpstreamSettings, resolve_variables
+from ...net.policy import WEB_PORTS
+from ...net.policy import Policy as NetworkPolicy
+from .link import Confinement, Endpoint, HttpEndpoint, StdioEndpoint
 from .listing import Override, Terms
 from .pinning import Policy
+
+SETTINGS, ADDED = "the settings", "added by hand"
+"""The origins of servers that a person here set up. Those of every other origin run in the sandbox by default."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,40 @@ class Spec:
     @property
     def policy(self) -> Policy:
         return Policy(trust_first=self.settings.pinning == "trust")
+
+    @property
+    def sandbox(self) -> ServerSandbox | None:
+        """What the server is given in the sandbox; None for one that runs outside of it, or is reached by a URL."""
+        given = self.settings.sandbox
+        if given is None:
+            given = self.origin not in (SETTINGS, ADDED)
+        if self.settings.command is None or given is False:
+            return None
+        return ServerSandbox() if given is True else given
+
+    def home(self, data_dir: Path) -> Path:
+        """The folder of its own that the server has in the sandbox; another for a stranger of the same name."""
+        digest = hashlib.sha256(f"{self.origin}\0{self.name}".encode()).hexdigest()[:12]
+        return data_dir / "servers" / f"{re.sub('[^A-Za-z0-9_-]', '_', self.name)[:64]}-{digest}"
+
+    def confinement(self, environment: Mapping[str, str], settings: Settings) -> Confinement | None:
+        """What the server is given in the sandbox, its variables resolved."""
+        if (given := self.sandbox) is None:
+            return None
+        network = NetworkPolicy(
+            tuple(given.network),
+            allow_private=settings.http.allow_private,
+            ports=WEB_PORTS,
+            hosts_setting=f"sandbox.network of the server {self.name!r}",
+        )
+        return Confinement(
+            home=self.home(settings.data_dir),
+            data_dir=settings.data_dir,
+            settings=settings.sandbox,
+            paths=tuple(resolve_variables(path, environment) for path in given.paths),
+            network=network if given.network else None,
+            toolset=self.terms.home,
+        )
 
     def endpoint(self, environment: Mapping[str, str] = os.environ) -> Endpoint:
         """Where the server is, its variables resolved; refused when one is not set."""

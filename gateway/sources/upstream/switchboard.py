@@ -19,7 +19,7 @@ from .listing import Override
 from .login.store import Logins
 from .server import Upstream
 from .source import UpstreamSource
-from .spec import Spec
+from .spec import ADDED, SETTINGS, Spec
 from .vault import Vault
 
 if TYPE_CHECKING:  # a process without toolsets imports none of it
@@ -34,7 +34,6 @@ FACE = ClientFace(
     # What our own clients can be asked differs; a question to one that cannot be asked is refused then.
     {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}},
 )
-ADDED = "added by hand"
 _KEPT = ("command", "cwd", "url", "enabled", "requires_confirmation", "prefix", "permission", "timeout")
 
 
@@ -125,7 +124,7 @@ class Switchboard:
 
     def _of_settings(self) -> Iterator[Spec]:
         for name, settings in self._settings.upstreams.items():
-            yield Spec.of(name, settings, "the settings")
+            yield Spec.of(name, settings, SETTINGS)
 
     def _upstream(self, spec: Spec) -> Upstream:
         def others() -> set[str]:
@@ -134,7 +133,8 @@ class Switchboard:
 
         # What is kept for a server added by hand is for none that a toolset brings under the same name.
         environment = self.vault.environment(spec.name) if spec.origin == ADDED else os.environ
-        return Upstream(spec, self.memory, self.pins, FACE, self._changed, others, environment, self.logins)
+        options = (others, environment, self.logins, self._settings)
+        return Upstream(spec, self.memory, self.pins, FACE, self._changed, *options)
 
 
 def _of_rows(rows: Sequence[UpstreamRow]) -> Iterator[Spec]:

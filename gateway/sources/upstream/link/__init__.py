@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .endpoints import ClientFace, Endpoint, HttpEndpoint, StdioEndpoint
+from .endpoints import ClientFace, Confinement, Endpoint, HttpEndpoint, StdioEndpoint
 from .exchange import Asker, Log
 from .faults import BadAnswer, LinkLost, McpFault, Unauthorized, Unreachable
 from .link import Link
@@ -13,6 +13,7 @@ __all__ = [
     "Asker",
     "BadAnswer",
     "ClientFace",
+    "Confinement",
     "Endpoint",
     "HttpEndpoint",
     "Link",

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
 import anyio
 
-from ....sandbox.process import when_dead
+from ....sandbox import Exit, Hear
+from ....sandbox.process import when_dead, widen
 from .endpoints import StdioEndpoint
 from .faults import Unreachable
 from .stderr import Stderr
@@ -30,37 +30,74 @@ LEAVE_SECONDS = 2.0
 _RUN_DRY = 0.2
 _KEEPER = str(Path(__file__).with_name("keeper.py"))
 
-PIPE_SIZE = 256 * 1024
-"""Bytes a program may write ahead of us; all pipes of a user together may have 64 MiB on Linux."""
 
-Hear = Callable[[bytes], None]
+class Child(ABC):
+    """A program, however it is held. `over` is set when its output has ended. Where limits hold for it, they are
+    looked at often while it is `busy`."""
+
+    stdin: asyncio.StreamWriter
+    busy = True
+    _exit: asyncio.Future[Exit]
+
+    def __init__(self, label: str) -> None:
+        self.over = asyncio.Event()
+        self._stderr = Stderr(label)
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def last_words(self) -> str:
+        return self._stderr.tail
+
+    async def wait(self, seconds: float | None = None) -> Exit | None:
+        """How it ended, once all it wrote is read; None when it still runs after so long. `Unavailable` when it
+        never began."""
+        await asyncio.wait([self._exit], timeout=seconds)
+        return self._exit.result() if self._exit.done() else None
+
+    async def end(self) -> None:
+        """Ask it to leave, then tell it, then make it."""
+        self.stdin.close()
+        for insist in (self.terminate, self.kill, self.kill):
+            if await self._dead():
+                return
+            insist()
+        await self._dead()
+
+    @abstractmethod
+    def terminate(self) -> None:
+        """Ask all of it to end, by SIGTERM."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End all of it now; a second time with more force."""
+
+    async def _dead(self) -> bool:
+        await asyncio.wait([self._exit], timeout=LEAVE_SECONDS)
+        return self._exit.done()
 
 
-class Child:
+class KeptChild(Child):
     """The program runs behind a keeper, which holds it in a group of its own and kills all that it started
     when it ends or the gateway does, `kill -9` included. It lives as long as its `lifeline` is open."""
 
     def __init__(self, process: subprocess.Popen[bytes], lifeline: int, status: int, label: str) -> None:
-        self.stdin: asyncio.StreamWriter
-        self.over = asyncio.Event()
+        super().__init__(label)
         self._process = process
         self._lifeline = lifeline
         self._status = status
         self._said = b""
-        self._stderr = Stderr(label)
-        self._loop = asyncio.get_running_loop()
-        self._exit: asyncio.Future[int] = self._loop.create_future()
+        self._exit = self._loop.create_future()
         self._connecting: asyncio.Task[None]
         self._transports: list[asyncio.BaseTransport] = []
         self._pipes: list[_Pipe] = []
 
     @classmethod
-    async def start(cls, endpoint: StdioEndpoint, hear: Hear) -> Child:
+    async def start(cls, endpoint: StdioEndpoint, hear: Hear) -> KeptChild:
         """Start it; `hear` gets what it writes, and `over` is set when that ends. `Unreachable` when it
         cannot be started."""
         environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(endpoint.env)
         cwd = endpoint.cwd or str(Path.cwd())
-        program = _find(endpoint.command, cwd, environment.get("PATH", os.defpath))
+        program = find_program(endpoint.command, cwd, environment.get("PATH", os.defpath))
         lifeline_read, lifeline = os.pipe()
         status, status_write = os.pipe()
         os.set_blocking(status, False)
@@ -95,46 +132,31 @@ class Child:
             raise
         return child
 
-    @property
-    def last_words(self) -> str:
-        return self._stderr.tail
-
-    async def wait(self, seconds: float | None = None) -> int | None:
-        """Its exit code (128 + n for signal n), once all it wrote is read; None when it still runs after so
-        long. `Unreachable` when it never began."""
-        await asyncio.wait([self._exit], timeout=seconds)
-        if not self._exit.done():
-            return None
+    async def wait(self, seconds: float | None = None) -> Exit | None:
+        found = await super().wait(seconds)
         _, _, problem = self._listen().partition(b"\n")
-        if problem:
+        if found is not None and problem:
             raise Unreachable(problem.decode(errors="replace").strip())
-        return self._exit.result()
+        return found
 
-    async def end(self) -> None:
-        """Ask it to leave, then tell it, then make it."""
-        self.stdin.close()
-        if not await self._dead():
-            self._signal(signal.SIGTERM)
-            if not await self._dead():
-                self.kill()
-                if not await self._dead():
-                    self._signal(signal.SIGKILL)
-                    self._process.kill()
-                    await self._dead()
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End all of it now."""
+        if not self._cut():  # the keeper did not answer
+            self._signal(signal.SIGKILL)
+            self._process.kill()
+
+    def _cut(self) -> bool:
+        """Close the lifeline; False if that was done before."""
         fd, self._lifeline = self._lifeline, -1
         if fd >= 0:
             os.close(fd)
-
-    async def _dead(self) -> bool:
-        await asyncio.wait([self._exit], timeout=LEAVE_SECONDS)
-        return self._exit.done()
+        return fd >= 0
 
     async def _connect(self, hear: Hear) -> None:
         process, loop = self._process, self._loop
-        _widen(cast(IO[bytes], process.stdout))
+        widen(cast(IO[bytes], process.stdout))
         for pipe, take in ((process.stdout, hear), (process.stderr, self._stderr.feed)):
             transport, reading = await loop.connect_read_pipe(_Pipe(take).itself, cast(IO[bytes], pipe))
             self._transports.append(transport)
@@ -151,7 +173,7 @@ class Child:
         code = self._process.wait()
         if code < 0:  # the keeper itself was killed, and so could not clear up
             self._signal(signal.SIGKILL)
-        self.kill()
+        self._cut()
         self._settling = self._loop.create_task(self._settle(code if code >= 0 else 128 - code))
 
     async def _settle(self, code: int) -> None:
@@ -164,7 +186,7 @@ class Child:
         os.close(self._status)
         self._status = -1
         self.over.set()
-        self._exit.set_result(code)
+        self._exit.set_result(Exit(code))
 
     def _signal(self, number: int) -> None:
         """To the program's whole group."""
@@ -197,13 +219,7 @@ class _Pipe(asyncio.Protocol):
             self.over.set_result(None)
 
 
-def _widen(pipe: IO[bytes]) -> None:
-    """Make room for large results: through the usual 64 KiB, either side waits for the other at every piece."""
-    with suppress(OSError, AttributeError):  # where there is no such thing, or the user has enough of it
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-
-
-def _find(command: str, cwd: str, path: str) -> str:
+def find_program(command: str, cwd: str, path: str) -> str:
     """The program's full path; a relative one starts where the program will."""
     found = shutil.which(str(Path(cwd, command)) if os.sep in command else command, path=path)
     if found is None:

@@ -5,22 +5,42 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
+
+from ....config import SandboxSettings
+from ....net.policy import Policy
 
 Transport = Literal["auto", "sse", "streamable-http"]
 
 
 @dataclass(frozen=True)
+class Confinement:
+    """What a server in the sandbox is given beside its own program.
+
+    `home` is a folder of its own in `data_dir` that outlives it. `paths` are absolute, or relative to `toolset`, the
+    directory of the toolset that brings the server; they are read-only unless they end in `:rw`.
+    """
+
+    home: Path
+    data_dir: Path
+    settings: SandboxSettings
+    paths: tuple[str, ...] = ()
+    network: Policy | None = None
+    toolset: Path | None = None
+
+
+@dataclass(frozen=True)
 class StdioEndpoint:
     """A program that speaks over its stdin and stdout. It gets `env` and a few variables every program
-    needs, and starts in `cwd` or else where the gateway did."""
+    needs, and starts in `cwd` or else where the gateway did. With `sandbox` it runs in one."""
 
     command: str
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
+    sandbox: Confinement | None = field(default=None, repr=False)
 
     @property
     def label(self) -> str:

@@ -151,6 +151,11 @@ class Link:
                     self.header_maps.pop(name, None)
         self.header_maps |= sdk.header_maps(tools)
 
+    @property
+    def is_waiting(self) -> bool:
+        """True while a request waits for its answer; a subscription does not count."""
+        return len(self._under_way) > len(self._listening)
+
     async def closed(self) -> LinkLost:
         """Returns when the link is dead, with the reason."""
         return await asyncio.shield(self._ended)

@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING
 from ....calls import to_json
 from ....errors import Unavailable
 from . import sdk
-from .child import Child
+from .child import Child, KeptChild
 from .endpoints import StdioEndpoint
 from .exchange import Exchange
 from .faults import LinkLost
 from .lines import Lines, TooLong
 from .messages import MESSAGE_LIMIT, Message, decode, refusal
+from .sandboxed import SandboxedChild
 
 if TYPE_CHECKING:
     from .link import Link
 
 FAREWELL_SECONDS = 1.0
 """How long a child that closed its output has to end by itself, so that we learn how."""
+
+CALM_SECONDS = 0.5
+"""How often it is seen whether a server still has requests to answer; one that has none costs next to nothing."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,16 +38,22 @@ class StdioWire:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._lines = Lines(MESSAGE_LIMIT)
+        self._loop = asyncio.get_running_loop()
         self._child: Child
         self._watching: asyncio.Task[None]
 
     async def start(self, endpoint: StdioEndpoint) -> None:
-        self._child = await Child.start(endpoint, self._read)
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        start = KeptChild.start if endpoint.sandbox is None else SandboxedChild.start
+        self._child = await start(endpoint, self._read)
+        self._watching = self._loop.create_task(self._watch())
+        self._loop.call_later(CALM_SECONDS, self._calm_down)
 
     async def carry(self, exchange: Exchange, message: Message) -> None:
         line = to_json(message) + b"\n"
         exchange.sent = True
+        if not self._child.busy:
+            self._child.busy = True
+            self._loop.call_later(CALM_SECONDS, self._calm_down)
         self._child.stdin.write(line)
         with suppress(ConnectionError):  # the end of its output tells why
             await self._child.stdin.drain()
@@ -58,6 +68,12 @@ class StdioWire:
     async def close(self) -> None:
         await self._child.end()
         self._watching.cancel()
+
+    def _calm_down(self) -> None:
+        if self._link.is_waiting:
+            self._loop.call_later(CALM_SECONDS, self._calm_down)
+        else:
+            self._child.busy = False
 
     def _read(self, chunk: bytes) -> None:
         for line in self._lines.feed(chunk):
@@ -80,9 +96,12 @@ class StdioWire:
         await self._child.over.wait()
         label = self._link.label
         try:
-            code = await self._child.wait(FAREWELL_SECONDS)
+            ended = await self._child.wait(FAREWELL_SECONDS)
         except Unavailable as error:
             self._link.lose(LinkLost(f"{label} did not start: {error.message}"))
             return
-        how = "closed its output" if code is None else f"ended with exit code {code}"
+        how = "closed its output" if ended is None else f"ended with exit code {ended.code}"
+        if ended is not None and ended.killed:
+            how = f"was ended because it went over the sandbox's limit of {ended.killed}"
+        code = None if ended is None else ended.code
         self._link.lose(LinkLost(f"{label} {how}", exit_code=code, stderr=self._child.last_words))

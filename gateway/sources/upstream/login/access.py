@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ....config import OAuthSettings
-from ....errors import GatewayError
+from ....config import OAuthSettings, Settings
+from ....errors import GatewayError, Unavailable
 from ..link import Endpoint, StdioEndpoint
 from ..spec import Spec
 from .account import Account
@@ -16,10 +16,18 @@ from .store import Logins
 
 
 class Access:
-    """All connections to a server get one login. What the settings say of `Authorization` counts before it."""
+    """All connections to a server get one login. What the settings say of `Authorization` counts before it. `settings`
+    are those of the gateway, without which no server starts in the sandbox."""
 
-    def __init__(self, spec: Spec, environment: Mapping[str, str] = os.environ, logins: Logins | None = None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        environment: Mapping[str, str] = os.environ,
+        logins: Logins | None = None,
+        settings: Settings | None = None,
+    ) -> None:
         self._spec = spec
+        self._settings = settings
         self._environment = environment
         self._logins = logins
         self._bearer: Bearer | None = None
@@ -43,6 +51,10 @@ class Access:
     def endpoint(self) -> Endpoint:
         """Where the server is now, with the login that is kept now."""
         endpoint = self._spec.endpoint(self._environment)
+        if isinstance(endpoint, StdioEndpoint) and self._spec.sandbox is not None:
+            if self._settings is None:
+                raise Unavailable("there are no settings for the sandbox it is to run in", code="SANDBOX_UNAVAILABLE")
+            return replace(endpoint, sandbox=self._spec.confinement(self._environment, self._settings))
         account = self._account(endpoint)
         if account is None or self._logins is None:
             return endpoint
