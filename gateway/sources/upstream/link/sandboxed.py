@@ -25,6 +25,7 @@ from .faults import Unreachable
 
 _MEBIBYTE = 1024 * 1024
 _INHERITED = ("PATH", "LANG")
+_USER = "sandbox"
 _NEVER_GIVEN = tuple(map(Path, ("/proc", "/sys", "/dev")))
 _PROJECT_FILES = ("package.json", "pyproject.toml")
 _PREFIX_FOLDERS = ("bin", "lib", "lib64")
@@ -62,6 +63,8 @@ class SandboxedChild(Child):
                 message = f"{endpoint.label} runs only in a sandbox: {error.message}; or, {_OUTSIDE}"
                 raise Unavailable(message, code=error.code, **error.details) from None
             raise
+        except OSError as error:  # something that it needs cannot be looked at
+            raise Unreachable(f"{endpoint.label} cannot be started: {error}") from None
         child = cls(process, endpoint.label)
         await process.listen(hear, child._stderr.feed)
         return child
@@ -87,7 +90,8 @@ def plan(endpoint: StdioEndpoint, confinement: Confinement) -> Program:
     given = _given_paths(confinement)
     own = [confinement.home, *([confinement.toolset] if confinement.toolset else [])]
     env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    env |= {"HOME": str(confinement.home), **({"NODE_USE_ENV_PROXY": "1"} if confinement.network else {})}
+    env |= {"HOME": str(confinement.home), "USER": _USER, "LOGNAME": _USER}  # there are no accounts to look it up in
+    env |= {"NODE_USE_ENV_PROXY": "1"} if confinement.network else {}
     env |= endpoint.env
     cwd = Path(endpoint.cwd or Path.cwd())
     command = find_program(endpoint.command, str(cwd), env.get("PATH", os.defpath))
@@ -176,7 +180,7 @@ def _is_private(path: Path, confinement: Confinement) -> bool:
 
 
 def _holds_home(folder: Path) -> bool:
-    return Path.home().is_relative_to(folder)
+    return Path(os.path.expanduser("~")).is_relative_to(folder)  # noqa: PTH111 - an account may have no home
 
 
 class _Needs:
