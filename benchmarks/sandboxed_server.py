@@ -19,7 +19,7 @@ from gateway.config import SandboxSettings
 from gateway.sandbox.choose import choose
 from gateway.sources.upstream.link import ClientFace, Confinement, Link, StdioEndpoint, open_link
 
-STARTS, CALLS, ROUNDS = 15, 200, 15
+STARTS, CALLS, ROUNDS = 9, 20, 150
 START_LIMIT, CALL_LIMIT = 1.3, 1.05
 IDLE_SECONDS = 10.0
 ERA = "2025-11-25"

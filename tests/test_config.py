@@ -58,6 +58,14 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("dat_dir: x", "line 1: unknown key 'dat_dir'; did you mean 'data_dir'?"),
+        (
+            "\nmcpServers:\n  t: {command: x, sandbox: {path: [a]}}",
+            "line 3: unknown key 'mcpServers.t.sandbox.path'; did you mean 'paths'?",
+        ),
+        (
+            "\nmcpServers:\n  t: {url: 'http://h', sandbox: true}",
+            "'sandbox' is for a server with a 'command'",
+        ),
         ("\nmcpServers:\n  t: {comand: x}", "line 3: unknown key 'mcpServers.t.comand'; did you mean 'command'?"),
         ("extensions:\n- use: a:B\n- use: a:C\n  prio: 1", "line 4: unknown key 'extensions.1.prio'"),
         ("web: {search: {providr: x}}", "line 1: 'web.search.provider': Field required"),

@@ -29,6 +29,10 @@ free = st.recursive(
 )
 
 
+paths = st.sampled_from(["data", "/srv/files:rw", "~/notes", "${FOLDER}/x:rw"])
+hosts = st.sampled_from(["example.org", "*.example.org:8443", "192.0.2.1"])
+
+
 def settings_of(keys: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, str]]:
     references = names.map(lambda name: f"${{{name}}}")
     return st.dictionaries(keys, plain | references | references.map(lambda text: f"Bearer {text}"), max_size=3)
@@ -77,7 +81,12 @@ steps = st.fixed_dictionaries(
     optional={"result": free},
 )
 server = st.fixed_dictionaries(
-    {"command": plain}, optional={"args": st.lists(plain, max_size=3), "env": settings_of(names)}
+    {"command": plain},
+    optional={
+        "args": st.lists(plain, max_size=3),
+        "env": settings_of(names),
+        "sandbox": st.booleans() | optional(paths=st.lists(paths, max_size=2), network=st.lists(hosts, max_size=2)),
+    },
 ) | st.fixed_dictionaries(
     {"url": st.just("https://host/?key=k")}, optional={"headers": settings_of(names.map(str.lower))}
 )

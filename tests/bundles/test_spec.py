@@ -242,6 +242,21 @@ def test_a_mistake_in_a_tool_is_named_with_line_key_and_fix(tool: str, expected:
         ("{id: s, command: x, env: {A: '${'}}", "'${' begins a reference"),
         ("{id: s, command: x, headers: {A: b}}", "'mcp_servers.0.headers': this belongs to a server with a 'url'"),
         ("{id: s, url: 'http://h/', args: [x]}", "'mcp_servers.0.args': this belongs to a server with a 'command'"),
+        (
+            "{id: s, url: 'http://h/', sandbox: false}",
+            "'mcp_servers.0.sandbox': this belongs to a server with",
+        ),
+        ("{id: s, command: x, sandbox: yes please}", "'mcp_servers.0.sandbox': Input should be an object"),
+        (
+            "{id: s, command: x, sandbox: {path: []}}",
+            "0.sandbox.path': unknown key; did you mean 'paths'?",
+        ),
+        ("{id: s, command: x, sandbox: {paths: ['../x']}}", "'../x' is no path inside the toolset to read"),
+        ("{id: s, command: x, sandbox: {paths: ['x:rw']}}", "'x:rw' is no path inside the toolset to read"),
+        (
+            "{id: s, command: x, sandbox: {network: ['a b']}}",
+            "0.sandbox.network.0': 'a b' is no host name",
+        ),
         ("{id: s, url: 'file:///etc'}", "'mcp_servers.0.url': 'file:///etc' must begin with http://"),
         ("{id: s, url: 'http://h/', transport: stdio}", "'mcp_servers.0.transport': a server with a 'command'"),
         ("{id: s, url: 'http://h/', transport: carrier-pigeon}", "'mcp_servers.0.transport': Input should be"),

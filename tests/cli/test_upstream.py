@@ -17,6 +17,7 @@ import anyio
 import click.testing
 import pytest
 from eventually import eventually
+from sources.toolset.writing import require_sandbox
 
 from gateway.app import Gateway
 from gateway.cli.upstream import upstream
@@ -106,7 +107,7 @@ def test_a_servers_whole_life(run: Run, home: Path) -> None:
         ["read", "offered", "execute"],
     ]
     assert [line.split() for line in run("list").splitlines()[1:]] == [
-        ["lab", "ok", "2025-11-25", "2", "added", "by", "hand"]
+        ["lab", "ok", "2025-11-25", "2", "no", "added", "by", "hand"]
     ]
     shown = run("show", "lab", "--json")
     assert shown["settings"] == {"command": sys.executable, "args": program(home)[1:]}
@@ -176,6 +177,8 @@ def test_a_name_that_is_taken_is_refused(run: Run, home: Path) -> None:
         ["x", "--header", "A=b", "--", "y"],
         ["x", "--header", "A", "--url", "https://h"],
         ["x", "--transport", "sse", "--", "y"],
+        ["x", "--url", "https://h", "--sandbox"],
+        ["x", "--url", "https://h", "--sandbox-path", "."],
     ],
 )
 def test_what_does_not_fit_together_is_wrong_usage(run: Run, arguments: list[str]) -> None:
@@ -208,6 +211,38 @@ def test_the_options_are_what_mcp_servers_would_say(run: Run) -> None:
         "pinning": "hold",
     }
     assert run("show", "docs", "--json")["missing"] == ["LAB_TOKEN"]
+
+
+def test_a_server_is_added_to_run_in_the_sandbox(run: Run, home: Path) -> None:
+    anyio.run(require_sandbox)
+    (home / "notes").mkdir()
+    added = run(
+        "add",
+        "lab",
+        "--sandbox-path",
+        "notes",
+        "--sandbox-path",
+        "~/notes/../server.py",
+        "--json",
+        "--",
+        *program(home),
+    )
+    assert added["settings"]["sandbox"] == {"paths": [str(home / "notes"), "~/notes/../server.py"]}
+    assert [tool["name"] for tool in added["answer"]["tools"]] == ["weigh", "read"]
+    [folder] = (home / ".local/share/toolgate/servers").iterdir()
+    run("remove", "lab")
+    assert not folder.exists()
+
+    run("add", "lab", "--sandbox", "--no-test", "--", *program(home))
+    assert run("show", "lab", "--json")["settings"]["sandbox"] is True
+    given = ["--sandbox-path", "~/notes:rw", "--sandbox-host", "example.org"]
+    run("add", "other", *given, "--no-test", "--", "y")
+    assert run("show", "other", "--json")["settings"]["sandbox"] == {
+        "paths": ["~/notes:rw"],
+        "network": ["example.org"],
+    }
+    assert "yes; ~/notes:rw; example.org" in run("list")
+    assert "sandbox    yes; ~/notes:rw; example.org" in run("show", "other")
 
 
 def test_a_tool_its_category_does_not_allow_is_said_to_be_left_out(run: Run, home: Path) -> None:

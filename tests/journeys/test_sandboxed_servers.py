@@ -54,7 +54,9 @@ async def gateway(tmp_path: Path, pages: list[str]) -> AsyncIterator[Gateway]:
     # Told of more than it is given, the server itself would allow it.
     behind["filesystem"]["args"].append(str(tmp_path / "private"))
     behind["git"]["args"] = []
-    behind["fetch"]["env"] = {"PATH": str(wild.THERE / "bin")}  # where it finds Node, it wants to install packages for it
+    behind["fetch"]["env"] = {
+        "PATH": str(wild.THERE / "bin")
+    }  # where it finds Node, it wants to install packages for it
     settings = {
         "data_dir": tmp_path / "data",
         "approval": {"mode": "never"},

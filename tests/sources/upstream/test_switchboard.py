@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from journeys.servers import labs
 from gateway import Gateway
 from gateway.errors import Invalid
 from gateway.sources.upstream.definitions import Kind
-from sources.toolset.writing import write_toolset
+from sources.toolset.writing import require_sandbox, write_toolset
 
 pytestmark = pytest.mark.anyio
 
@@ -148,6 +149,8 @@ async def test_servers_of_a_toolset_live_and_go_with_it(tmp_path: Path, monkeypa
     toolset = write_toolset(tmp_path / "lab-set", MANIFEST.format(python=sys.executable))
     (toolset / "bin").mkdir()
     (toolset / "bin/lab.py").write_text(labs.LAB.read_text())
+    await require_sandbox()
+    (tmp_path / "notes").touch()
     monkeypatch.setenv("LAB_SECRET", str(tmp_path / "notes"))
     async with gateway_to(tmp_path, follow=True) as gateway, gateway_to(tmp_path) as elsewhere:
         library = elsewhere.workshop.library
@@ -167,6 +170,24 @@ async def test_servers_of_a_toolset_live_and_go_with_it(tmp_path: Path, monkeypa
         await async_eventually(lambda: "tool-lab__plain" in listed(gateway))
         await library.uninstall("lab-set")
         await async_eventually(lambda: listed(gateway) == set())
+
+
+@pytest.mark.slow
+@pytest.mark.promise("H2")
+async def test_a_server_of_a_toolset_runs_in_the_sandbox_unless_it_says_otherwise(tmp_path: Path) -> None:
+    await require_sandbox()
+    (tmp_path / "secret").write_text("a secret")
+    for name, said in (("inside", ""), ("outside", "\n    sandbox: false")):
+        manifest = READER.format(name=name, python=sys.executable, said=said)
+        toolset = write_toolset(tmp_path / name, manifest)
+        shutil.copy(Path(__file__).parent / "link/servers/reaching.py", toolset)
+        async with gateway_to(tmp_path) as gateway:
+            await gateway.workshop.library.install(toolset, source_type="local", source_ref=str(toolset))
+        async with gateway_to(tmp_path) as gateway:
+            outcome = await gateway.call(f"{name}-server__read", {"path": str(tmp_path / "secret")}, confirmed=True)
+            assert ("a secret" in str(outcome)) == (name == "outside"), outcome
+            outcome = await gateway.call(f"{name}-server__list", {"path": "."}, confirmed=True)
+            assert "reaching.py" in str(outcome)
 
 
 @pytest.mark.slow
@@ -201,10 +222,21 @@ mcp_servers:
     command: {python}
     args: [-S, bin/lab.py, stdio, handshake]
     env: {{LAB_FILE: "${{LAB_SECRET}}"}}
+    sandbox: {{paths: ["${{LAB_SECRET}}:rw"]}}
     tools: {{allow: [plain, echo]}}
   - id: lost
     command: {python}
     args: [-S, bin/lab.py, "${{LAB_MISSING}}", handshake]
 tool_overrides:
   - {{tool_id: "tool-lab:echo", name_override: Echo of the set}}
+"""
+
+READER = """
+id: {name}
+name: Reader
+version: 1.0.0
+mcp_servers:
+  - id: {name}-server
+    command: {python}
+    args: [-S, reaching.py]{said}
 """
