@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import config
 from .calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no_progress
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from .bundles.installed import Installed
     from .sources.toolset.workshop import Workshop
     from .sources.upstream.relay import Relay
+    from .sources.upstream.server import Upstream
     from .sources.upstream.switchboard import Switchboard
 
 log = logging.getLogger(__name__)
@@ -118,15 +119,18 @@ class Gateway:
         *,
         sources: Sequence[Source] = (),
         follow: bool = False,
+        connect: Literal["all", "own", "none"] = "all",
     ) -> AsyncIterator[Gateway]:
         """A running gateway from a settings file, from settings, or from the defaults.
 
         `sources` are tools of your own, offered beside the rest. Several gateways, also of several
         processes, may share one data directory; with `follow`, what another process installs, and edits
-        in the folders of toolsets, are offered as soon as they are seen.
+        in the folders of toolsets, are offered as soon as they are seen. `connect` chooses the upstream servers
+        that opening may start: all, your own (not those that toolsets bring) or none. Of the others, what they
+        last listed is offered, and a call connects to them.
         """
-        chosen = _settings(settings)
-        refuse_unavailable(chosen)
+        chosen = config.resolve(settings)
+        config.refuse_unavailable(chosen)
         async with AsyncExitStack() as stack:
             chosen.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             db = await SqliteDatabase.open(chosen.data_dir / "toolgate.db")
@@ -145,7 +149,8 @@ class Gateway:
                 await asyncio.wait([installing], timeout=START_PATIENCE if follow else None)
             if await gateway._has_upstreams():
                 await gateway.switchboard.sync()
-                await gateway.switchboard.look(START_PATIENCE if follow else LOOK_PATIENCE)
+                names = {"all": None, "own": gateway.switchboard.own, "none": ()}[connect]
+                await gateway.switchboard.look(START_PATIENCE if follow else LOOK_PATIENCE, names)
             await gateway.refresh()
             if follow:
                 stack.push_async_callback(_cancelled, asyncio.get_running_loop().create_task(gateway._follow()))
@@ -224,6 +229,16 @@ class Gateway:
         via = TERMINAL if call.caller.surface == "cli" else CALLBACK
         return await Asking(self.executor.call_tool, self.desk).go_on(call, outcome, approver, via)
 
+    async def allow_servers(self, toolset_id: str, digests: Mapping[str, str], by: str) -> Mapping[str, Upstream]:
+        """Record a person's consent to MCP servers of a toolset, by the digests that were shown (`{id: digest}`), and
+        connect to each once, so that its tools are known. The servers that are on, by id; refused with `Conflict` when
+        one has changed since it was shown."""
+        await self.workshop.library.allow_servers(toolset_id, digests, by)
+        await self.switchboard.sync()
+        await self.switchboard.look(LOOK_PATIENCE, digests)
+        await self.refresh()
+        return {name: each for name, each in self.switchboard.upstreams.items() if name in digests}
+
     async def _request(self, call: Call, tool: Tool, work: Callable[[], Awaitable[Any]]) -> Any:
         self._categories.setdefault(tool.category, self.settings.category(tool.category))
         return await self.executor.request(call, tool, work)
@@ -231,14 +246,15 @@ class Gateway:
     async def refresh(self) -> Catalog:
         """Ask the sources again and offer what they list now. What an operator should correct is logged."""
         async with self._refreshing:
-            listed = await self._revisions()
-            if listed[0]:
-                self.workshop  # noqa: B018 - its source is among ours once it is there
+            listed, installed = await self._revisions(), await self._installed()
             profile = self.settings.effective_profile()
             draft = Draft(Policy(self._categories, profile.permission, self.settings.limits.tools))
             for source in self._sources:
                 await self._consider(draft, source)
-            draft.problems += unknown_tools(self.settings.approval, draft.known, await self._unlisted(draft.known))
+            draft.problems += unknown_tools(
+                self.settings.approval, draft.known, await self._unlisted(draft.known, installed)
+            )
+            draft.problems += [toolset.problem for toolset in installed if toolset.problem is not None]
             catalog = draft.finish(await self._names.assign(draft.wishes))
             for problem in catalog.problems:
                 log.warning("%s", problem)
@@ -252,13 +268,14 @@ class Gateway:
                 self._categories.setdefault(tool.category, self.settings.category(tool.category))
             draft.consider(source, tool)
 
-    async def _unlisted(self, known: Collection[str]) -> Collection[str] | None:
+    async def _unlisted(self, known: Collection[str], installed: Sequence[Installed]) -> Collection[str] | None:
         """Servers whose tools are not known yet; None while toolsets, of unknown names, are being installed."""
         if self._installing is not None and not self._installing.done():
             return None
         _, added = await self._upstreams.load()
         connected = self.switchboard.upstreams if "switchboard" in self.__dict__ else ()
-        named = {*self.settings.upstreams, *connected, *(row.name for row in added)}
+        brought = [server.id for toolset in installed for server in toolset.servers]
+        named = {*self.settings.upstreams, *connected, *brought, *(row.name for row in added)}
         return named - {tool_id.partition(":")[0] for tool_id in known}
 
     async def ready(self) -> None:
@@ -303,7 +320,7 @@ class Gateway:
     async def _has_upstreams(self) -> bool:
         if self.settings.upstreams or "switchboard" in self.__dict__ or await self._upstreams.revision():
             return True
-        return any(toolset.servers for toolset in await self._installed())
+        return any(toolset.allowed_servers for toolset in await self._installed())
 
     async def _installed(self) -> Sequence[Installed]:
         return await self.workshop.library.list() if await self._toolsets.revision() else ()
@@ -382,22 +399,3 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-
-
-def refuse_unavailable(settings: Settings) -> None:
-    """Refuse settings this version cannot honour and that must not be ignored."""
-    for asked_for, key, instead in (
-        (settings.auth.required or settings.auth.jwt, "auth", "serve on loopback only, which needs none"),
-        (settings.database_url, "database_url", "leave it out for SQLite in data_dir"),
-        (settings.blob_store, "blob_store", "leave it out for files in data_dir"),
-    ):
-        if asked_for:
-            raise Invalid(f"{key!r} is not available in this version; {instead}", code="NOT_AVAILABLE")
-
-
-def _settings(given: str | Path | Mapping[str, Any] | Settings | None) -> Settings:
-    if isinstance(given, Settings):
-        return given
-    if isinstance(given, Mapping):
-        return config.load(None, given)
-    return config.read(Path(given) if given is not None else None)

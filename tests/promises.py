@@ -40,7 +40,7 @@ PROMISES: dict[str, Promise] = {
         "built",
     ),
     "T6": Promise(
-        "Toolsets declare MCP servers, connected on install; no secret value is stored or exported.",
+        "Toolsets declare MCP servers, connected on install after consent; no secret value is stored or exported.",
         "built",
     ),
     "T7": Promise("Management and workspace API, over REST and as MCP tools of an admin toolset."),

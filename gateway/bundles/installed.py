@@ -11,7 +11,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ..calls import to_json
-from ..db.toolsets import StoredToolset, ToolRow, UserOverrideRow
+from ..db.toolsets import ConsentRow, StoredToolset, ToolRow, UserOverrideRow
+from ..errors import Forbidden
+from .consent import server_digest
 from .kinds import ToolSpec
 from .spec import AnyToolSpec, Server, ToolOverride, Toolset
 
@@ -57,8 +59,8 @@ class InstalledTool:
 class Installed:
     """One toolset. `spec` is what an export would say: the tools that are there, the person's changes among
     the overrides. `tools` has those that are gone too, and `overrides` every override by its full id, also
-    those of servers' tools. What install alone knows: whether it `changed` anything, and the variables that
-    were `masked` and must be set in the environment."""
+    those of servers' tools. `consents` has the servers a person agreed to as they are now. What install alone
+    knows: whether it `changed` anything, and the variables that were `masked` and must be set in the environment."""
 
     spec: Toolset
     directory: Path
@@ -71,6 +73,7 @@ class Installed:
     updated_at: str
     tools: tuple[InstalledTool, ...]
     overrides: Mapping[str, ToolOverride]
+    consents: Mapping[str, ConsentRow]
     changed: bool = False
     masked: tuple[str, ...] = ()
 
@@ -82,6 +85,32 @@ class Installed:
     def servers(self) -> tuple[Server, ...]:
         return self.spec.mcp_servers
 
+    @property
+    def allowed_servers(self) -> tuple[Server, ...]:
+        """The servers that may be started or connected to."""
+        return tuple(server for server in self.servers if server.id in self.consents)
+
+    @property
+    def held_servers(self) -> tuple[Server, ...]:
+        """The servers that wait for a person's consent."""
+        return tuple(server for server in self.servers if server.enabled and server.id not in self.consents)
+
+    @property
+    def problem(self) -> Forbidden | None:
+        """A report of the servers that are held back, with the command that allows them."""
+        if not self.enabled or not self.held_servers:
+            return None
+        names = ", ".join(server.id for server in self.held_servers)
+        return Forbidden(
+            f"MCP servers of the toolset {self.id!r} are held back until a person agrees to them: {names}; "
+            f"look at them with: toolgate toolset allow {self.id}",
+            code="CONSENT_REQUIRED",
+        )
+
+    def server_digest(self, server: Server) -> str:
+        """The digest by which a person agrees to a server."""
+        return server_digest(self.id, server, self.digest)
+
 
 def installed(stored: StoredToolset, directory: Path) -> Installed:
     """The toolset in its rows; a `ValueError` when they hold none, which only another version could have written."""
@@ -89,6 +118,7 @@ def installed(stored: StoredToolset, directory: Path) -> Installed:
     spec = _spec(stored, user)
     overrides = {override.tool_id: override for override in spec.overrides()}
     own = {tool.id: tool for tool in spec.tools}
+    digests = {server.id: server_digest(row.id, server, row.digest) for server in spec.mcp_servers}
     return Installed(
         spec=spec,
         directory=directory,
@@ -101,6 +131,7 @@ def installed(stored: StoredToolset, directory: Path) -> Installed:
         updated_at=row.updated_at,
         tools=tuple(_tool(tool, own, overrides, user) for tool in stored.tools),
         overrides=overrides,
+        consents={each.server_id: each for each in stored.consents if digests.get(each.server_id) == each.digest},
     )
 
 

@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from ..calls import Progress, no_progress
 from ..db import Database, timestamp
-from ..db.toolsets import StoredToolset, Toolsets
+from ..db.toolsets import ConsentRow, StoredToolset, Toolsets
 from ..errors import Conflict, GatewayError, NotFound, Unavailable
 from ..names import did_you_mean
 from . import admission, shelf, spec
@@ -124,8 +124,32 @@ class Library:
         await self._rows.remove_override(toolset_id, full_id(now, tool_id))
         return await self.get(toolset_id)
 
+    async def allow_servers(self, toolset_id: str, digests: Mapping[str, str], by: str) -> Installed:
+        """Record a person's consent to servers of a toolset, by the digests that were shown: `{server id: digest}`.
+
+        Refused with `Conflict`, and nothing recorded, when one of them has another digest by now.
+        """
+        async with self._shelf.locked():  # no other version is put in place between the comparison and the record
+            now = await self.get(toolset_id)
+            current = {server.id: now.server_digest(server) for server in now.servers}
+            for server_id, digest in digests.items():
+                if current.get(server_id) != digest:
+                    raise Conflict(
+                        f"the MCP server {server_id!r} of {toolset_id!r} has changed since it was shown; look again",
+                        code="SERVER_CHANGED",
+                    )
+            moment = timestamp(time.time())
+            await self._rows.agree([ConsentRow(toolset_id, *shown, by, moment) for shown in digests.items()])
+        return await self.get(toolset_id)
+
+    async def disallow_servers(self, toolset_id: str) -> Installed:
+        """Withdraw every consent to servers of a toolset."""
+        await self._find(toolset_id)
+        await self._rows.withdraw(toolset_id)
+        return await self.get(toolset_id)
+
     async def uninstall(self, toolset_id: str) -> None:
-        """Remove a toolset, its files, and all that was changed about it."""
+        """Remove a toolset, its files, all that was changed about it, and the consents to its servers."""
         async with self._shelf.locked():
             with anyio.CancelScope(shield=True):
                 if not await self._rows.remove(toolset_id):

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from ..app import refuse_unavailable
-from ..config import Settings
+from ..config import Settings, refuse_unavailable
 from ..db.approvals import ApprovalRecord, Approvals, Scope
 from ..db.sqlite import SqliteDatabase
 from ..errors import Invalid

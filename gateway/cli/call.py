@@ -37,7 +37,7 @@ def list_calls(
     """The latest calls, newest first."""
 
     async def task() -> None:
-        async with Gateway.open(settings) as gateway:
+        async with Gateway.open(settings, connect="none") as gateway:
             tool_id = gateway.catalog.find(tool).tool.id if tool and gateway.catalog.get(tool) else tool
             records = await gateway.records.list_calls(
                 chat=of_chat, tool=tool_id, status=status, before=before, limit=limit
@@ -70,7 +70,7 @@ def show(settings: Settings, call_id: str, as_json: bool) -> None:
     """One call: its arguments, its result, who made it. A unique beginning of the ID is enough."""
 
     async def task() -> None:
-        async with Gateway.open(settings) as gateway:
+        async with Gateway.open(settings, connect="none") as gateway:
             record = KNOWN.mask_value((await gateway.records.get(call_id)).to_dict())
             if as_json:
                 print_json(record)

@@ -22,6 +22,8 @@ from ..sandbox.cgroups import delegated
 from ..sandbox.choose import FIXES, survey
 from ..sandbox.monty import installed
 from ..secrets import KNOWN
+from ..sources.upstream.spec import Spec
+from ..sources.upstream.suspicion import visible
 from ..workspace import Openat2, best_way
 from ..workspace.sweep import sizes
 from . import clients
@@ -139,7 +141,7 @@ def _files(settings: Settings) -> Iterator[Finding]:
 
 async def _gateway(settings: Settings) -> list[Finding]:
     try:
-        async with Gateway.open(settings) as gateway:
+        async with Gateway.open(settings, connect="own") as gateway:
             await gateway.ready()
             found = [
                 *map(str, gateway.catalog.problems),
@@ -157,14 +159,26 @@ async def _gateway(settings: Settings) -> list[Finding]:
 
 
 async def _upstreams(settings: Settings) -> list[Finding]:
-    """Every upstream that is on, asked now."""
+    """Every upstream that is on: yours asked now, those of toolsets as they were when last asked."""
     try:
         async with desk(settings) as at:
             wanted = [spec for spec in at.specs.values() if spec.settings.enabled]
-            tried = await probe_all(at, wanted)
-            return [*(finding for spec, answer in tried for finding in _upstream(spec.name, answer)), *_vault(at)]
+            tried = await probe_all(at, [spec for spec in wanted if spec.name in at.board.own])
+            brought = [await _remembered(at, spec) for spec in wanted if spec.name not in at.board.own]
+            found = [finding for spec, answer in tried for finding in _upstream(spec.name, answer)]
+            return [*found, *brought, *_vault(at)]
     except GatewayError:  # as the gateway itself has said
         return []
+
+
+async def _remembered(at: Desk, spec: Spec) -> Finding:
+    memory = await at.board.memory.recall(spec.name)
+    asks = f"to ask it now: toolgate upstream test {spec.name}"
+    if memory.error is not None:
+        reason = visible(memory.error)
+        return Finding("upstream", "fail", f"{spec.name} of {spec.origin} did not answer: {reason}; {asks}")
+    seen = f"{len(memory.tools or ())} tools when it last answered" if memory.seen_at else "never asked"
+    return Finding("upstream", "ok", f"{spec.name} of {spec.origin} is not started here; {seen}; {asks}")
 
 
 def _upstream(name: str, answer: Answer | GatewayError) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ def list_tools(settings: Settings, category: str | None, as_json: bool) -> None:
     """Every tool that is on."""
 
     async def task() -> None:
-        async with Gateway.open(settings) as gateway:
+        async with Gateway.open(settings, connect="own") as gateway:
             catalog = gateway.catalog.filter(category=category)
             if as_json:
                 print_json(catalog.to_mcp_tools())
@@ -57,7 +57,7 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
     """One tool: what it does, takes and returns."""
 
     async def task() -> None:
-        async with Gateway.open(settings) as gateway:
+        async with Gateway.open(settings, connect="own") as gateway:
             entry = gateway.catalog.find(name)
             if as_json:
                 print_json(mcp_tool(entry.name, entry.tool))

@@ -17,10 +17,11 @@ from ..bundles.installed import Installed
 from ..bundles.library import Library
 from ..bundles.scaffold import create
 from ..config import Settings
-from ..errors import Invalid
+from ..errors import InputRequired, Invalid
 from ..sources.toolset.listing import tools_of
 from ..sources.toolset.sourcing import Sourced, sourced
 from ..tools import Tool
+from .consent import agree, can_ask, print_servers, server_shapes, settle_servers
 from .options import as_json, print_json, print_table, run, settings_options
 
 
@@ -32,10 +33,14 @@ def toolset() -> None:
 @toolset.command()
 @click.argument("source", metavar="PATH|ZIP|URL")
 @click.option("--copy", is_flag=True, help="Take a folder in as it is now, and do not follow its edits.")
+@agree
 @as_json
 @settings_options
-def install(settings: Settings, source: str, copy: bool, as_json: bool) -> None:
-    """Install a bundle, or a new version of one. `serve` follows the edits of a folder."""
+def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: bool) -> None:
+    """Install a bundle, or a new version of one. `serve` follows the edits of a folder.
+
+    MCP servers it brings are started only after you agreed to each, here or with `toolset allow`.
+    """
 
     async def task() -> tuple[Installed, list[Tool]]:
         async with _gateway(settings) as gateway, sourced(source, settings.http, _progress) as found:
@@ -44,13 +49,15 @@ def install(settings: Settings, source: str, copy: bool, as_json: bool) -> None:
 
     installed, tools = run(task)
     if as_json:
-        print_json({"changed": installed.changed, "masked": installed.masked, **_shape(installed, tools)})
+        settled = settle_servers(settings, installed, yes, as_json)
+        print_json({"changed": installed.changed, "masked": installed.masked, **_shape(settled, tools)})
         return
     done = "installed" if installed.changed else "already installed, and the same"
     click.echo(f"{installed.id} {installed.spec.version} is {done}")
     _print_tools(tools)
     for hint in _hints(installed):
         click.echo(hint)
+    settle_servers(settings, installed, yes, as_json)
 
 
 @toolset.command("list")
@@ -80,12 +87,7 @@ def list_toolsets(settings: Settings, as_json: bool) -> None:
 @settings_options
 def show(settings: Settings, toolset_id: str, as_json: bool) -> None:
     """One toolset: its tools, what they may do, and what it needs."""
-
-    async def task() -> Installed:
-        async with _gateway(settings) as gateway:
-            return await gateway.workshop.library.get(toolset_id)
-
-    installed = run(task)
+    installed = run(lambda: _get(settings, toolset_id))
     tools = list(tools_of(installed))
     if as_json:
         print_json(_shape(installed, tools))
@@ -96,6 +98,7 @@ def show(settings: Settings, toolset_id: str, as_json: bool) -> None:
     _print_tools(tools)
     for hint in _hints(installed):
         click.echo(hint)
+    print_servers(installed)
 
 
 @toolset.command()
@@ -135,6 +138,38 @@ def enable(settings: Settings, toolset_id: str) -> None:
 def disable(settings: Settings, toolset_id: str) -> None:
     """Keep a toolset, but offer none of its tools."""
     _switch(settings, toolset_id, False)
+
+
+@toolset.command()
+@click.argument("toolset_id", metavar="ID")
+@agree
+@as_json
+@settings_options
+def allow(settings: Settings, toolset_id: str, yes: bool, as_json: bool) -> None:
+    """Look at the MCP servers a toolset brings, and let those you agree to be started."""
+    installed = run(lambda: _get(settings, toolset_id))
+    waiting = bool(installed.held_servers)
+    settled = settle_servers(settings, installed, yes, as_json)
+    if waiting and not yes and not can_ask():
+        raise InputRequired("nobody can be asked here; say --yes to agree to these servers", reason="new servers")
+    if as_json:
+        print_json(server_shapes(settled))
+    elif not waiting:
+        click.echo(f"no MCP server of {toolset_id} waits for you")
+
+
+@toolset.command()
+@click.argument("toolset_id", metavar="ID")
+@settings_options
+def disallow(settings: Settings, toolset_id: str) -> None:
+    """Withdraw your consent to the MCP servers a toolset brings: they end, and none is started again."""
+
+    async def task() -> Installed:
+        async with _gateway(settings) as gateway:
+            return await gateway.workshop.library.disallow_servers(toolset_id)
+
+    names = ", ".join(server.id for server in run(task).servers)
+    click.echo(f"held back from now on: {names}" if names else f"{toolset_id} brings no MCP servers")
 
 
 @toolset.command()
@@ -199,6 +234,7 @@ def check(settings: Settings, source: str, as_json: bool) -> None:
     _print_tools(tools)
     for hint in _hints(installed):
         click.echo(hint)
+    print_servers(installed)
 
 
 @toolset.command()
@@ -226,8 +262,13 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 @asynccontextmanager
 async def _gateway(settings: Settings) -> AsyncIterator[Gateway]:
-    async with Gateway.open(settings) as gateway:
+    async with Gateway.open(settings, connect="none") as gateway:
         yield gateway
+
+
+async def _get(settings: Settings, toolset_id: str) -> Installed:
+    async with _gateway(settings) as gateway:
+        return await gateway.workshop.library.get(toolset_id)
 
 
 async def _take_in(library: Library, found: Sourced, live: bool) -> Installed:
@@ -251,6 +292,8 @@ def _switch(settings: Settings, toolset_id: str, on: bool) -> None:
 
 
 def _state(installed: Installed) -> str:
+    if installed.enabled and installed.held_servers:
+        return f"on, {len(installed.held_servers)} servers held back"
     return "on" if installed.enabled else "off"
 
 
@@ -276,8 +319,6 @@ def _hints(installed: Installed) -> Iterator[str]:
     missing = sorted(name for name in installed.spec.variables() - {*installed.masked} if name not in os.environ)
     if missing:
         yield f"not set in the environment: {', '.join(missing)}"
-    if installed.servers:
-        yield f"it brings MCP servers: {', '.join(server.id for server in installed.servers)}"
 
 
 def _shape(installed: Installed, tools: list[Tool]) -> dict[str, Any]:
@@ -308,4 +349,5 @@ def _shape(installed: Installed, tools: list[Tool]) -> dict[str, Any]:
             for tool in tools
         ],
         "mcp_servers": [server.id for server in installed.servers],
+        "servers": server_shapes(installed),
     }

@@ -199,7 +199,7 @@ def sweep(settings: Settings, as_json: bool) -> None:
 @asynccontextmanager
 async def _chat(settings: Settings) -> AsyncIterator[Chat]:
     """The chat that is chosen, refused when there is none of that name; looking at one must not make it."""
-    async with Gateway.open(settings) as gateway:
+    async with Gateway.open(settings, connect="none") as gateway:
         chat = gateway.chat or DEFAULT_CHAT
         if not await gateway.versions.may_read(chat, LOCAL):
             message = f"there is no chat {chat!r} in {settings.data_dir}; choose one with --chat or --workspace"

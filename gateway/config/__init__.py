@@ -1,8 +1,16 @@
 """Settings: what `toolgate.yaml` may say, its defaults, and how the file is found and read."""
 
-from .reading import anchored, find, load, read, resolve_variables
+from .reading import anchored, find, load, read, resolve, resolve_variables
 from .sandbox import SandboxSettings
-from .settings import DEFAULT_CATEGORIES, ExtensionSettings, HttpSettings, LimitSettings, Settings, ToolSettings
+from .settings import (
+    DEFAULT_CATEGORIES,
+    ExtensionSettings,
+    HttpSettings,
+    LimitSettings,
+    Settings,
+    ToolSettings,
+    refuse_unavailable,
+)
 from .upstreams import OAuthSettings, ServerSandbox, UpstreamSettings
 
 __all__ = [
@@ -20,5 +28,7 @@ __all__ = [
     "find",
     "load",
     "read",
+    "refuse_unavailable",
+    "resolve",
     "resolve_variables",
 ]

@@ -44,6 +44,15 @@ def read(explicit: Path | None = None, overrides: Mapping[str, Any] | None = Non
     return settings
 
 
+def resolve(given: str | Path | Mapping[str, Any] | Settings | None) -> Settings:
+    """The settings given: themselves, their keys and values, or the file that has them."""
+    if isinstance(given, Settings):
+        return given
+    if isinstance(given, Mapping):
+        return load(None, given)
+    return read(Path(given) if given is not None else None)
+
+
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings of a file, with `overrides` (the command line's) on top, section by section.
 

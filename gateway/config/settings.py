@@ -151,3 +151,14 @@ class Settings(Section):
             hint = did_you_mean(self.profile, self.profiles)
             raise Invalid(f"there is no profile {self.profile!r} under 'profiles'{hint}", code="INVALID_CONFIG")
         return self.profiles[self.profile]
+
+
+def refuse_unavailable(settings: Settings) -> None:
+    """Refuse settings this version cannot honour and that must not be ignored."""
+    for asked_for, key, instead in (
+        (settings.auth.required or settings.auth.jwt, "auth", "serve on loopback only, which needs none"),
+        (settings.database_url, "database_url", "leave it out for SQLite in data_dir"),
+        (settings.blob_store, "blob_store", "leave it out for files in data_dir"),
+    ):
+        if asked_for:
+            raise Invalid(f"{key!r} is not available in this version; {instead}", code="NOT_AVAILABLE")

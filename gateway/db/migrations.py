@@ -148,7 +148,21 @@ APPROVALS: Migration = (
     "CREATE INDEX remembered_by_tool ON remembered_approvals (tool_id, principal) WHERE revoked_at IS NULL",
 )
 
-MIGRATIONS: Sequence[Migration] = (schema.TABLES, INSTALLED_TOOLSETS, UPSTREAMS, APPROVALS)
+SERVER_CONSENTS: Migration = (
+    # What a person agreed to: a server of a toolset, as it was then. It counts while the server has that digest.
+    """
+    CREATE TABLE server_consents (
+        toolset_id TEXT NOT NULL REFERENCES toolsets (id) ON DELETE CASCADE,
+        server_id  TEXT NOT NULL,
+        digest     TEXT NOT NULL,
+        agreed_by  TEXT NOT NULL,
+        agreed_at  TEXT NOT NULL,
+        PRIMARY KEY (toolset_id, server_id)
+    )
+    """,
+)
+
+MIGRATIONS: Sequence[Migration] = (schema.TABLES, INSTALLED_TOOLSETS, UPSTREAMS, APPROVALS, SERVER_CONSENTS)
 
 
 def pending(version: int, migrations: Sequence[Migration] = MIGRATIONS) -> list[tuple[int, Migration]]:

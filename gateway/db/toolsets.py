@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from ..errors import Conflict
@@ -111,6 +111,17 @@ class UserOverrideRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsentRow:
+    """A person's consent to one server of a toolset, as it was when it had this digest."""
+
+    toolset_id: str
+    server_id: str
+    digest: str
+    agreed_by: str
+    agreed_at: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoredToolset:
     """Everything the database holds of one toolset, of one moment."""
 
@@ -120,11 +131,12 @@ class StoredToolset:
     overrides: tuple[OverrideRow, ...] = ()
     servers: tuple[ServerRow, ...] = ()
     user_overrides: tuple[UserOverrideRow, ...] = ()
+    consents: tuple[ConsentRow, ...] = ()
 
 
 _COLUMNS: dict[type[Any], dict[str, bool]] = {
     kind: {field.name: str(field.type).startswith("bool") for field in fields(kind)}
-    for kind in (ToolsetRow, FileRow, ToolRow, OverrideRow, ServerRow, UserOverrideRow)
+    for kind in (ToolsetRow, FileRow, ToolRow, OverrideRow, ServerRow, UserOverrideRow, ConsentRow)
 }
 """The columns of each kind of row, and which of them are switches."""
 
@@ -134,6 +146,7 @@ _PARTS: tuple[tuple[str, type[Any], str], ...] = (
     ("tool_overrides", OverrideRow, "position, tool_id"),
     ("toolset_mcp_servers", ServerRow, "position, id"),
     ("user_overrides", UserOverrideRow, "tool_id"),
+    ("server_consents", ConsentRow, "server_id"),
 )
 """The tables of a toolset in the order of `StoredToolset`, each with its order."""
 
@@ -147,6 +160,11 @@ _BUMP = Statement(
 _UPDATE = (
     "UPDATE toolsets SET name = ?, version = ?, description = ?, source_type = ?, source_ref = ?, "
     "manifest_version = ?, digest = ?, live = ?, updated_at = ?, spec = ? WHERE id = ? AND digest = ?"
+)
+_AGREE = (
+    "INSERT INTO server_consents (toolset_id, server_id, digest, agreed_by, agreed_at) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT (toolset_id, server_id) DO UPDATE SET digest = excluded.digest, agreed_by = excluded.agreed_by, "
+    "agreed_at = excluded.agreed_at"
 )
 
 
@@ -216,6 +234,17 @@ class Toolsets:
     async def remove(self, toolset_id: str) -> bool:
         """Whether there was such a toolset; no row of it is left."""
         return await self._touched(Statement("DELETE FROM toolsets WHERE id = ?", (toolset_id,), 1))
+
+    async def agree(self, rows: Sequence[ConsentRow]) -> None:
+        """Store consents, each in place of the one before. What is remembered of a server of that name is forgotten,
+        since it may come from another server; `Conflict` when the toolset is gone."""
+        agreed = [Statement(_AGREE, astuple(row)) for row in rows]
+        forgotten = [Statement("DELETE FROM upstream_memory WHERE server = ?", (row.server_id,)) for row in rows]
+        await self._db.run(*agreed, *forgotten, _BUMP)
+
+    async def withdraw(self, toolset_id: str) -> None:
+        """Remove every consent to servers of a toolset."""
+        await self._db.run(Statement("DELETE FROM server_consents WHERE toolset_id = ?", (toolset_id,)), _BUMP)
 
     async def _touched(self, statement: Statement) -> bool:
         try:

@@ -19,7 +19,15 @@ from gateway.errors import Invalid
 from gateway.render import declare
 from gateway.tools import Permission
 
-TABLES = ("toolsets", "toolset_files", "tools", "tool_overrides", "toolset_mcp_servers", "user_overrides")
+TABLES = (
+    "toolsets",
+    "toolset_files",
+    "tools",
+    "tool_overrides",
+    "toolset_mcp_servers",
+    "user_overrides",
+    "server_consents",
+)
 HEAD = 'id: demo\nname: Demo\nversion: "1.0.0"\n'
 TWO_TOOLS = HEAD + "tools:\n- {id: a, entrypoint: 'files:a'}\n- {id: b, entrypoint: 'more:b'}\n"
 CODE = {"tools/files.py": "def a(): ...\n", "tools/more.py": "def b(): ...\n"}

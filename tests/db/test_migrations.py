@@ -108,6 +108,24 @@ def test_a_database_of_the_first_version_keeps_its_toolsets(tmp_path: Path) -> N
     connection.close()
 
 
+@pytest.mark.promise("T6")
+def test_servers_of_toolsets_installed_before_consent_was_asked_have_none(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "toolgate.db", isolation_level=None)
+    migrate(connection, MIGRATIONS[:4])
+    connection.execute(
+        "INSERT INTO toolsets (id, name, version, installed_at, source_type, manifest_version) "
+        "VALUES ('demo', 'Demo', '1.0.0', '2026-01-01', 'zip', '1')"
+    )
+    connection.execute(
+        "INSERT INTO toolset_mcp_servers (id, toolset_id, server_type, created_at) VALUES ('s', 'demo', 'stdio', '')"
+    )
+    connection.close()
+    connection = connect(tmp_path / "toolgate.db")
+    assert connection.execute("SELECT id FROM toolset_mcp_servers").fetchall() == [("s",)]
+    assert connection.execute("SELECT * FROM server_consents").fetchall() == []
+    connection.close()
+
+
 def test_a_failed_migration_leaves_the_database_as_it_was(tmp_path: Path) -> None:
     connection = connect(tmp_path / "toolgate.db")
     before = connection.execute("SELECT sql FROM sqlite_master").fetchall()

@@ -11,12 +11,13 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
-from eventually import TIMEOUT
+from eventually import TIMEOUT, async_eventually
 from mcp import Client
 from sources.toolset.writing import require_sandbox, write_toolset
 
-from .clients import call, every_tool, over_http, over_stdio
+from .clients import call, every_tool, over_http, over_stdio, refusal, value
 from .processes import on_http
+from .servers.marks import Marks
 from .wire import HANDSHAKE, MODERN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
@@ -110,6 +111,46 @@ async def test_from_the_settings_to_a_page(tmp_path: Path, transport: str, era: 
         assert "lab__shout" in names
         assert "lab__say" not in names
         assert not (await call(client, "lab__shout", {"text": "x"})).is_error
+
+
+@pytest.mark.promise("T6")
+async def test_the_tools_of_a_toolsets_server_come_with_consent_and_go_without(tmp_path: Path, era: str) -> None:
+    marks, changed = Marks(tmp_path), anyio.Event()
+    marks.write(tools=False)
+    settings = tmp_path / "toolgate.yaml"
+    settings.write_text("toolsets: [./marks]\n")
+
+    async def hear(message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            changed.set()
+
+    async def toolgate(*arguments: str) -> str:
+        options = ("--config", str(settings), "--data-dir", str(tmp_path / "data"))
+        return (await anyio.to_thread.run_sync(lambda: marks.toolgate(*arguments, *options))).stdout
+
+    async def offers() -> bool:
+        return "marker__who" in {tool.name for tool in await every_tool(client)}
+
+    async with over_stdio(tmp_path, era, "--config", str(settings), hear=hear) as client:
+        assert not await offers()
+        assert "toolgate toolset allow marks" in (tmp_path / "stderr.log").read_text()
+        assert (await refusal(client, "marker__who", {}))["code"] == "UNKNOWN_TOOL"
+        assert marks.starts == 0
+        async with listening(client, era):
+            await toolgate("toolset", "allow", "marks", "--yes")
+            with anyio.fail_after(TIMEOUT):
+                await changed.wait()
+        await async_eventually(offers)
+        assert "pid" in await value(client, "marker__who", {})
+        await toolgate("toolset", "disallow", "marks")
+
+        async def is_gone() -> bool:
+            return not await offers()
+
+        await async_eventually(is_gone)
+    calls = json.loads(await toolgate("call", "list", "--json"))
+    assert [each["tool_id"] for each in calls] == ["marker:who", "marker__who"]
+    assert [each["status"] for each in calls] == ["success", "error"]
 
 
 @asynccontextmanager

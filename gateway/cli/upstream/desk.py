@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from ...app import Gateway, refuse_unavailable
+from ...app import Gateway
 from ...bundles.fields import RESERVED
 from ...bundles.installed import Installed
-from ...config import Settings, UpstreamSettings
+from ...config import Settings, UpstreamSettings, refuse_unavailable
 from ...db.instances import Instance
 from ...db.sqlite import SqliteDatabase
 from ...db.toolsets import Toolsets
@@ -29,12 +29,14 @@ from ...sources.upstream.vault import Vault
 
 @dataclass(frozen=True)
 class Desk:
-    """The stores, and `specs`: every server by name, those that are off among them."""
+    """The stores, and `specs`: every server by name, those that are off among them. `held` has the servers that wait
+    for a person's consent, each with its toolset."""
 
     settings: Settings
     board: Switchboard
     specs: Mapping[str, Spec]
     toolsets: frozenset[str]
+    held: Mapping[str, Installed]
 
     @property
     def vault(self) -> Vault:
@@ -42,6 +44,8 @@ class Desk:
 
     def spec(self, name: str) -> Spec:
         if name not in self.specs:
+            if name in self.held and (problem := self.held[name].problem):
+                raise problem
             hint = did_you_mean(name, self.specs) or "; see: toolgate upstream list"
             raise NotFound(f"there is no upstream {name!r}{hint}", code="UNKNOWN_UPSTREAM")
         return self.specs[name]
@@ -90,6 +94,9 @@ class Desk:
             origin = self.specs[name].origin
             fix = f"remove it first: toolgate upstream remove {name}" if origin == ADDED else "choose another name"
             raise Conflict(f"there is an upstream {name!r} already, from {origin}; {fix}", code="UPSTREAM_EXISTS")
+        if name in self.held:
+            fix = f"choose another name, or: toolgate toolset uninstall {self.held[name].id}"
+            raise Conflict(f"a toolset brings an upstream {name!r}; {fix}", code="UPSTREAM_EXISTS")
         if name in self.toolsets:
             raise Conflict(
                 f"{name!r} is the id of a toolset, whose tools it would meet; choose another name", code="NAME_TAKEN"
@@ -121,8 +128,10 @@ async def desk(settings: Settings) -> AsyncIterator[Desk]:
         board = Switchboard(db, settings, _unheard, installed)
         stack.push_async_callback(board.close)
         await board.sync()
-        toolsets = frozenset(toolset.id for toolset in await installed())
-        yield Desk(settings, board, await _specs(settings, board), toolsets)
+        toolsets, specs = await installed(), await _specs(settings, board)
+        held = {server.id: each for each in toolsets if each.enabled for server in each.held_servers}
+        brought = {name: each for name, each in held.items() if name not in specs}
+        yield Desk(settings, board, specs, frozenset(toolset.id for toolset in toolsets), brought)
 
 
 async def _specs(settings: Settings, board: Switchboard) -> dict[str, Spec]:

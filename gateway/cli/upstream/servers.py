@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ...bundles.installed import Installed
 from ...config import Settings
 from ...db.upstreams import Memory
 from ...errors import GatewayError, Invalid, NotFound
@@ -33,7 +34,8 @@ def list_upstreams(settings: Settings, as_json: bool) -> None:
 
     async def task() -> list[dict[str, Any]]:
         async with desk(settings) as at:
-            return [await _shape(at, spec) for spec in at.specs.values()]
+            shapes = [await _shape(at, spec) for spec in at.specs.values()]
+            return shapes + [_held_shape(name, toolset) for name, toolset in at.held.items()]
 
     shapes = run(task)
     if as_json:
@@ -258,6 +260,12 @@ def _sandbox(spec: Spec) -> str:
     if given is None:
         return "no"
     return "; ".join(["yes", *given.paths, *given.network])
+
+
+def _held_shape(name: str, toolset: Installed) -> dict[str, Any]:
+    unknown: dict[str, Any] = {"era": None, "seen_at": None, "missing": [], "tools": [], "waiting": 0, "sandbox": "-"}
+    origin, error = f"the toolset {toolset.id!r}", f"allow it with: toolgate toolset allow {toolset.id}"
+    return {"name": name, "state": "held back", "origin": origin, "error": error, **unknown}
 
 
 def _state(at: Desk, spec: Spec, memory: Memory) -> str:

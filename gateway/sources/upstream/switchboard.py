@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
@@ -85,10 +85,16 @@ class Switchboard:
         for each in self.source.upstreams.values():
             await self._each(each, each.settle())
 
-    async def look(self, patience: float) -> None:
-        """Ask those that are wanted at once, or were never seen; what takes longer is announced when it comes."""
-        wanted = [each for each in self.source.upstreams.values() if not each.known or not each.spec.settings.lazy]
-        looking = [self._spawn(each.look()) for each in wanted]
+    @property
+    def own(self) -> frozenset[str]:
+        """The names of the servers that come from no toolset."""
+        return frozenset(name for name, each in self.source.upstreams.items() if each.spec.terms.home is None)
+
+    async def look(self, patience: float, names: Collection[str] | None = None) -> None:
+        """Ask those that are wanted at once, or were never seen, of all servers or of those with these names; what
+        takes longer is announced when it comes."""
+        asked = [each for name, each in self.source.upstreams.items() if names is None or name in names]
+        looking = [self._spawn(each.look()) for each in asked if not each.known or not each.spec.settings.lazy]
         if looking and patience:
             await asyncio.wait(looking, timeout=patience)
 
@@ -98,8 +104,8 @@ class Switchboard:
         await asyncio.gather(*(each.close() for each in upstreams.values()), *self._tasks, return_exceptions=True)
 
     async def specs(self) -> list[Spec]:
-        """Every server that is on. Of two with one name, the settings' counts, then the one added by hand, whether
-        it is on or off."""
+        """Every server that is on, and that a person agreed to where a toolset brings it. Of two with one name, the
+        settings' counts, then the one added by hand, whether it is on or off."""
         found: dict[str, Spec] = {}
         _, rows = await self.memory.load()
         for spec in [*self._of_settings(), *_of_rows(rows), *_of_toolsets(await self._toolsets())]:
@@ -149,7 +155,7 @@ def _of_rows(rows: Sequence[UpstreamRow]) -> Iterator[Spec]:
 
 def _of_toolsets(toolsets: Sequence[Installed]) -> Iterator[Spec]:
     for toolset in toolsets:
-        for server in toolset.servers if toolset.enabled else ():
+        for server in toolset.allowed_servers if toolset.enabled else ():
             overrides = {
                 tool_id.partition(":")[2]: Override.of(said)
                 for tool_id, said in toolset.overrides.items()

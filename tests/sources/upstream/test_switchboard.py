@@ -154,7 +154,12 @@ async def test_servers_of_a_toolset_live_and_go_with_it(tmp_path: Path, monkeypa
     monkeypatch.setenv("LAB_SECRET", str(tmp_path / "notes"))
     async with gateway_to(tmp_path, follow=True) as gateway, gateway_to(tmp_path) as elsewhere:
         library = elsewhere.workshop.library
-        await library.install(toolset, source_type="local", source_ref=str(toolset))
+        installed = await library.install(toolset, source_type="local", source_ref=str(toolset))
+        await async_eventually(lambda: "toolset allow lab-set" in " ".join(map(str, gateway.catalog.problems)))
+        assert listed(gateway) == set()
+        await library.allow_servers(
+            "lab-set", {server.id: installed.server_digest(server) for server in installed.servers}, "ann"
+        )
         await async_eventually(lambda: "tool-lab__plain" in listed(gateway))
         assert listed(gateway) == {"tool-lab__plain", "tool-lab__echo"}
         assert gateway.catalog.find("tool-lab__echo").tool.title == "Echo of the set"

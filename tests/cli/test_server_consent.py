@@ -1,0 +1,201 @@
+"""MCP servers of a toolset on the command line: nothing starts one before a person agreed, and then they are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from eventually import TIMEOUT
+from journeys.servers.marks import Marks
+from sources.toolset.writing import require_sandbox
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.promise("T6"), pytest.mark.slow]
+
+LOOKING = (
+    "toolset list",
+    "toolset show marks",
+    "toolset check marks",
+    "toolset export marks -o out.zip",
+    "toolset disable marks",
+    "toolset enable marks",
+    "doctor",
+    "tool list",
+    "tool show read_file",
+    "upstream list",
+    "call list",
+    "approval list",
+    "workspace log --chat default",
+)
+QUESTION = "May Toolgate start this program (marker)? [y/N]:"
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Marks:
+    return Marks(tmp_path)
+
+
+class Terminal:
+    """A command at a terminal of its own."""
+
+    def __init__(self, marks: Marks, *arguments: str) -> None:
+        self._terminal, inner = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", *arguments],
+            cwd=marks.home,
+            env=marks.environment,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            start_new_session=True,
+        )
+        os.close(inner)
+        self.shown = ""
+
+    def read_until(self, text: str) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while text not in self.shown:
+            ready, _, _ = select.select([self._terminal], [], [], max(0, deadline - time.monotonic()))
+            assert ready, f"{text!r} never came:\n{self.shown}"
+            assert self._read(), f"the command ended without {text!r}:\n{self.shown}"
+
+    def answer(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def finish(self) -> str:
+        """Everything that was shown, after the command has ended well."""
+        while self._read():
+            pass
+        assert self.process.wait(TIMEOUT) == 0, self.shown
+        return self.shown
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+
+    def _read(self) -> bool:
+        try:
+            chunk = os.read(self._terminal, 65536)
+        except OSError:  # how Linux reports that the other side is closed
+            return False
+        self.shown += chunk.decode()
+        return bool(chunk)
+
+
+@contextmanager
+def at_terminal(marks: Marks, *arguments: str) -> Iterator[Terminal]:
+    terminal = Terminal(marks, *arguments)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+def test_a_toolsets_server_is_started_by_no_command_before_consent(marks: Marks) -> None:
+    anyio.run(require_sandbox)
+    installed = marks.toolgate("toolset", "install", "marks").stdout
+    assert f"{sys.executable} -S -E server.py first" in installed
+    assert "WHERE='${HOME}'" in installed
+    assert "WARNING: outside the sandbox, with all rights of your account" in installed
+    assert "held back, and neither started nor connected to: marker" in installed
+    assert "toolgate toolset allow marks" in installed
+    for command in LOOKING:
+        marks.toolgate(*command.split(), code=1 if command.startswith("workspace") else 0)
+    assert marks.starts == 0
+
+    assert "on, 1 servers held back" in marks.toolgate("toolset", "list").stdout
+    assert "toolset allow marks" in marks.toolgate("tool", "list").stderr
+    assert "toolset allow marks" in marks.toolgate("doctor").stdout
+    assert "held back" in marks.toolgate("upstream", "list").stdout
+    assert "toolset allow marks" in marks.toolgate("upstream", "test", "marker", code=1).stderr
+    assert "UPSTREAM_EXISTS" in marks.toolgate("upstream", "add", "marker", "--", "true", code=1).stderr
+    assert "UNKNOWN_TOOL" in marks.toolgate("tool", "call", "marker__who", code=1).stderr
+    assert json.loads(marks.toolgate("tool", "call", "marks__say", "text=hi").stdout) == {"said": "hi"}
+    assert "CONFIRMATION_REQUIRED" in marks.toolgate("toolset", "allow", "marks", code=1).stderr
+    assert marks.starts == 0
+
+
+def test_an_allowed_server_is_connected_to_once_and_then_remembered(marks: Marks) -> None:
+    marks.write(tools=False)
+    assert "marker is allowed; 1 tools" in marks.toolgate("toolset", "install", "marks", "--yes").stdout
+    assert marks.starts == 1
+    for command in LOOKING:
+        marks.toolgate(*command.split(), code=1 if command.startswith("workspace") else 0)
+    assert "marker__who" in marks.toolgate("tool", "list").stdout
+    [server] = json.loads(marks.toolgate("toolset", "show", "marks", "--json").stdout)["servers"]
+    assert (server["state"], server["agreed_by"].partition(",")[2]) == ("allowed", " --yes")
+    with sqlite3.connect(marks.home / ".local/share/toolgate/toolgate.db") as connection:
+        connection.execute("DELETE FROM upstream_memory")
+    for command in ("tool list", "doctor", "toolset list"):
+        marks.toolgate(*command.split())
+    assert marks.starts == 1
+    assert "pid" in marks.toolgate("tool", "call", "marker__who", "--json").stdout
+    assert marks.starts == 2
+    assert "held back from now on: marker" in marks.toolgate("toolset", "disallow", "marks").stdout
+    assert "UNKNOWN_TOOL" in marks.toolgate("tool", "call", "marker__who", code=1).stderr
+    assert marks.starts == 2
+
+
+def test_the_question_is_asked_at_a_terminal_and_again_after_each_change(marks: Marks) -> None:
+    marks.write(tools=False)
+    with at_terminal(marks, "toolset", "install", "marks") as terminal:
+        terminal.answer("y\n")  # typed before the question: no answer to it
+        terminal.read_until(QUESTION)
+        assert "server.py first" in terminal.shown
+        terminal.answer("n\n")
+        assert "toolgate toolset allow marks" in terminal.finish()
+    assert marks.starts == 0
+    with at_terminal(marks, "toolset", "allow", "marks") as terminal:
+        terminal.read_until(QUESTION)
+        terminal.answer("y\n")
+        assert "marker is allowed; 1 tools" in terminal.finish()
+    assert marks.starts == 1
+    with at_terminal(marks, "toolset", "install", "marks") as terminal:
+        assert "the same" in terminal.finish()
+    for code in ("", "# another\n"):  # first the arguments change, then the program alone
+        marks.write(argument="second", code=code, tools=False)
+        before = marks.starts
+        with at_terminal(marks, "toolset", "install", "marks") as terminal:
+            terminal.read_until(QUESTION)
+            assert marks.starts == before
+            assert "UNKNOWN_TOOL" in marks.toolgate("tool", "call", "marker__who", code=1).stderr
+            terminal.answer("y\n")
+            terminal.finish()
+        assert marks.starts == before + 1
+
+
+def test_a_server_stays_held_back_when_the_question_is_killed(marks: Marks) -> None:
+    marks.write(tools=False)
+    with at_terminal(marks, "toolset", "install", "marks") as terminal:
+        terminal.read_until(QUESTION)
+        terminal.process.send_signal(signal.SIGKILL)
+        terminal.process.wait()
+    [server] = json.loads(marks.toolgate("toolset", "show", "marks", "--json").stdout)["servers"]
+    assert server["state"] == "held back"
+    assert marks.starts == 0
+
+
+def test_two_processes_can_allow_a_server_at_once(marks: Marks) -> None:
+    marks.write(tools=False)
+    marks.toolgate("toolset", "install", "marks")
+    command = [sys.executable, "-m", "gateway", "toolset", "allow", "marks", "--yes"]
+    both = [
+        subprocess.Popen(command, cwd=marks.home, env=marks.environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    shown = [process.communicate(timeout=TIMEOUT)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], shown
+    [server] = json.loads(marks.toolgate("toolset", "show", "marks", "--json").stdout)["servers"]
+    assert server["state"] == "allowed"
