@@ -17,9 +17,12 @@ from pathlib import Path
 
 import anyio
 import pytest
+from click.testing import CliRunner
 from eventually import TIMEOUT
 from journeys.servers.marks import Marks
 from sources.toolset.writing import require_sandbox
+
+from gateway.cli import toolgate
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.promise("T6"), pytest.mark.slow]
 
@@ -36,14 +39,27 @@ LOOKING = (
     "upstream list",
     "call list",
     "approval list",
-    "workspace log --chat default",
+    "workspace log",
 )
 QUESTION = "May Toolgate start this program (marker)? [y/N]:"
 
 
 @pytest.fixture
-def marks(tmp_path: Path) -> Marks:
+def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Marks:
+    monkeypatch.chdir(tmp_path)
     return Marks(tmp_path)
+
+
+def invoke(marks: Marks, command: str, refused: str = "") -> str:
+    """What a command prints, run in this process to save time; with `refused`, what it must be refused with."""
+    done = CliRunner().invoke(toolgate, command.split(), env=marks.environment)
+    assert refused in str(done.exception) if refused else done.exit_code == 0, (command, done.output, done.exception)
+    return done.stdout
+
+
+def look_around(marks: Marks) -> None:
+    for command in LOOKING:
+        invoke(marks, command)
 
 
 class Terminal:
@@ -111,19 +127,17 @@ def test_a_toolsets_server_is_started_by_no_command_before_consent(marks: Marks)
     assert "WARNING: outside the sandbox, with all rights of your account" in installed
     assert "held back, and neither started nor connected to: marker" in installed
     assert "toolgate toolset allow marks" in installed
-    for command in LOOKING:
-        marks.toolgate(*command.split(), code=1 if command.startswith("workspace") else 0)
-    assert marks.starts == 0
-
-    assert "on, 1 servers held back" in marks.toolgate("toolset", "list").stdout
+    assert json.loads(invoke(marks, "tool call marks__say text=hi")) == {"said": "hi"}
+    look_around(marks)
+    assert "on, 1 servers held back" in invoke(marks, "toolset list")
+    assert "toolset allow marks" in invoke(marks, "doctor")
+    assert "held back" in invoke(marks, "upstream list")
+    invoke(marks, "upstream test")
+    invoke(marks, "upstream test marker", refused="toolset allow marks")
+    invoke(marks, "upstream add marker -- true", refused="a toolset brings an upstream 'marker'")
+    invoke(marks, "tool call marker__who", refused="UNKNOWN_TOOL")
+    invoke(marks, "toolset allow marks", refused="say --yes")
     assert "toolset allow marks" in marks.toolgate("tool", "list").stderr
-    assert "toolset allow marks" in marks.toolgate("doctor").stdout
-    assert "held back" in marks.toolgate("upstream", "list").stdout
-    assert "toolset allow marks" in marks.toolgate("upstream", "test", "marker", code=1).stderr
-    assert "UPSTREAM_EXISTS" in marks.toolgate("upstream", "add", "marker", "--", "true", code=1).stderr
-    assert "UNKNOWN_TOOL" in marks.toolgate("tool", "call", "marker__who", code=1).stderr
-    assert json.loads(marks.toolgate("tool", "call", "marks__say", "text=hi").stdout) == {"said": "hi"}
-    assert "CONFIRMATION_REQUIRED" in marks.toolgate("toolset", "allow", "marks", code=1).stderr
     assert marks.starts == 0
 
 
@@ -131,21 +145,21 @@ def test_an_allowed_server_is_connected_to_once_and_then_remembered(marks: Marks
     marks.write(tools=False)
     assert "marker is allowed; 1 tools" in marks.toolgate("toolset", "install", "marks", "--yes").stdout
     assert marks.starts == 1
-    for command in LOOKING:
-        marks.toolgate(*command.split(), code=1 if command.startswith("workspace") else 0)
-    assert "marker__who" in marks.toolgate("tool", "list").stdout
-    [server] = json.loads(marks.toolgate("toolset", "show", "marks", "--json").stdout)["servers"]
+    assert "pid" in invoke(marks, "tool call marker__who --json")
+    assert marks.starts == 2
+    look_around(marks)
+    assert "marker__who" in invoke(marks, "tool list")
+    [server] = json.loads(invoke(marks, "toolset show marks --json"))["servers"]
     assert (server["state"], server["agreed_by"].partition(",")[2]) == ("allowed", " --yes")
     with sqlite3.connect(marks.home / ".local/share/toolgate/toolgate.db") as connection:
         connection.execute("DELETE FROM upstream_memory")
-    for command in ("tool list", "doctor", "toolset list"):
-        marks.toolgate(*command.split())
-    assert marks.starts == 1
-    assert "pid" in marks.toolgate("tool", "call", "marker__who", "--json").stdout
+    look_around(marks)
     assert marks.starts == 2
-    assert "held back from now on: marker" in marks.toolgate("toolset", "disallow", "marks").stdout
-    assert "UNKNOWN_TOOL" in marks.toolgate("tool", "call", "marker__who", code=1).stderr
-    assert marks.starts == 2
+    assert "pid" in invoke(marks, "tool call marker__who --json")
+    assert marks.starts == 3
+    assert "held back from now on: marker" in invoke(marks, "toolset disallow marks")
+    invoke(marks, "tool call marker__who", refused="UNKNOWN_TOOL")
+    assert marks.starts == 3
 
 
 def test_the_question_is_asked_at_a_terminal_and_again_after_each_change(marks: Marks) -> None:
@@ -170,7 +184,7 @@ def test_the_question_is_asked_at_a_terminal_and_again_after_each_change(marks: 
         with at_terminal(marks, "toolset", "install", "marks") as terminal:
             terminal.read_until(QUESTION)
             assert marks.starts == before
-            assert "UNKNOWN_TOOL" in marks.toolgate("tool", "call", "marker__who", code=1).stderr
+            invoke(marks, "tool call marker__who", refused="UNKNOWN_TOOL")
             terminal.answer("y\n")
             terminal.finish()
         assert marks.starts == before + 1
@@ -182,7 +196,7 @@ def test_a_server_stays_held_back_when_the_question_is_killed(marks: Marks) -> N
         terminal.read_until(QUESTION)
         terminal.process.send_signal(signal.SIGKILL)
         terminal.process.wait()
-    [server] = json.loads(marks.toolgate("toolset", "show", "marks", "--json").stdout)["servers"]
+    [server] = json.loads(invoke(marks, "toolset show marks --json"))["servers"]
     assert server["state"] == "held back"
     assert marks.starts == 0
 
@@ -197,5 +211,5 @@ def test_two_processes_can_allow_a_server_at_once(marks: Marks) -> None:
     ]
     shown = [process.communicate(timeout=TIMEOUT)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], shown
-    [server] = json.loads(marks.toolgate("toolset", "show", "marks", "--json").stdout)["servers"]
+    [server] = json.loads(invoke(marks, "toolset show marks --json"))["servers"]
     assert server["state"] == "allowed"
