@@ -71,5 +71,5 @@ def _rights(server: Server) -> str:
     if runs_outside(server):
         return "WARNING: outside the sandbox, with all rights of your account"
     rights = server.sandbox if isinstance(server.sandbox, ServerSandbox) else ServerSandbox()
-    folders = " ".join(map(quote, rights.paths)) or "none beside the toolset's own"
+    folders = " ".join(map(quote, rights.paths)) or "none of yours"
     return f"in the sandbox; folders: {folders}; hosts: {' '.join(map(quote, rights.network)) or 'none'}"

@@ -15,6 +15,7 @@ from ..bundles.consent import describe_server
 from ..bundles.installed import Installed
 from ..bundles.spec import Server
 from ..config import Settings
+from ..secrets import KNOWN
 from ..sources.upstream.server import Upstream
 from ..sources.upstream.suspicion import visible
 from .asking import person
@@ -23,10 +24,10 @@ from .options import run
 agree = click.option("--yes", is_flag=True, help="Agree to the MCP servers it brings, unseen.")
 
 
-def print_servers(installed: Installed, err: bool = False) -> None:
+def print_servers(installed: Installed) -> None:
     """Print every server of a toolset, with what it is and whether a person agreed to it."""
     for server in installed.servers:
-        _print_server(installed, server, err)
+        _print_server(installed, server)
 
 
 def settle_servers(settings: Settings, installed: Installed, yes: bool, as_json: bool) -> Installed:
@@ -55,19 +56,19 @@ def can_ask() -> bool:
 
 def server_shapes(installed: Installed) -> list[dict[str, Any]]:
     """Every server of a toolset for programs: all that is declared, its digest, and the consent to it."""
-    consents = {name: (row.agreed_by, row.agreed_at) for name, row in installed.consents.items()}
+    consents = {name: {"by": row.agreed_by, "at": row.agreed_at} for name, row in installed.consents.items()}
     return [
         {
             **server.model_dump(mode="json", exclude_defaults=True),
             "digest": installed.server_digest(server),
             "state": _state(installed, server),
-            **dict(zip(("agreed_by", "agreed_at"), consents.get(server.id, (None, None)), strict=True)),
+            "agreed": consents.get(server.id),
         }
         for server in installed.servers
     ]
 
 
-def _print_server(installed: Installed, server: Server, err: bool) -> None:
+def _print_server(installed: Installed, server: Server, err: bool = False) -> None:
     click.echo(f"\nMCP server {server.id}, {_state(installed, server)}", err=err)
     for name, text in describe_server(server):
         click.echo(f"  {name:12} {text}", err=err)
@@ -96,11 +97,11 @@ async def _allow(
     async with Gateway.open(settings, connect="none") as gateway:
         upstreams = await gateway.allow_servers(installed.id, digests, by)
         for name in digests:
-            click.echo(visible(f"{name} is allowed; {_answer(upstreams.get(name))}"), err=as_json)
+            click.echo(KNOWN.mask(visible(f"{name} is allowed; {_answer(upstreams.get(name))}")), err=as_json)
         return await gateway.workshop.library.get(installed.id)
 
 
 def _answer(upstream: Upstream | None) -> str:
     if upstream is None:
         return "it is off"
-    return f"{len(upstream.tools)} tools" if upstream.known else f"it does not answer: {upstream.error}"
+    return f"{len(upstream.tools)} tools" if upstream.known else f"it does not answer: {upstream.error or 'not yet'}"

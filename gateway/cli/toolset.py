@@ -293,7 +293,7 @@ def _switch(settings: Settings, toolset_id: str, on: bool) -> None:
 
 def _state(installed: Installed) -> str:
     if installed.enabled and installed.held_servers:
-        return f"on, {len(installed.held_servers)} servers held back"
+        return f"on; servers held back: {len(installed.held_servers)}"
     return "on" if installed.enabled else "off"
 
 

@@ -129,7 +129,7 @@ def test_a_toolsets_server_is_started_by_no_command_before_consent(marks: Marks)
     assert "toolgate toolset allow marks" in installed
     assert json.loads(invoke(marks, "tool call marks__say text=hi")) == {"said": "hi"}
     look_around(marks)
-    assert "on, 1 servers held back" in invoke(marks, "toolset list")
+    assert "on; servers held back: 1" in invoke(marks, "toolset list")
     assert "toolset allow marks" in invoke(marks, "doctor")
     assert "held back" in invoke(marks, "upstream list")
     invoke(marks, "upstream test")
@@ -150,7 +150,7 @@ def test_an_allowed_server_is_connected_to_once_and_then_remembered(marks: Marks
     look_around(marks)
     assert "marker__who" in invoke(marks, "tool list")
     [server] = json.loads(invoke(marks, "toolset show marks --json"))["servers"]
-    assert (server["state"], server["agreed_by"].partition(",")[2]) == ("allowed", " --yes")
+    assert (server["state"], server["agreed"]["by"].partition(",")[2]) == ("allowed", " --yes")
     with sqlite3.connect(marks.home / ".local/share/toolgate/toolgate.db") as connection:
         connection.execute("DELETE FROM upstream_memory")
     look_around(marks)

@@ -79,15 +79,18 @@ async def connected(tmp_path: Path, transport: str, era: str, hear: Any) -> Asyn
 
 @pytest.mark.promise("T9", "T5")
 async def test_from_the_settings_to_a_page(tmp_path: Path, transport: str, era: str) -> None:
-    changed = anyio.Event()
+    heard = []
 
     async def hear(message: Any) -> None:
         if isinstance(message, types.ToolListChangedNotification):
-            changed.set()
+            heard.append(message)
+
+    async def offers(*names: str) -> bool:
+        return set(names) <= {tool.name for tool in await every_tool(client)}
 
     async with connected(tmp_path, transport, era, hear) as client:
-        names = {tool.name for tool in await every_tool(client)}
-        assert {"lab__say", *(f"app-builder__{tool}" for tool in ("write_file", "read_file", "run_command"))} <= names
+        shipped = [f"app-builder__{tool}" for tool in ("write_file", "read_file", "run_command")]
+        await async_eventually(lambda: offers("lab__say", *shipped))
         wrote = await call(client, "app-builder__write_file", {"path": "a.py", "content": "print(6 * 7)\n"})
         assert not wrote.is_error, wrote.content
         ran = await call(client, "app-builder__run_command", {"command": "python3 a.py"})
@@ -104,12 +107,11 @@ async def test_from_the_settings_to_a_page(tmp_path: Path, transport: str, era: 
         assert "</script><b>" not in page
 
         async with listening(client, era):
+            before = len(heard)
             edit(tmp_path / "lab", "shout")
-            with anyio.fail_after(TIMEOUT):
-                await changed.wait()
-        names = {tool.name for tool in await every_tool(client)}
-        assert "lab__shout" in names
-        assert "lab__say" not in names
+            await async_eventually(lambda: len(heard) > before)
+        await async_eventually(lambda: offers("lab__shout"))
+        assert not await offers("lab__say")
         assert not (await call(client, "lab__shout", {"text": "x"})).is_error
 
 
@@ -133,7 +135,7 @@ async def test_the_tools_of_a_toolsets_server_come_with_consent_and_go_without(t
 
     async with over_stdio(tmp_path, era, "--config", str(settings), hear=hear) as client:
         assert not await offers()
-        assert "toolgate toolset allow marks" in (tmp_path / "stderr.log").read_text()
+        await async_eventually(lambda: "toolgate toolset allow marks" in (tmp_path / "stderr.log").read_text())
         assert (await refusal(client, "marker__who", {}))["code"] == "UNKNOWN_TOOL"
         assert marks.starts == 0
         async with listening(client, era):

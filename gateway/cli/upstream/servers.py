@@ -263,7 +263,7 @@ def _sandbox(spec: Spec) -> str:
 
 
 def _held_shape(name: str, toolset: Installed) -> dict[str, Any]:
-    unknown: dict[str, Any] = {"era": None, "seen_at": None, "missing": [], "tools": [], "waiting": 0, "sandbox": "-"}
+    unknown: dict[str, Any] = {"era": None, "sandbox": "-", "seen_at": None, "missing": [], "tools": [], "waiting": 0}
     origin, error = f"the toolset {toolset.id!r}", f"allow it with: toolgate toolset allow {toolset.id}"
     return {"name": name, "state": "held back", "origin": origin, "error": error, **unknown}
 
