@@ -49,7 +49,7 @@ from .sources import Source
 from .sources.builtin import BuiltinSource
 from .sources.development import DevelopmentSource
 from .sources.web import web_sources
-from .tools import Permission, Tool
+from .tools import Hides, Permission, Tool
 from .workspace import Workspaces
 from .workspace.attaching import attached, default_chat
 from .workspace.versions import Versions
@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from .sources.upstream.switchboard import Switchboard
 
 log = logging.getLogger(__name__)
+
+PROBLEMS = logging.getLogger("gateway.problems")
+"""What an operator should correct about the tools; commands other than `serve` count them instead."""
 
 TOOLSETS, UPSTREAMS = "toolsets", "upstreams"
 """The sources of strangers' tools."""
@@ -106,8 +109,9 @@ class Gateway:
         self._categories = settings.effective_categories()
         self.versions = Versions(Manifests(db), self._chats, self._workspaces)
         web = web_sources(settings.web, self._workspaces, self.versions)
-        self.development = DevelopmentSource(self._workspaces, settings)
-        files = BuiltinSource(self._workspaces, self.versions, hides=lambda tool: self.executor.hides(tool))
+        hides: Callable[[Tool], Hides] = lambda tool: self.executor.hides(tool)  # noqa: E731 - it is made last
+        self.development = DevelopmentSource(self._workspaces, settings, hides=hides)
+        files = BuiltinSource(self._workspaces, self.versions, hides=hides)
         self._sources = [files, *web, self.development, *sources]
         self.executor = Executor(self._extensions())
 
@@ -166,7 +170,7 @@ class Gateway:
         # Imported by the first who needs it: a process without toolsets starts in half the time.
         from .sources.toolset.workshop import Workshop
 
-        made = Workshop(self._db, self.settings, self._workspaces, self._admit)
+        made = Workshop(self._db, self.settings, self._workspaces, self.executor.hides)
         self._sources.append(made.source)
         return made
 
@@ -189,7 +193,7 @@ class Gateway:
         # Imported by whoever serves it: a command that only lists tools has no use for it.
         from .sources.upstream.relay import Relay
 
-        return Relay(lambda: self.switchboard.source, self._request)
+        return Relay(lambda: self.switchboard.source, self._request, self.executor.refuses)
 
     def watch_upstreams(self, listener: Callable[[], None]) -> None:
         """Tell `listener` whenever upstreams may offer other prompts or resources."""
@@ -257,7 +261,7 @@ class Gateway:
             draft.problems += [toolset.problem for toolset in installed if toolset.problem is not None]
             catalog = draft.finish(await self._names.assign(draft.wishes))
             for problem in catalog.problems:
-                log.warning("%s", problem)
+                PROBLEMS.warning("%s", problem)
             self.executor.swap(catalog)
             self._listed = listed
             return catalog
@@ -352,16 +356,6 @@ class Gateway:
             return None
         upstream = self.switchboard.source.upstreams.get(tool.owner or "")
         return upstream.spec.settings.large_results.over if upstream is not None else None
-
-    def _admit(self, category: str, permission: Permission | None) -> None:
-        """Refuse a toolset's tool that its category does not allow."""
-        known = self._categories.get(category) or self.settings.category(category)
-        if permission is not None and not known.permission.allows(permission):
-            raise Invalid(
-                f"it needs {permission.value}, but the category {category!r} allows only {known.permission.value}; "
-                f"raise categories.{category}.permission in the settings, or name another category",
-                code="CATEGORY_TOO_LOW",
-            )
 
     def _approval(self) -> Approval:
         said = self.settings.approval

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import anyio
 
@@ -75,9 +75,19 @@ class Executor:
         return result
 
     def hides(self, tool: Tool) -> Hides:
-        """A predicate for files to leave out of the results of a tool, as any extension demands."""
+        """A predicate for files to leave out of what a tool returns or sees, as any extension demands."""
         found = [hides for extension in self._extensions if (hides := extension.hides(tool)) is not None]
-        return (lambda path: any(hides(path) for hides in found)) if found else hide_nothing
+        if len(found) < 2:
+            return found[0] if found else hide_nothing
+
+        def hides_any(path: str, agreed: frozenset[str] = frozenset()) -> str | None:
+            return next((reason for hides in found if (reason := hides(path, agreed))), None)
+
+        return hides_any
+
+    def refuses(self, tool: Tool, arguments: Mapping[str, Any]) -> bool:
+        """Return whether an extension says that it would refuse such a request."""
+        return any(extension.refuses(tool, arguments) for extension in self._extensions)
 
     def swap(self, catalog: Catalog) -> None:
         """Offer another catalog from the next call on; calls under way keep the tool they have."""

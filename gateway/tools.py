@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jsonschema_rs
 
@@ -17,8 +17,13 @@ from .names import did_you_mean
 if TYPE_CHECKING:
     from .calls import Call
 
-Hides = Callable[[str], bool]
-"""True if the path of a file is to be left out of what a tool returns."""
+
+class Hides(Protocol):
+    """Returns why the file of that path is to be left out of what a tool returns or sees, and None where it is not.
+    `agreed` are paths that a person agreed to for this call."""
+
+    def __call__(self, path: str, agreed: frozenset[str] = frozenset()) -> str | None: ...
+
 
 ConfirmationRule = Callable[["Call"], Awaitable[str | None]]
 """Decides per call whether a person must agree first: the reason, or None to go on."""
@@ -148,8 +153,8 @@ REQUESTS = ("resources/read", "resources/subscribe", "prompts/get", "completion/
 """Requests to an upstream besides its tools; in rules and limits it has the id `server:method`."""
 
 
-def hide_nothing(_: str) -> bool:
-    return False
+def hide_nothing(path: str, agreed: frozenset[str] = frozenset()) -> str | None:  # noqa: ARG001 - as `Hides` has them
+    return None
 
 
 def _validator(tool_id: str, which: str, schema: Mapping[str, Any]) -> jsonschema_rs.Validator:

@@ -9,30 +9,21 @@ from typing import Any
 
 from ..db.toolsets import StoredToolset
 from ..errors import Conflict, Invalid
-from ..tools import Permission
 from . import spec
 from .archive import Bundle
 from .inspection import has_vanished
 from .kinds import PythonTool
 
-TOOLSETS, UPSTREAM = "toolsets", "upstream"
-"""The categories of tools and of servers that name none."""
-
 
 @dataclass(frozen=True)
 class Rules:
-    """What is decided elsewhere about a toolset; each refuses with `Invalid`.
-
-    `renderer` is asked about each renderer and its config, `admit` about the category of each tool and
-    server, and the level it declares (None where it declares none).
-    """
+    """What is decided elsewhere about a toolset: `renderer` refuses a renderer or its config with `Invalid`."""
 
     renderer: Callable[[str, Mapping[str, Any]], object]
-    admit: Callable[[str, Permission | None], object]
 
 
 def check(bundle: Bundle, rules: Rules) -> None:
-    """Refuse what can be judged without the bundle's code: renderers, and the servers' levels."""
+    """Refuse what can be judged without the bundle's code: its renderers."""
     spec.load(spec.dump(bundle.spec))  # what could not be exported is not taken in
     for index, tool in enumerate(bundle.spec.tools):
         if tool.renderer is not None:
@@ -42,20 +33,6 @@ def check(bundle: Bundle, rules: Rules) -> None:
         if override.renderer is not None:
             with _at(bundle, "tool_overrides", index, "renderer_config"):
                 rules.renderer(override.renderer, override.renderer_config or {})
-    for index, server in enumerate(bundle.spec.mcp_servers):
-        with _at(bundle, "mcp_servers", index, "permission"):
-            rules.admit(server.category or UPSTREAM, server.permission)
-
-
-def check_levels(bundle: Bundle, described: Mapping[str, Mapping[str, Any]], rules: Rules) -> None:
-    """Refuse a tool whose category does not allow what `toolset.yaml` or the code declares."""
-    toolset = bundle.spec
-    for index, tool in enumerate(toolset.tools):
-        code = described.get(tool.id, {})
-        permission = tool.permission or code.get("permission") or toolset.permission
-        with _at(bundle, "tools", index, "permission"):
-            category = tool.category or code.get("category") or toolset.category or TOOLSETS
-            rules.admit(category, Permission(permission) if permission else None)
 
 
 def check_names(bundle: Bundle, toolsets: Mapping[str, str], servers: Mapping[str, str]) -> None:

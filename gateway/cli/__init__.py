@@ -73,6 +73,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command. Exit 0 on success, 1 on a refusal, 2 on wrong usage; errors are one line on stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(MaskingFormatter("toolgate: %(levelname)s: %(message)s"))
+    if (sys.argv[1:] if arguments is None else arguments)[:1] != ["serve"]:
+        handler.addFilter(lambda record: record.name != "gateway.problems")  # `tool` counts them, `doctor` lists them
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         status = _run(arguments)

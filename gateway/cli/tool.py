@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal
 
 import click
 
@@ -35,7 +36,7 @@ def list_tools(settings: Settings, category: str | None, as_json: bool) -> None:
     """Every tool that is on."""
 
     async def task() -> None:
-        async with Gateway.open(settings, connect="own") as gateway:
+        async with _opened(settings, connect="own") as gateway:
             catalog = gateway.catalog.filter(category=category)
             if as_json:
                 print_json(catalog.to_mcp_tools())
@@ -57,7 +58,7 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
     """One tool: what it does, takes and returns."""
 
     async def task() -> None:
-        async with Gateway.open(settings, connect="own") as gateway:
+        async with _opened(settings, connect="own") as gateway:
             entry = gateway.catalog.find(name)
             if as_json:
                 print_json(mcp_tool(entry.name, entry.tool))
@@ -82,7 +83,7 @@ def call(
     """Call a tool. Where it needs consent, you are asked here, unless --yes."""
 
     async def task() -> Outcome:
-        async with Gateway.open(settings) as gateway:
+        async with _opened(settings) as gateway:
             entry = gateway.catalog.get(name)
             given = _given(entry.tool.input_schema if entry is not None else {}, arguments, json_args)
             approver = on_terminal if sys.stdin.isatty() and not yes else None
@@ -98,6 +99,16 @@ def call(
         click.echo(_readable(outcome))
     if outcome.error is not None:
         raise outcome.error
+
+
+@asynccontextmanager
+async def _opened(settings: Settings, connect: Literal["all", "own"] = "all") -> AsyncIterator[Gateway]:
+    """The gateway, after one line about problems with its tools."""
+    async with Gateway.open(settings, connect=connect) as gateway:
+        if count := len(gateway.catalog.problems):
+            found = "1 problem" if count == 1 else f"{count} problems"
+            click.echo(f"toolgate: {found} with tools; 'toolgate doctor' lists them", err=True)
+        yield gateway
 
 
 def _readable(outcome: Outcome) -> str:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: boo
     async def task() -> tuple[Installed, list[Tool]]:
         async with _gateway(settings) as gateway, sourced(source, settings.http, _progress) as found:
             installed = await _take_in(gateway.workshop.library, found, live=found.is_folder and not copy)
-            return installed, list(tools_of(installed))
+            return installed, await _offered(gateway, installed)
 
     installed, tools = run(task)
     if as_json:
@@ -219,14 +220,14 @@ def override(settings: Settings, tool_id: str, reset: bool, **changes: Any) -> N
 def check(settings: Settings, source: str, as_json: bool) -> None:
     """Try a bundle as `install` would, in a sandbox and a library that is thrown away."""
 
-    async def task() -> Installed:
+    async def task() -> tuple[Installed, list[Tool]]:
         with tempfile.TemporaryDirectory(prefix="toolgate-check-") as scratch:
             apart = settings.model_copy(update={"data_dir": Path(scratch), "toolsets": []})
             async with _gateway(apart) as gateway, sourced(source, settings.http, _progress) as found:
-                return await _take_in(gateway.workshop.library, found, live=False)
+                installed = await _take_in(gateway.workshop.library, found, live=False)
+                return installed, await _offered(gateway, installed)
 
-    installed = run(task)
-    tools = list(tools_of(installed))
+    installed, tools = run(task)
     if as_json:
         print_json(_shape(installed, tools))
         return
@@ -277,6 +278,15 @@ async def _take_in(library: Library, found: Sourced, live: bool) -> Installed:
     )
 
 
+async def _offered(gateway: Gateway, installed: Installed) -> list[Tool]:
+    """The toolset's tools; each that the gateway's categories or profile keep back says so, and how to have it."""
+    catalog = await gateway.refresh()
+    return [
+        tool if tool.withheld or catalog.get(tool.id) else replace(tool, withheld=catalog.refusal(tool.id).message)
+        for tool in tools_of(installed)
+    ]
+
+
 async def _progress(_: float, __: float | None = None, message: str | None = None) -> None:
     if message and sys.stderr.isatty():
         click.echo(f"… {message}", err=True)
@@ -305,7 +315,7 @@ def _print_tools(tools: list[Tool]) -> None:
             tool.permission.value,
             "yes" if tool.requires_confirmation else "no",
             tool.renderer.kind if tool.renderer else "-",
-            tool.withheld or tool.description.split("\n")[0],
+            f"withheld: {tool.withheld}" if tool.withheld else tool.description.split("\n")[0],
         )
         for tool in tools
     ]

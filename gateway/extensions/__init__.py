@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -36,8 +36,13 @@ class Extension:
         return True
 
     def hides(self, tool: Tool) -> Hides | None:
-        """A predicate for files to leave out of a tool's results; None leaves out none. Asked once per catalog."""
+        """A predicate for files to leave out of what a tool returns or sees; None leaves out none. Asked once per
+        catalog."""
         return None
+
+    def refuses(self, tool: Tool, arguments: Mapping[str, Any]) -> bool:
+        """True if a request besides tools would be refused, such as getting a prompt; lists leave it out."""
+        return False
 
     async def before_execute(self, call: Call) -> None:
         """Called before the tool runs; raise to refuse."""

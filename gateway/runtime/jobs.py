@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..calls import Progress, no_progress
+from ..workspace.hidden import Hidden
 from ..workspace.protected import Identities
 
 Key = tuple[Path, Path, bool, bool]
@@ -18,7 +19,8 @@ Key = tuple[Path, Path, bool, bool]
 class Job:
     """One call of a toolset's function. `directory` holds the toolset's version and never changes; `env` has the
     values of the secrets it declares, `id` names the call. A call that is not `writable` cannot change the workspace,
-    and one without `programs` can start none. `protected` are files in the workspace that it cannot change."""
+    and one without `programs` can start none. `protected` are files in the workspace that it cannot change, `hidden`
+    those that it cannot see either."""
 
     toolset: str
     directory: Path
@@ -33,12 +35,13 @@ class Job:
     writable: bool = True
     programs: bool = True
     protected: Identities = ()
+    hidden: Hidden = ()
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a worker is started with. One that was started with something else cannot serve the call:
-    another secret, other packages, or a workspace or protected file that was made anew under the same name."""
+    """What a worker is started with. One that was started with something else cannot serve the call: another secret,
+    other packages, other files to hide, or a workspace or protected file that was made anew under the same name."""
 
     toolset: str
     directory: Path
@@ -49,11 +52,12 @@ class Place:
     writable: bool = True
     programs: bool = True
     protected: Identities = ()
+    hidden: Hidden = ()
 
     @classmethod
     def of(cls, job: Job, packages: Path | None) -> Place:
         inode = os.stat(job.workspace).st_ino  # noqa: PTH116 - on the way of every call
-        rights = job.writable, job.programs, job.protected
+        rights = job.writable, job.programs, job.protected, job.hidden
         return cls(job.toolset, job.directory, job.workspace, packages, job.env, inode, *rights)
 
     @property

@@ -8,6 +8,7 @@ import socket
 import orjson
 
 from ..sandbox import Limits, Mount, Program, Sandbox, seccomp
+from ..workspace.hidden import hidden_paths
 from .jobs import Place
 from .shelf import WORKER, Shelf
 from .worker_process import Worker
@@ -47,7 +48,8 @@ def _program(
     sandbox: Sandbox, place: Place, shelf: Shelf, limits: Limits, channel: int, frame_bytes: int
 ) -> tuple[Program, str]:
     protected = tuple(path for path, *_ in place.protected)
-    workspace = Mount(place.workspace.resolve(), WORKSPACE, writable=place.writable, kept=protected)
+    hidden = hidden_paths(place.hidden)
+    workspace = Mount(place.workspace.resolve(), WORKSPACE, writable=place.writable, kept=protected, hidden=hidden)
     toolset = Mount(place.directory.resolve(), TOOLSET)
     packages = [] if place.packages is None else [Mount(place.packages, PACKAGES)]
     root, home = sandbox.inside(toolset), sandbox.inside(workspace)

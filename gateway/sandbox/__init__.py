@@ -42,12 +42,14 @@ class Limits:
 class Mount:
     """A folder of ours that a program may see. `target` is where it finds it, in a sandbox with a file
     system of its own; `Sandbox.inside` says where it really is. `kept` are paths in a writable one that stay as
-    they are, where the sandbox can hold them: its `weaknesses` tell."""
+    they are, where the sandbox can hold them: its `weaknesses` tell. `hidden` are files and folders in it that
+    a program can neither read nor change, each with the reason; a sandbox that cannot hide them refuses to start it."""
 
     source: Path
     target: str
     writable: bool = False
     kept: tuple[str, ...] = ()
+    hidden: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.source.is_absolute():  # what it is relative to depends on who looks

@@ -22,7 +22,8 @@ from .account import Account, account
 from .cgroups import Group, delegated
 from .disk_usage import NOT_INSPECTABLE, Gauge, Size, TmpfsUsage, cannot_inspect_programs, folder_usage
 from .guard import guard
-from .keeping import Kept, kept
+from .keeping import Cover, Kept, kept
+from .launched import refuse_hidden
 from .lending import acting_as, borrower, given, lent, place, prepared
 from .network import connected
 from .process import Running, handed, spawn, unavailable
@@ -70,21 +71,25 @@ class Bubblewrap:
     async def _start(self, program: Program, *, stdin: bool) -> Process:
         _require_no_nul(program)
         user = await self._borrower(program)
+        holds = user is not None or self._binds_descriptors()
+        if not holds:
+            refuse_hidden("bwrap (older than 0.10)", program)
         gate_inside, gate = _gate()
         status, status_write = os.pipe()
         ours = [handed(seccomp.build(shared=False, network=program.network is not None)), gate_inside, status_write]
-        held = list(kept(program)) if user or self._binds_descriptors() else []
+        held = list(kept(program)) if holds else []
         arguments = self._arguments(program, user, held, *ours)
         # The arguments go by descriptor: a command line is for all to read, inside too.
         ours.append(handed(b"".join(os.fsencode(argument) + b"\0" for argument in arguments)))
         argv = [self._executable, "--args", str(ours[-1]), "--", *program.argv]
-        mine = [each.fd for each in held]
+        bound = [each for each in held if isinstance(each, Kept)]
+        mine = [each.fd for each in bound]
         child: subprocess.Popen[bytes] | None = None
         try:
             # Where things are lent, bubblewrap finds them by name, and would leave what it is handed open.
             fds = (*ours, *(() if user else mine), *program.pass_fds)
             run = functools.partial(spawn, argv, fds, stdin=stdin, process_group=guard().group)
-            child = lent([*given(program), *(each.path for each in held)], user, run) if user else run()
+            child = lent([*given(program), *(each.path for each in bound)], user, run) if user else run()
         finally:
             for fd in (*ours, *mine, *(() if child else (gate, status))):
                 os.close(fd)
@@ -124,7 +129,7 @@ class Bubblewrap:
         return "--ro-bind-fd" in self._options
 
     def _arguments(
-        self, program: Program, user: Account | None, held: list[Kept], code: int, gate: int, status: int
+        self, program: Program, user: Account | None, held: list[Kept | Cover], code: int, gate: int, status: int
     ) -> Iterator[str]:
         yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
         yield from ("--unshare-net", "--die-with-parent", "--new-session", "--hostname", "sandbox")
@@ -140,15 +145,28 @@ class Bubblewrap:
             yield from ("--tmpfs", folder)
         for index, (source, target, bind) in enumerate(_binds(program)):
             yield from (bind, place(index) if user else source, target)
-        for index, each in enumerate(held, len(given(program))):
+        index = len(given(program))
+        for each in held:
+            if isinstance(each, Cover):
+                yield from self._cover(each)
+                continue
             yield from (each.bind, place(index)) if user else (f"{each.bind}-fd", str(each.fd))
             yield each.target
+            index += 1
         for folder in ("/dev", "/run", "/"):
             yield from ("--remount-ro", folder)
         for name, value in program.env.items():
             yield from ("--setenv", name, value)
         yield from ("--chdir", program.cwd)
         yield from ("--seccomp", str(code), "--block-fd", str(gate), "--json-status-fd", str(status))
+
+    def _cover(self, cover: Cover) -> Iterator[str]:
+        """A device cannot be opened here, since bubblewrap mounts without devices."""
+        if not cover.is_folder:
+            yield from ("--ro-bind", "/dev/null", cover.target)
+            return
+        yield from ("--perms", "0000") if "--perms" in self._options else ()
+        yield from ("--tmpfs", cover.target, "--remount-ro", cover.target)
 
     def _gauges(self, program: Program, first: int) -> list[Gauge]:
         limits = program.limits

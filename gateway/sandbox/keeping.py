@@ -1,4 +1,4 @@
-"""What a program may not change in a folder that it may write to, held by descriptors while a sandbox is made of it.
+"""What a program may not change or not see in a folder it is given, held by descriptors while a sandbox is made of it.
 
 The folder's content may be anybody's doing and change meanwhile, so that no name in it is trusted twice: nothing is
 reached through a link, and what is mounted is what was looked at.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,19 +31,35 @@ class Kept:
         return Path("/proc/self/fd", str(self.fd))
 
 
-def kept(program: Program) -> Iterator[Kept]:
-    """What is there of all that is to be kept, each after the folders above it: those stay writable, but where they
-    are, for a folder that could be moved away would make room for another with the same name. A file in the place of
-    such a folder is kept too: it may say where the folder is."""
+@dataclass(frozen=True)
+class Cover:
+    """A file or folder over which something empty is to be mounted that nobody can open."""
+
+    target: str
+    is_folder: bool
+
+
+def kept(program: Program) -> Iterator[Kept | Cover]:
+    """What is there of all that is to be kept or hidden, each after the folders above it: those stay writable, but
+    where they are, for a folder that could be moved away would make room for another with the same name. A file in the
+    place of such a folder is kept too: it may say where the folder is."""
     for mount in program.mounts:
-        if mount.writable:
-            for path in _with_parents(mount.kept):
-                if (fd := _opened(mount, path)) is not None:
-                    whole = path in mount.kept or stat.S_ISREG(os.fstat(fd).st_mode)
-                    yield Kept(fd, f"{mount.target}/{path}", "--ro-bind" if whole else "--bind")
+        hidden = {path for path, _ in mount.hidden}
+        for path in _with_parents((*mount.kept, *hidden)) if mount.writable else sorted(hidden):
+            if any(above in hidden for above in _with_parents((path,))[:-1]):
+                continue
+            if (fd := _opened(mount, path)) is None:
+                continue
+            target, is_file = f"{mount.target}/{path}", stat.S_ISREG(os.fstat(fd).st_mode)
+            if path in hidden:
+                os.close(fd)
+                yield Cover(target, not is_file)
+            else:
+                yield Kept(fd, target, "--ro-bind" if path in mount.kept or is_file else "--bind")
 
 
-def _with_parents(paths: tuple[str, ...]) -> list[str]:
+def _with_parents(paths: Collection[str]) -> list[str]:
+    """The paths and the folders above them, each after those above it."""
     parts = [path.split("/") for path in paths]
     return sorted({"/".join(each[:depth]) for each in parts for depth in range(1, len(each) + 1)})
 

@@ -16,7 +16,7 @@ from . import Mount, Process, Program, seccomp
 from .account import Account, account, owner_or
 from .cgroups import delegated
 from .disk_usage import NOT_INSPECTABLE, cannot_inspect_programs
-from .launched import launch, refuse_network
+from .launched import launch, refuse_hidden, refuse_network
 from .process import unavailable
 from .process_tree import count_tasks
 from .rlimits import TaskLimit
@@ -53,6 +53,7 @@ class Landlock:
 
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
         refuse_network(self.name, program)
+        refuse_hidden(self.name, program)
         user = self._user and _owner_or(self._user, program)
         task_limit = await _task_limit(program, user)
         scratch = Path(tempfile.mkdtemp(prefix="toolgate-"))
@@ -82,6 +83,7 @@ class Landlock:
     def _weaknesses(self) -> Iterator[str]:
         yield "programs can learn that a file exists, its size and its times, though not open it"
         yield "programs can change protected files, such as git hooks and .vscode, in an attached folder"
+        yield "files cannot be hidden: where an approval rule keeps one from programs, they are refused"
         yield "chmod, chown and setting times by name do nothing inside"
         if (user := account()) is not None:
             yield f"the gateway is root: what programs make in root's folders belongs to user {user.uid}"

@@ -101,6 +101,16 @@ def refuse_network(name: str, program: Program) -> None:
         )
 
 
+def refuse_hidden(name: str, program: Program) -> None:
+    """For a sandbox in which a program sees every file of a folder it is given."""
+    for path, reason in (each for mount in program.mounts for each in mount.hidden):
+        raise Unavailable(
+            f"{reason} keeps {path!r} from programs, and the sandbox {name} cannot hide a file; move it out of the "
+            "workspace, change the rule, or run where bubblewrap 0.10 works (toolgate doctor tells)",
+            code="FILES_NOT_HIDDEN",
+        )
+
+
 @functools.cache
 def _launcher() -> CodeType:
     return compile(_LAUNCHER.read_text(), str(_LAUNCHER), "exec")

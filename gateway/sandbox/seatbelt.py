@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import Invalid
 from . import Mount, Process, Program
-from .launched import launch, refuse_network
+from .launched import launch, refuse_hidden, refuse_network
 from .process import unavailable
 
 EXECUTABLE = "/usr/bin/sandbox-exec"
@@ -86,6 +86,7 @@ class Seatbelt:
 
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
         refuse_network(self.name, program)
+        refuse_hidden(self.name, program)
         # The system's folder for temporary files is reached by a link, and rules see where it leads.
         scratch = Path(os.path.realpath(tempfile.mkdtemp(prefix="toolgate-")))
         confined = replace(program, argv=(self._executable, "-p", profile(program, scratch), *program.argv))

@@ -282,7 +282,8 @@ def _identities(program: Program) -> tuple[tuple[int, int], ...]:
 def _paths(program: Program) -> Iterator[Path]:
     yield from program.readable
     for mount in program.mounts:
-        yield from (mount.source, *(mount.source / path for path in mount.kept))
+        hidden = (path for path, _ in mount.hidden)
+        yield from (mount.source, *(mount.source / path for path in (*mount.kept, *hidden)))
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from . import Mount, Process, Program
-from .launched import launch
+from .launched import launch, refuse_hidden
 
 
 class Unconfined:
@@ -25,5 +25,6 @@ class Unconfined:
         return str(mount.source)
 
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
+        refuse_hidden(self.name, program)
         scratch = Path(tempfile.mkdtemp(prefix="toolgate-"))
         return await launch(program, stdin=stdin, scratch=scratch, task_limit=None)

@@ -118,12 +118,20 @@ class Resources:
         if not await self._versions.may_read(reader.chat, reader.principal):
             return page
         call = reader.call("resources/list", reader.chat, {}, confirmed=True)
-        work = partial(self._versions.in_thread, _first_files, self._versions, reader.chat, after, self._hides)
+        work = partial(self._versions.in_thread, _first_files, self._versions, reader.chat, after, self._refuses)
         with suppress(Forbidden):  # who may not list files still has render plans
             page |= await self._executor.request(call, LIST_RESOURCES, work)
         if "nextCursor" not in page:
             page["resources"] = [*page["resources"], *await self._renders.latest(reader.chat)]
         return page
+
+    def templates(self) -> list[dict[str, Any]]:
+        """How addresses are written, without those that no rule lets anyone read."""
+        refused = self._executor.refuses(READ_RESOURCE, {})
+        return [each for each in TEMPLATES if not (refused and each["uriTemplate"] in (FILE, VERSION))]
+
+    def _refuses(self, path: str) -> bool:
+        return self._executor.refuses(READ_RESOURCE, {"path": path})
 
     async def read(self, reader: Reader, uri: str) -> dict[str, Any]:
         address = parse(uri)
@@ -229,7 +237,7 @@ def _after(cursor: str | None) -> Parts:
         raise Invalid("the cursor is none of ours; list from the beginning") from None
 
 
-def _first_files(versions: Versions, chat: str, after: Parts, hides: Hides) -> dict[str, Any]:
+def _first_files(versions: Versions, chat: str, after: Parts, hides: Callable[[str], object]) -> dict[str, Any]:
     """A page, without entering directories that lie before it."""
     with versions.root(chat) as root, walk_files(root, lambda entry: entry.parts >= after[: len(entry.parts)]) as walk:
         later = (entry for entry in walk if entry.kind == "file" and entry.parts > after and not hides(path_of(entry)))

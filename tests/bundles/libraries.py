@@ -13,11 +13,8 @@ from typing import Any
 from gateway.bundles import Limits, PythonTool, Toolset
 from gateway.bundles.library import Installed, Library, Rules
 from gateway.calls import Progress
-from gateway.config import DEFAULT_CATEGORIES
 from gateway.db.sqlite import SqliteDatabase
-from gateway.errors import Invalid
 from gateway.render import declare
-from gateway.tools import Permission
 
 TABLES = (
     "toolsets",
@@ -56,15 +53,8 @@ class Reading:
         return {"name": function, "description": f"The {function}.", "input_schema": {"type": "object"}}
 
 
-def admit(category: str, permission: Permission | None) -> None:
-    if category not in DEFAULT_CATEGORIES:
-        raise Invalid(f"there is no category {category!r}")
-    if permission is not None and not DEFAULT_CATEGORIES[category].permission.allows(permission):
-        raise Invalid(f"the category {category!r} does not allow {permission.value}")
-
-
-RULES = Rules(declare, admit)
-ANYTHING = Rules(lambda *_: None, lambda *_: None)
+RULES = Rules(declare)
+ANYTHING = Rules(lambda *_: None)
 
 
 @asynccontextmanager

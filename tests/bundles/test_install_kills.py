@@ -45,7 +45,7 @@ async def main():
     db = await SqliteDatabase.open(data / "toolgate.db")
     for name in ("open", "rename", "unlink", "mkdir", "rmdir", "close", "fsync", "stat"):
         setattr(os, name, die_after(getattr(os, name)))
-    library = Library(db, data, Inspector(), Rules(lambda *_: None, lambda *_: None))
+    library = Library(db, data, Inspector(), Rules(lambda *_: None))
     if action == "uninstall":
         await library.uninstall("demo")
     else:
@@ -141,7 +141,7 @@ data, sources = Path(sys.argv[1]), [Path(source) for source in sys.argv[2:]]
 
 async def main():
     db = await SqliteDatabase.open(data / "toolgate.db")
-    library = Library(db, data, Inspector(), Rules(lambda *_: None, lambda *_: None))
+    library = Library(db, data, Inspector(), Rules(lambda *_: None))
     for number in range(12):
         source = random.choice(sources)
         await library.install(source, source_type="local", source_ref=str(source))

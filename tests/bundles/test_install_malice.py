@@ -70,16 +70,8 @@ MANIFESTS: dict[str, tuple[BytesIO, str]] = {
         said(TOOL + "tool_overrides:\n- {tool_id: 'other:tool', enabled: false}\n"),
         "'other:tool' is no tool or server of this toolset",
     ),
-    "a level its category forbids": (
-        said(TOOL.replace("}", ", category: web, permission: execute}")),
-        "line 5: 'tools.0.permission': the category 'web' does not allow execute",
-    ),
-    "a level forbidden for all": (said("permission: execute\n" + TOOL), "does not allow execute"),
-    "a server above its category": (
-        said(HEAD + "mcp_servers:\n- {id: s, command: x, category: filesystem, permission: execute}\n"),
-        "line 5: 'mcp_servers.0.permission': the category 'filesystem' does not allow execute",
-    ),
-    "a category that is none": (said(TOOL.replace("}", ", category: nowhere}")), "no category 'nowhere'"),
+    "a level that is none": (said("permission: everything\n" + TOOL), "'permission': "),
+    "a tool of a level that is none": (said(TOOL.replace("}", ", permission: all}")), "'tools.0.permission': "),
     "an entrypoint outside": (said(TOOL.replace("files:a", "..evil:a")), "not of the form 'module.path:function'"),
     "an entrypoint that is not there": (said(TOOL.replace("files:a", "nothing:a")), "there is no nothing.py"),
     "a function that is not there": (said(TOOL.replace("files:a", "files:z")), "there is no 'z'"),

@@ -109,3 +109,34 @@ def test_a_new_toolset_passes_its_check_and_its_own_tests(toolgate: Run, tmp_pat
     )
     assert tests.returncode == 0, tests.stdout
     assert "FOLDER_NOT_EMPTY" in toolgate("toolset", "new", "my tools", code=1).stderr
+
+
+def test_a_tool_above_its_category_is_withheld_and_the_install_says_how_to_have_it(
+    toolgate: Run, tmp_path: Path
+) -> None:
+    tools = ["{id: say, entrypoint: 'code:say', permission: execute}", "{id: more, entrypoint: 'code:say'}"]
+    tools.append("{id: run, entrypoint: 'code:say', permission: execute, category: development}")
+    write_toolset(tmp_path / "lab", "id: lab\nname: Lab\nversion: 1.0.0\ntools:\n- " + "\n- ".join(tools), code=CODE)
+    for command in ("check", "install"):
+        told = {line.split()[0]: line for line in toolgate("toolset", command, "lab").stdout.splitlines() if line}
+        assert told["lab:say"].split()[1:3] == ["toolsets", "execute"]
+        assert "withheld: lab:say needs execute, but its category 'toolsets' allows only read-write" in told["lab:say"]
+        assert "raise categories.toolsets.permission" in told["lab:say"]
+        assert "withheld: lab:run is in category 'development', which is off" in told["lab:run"]
+        assert "--enable-tool-categories development" in told["lab:run"]
+        assert "withheld" not in told["lab:more"]
+    enabled = toolgate("toolset", "check", "lab", "--enable-tool-categories", "development", "--json").stdout
+    assert [bool(tool["withheld"]) for tool in json.loads(enabled)["tools"]] == [True, False, False]
+    assert "CATEGORY_TOO_LOW" in toolgate("tool", "call", "lab__say", code=1).stderr
+
+
+def test_commands_count_problems_with_tools_where_they_list_or_call_them_and_say_nothing_elsewhere(
+    toolgate: Run, tmp_path: Path
+) -> None:
+    settings = {"categories": {"editing": {"permission": "read-only"}}, "data_dir": str(tmp_path / "data")}
+    (tmp_path / "toolgate.yaml").write_text(json.dumps(settings))
+    for command in ("call list", "approval list", "toolset list", "upstream list"):
+        assert toolgate(*command.split()).stderr == "", command
+    for command in ("tool list", "tool show read_file", "tool call list_directory"):
+        told = toolgate(*command.split()).stderr
+        assert told == "toolgate: 7 problems with tools; 'toolgate doctor' lists them\n", command

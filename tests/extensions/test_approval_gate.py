@@ -132,7 +132,10 @@ def test_a_rule_looks_at_the_arguments(when: dict[str, Any], arguments: dict[str
         ([{"when": {"path": "*.ENV", "overwrites": True}, "then": "deny"}], True),
         ([{"when": {"path": "*.env", "overwrites": False}, "then": "deny"}], False),
         ([{"when": {"path": "*.env", "host": "*.internal"}, "then": "deny"}], False),
-        ([{"when": {"path": "*.env"}, "then": "ask"}], False),
+        ([{"when": {"path": "*.env"}, "then": "ask"}], True),
+        ([{"when": {"path": "*.env"}, "then": "queue"}], True),
+        ([{"when": {"overwrites": True}, "then": "ask"}], False),
+        ([{"when": {"command": "*"}, "then": "deny"}], False),
         ([{"tool": "read_file", "then": "deny"}], False),
         (
             [{"when": {"arguments": {"path": "app/*"}}, "then": "allow"}, {"when": {"path": "*.env"}, "then": "deny"}],
@@ -142,13 +145,22 @@ def test_a_rule_looks_at_the_arguments(when: dict[str, Any], arguments: dict[str
     ],
     ids=str,
 )
-def test_a_file_is_hidden_from_searches_where_a_rule_by_path_denies_it(
+def test_a_file_is_hidden_from_searches_where_a_rule_by_path_denies_it_or_asks(
     rules: list[dict[str, Any]], hidden: bool
 ) -> None:
     gate = Approval("unsafe_only", [ApprovalRule.model_validate(rule) for rule in rules])
     hides = gate.hides(Tool("search_code", "", category="filesystem"))
-    assert (hides is not None and hides("app/prod.env")) is hidden
-    assert hides is None or not hides("notes.txt")
+    assert (hides is not None and hides("app/prod.env") is not None) is hidden
+    assert hides is None or hides("notes.txt") is None
+
+
+@pytest.mark.parametrize(("then", "shown"), [("deny", False), ("ask", True), ("queue", True)])
+def test_a_path_that_a_person_agreed_to_is_hidden_only_where_a_rule_denies_it(then: str, shown: bool) -> None:
+    rule = ApprovalRule.model_validate({"when": {"path": "*.env"}, "then": then})
+    hides = Approval("unsafe_only", [rule]).hides(Tool("lab:look", "", kind="python", owner="lab"))
+    assert hides is not None and hides("a.env") == "rule 1 of approval.rules"
+    assert (hides("a.env", frozenset({"a.env"})) is None) is shown
+    assert hides("b.env", frozenset({"a.env"})) is not None
 
 
 def test_the_first_rule_that_fits_decides_and_the_mode_where_none_does() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,7 +68,7 @@ async def connected(tmp_path: Path, transport: str, era: str, hear: Any) -> Asyn
     edit(tmp_path / "lab", "say")
     settings = tmp_path / "toolgate.yaml"
     settings.write_text(f"toolsets: [./lab, {SHIPPED / 'app-builder'}]\napproval: {{mode: never}}\n")
-    options = ("--config", str(settings))
+    options = ("--config", str(settings), *of_the_readme())
     if transport == "stdio":
         async with over_stdio(tmp_path, era, *options, hear=hear) as client:
             yield client
@@ -75,6 +76,14 @@ async def connected(tmp_path: Path, transport: str, era: str, hear: Any) -> Asyn
         with on_http(tmp_path, *options) as listening:
             async with over_http(listening.url, era, hear) as client:
                 yield client
+
+
+def of_the_readme() -> list[str]:
+    """The options of `serve` in the entry for Claude Desktop that the toolset's README shows."""
+    [entry] = re.findall(r"```json\n(.*?)```", (SHIPPED / "app-builder/README.md").read_text(), re.DOTALL)
+    server = json.loads(entry)["mcpServers"]["toolgate"]
+    assert (server["command"], server["args"][0]) == ("toolgate", "serve")
+    return list(server["args"][1:])
 
 
 @pytest.mark.promise("T9", "T5")

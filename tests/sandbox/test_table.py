@@ -251,7 +251,7 @@ def _of_this_machine(world: World) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="who is a normal user runs these anyway")
-@pytest.mark.parametrize("files", ["limits", "spares", "run disk_usage planted keeping network cgroups choose"])
+@pytest.mark.parametrize("files", ["limits", "spares", "run disk_usage planted keeping hidden network cgroups choose"])
 def test_what_root_is_promised_holds_for_a_normal_user(files: str, world: World) -> None:
     """The tests of programs, of what they plant and of their network once more; the bombs were tried above."""
     for name in SANDBOXES:

@@ -12,6 +12,7 @@ import mcp_types as types
 import pytest
 from journeys.servers import labs
 from mcp import Client
+from sources.toolset.writing import install, require_sandbox, write_toolset
 
 from gateway import Gateway
 from gateway.cli import main
@@ -51,6 +52,27 @@ async def test_a_lowered_category_withholds_its_tools_above_the_level(
     assert refused.content[0].text.startswith("CATEGORY_TOO_LOW: write_file needs read-write, but its category")
     reported = [line for line in caplog.messages if line.startswith("CATEGORY_TOO_LOW")]
     assert len(reported) == len(EDITING) and all("\n" not in line for line in reported)
+
+
+@ERAS
+@pytest.mark.anyio
+@pytest.mark.promise("P2")
+async def test_a_toolset_is_installed_without_its_tool_above_the_category(tmp_path: Path, era: Any) -> None:
+    await require_sandbox()
+    tools = "[{id: run, entrypoint: 'code:run', permission: execute}, {id: say, entrypoint: 'code:run'}]"
+    manifest = f"id: lab\nname: Lab\nversion: 1.0.0\ntools: {tools}\n"
+    write_toolset(tmp_path / "lab", manifest, code="def run() -> dict:\n    return {}\n")
+    async with (
+        Gateway.open({"data_dir": str(tmp_path / "data")}) as gateway,
+        Client(McpServer(Handlers(gateway.executor, gateway.versions, "c")).sdk, mode=era, cache=None) as client,
+    ):
+        await install(gateway, tmp_path / "lab")
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        refused = await client.call_tool("lab__run", {})
+    assert "lab__say" in names and "lab__run" not in names
+    assert refused.is_error and "CATEGORY_TOO_LOW: lab:run needs execute, but its category" in str(refused.content)
+    [problem] = gateway.catalog.problems
+    assert "raise categories.toolsets.permission or move the tool" in problem.message
 
 
 @pytest.mark.anyio

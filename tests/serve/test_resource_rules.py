@@ -239,8 +239,9 @@ async def test_resources_and_prompts_of_upstreams_are_refused_by(
     tmp_path: Path, era: Any, rules: list[dict[str, Any]], categories: dict[str, Any], code: str
 ) -> None:
     lab = {"lab": labs.on_stdio()}
-    async with served(tmp_path, era, *rules, mcpServers=lab, categories=categories) as (gateway, client):
+    async with served(tmp_path / "free", era, mcpServers=lab) as (_, client):
         uri = await lab_uri(client, RESOURCE)
+    async with served(tmp_path, era, *rules, mcpServers=lab, categories=categories) as (gateway, client):
         assert (await refusal(client.read_resource(uri))).startswith(code)
         assert (await refusal(client.get_prompt(PROMPT))).startswith(code)
         reference = types.PromptReference(name=PROMPT)
@@ -251,5 +252,38 @@ async def test_resources_and_prompts_of_upstreams_are_refused_by(
             async with client.listen(resource_subscriptions=[uri]) as changes:
                 assert not changes.honored.resource_subscriptions
         refused = await recorded(gateway)
-        assert [row[3] for row in refused[1:]] == [code] * 4
+        assert [row[3] for row in refused] == [code] * 4
         assert refused[-1][:2] == ("lab:resources/subscribe", "resources/subscribe")
+
+
+@ERAS
+@pytest.mark.parametrize("then", ["deny", "ask", "queue"])
+async def test_lists_leave_out_prompts_and_resources_that_a_rule_names(tmp_path: Path, era: Any, then: str) -> None:
+    lab = {"lab": labs.on_stdio()}
+
+    async def listed(client: Client) -> tuple[set[str], set[str], set[str]]:
+        prompts = {each.name for each in (await client.list_prompts()).prompts}
+        resources = {each.name for each in (await client.list_resources()).resources}
+        return (
+            prompts,
+            resources,
+            {each.uri_template for each in (await client.list_resource_templates()).resource_templates},
+        )
+
+    async with served(tmp_path / "free", era, mcpServers=lab) as (_, client):
+        prompts, resources, templates = await listed(client)
+        uri = await lab_uri(client, RESOURCE)
+    assert PROMPT in prompts and RESOURCE in resources and FILE in templates
+    named: list[dict[str, Any]] = [
+        {"tool": "lab:prompts/get", "when": {"arguments": {"name": "plain"}}, "then": then},
+        {"tool": "lab:resources/read", "when": {"arguments": {"uri": f"*{uri.rpartition('/')[2]}"}}, "then": then},
+        {"tool": "lab:tools/*"},
+    ]
+    async with served(tmp_path / "named", era, *named, mcpServers=lab) as (_, client):
+        assert await listed(client) == (prompts - {PROMPT}, resources - {RESOURCE}, templates)
+        assert (await refusal(client.get_prompt(PROMPT))).split(":")[0] in ("DENIED_BY_RULE", "CONFIRMATION_REQUIRED")
+    async with served(tmp_path / "all", era, {"server": "lab", "then": then}, mcpServers=lab) as (_, client):
+        assert await listed(client) == (set(), {"a.env", "a.txt"}, {each for each in templates if "lab" not in each})
+    async with served(tmp_path / "files", era, {"tool": "read_file", "then": then}) as (_, client):
+        _, own, left = await listed(client)
+        assert own == set() and not [each for each in left if each.startswith("workspace:")]

@@ -13,6 +13,7 @@ import pytest
 
 from covalt_toolset import ToolDescription, context, describe, invoke, load
 from gateway.bundles import Bundle, PythonTool, read_folder, read_zip, write_zip
+from gateway.config import DEFAULT_CATEGORIES
 from gateway.render import declare
 from gateway.tools import Permission, Tool
 
@@ -40,11 +41,9 @@ def descriptions(folder: Path, bundle: Bundle) -> dict[str, ToolDescription]:
 def test_a_manifest_and_its_functions_agree(folder: Path) -> None:
     bundle = read_folder(folder)
     described = descriptions(folder, bundle)
-    level = bundle.spec.permission
-    assert level is not None
     for tool in bundle.spec.tools:
-        function = described[tool.id]
-        assert function.permission is not None
+        function, level = described[tool.id], tool.permission or bundle.spec.permission
+        assert function.permission is not None and level is not None
         assert level.allows(Permission(function.permission)), f"{tool.id} needs more than the toolset says"
         assert (tool.requires_confirmation or False) == function.requires_confirmation
         assert function.access == ("read" if function.permission == "read-only" else "write")
@@ -53,10 +52,11 @@ def test_a_manifest_and_its_functions_agree(folder: Path) -> None:
 
 def test_a_tool_stands_in_a_category_that_allows_it(folder: Path) -> None:
     bundle = read_folder(folder)
-    levels = {"toolsets": Permission.READ_WRITE}
     for tool in bundle.spec.tools:
         needed = Permission(descriptions(folder, bundle)[tool.id].permission)
-        assert levels[tool.category or bundle.spec.category or "toolsets"].allows(needed), tool.id
+        category = DEFAULT_CATEGORIES[tool.category or bundle.spec.category or "toolsets"]
+        assert category.permission.allows(needed), tool.id
+        assert category.enabled == (needed is not Permission.EXECUTE), tool.id
 
 
 def test_a_model_is_told_what_each_tool_and_argument_is_for(folder: Path) -> None:

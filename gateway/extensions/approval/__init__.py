@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, Protocol
+from functools import lru_cache, partial
+from typing import Any, Literal, Protocol
 
 from ...calls import Call, Outcome, Proceed
 from ...config.approval import ApprovalRule
 from ...errors import Forbidden
 from ...tools import READ_RESOURCE, Hides, Tool
 from .. import Extension
-from .looking import Look, is_builtin
+from .looking import Look, is_builtin, named_paths
 from .obeyed import GUARDED, obeyed
 from .question import (
     Answer,
@@ -24,7 +24,7 @@ from .question import (
     question_of,
     tool_digest,
 )
-from .rules import Rule, fits, hidden, rules_for
+from .rules import Rule, deciding, fits, hidden, rules_for
 
 __all__ = ["Answer", "Approval", "Approver", "ConsentNeeded", "Mode", "Preview", "Question", "tool_digest"]
 
@@ -37,6 +37,8 @@ Attached = Callable[[str], bool]
 """Whether a chat works in a person's own folder."""
 
 TOOLS = 10_000
+PATHS = 262_144
+"""Paths of which it is remembered whether a rule hides them."""
 
 
 class Preview(Protocol):
@@ -102,15 +104,23 @@ class Approval(Extension):
         self._preview = preview
         self._attached = attached
         self._judges: dict[str, _Judge] = {}
+        self._hidden: dict[frozenset[tuple[Rule, ...]], Hides] = {}
 
     def concerns(self, tool: Tool) -> bool:
         return not self._learn(tool).harmless
 
     def hides(self, tool: Tool) -> Hides | None:
-        """Leave out what a rule by path refuses to `read_file`, or to the tool itself."""
+        """Leave out what a rule by path denies to `read_file` or to the tool itself, or would ask about."""
         rules = {rules_for(each, self._rules) for each in (READ_RESOURCE, tool)}
-        found = [each for each in rules if any(rule.refuses_paths for rule in each)]
-        return partial(hidden, found) if found else None
+        found = frozenset(each for each in rules if any(rule.hides_paths for rule in each))
+        if found and found not in self._hidden:
+            self._hidden[found] = lru_cache(PATHS)(partial(hidden, found))
+        return self._hidden.get(found)
+
+    def refuses(self, tool: Tool, arguments: Mapping[str, Any]) -> bool:
+        """Refuse requests besides tools that a rule denies, or would ask about."""
+        rule = deciding(rules_for(tool, self._rules), tool, arguments) if self._rules else None
+        return rule is not None and rule.said.then != "allow"
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
         tool = call.target
@@ -125,7 +135,7 @@ class Approval(Extension):
         if isinstance(ground, _Ground):
             if not call.confirmed:
                 await self._require_consent(call, ground)
-            return await proceed(replace(call, confirmed=True))
+            return await proceed(replace(call, confirmed=True, agreed=await named_paths(call)))
         return await proceed(replace(call, confirmed=True) if ground else call)
 
     def _learn(self, tool: Tool) -> _Judge:

@@ -116,6 +116,14 @@ class Look:
             yield from _readings(bare)
 
 
+async def named_paths(call: Call) -> frozenset[str]:
+    """Every path that a call names; none where there is too much to look at."""
+    try:
+        return frozenset(await Look(call).paths() or ())
+    except TooMuch:
+        return frozenset()
+
+
 def is_builtin(tool: Tool) -> bool:
     return tool.kind == "builtin" and tool.owner is None
 

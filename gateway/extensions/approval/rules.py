@@ -31,7 +31,7 @@ class Rule:
 
     def __init__(self, said: ApprovalRule, number: int) -> None:
         self.said = said
-        self._place = f"rule {number} of approval.rules"
+        self.place = f"rule {number} of approval.rules"
         self._conditions = list(_conditions(said.when, said.then == "allow"))
         # By which an answer is remembered: a rule that is changed has been agreed to by nobody.
         self.grounds = f"rule {hashlib.sha256(said.model_dump_json().encode()).hexdigest()[:16]}"
@@ -47,24 +47,25 @@ class Rule:
         )
 
     @property
-    def refuses_paths(self) -> bool:
-        """True if it refuses some calls of a tool by what they name, and not the tool itself."""
-        return self.said.then == "deny" and self.said.when != ApprovalCondition()
+    def hides_paths(self) -> bool:
+        """True if it denies or asks about some calls by the path they name, and does not speak of the tool itself."""
+        when = self.said.when
+        return self.said.then != "allow" and bool(when.path or "path" in when.arguments)
 
-    def fits_path(self, look: Look) -> bool:
-        """True if it speaks of a call that names one path. It takes no event loop: with `overwrites` left out of the
-        look, nothing about such a call is waited for."""
+    def fits_at_once(self, look: Look) -> bool:
+        """True if it speaks of a call that is no builtin's but `read_file`. It takes no event loop: with `overwrites`
+        left out of the look, nothing about such a call is waited for."""
         finding = self.found(look)
         try:
             finding.send(None)
         except StopIteration as done:
             return done.value is not None
-        raise RuntimeError(f"{self._place} waits for something")
+        raise RuntimeError(f"{self.place} waits for something")
 
     async def found(self, look: Look) -> str | None:
         """What about this call it speaks of, in words; None when it does not. Of a call with too much to look at
         every rule speaks but one that allows."""
-        found = [self._place]
+        found = [self.place]
         try:
             for condition in self._conditions:
                 fitting = await condition(look)
@@ -72,7 +73,7 @@ class Rule:
                     return None
                 found.append(fitting)
         except TooMuch:
-            return None if self.said.then == "allow" else f"{self._place}: there is too much to look at"
+            return None if self.said.then == "allow" else f"{self.place}: there is too much to look at"
         return ", ".join(found)
 
 
@@ -87,11 +88,20 @@ def rules_for(tool: Tool, rules: Sequence[Rule]) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def hidden(choices: Sequence[Sequence[Rule]], path: str) -> bool:
-    """True if by one of the choices of rules the first that fits a path refuses it."""
-    look = Look(Call(name=READ_RESOURCE.id, arguments={"path": path}, tool=READ_RESOURCE))
-    first = (next((rule for rule in rules if rule.fits_path(look)), None) for rules in choices)
-    return any(rule is not None and rule.refuses_paths for rule in first)
+def hidden(choices: Collection[Sequence[Rule]], path: str, agreed: frozenset[str] = frozenset()) -> str | None:
+    """Return the place of a rule that keeps a path from who is not asked: by one of the choices it is the first that
+    fits, and denies it, or asks about it unless the path is `agreed`."""
+    for rules in choices:
+        rule = deciding(rules, READ_RESOURCE, {"path": path})
+        if rule is not None and rule.hides_paths and (rule.said.then == "deny" or path not in agreed):
+            return rule.place
+    return None
+
+
+def deciding(rules: Sequence[Rule], tool: Tool, arguments: Mapping[str, Any]) -> Rule | None:
+    """Return the first rule that fits a request nobody is asked about, None if none does."""
+    look = Look(Call(name=tool.id, arguments=arguments, tool=tool, id="", started_at=0))
+    return next((rule for rule in rules if rule.fits_at_once(look)), None)
 
 
 def unknown_tools(

@@ -21,7 +21,7 @@ from gateway.serve.mcp.sessions import Sessions
 from gateway.serve.mcp.subscriber import Subscriber
 from gateway.serve.mcp.tools import Answer, Calls, Tools
 from gateway.serve.renders import Plans, Renders
-from gateway.serve.resources import TEMPLATES, Reader, Resources
+from gateway.serve.resources import Reader, Resources
 from gateway.serve.uris import Address, is_ours
 from gateway.workspace.versions import Versions
 
@@ -155,7 +155,7 @@ class Handlers:
         return page
 
     async def _list_templates(self, _: Request) -> dict[str, Any]:
-        return {**_PAGE, "resourceTemplates": [*TEMPLATES, *self.relay.templates()]}
+        return {**_PAGE, "resourceTemplates": [*self._resources.templates(), *self.relay.templates()]}
 
     async def _read_resource(self, request: Request) -> dict[str, Any]:
         reader, uri = self.reader(request), request.params["uri"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...calls import Call, Outcome
 from ...config import Settings
 from ...errors import GatewayError
-from ...tools import Permission, Tool
+from ...tools import Hides, Permission, Tool, hide_nothing
 from ...workspace import Workspaces
 
 if TYPE_CHECKING:
@@ -44,11 +44,19 @@ class DevelopmentSource:
 
     While the category is off, nothing is looked for and nothing but names is known: whoever calls one
     of them is told that it is off. `sandbox` finds the sandbox to use, or refuses; by default the best there is.
+    `hides` says of each tool which files it must not show.
     """
 
     name = "development"
 
-    def __init__(self, workspaces: Workspaces, settings: Settings, sandbox: Choice | None = None) -> None:
+    def __init__(
+        self,
+        workspaces: Workspaces,
+        settings: Settings,
+        sandbox: Choice | None = None,
+        hides: Callable[[Tool], Hides] = lambda _: hide_nothing,
+    ) -> None:
+        self._hides = hides
         self._workspaces = workspaces
         self._settings = settings
         self._choice = sandbox
@@ -80,5 +88,5 @@ class DevelopmentSource:
                 # Imported by the first who needs it: most processes never do, and all of them start.
                 from .workbench import Workbench
 
-                self._made = await Workbench.set_up(self._workspaces, self._settings, self._choice)
+                self._made = await Workbench.set_up(self._workspaces, self._settings, self._choice, self._hides)
             return self._made

@@ -17,7 +17,9 @@ from ...errors import GatewayError, NotFound, Unavailable
 from ...net.policy import Policy
 from ...sandbox import Limits, Mount, Program, Sandbox
 from ...sandbox.run import OUTPUT_LIMIT, Finished, run
+from ...tools import Hides, hide_nothing
 from ...workspace import Entry, Parts, Root, parse
+from ...workspace.hidden import Hidden, hidden_paths
 from ...workspace.protected import PROTECTED_PATHS
 from .live import Live
 from .machine import SEARCH_PATH, Interpreter, Machine, visible
@@ -61,7 +63,8 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 class Bench:
     """What a development tool works with besides its arguments. `timeout` is the longest a program may take,
     `network` where those may go that are run `online`; None is nowhere. `attached` is a folder of a person's own, of
-    which versions do not keep everything. `installs` says whether install_package can be called."""
+    which versions do not keep everything. `installs` says whether install_package can be called. `hides` names the
+    files that rules keep from this call, and `hidden` those of them that are there."""
 
     call: Call
     folder: Path
@@ -74,6 +77,8 @@ class Bench:
     network: Policy | None = None
     attached: bool = False
     installs: bool = False
+    hides: Hides = hide_nothing
+    hidden: Hidden = ()
 
     @property
     def inside(self) -> str:
@@ -140,14 +145,17 @@ class Bench:
         pass_fds: Sequence[int] = (),
         online: bool = False,
         free: bool = False,
+        sees_hidden: bool = False,
     ) -> Program:
         """A program that works on the chat's files, and sees nothing else of ours. One that is `free` does what
-        others wrote: in a person's own folder it is kept from what other programs of that person obey."""
+        others wrote: in a person's own folder it is kept from what other programs of that person obey. One that
+        `sees_hidden` files must not let them be seen in what it prints."""
         protected = PROTECTED_PATHS if free and self.attached else ()
+        hidden = () if sees_hidden else hidden_paths(self.hidden)
         own = ":".join(f"{self.inside}/{folder}" for folder in _OWN_PROGRAMS)
         return Program(
             argv=argv,
-            mounts=(Mount(self.folder, WORKSPACE, writable=writable, kept=protected),),
+            mounts=(Mount(self.folder, WORKSPACE, writable=writable, kept=protected, hidden=hidden),),
             readable=tuple(readable),
             env={
                 "PATH": f"{own}:{SEARCH_PATH}",

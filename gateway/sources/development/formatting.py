@@ -19,7 +19,7 @@ from ...sandbox import Mount, Program
 from ...tools import Access, Permission
 from ...workspace import Entry, Parts, Root, parse, shown
 from ...workspace.unified import unified_diff
-from ..builtin.define import Shape, builtin
+from ..builtin.define import Shape, builtin, left_out
 from ..builtin.listing import passed_over
 from .bench import NODE_MODULES, Bench, in_thread
 
@@ -96,6 +96,7 @@ class Formatted(Shape):
     problems: list[Problem] = Field(description="What kept a formatter from its work, other than the files themselves")
     without_formatter: list[str] = Field(description="Endings of files for which no formatter is here")
     truncated: bool = Field(description="Whether files or lines were left out")
+    files_left_out: int | None = Field(default=None, description="Files the operator's rules keep from being read")
 
 
 @builtin(
@@ -138,12 +139,16 @@ class _Taken:
     without: set[str]
     truncated: bool = False
     size: int = 0
+    left_out: int = 0
 
 
 def _taken(bench: Bench, paths: Sequence[str]) -> _Taken:
     here = [each for each in FORMATTERS if bench.find(each.program)]
     taken = _Taken({}, {}, set())
     for entry in _entries(bench.root, paths):
+        if bench.hides("/".join(entry.parts)):
+            taken.left_out += 1
+            continue
         ending = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - a name, no path
         formatter = next((each for each in here if ending in each.endings), None)
         if formatter is None:
@@ -157,7 +162,7 @@ def _taken(bench: Bench, paths: Sequence[str]) -> _Taken:
         taken.size += len(content)
         taken.files[entry.parts] = (formatter, content, seen)
     for folder in {parts[:depth] for parts in taken.files for depth in range(len(parts))}:
-        taken.styles |= _styles(bench.root, folder)
+        taken.styles |= _styles(bench, folder)
     return taken
 
 
@@ -173,11 +178,13 @@ def _entries(root: Root, paths: Sequence[str]) -> Iterator[Entry]:
             yield from (entry for entry in walk if entry.kind == "file")
 
 
-def _styles(root: Root, folder: Parts) -> dict[Parts, bytes]:
+def _styles(bench: Bench, folder: Parts) -> dict[Parts, bytes]:
     found = {}
     for name in _STYLES:
+        if bench.hides("/".join((*folder, name))):
+            continue
         try:
-            with root.open((*folder, name)) as file:
+            with bench.root.open((*folder, name)) as file:
                 found[(*folder, name)] = file.read(FILE_BYTES)
         except GatewayError:
             continue
@@ -267,6 +274,7 @@ def _settled(bench: Bench, taken: _Taken, copy: Path, complaints: Sequence[_Comp
         problems=problems,
         without_formatter=sorted(taken.without),
         truncated=taken.truncated or len(diff) > _DIFF or len(failed) > _FAILED,
+        files_left_out=taken.left_out or None,
     )
 
 
@@ -310,4 +318,5 @@ def _text(answer: Formatted, check: bool) -> str:
     lines += [f"{each.formatter}: {each.message}" for each in answer.problems]
     if answer.without_formatter:
         lines.append(f"no formatter is here for {', '.join(answer.without_formatter)}")
+    lines += left_out(answer.files_left_out or 0)
     return "\n".join([*lines, answer.diff] if check else lines)

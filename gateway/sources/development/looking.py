@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
-from ...errors import Invalid
-from ...tools import Access, Permission
+from ...errors import Forbidden, Invalid, ToolFailed
+from ...tools import Access, Permission, hide_nothing
 from ...workspace import parse
-from ..builtin.define import Shape, builtin
+from ..builtin.define import Shape, builtin, left_out
 from .bench import Bench
 from .records import COMMIT, Commit, FileChange, FileState, Status, changes, commits, status
-from .repository import Paths, Repository, Revision, Where, pathspecs, plain, revision
+from .repository import Paths, Repository, Revision, Where, pathspecs, plain, revision, without
 
 FILES = 2000
 DIFF = 256 * 1024
 """Characters of a diff or a file that are shown."""
 
-AS_IT_IS = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty", "--find-renames")
+AS_IT_IS = (
+    *("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty", "--submodule=short"),
+    "--find-renames",
+)
 """For diffs: by git itself, and without a look into other repositories, whose own settings would count there."""
 
 
@@ -48,10 +51,14 @@ async def state_of(repository: Repository, *, untracked: bool = True) -> Status:
     return status(text, FILES)
 
 
+LEFT_OUT = Field(default=None, description="Files the operator's rules keep from being read")
+
+
 class Diff(Shape):
     files: list[FileChange]
     diff: str = Field(description="In git's format")
     truncated: bool = Field(description="Whether files or lines were left out")
+    files_left_out: int | None = LEFT_OUT
 
 
 @builtin(
@@ -76,17 +83,38 @@ async def git_diff(
     Each file comes with its added and deleted lines. Long diffs are cut; name paths to see the rest."""
     if to is not None and (from_ is None or staged):
         raise Invalid("'to' needs 'from', and goes without 'staged'")
-    what = [*(["--cached"] if staged else []), *(revision(each) for each in (from_, to) if each is not None)]
     opened = await Repository.open(bench, repository)
+    named = [revision(each) for each in (from_, to) if each is not None]
+    if bench.hides is not hide_nothing:
+        named = [await opened.commit(each) for each in named]
+    what = [*(["--cached"] if staged else []), *named]
     found = await difference(opened, ["diff", f"--unified={context_lines}"], [*what, *pathspecs(paths)])
     return found, _diff_text(found)
 
 
 async def difference(repository: Repository, command: Sequence[str], what: Sequence[str]) -> Diff:
-    """The files and the text of a difference."""
-    files = changes(await repository.read(*command, "--raw", "--numstat", "-z", *AS_IT_IS, *what))
-    text = plain(await repository.read(*command, "--patch", *AS_IT_IS, *what))
-    return Diff(files=files[:FILES], diff=text[:DIFF], truncated=len(files) > FILES or len(text) > DIFF)
+    """The files and the text of a difference, without files that rules keep from being read; `what` ends in
+    pathspecs."""
+    found = changes(await repository.read(*command, "--raw", "--numstat", "-z", *AS_IT_IS, *what))
+    hidden = await _hidden(repository, found)
+    files = [change for names, change in found.items() if names not in hidden]
+    patch = (*command, "--patch", *AS_IT_IS, *what, *without(sorted({name for names in hidden for name in names})))
+    text = plain(await repository.read(*patch)) if files else ""
+    truncated = len(files) > FILES or len(text) > DIFF
+    return Diff(files=files[:FILES], diff=text[:DIFF], truncated=truncated, files_left_out=len(hidden) or None)
+
+
+async def _hidden(repository: Repository, found: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Those changes, by old and new path, of which a rule hides one of the two."""
+    hides = repository.bench.hides
+    if hides is hide_nothing or not found:
+        return set()
+    top = await repository.top()
+    hidden = {names for names in found if any(hides("/".join((*top, name))) for name in names)}
+    if len(hidden) > FILES:
+        message = f"rules keep {len(hidden)} of these files from being read; name paths that have fewer"
+        raise ToolFailed(message, code="OUTPUT_TOO_LARGE")
+    return hidden
 
 
 class Log(Shape):
@@ -135,6 +163,7 @@ async def git_log(
 class Shown(Shape):
     commit: Commit | None = None
     files: list[FileChange] | None = None
+    files_left_out: int | None = LEFT_OUT
     diff: str | None = Field(default=None, description="What the commit changed, in git's format")
     path: str | None = None
     content: str | None = Field(default=None, description="The file as it was at the revision")
@@ -159,9 +188,12 @@ async def git_show(
     A merge is compared with its first parent. Long diffs and files are cut."""
     found = await Repository.open(bench, repository)
     if path is not None:
-        return await _file(found, revision(revision_), "/".join(parse(path)))
+        at = revision(revision_) if bench.hides is hide_nothing else await found.commit(revision_)
+        return await _file(found, at, "/".join(parse(path)))
     commit, done = await committed(found, revision(revision_))
-    shown = Shown(commit=commit, files=done.files, diff=done.diff, truncated=done.truncated)
+    shown = Shown(
+        commit=commit, files=done.files, diff=done.diff, truncated=done.truncated, files_left_out=done.files_left_out
+    )
     return shown, f"{_line(commit)}\n{commit.body}\n\n{_diff_text(done)}"
 
 
@@ -174,6 +206,11 @@ async def committed(repository: Repository, at: str) -> tuple[Commit, Diff]:
 
 
 async def _file(repository: Repository, at: str, path: str) -> tuple[Shown, str]:
+    if repository.bench.hides is not hide_nothing:
+        inner = (await repository.read("rev-parse", "--show-prefix")).rstrip("\n")
+        full = "/".join((*await repository.top(), *parse(f"{inner}{path}")))
+        if (rule := repository.bench.hides(full)) is not None:
+            raise Forbidden(f"the operator does not allow to read {full!r} ({rule})", code="DENIED_BY_RULE")
     content = await repository.read("cat-file", "blob", f"{at}:./{path}")
     if "\0" in content:
         raise Invalid(f"{path!r} is a binary file at {at}", code="NOT_UTF8")
@@ -204,4 +241,5 @@ def _state_line(file: FileState) -> str:
 
 
 def _diff_text(found: Diff) -> str:
-    return (found.diff or "Nothing changed.") + ("\n[cut; name paths to see the rest]" if found.truncated else "")
+    cut = ["[cut; name paths to see the rest]"] if found.truncated else []
+    return "\n".join([found.diff or "Nothing changed.", *cut, *left_out(found.files_left_out or 0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ...errors import GatewayError
 from ...sandbox import Mount, Process, Program, Sandbox
+from ...sandbox.launched import refuse_hidden
 from ...sandbox.monty import MODULES, Monty
 from ...sandbox.run import Finished, Said, finish
 from ...sandbox.spares import Spares
@@ -84,6 +86,7 @@ class Subset:
         self._monty = Monty()
 
     async def run(self, bench: Bench, script: Script, said: Said) -> Finished:
+        refuse_hidden(Monty.name, bench.program(sys.executable))
         return await self._monty.run(
             script.code, folder=bench.folder, env=script.env, limits=bench.limits, timeout=script.timeout, said=said
         )

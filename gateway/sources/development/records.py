@@ -117,9 +117,10 @@ def _state(path: str, letters: str, was: str | None = None) -> FileState:
     )
 
 
-def changes(text: str) -> list[FileChange]:
-    """From `git diff --raw --numstat -z`: the raw entries first, then as many with numbers."""
-    found: dict[str, FileChange] = {}
+def changes(text: str) -> dict[tuple[str, str], FileChange]:
+    """From `git diff --raw --numstat -z`: the raw entries first, then as many with numbers. The keys are the old and
+    the new path as git has them."""
+    found: dict[tuple[str, str], FileChange] = {}
     fields = iter(text.split("\0"))
     for entry in fields:
         if entry.startswith(":"):
@@ -127,15 +128,14 @@ def changes(text: str) -> list[FileChange]:
             was = next(fields) if letter in "RC" else None
             path = next(fields)
             known = None if was is None else path_of(was)
-            found[path] = FileChange(path=path_of(path), status=_CHANGES.get(letter, "modified"), was=known)
+            state = _CHANGES.get(letter, "modified")
+            found[was or path, path] = FileChange(path=path_of(path), status=state, was=known)
         elif entry.count("\t") >= 2:
             added, deleted, path = entry.split("\t", 2)
-            if not path:  # a renamed file: its old path and its new one follow
-                next(fields)
-                path = next(fields)
-            if path in found and added != "-":
-                found[path].added, found[path].deleted = int(added), int(deleted)
-    return list(found.values())
+            key = (path, path) if path else (next(fields), next(fields))  # of a renamed file both paths follow
+            if key in found and added != "-":
+                found[key].added, found[key].deleted = int(added), int(deleted)
+    return found
 
 
 def commits(text: str) -> Iterator[Commit]:

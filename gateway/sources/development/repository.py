@@ -17,7 +17,7 @@ from pydantic import Field
 from ...errors import Forbidden, GatewayError, Invalid, NotFound, ToolFailed
 from ...sandbox.doorway import PORT
 from ...sandbox.run import Finished
-from ...workspace import parse, shown
+from ...workspace import Parts, parse, shown
 from . import redirects
 from .bench import Bench, in_thread
 
@@ -35,6 +35,7 @@ Revision = Annotated[
 ]
 Paths = Annotated[list[str], Field(max_length=1000, description="Only these files or directories of the repository")]
 
+_HASH = re.compile("[0-9a-f]{40,64}")
 _REVISION = re.compile(r"[^-\s\x00-\x1f\x7f][^\s\x00-\x1f\x7f]*")
 
 _DOOR = f"http://127.0.0.1:{PORT}"
@@ -166,6 +167,23 @@ class Repository:
             raise Forbidden(f"{message}; run git {arguments[0]} yourself, or attach the folder it is in")
         return await self._text(arguments, codes, writable=True, given=given)
 
+    async def top(self) -> Parts:
+        """The directory of the workspace in which the repository's files lie."""
+        top = (await self.read("rev-parse", "--show-toplevel")).rstrip("\n")
+        for base in (self.bench.inside, str(self.bench.folder.resolve())):
+            if f"{top}/".startswith(f"{base}/"):
+                return parse(top.removeprefix(base).lstrip("/") or ".")
+        raise Invalid("the files of the repository lie outside of the workspace", code="GIT_FAILED")
+
+    async def commit(self, text: str) -> str:
+        """The hash of the commit that a revision names. A file or directory of one, which would be shown without the
+        path that rules speak of, is refused."""
+        answer = await self.read("rev-parse", "--verify", "--quiet", f"{revision(text)}^{{commit}}", codes=(0, 1, 128))
+        if not _HASH.fullmatch(answer.strip()):
+            message = f"{text!r} names no commit; files that rules keep from being read are here, so name a commit"
+            raise Invalid(message, code="INVALID_REVISION")
+        return answer.strip()
+
     def value(self, key: str) -> str | None:
         """The last value of a setting, which is the one that counts."""
         return next((value for name, value in reversed(self.config) if name.lower() == key.lower()), None)
@@ -195,6 +213,7 @@ class Repository:
             writable=writable,
             readable=() if self.elsewhere is None else (self.elsewhere,),
             online=self.online,
+            sees_hidden=True,
         )
         return await self.bench.run(program, given=given, output_limit=limit, quiet=not self.online)
 
@@ -246,6 +265,11 @@ def pathspecs(paths: Sequence[str]) -> list[str]:
     """Paths after the `--` that keeps them from being anything else, relative to the repository, and no patterns.
     Said of each of them: said to git, it would hold for the patterns it uses itself, too."""
     return ["--", *(f":(literal){'/'.join(parse(path)) or '.'}" for path in paths)]
+
+
+def without(paths: Sequence[str]) -> list[str]:
+    """Further pathspecs that leave out these files, which git named itself."""
+    return [f":(top,literal,exclude){path}" for path in paths]
 
 
 def decoded(content: bytes) -> str:

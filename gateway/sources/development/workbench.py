@@ -17,11 +17,12 @@ from ...errors import Conflict, GatewayError, NotFound, Unavailable
 from ...sandbox import Limits, Sandbox
 from ...sandbox.choose import choose
 from ...sandbox.network import network_of
-from ...tools import Tool
+from ...tools import Hides, Tool, hide_nothing
 from ...workspace import Workspaces
+from ...workspace.hidden import find_hidden
 from ..builtin.define import Builtin
 from . import CATEGORY
-from .bench import Bench
+from .bench import Bench, in_thread
 from .changing import git_add, git_branch, git_checkout, git_commit, git_stash
 from .formatting import format_code
 from .looking import git_diff, git_log, git_show, git_status
@@ -68,7 +69,14 @@ _ONLINE = ("git_push", "install_package")
 class Workbench:
     """The development tools of one gateway: what of them can run here, and a bench for each call."""
 
-    def __init__(self, workspaces: Workspaces, settings: Settings, machine: Machine) -> None:
+    def __init__(
+        self,
+        workspaces: Workspaces,
+        settings: Settings,
+        machine: Machine,
+        hides: Callable[[Tool], Hides] = lambda _: hide_nothing,
+    ) -> None:
+        self._hides = {each.tool.id: hides(each.tool) for each in TOOLS}
         self._workspaces = workspaces
         self._settings = settings
         self._machine = machine
@@ -82,11 +90,17 @@ class Workbench:
         self._agreed: set[str] = set()
 
     @classmethod
-    async def set_up(cls, workspaces: Workspaces, settings: Settings, choice: Choice | None = None) -> Workbench:
+    async def set_up(
+        cls,
+        workspaces: Workspaces,
+        settings: Settings,
+        choice: Choice | None = None,
+        hides: Callable[[Tool], Hides] = lambda _: hide_nothing,
+    ) -> Workbench:
         """Look at the machine, off the event loop."""
         sandbox, lack = await tried(choice or functools.partial(choose, settings.sandbox))
         machine = await asyncio.get_running_loop().run_in_executor(None, look, sandbox, lack)
-        return cls(workspaces, settings, machine)
+        return cls(workspaces, settings, machine, hides)
 
     @property
     def problems(self) -> Sequence[GatewayError]:
@@ -104,7 +118,7 @@ class Workbench:
         async with self._places:
             with self._bench(call) as bench:
                 await self._require_as_asked(builtin, bench)
-                return await builtin.run_async(bench, call.arguments)
+                return await builtin.run_async(await _with_hidden(bench), call.arguments)
 
     async def close(self) -> None:
         """Leave nothing running."""
@@ -129,7 +143,8 @@ class Workbench:
     async def _ask(self, builtin: Builtin, call: Call) -> str | None:
         with self._bench(call) as bench:
             reason: str | None = await builtin.ask(bench, call.arguments)
-            if reason is None and builtin is run_code and call.arguments.get("language") == "python":
+            is_python = builtin is run_code and call.arguments.get("language") == "python"
+            if reason is None and is_python and bench.hides is hide_nothing:  # else files to hide are looked for first
                 bench.pythons.expect(bench)  # it starts while a version of the files is kept
         if call.consent is not None and call.consent.reason == reason:  # else it is for what a rule says
             if len(self._agreed) >= CONSENTS:
@@ -202,6 +217,7 @@ class Workbench:
                 network=self._network,
                 attached=self._workspaces.is_attached(call.chat),
                 installs=self._installs and call.caller.permission.allows(install_package.tool.permission),
+                hides=self._hides[call.target.id],
             )
 
     @cached_property
@@ -210,6 +226,14 @@ class Workbench:
         levels = (self._settings.category(CATEGORY).permission, self._settings.effective_profile().permission)
         wanted = install_package.tool
         return self._lack(wanted.id) is None and all(level.allows(wanted.permission) for level in levels)
+
+
+async def _with_hidden(bench: Bench) -> Bench:
+    """The bench with the files that rules keep from its programs. The tools of git leave them out themselves."""
+    if bench.hides is hide_nothing or bench.call.target.id.startswith("git_"):
+        return bench
+    hides = functools.partial(bench.hides, agreed=bench.call.agreed)
+    return replace(bench, hides=hides, hidden=await in_thread(find_hidden, bench.folder, hides))
 
 
 def _apart(machine: Machine) -> tuple[Sandbox | None, Python | None]:

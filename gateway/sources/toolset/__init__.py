@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import anyio.to_thread
 
 from ...bundles import PythonTool, ShellTool
 from ...bundles.installed import Installed, InstalledTool
@@ -15,8 +18,9 @@ from ...errors import NotFound, ToolFailed
 from ...runtime import Job, Runtime
 from ...sandbox import Mount
 from ...secrets import KNOWN
-from ...tools import Access, Permission, Tool
+from ...tools import Access, Hides, Permission, Tool, hide_nothing
 from ...workspace import Workspaces
+from ...workspace.hidden import Hidden, find_hidden, hidden_paths
 from ...workspace.protected import Identities, protected_identities, rename_added
 from .listing import WORKSPACE, tools_of
 from .shell import Programs
@@ -34,7 +38,10 @@ class ToolsetSource:
         programs: Programs,
         workspaces: Workspaces,
         environment: Mapping[str, str] = os.environ,
+        hides: Callable[[Tool], Hides] = lambda _: hide_nothing,
     ) -> None:
+        self._hides = hides
+        self._hidden: Mapping[str, Hides] = {}
         self._library = library
         self._runtime = runtime
         self._programs = programs
@@ -45,7 +52,9 @@ class ToolsetSource:
     async def list_tools(self) -> Sequence[Tool]:
         installed = await self._library.list()
         self._installed = {item.id: (toolset, item) for toolset in installed for item in toolset.tools}
-        return [tool for toolset in installed for tool in tools_of(toolset)]
+        tools = [tool for toolset in installed for tool in tools_of(toolset)]
+        self._hidden = {tool.id: self._hides(tool) for tool in tools}
+        return tools
 
     async def call_tool(self, call: Call) -> Outcome:
         toolset, item = self._find(call.target.id)
@@ -81,8 +90,10 @@ class ToolsetSource:
         """Run the tool with no more rights than it declares, and without a way to change protected files."""
         reads_only = call.target.permission is Permission.READ_ONLY
         writable = call.target.access is Access.WRITE and not reads_only
+        hidden = await self._find_hidden(call, workspace)
         if isinstance(item.spec, ShellTool):
-            files = Mount(workspace, WORKSPACE, writable=writable, kept=tuple(path for path, *_ in protected))
+            kept = tuple(path for path, *_ in protected)
+            files = Mount(workspace, WORKSPACE, writable=writable, kept=kept, hidden=hidden_paths(hidden))
             return await self._programs.run(item.spec, call, toolset.directory, files, env)
         assert isinstance(item.spec, PythonTool)  # noqa: S101 - no other kind is offered
         job = Job(
@@ -99,8 +110,16 @@ class ToolsetSource:
             writable=writable,
             programs=not reads_only,
             protected=protected,
+            hidden=hidden,
         )
         return await self._runtime.call(job)
+
+    async def _find_hidden(self, call: Call, workspace: Path) -> Hidden:
+        """The files that rules keep from the tool."""
+        hides = self._hidden[call.target.id]
+        if hides is hide_nothing:
+            return ()
+        return await anyio.to_thread.run_sync(find_hidden, workspace, partial(hides, agreed=call.agreed))
 
     def _find(self, tool_id: str) -> tuple[Installed, InstalledTool]:
         found = self._installed.get(tool_id)

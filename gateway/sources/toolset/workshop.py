@@ -15,7 +15,7 @@ from ...render import declare
 from ...runtime import Runtime
 from ...sandbox import Limits, Mount, Sandbox
 from ...sandbox.choose import choose
-from ...tools import Permission
+from ...tools import Hides, Tool
 from ...workspace import Workspaces
 from . import ToolsetSource
 from .following import Follower
@@ -36,14 +36,14 @@ class Workshop:
         db: Database,
         settings: Settings,
         workspaces: Workspaces,
-        admit: Callable[[str, Permission | None], object],
+        hides: Callable[[Tool], Hides],
     ) -> None:
         sandbox = self._choose
         limits = Limits(memory=settings.sandbox.memory_mb * _MEBIBYTE, cpu_seconds=settings.sandbox.cpu_seconds)
         self.runtime = Runtime(sandbox, settings.data_dir / "runtime", settings.sandbox)
-        self.library = Library(db, settings.data_dir, self.runtime, Rules(declare, admit))
+        self.library = Library(db, settings.data_dir, self.runtime, Rules(declare))
         programs = Programs(sandbox, limits, settings.sandbox.timeout)
-        self.source = ToolsetSource(self.library, self.runtime, programs, workspaces)
+        self.source = ToolsetSource(self.library, self.runtime, programs, workspaces, hides=hides)
         self._follower = Follower(self.library)
         self._settings = settings
         self._workspaces = workspaces

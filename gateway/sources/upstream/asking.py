@@ -10,7 +10,7 @@ from typing import Any
 
 from ...calls import Ask, no_progress
 from ...errors import Timeout, ToolFailed, Unavailable
-from .labels import label_fault, label_question
+from .labels import label_fault, label_question, unwrap_state, wrap_state
 from .lane import Lane, Taken
 from .link import Link, McpFault
 from .logs import heard, tune
@@ -49,7 +49,7 @@ class Asking:
                 return await self._parking.run(request, partial(_relay, upstream))
             return await _relay(upstream, peer.ask, request)
         except McpFault as fault:
-            raise label_fault(request.server, fault) from None
+            raise label_fault(request.server, fault, request.trusted) from None
         except Timeout:
             raise
         except Unavailable as error:
@@ -72,7 +72,7 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Resul
             if call.tool is not None:
                 upstream.refuse_changed(call.tool)
             if link.modern:
-                answer = await _send(link, request, None, peer.answers)
+                answer = await _send(link, request, None, unwrap_state(peer.answers, request.trusted))
                 return answer if answer.get("resultType") != "input_required" else await _rounds(link, request, answer)
             asker = ask and _asker(upstream, lane, link, partial(put, peer, ask))
             try:
@@ -94,7 +94,7 @@ def _asker(upstream: Upstream, lane: Lane, link: Link, ask: Ask) -> Ask:
     async def asked(method: str, params: Mapping[str, Any]) -> Result:
         upstream.asks = upstream.asks or link.asks_mid_call
         try:
-            labelled = label_question(upstream.spec.name, method, params)
+            labelled = label_question(upstream.spec.name, method, params, upstream.spec.terms.trusted)
         except ToolFailed as refusal:
             raise McpFault(INVALID_PARAMS, refusal.message) from None
         with lane.asked() if upstream.asks else nullcontext():
@@ -110,6 +110,7 @@ async def _rounds(link: Link, request: Request, answer: Result) -> Result:
     for _ in range(ROUNDS):
         asked = asked_in(answer, request)
         if peer.modern:
+            answer = wrap_state(answer, request.trusted)
             return {**answer, "inputRequests": asked} if "inputRequests" in answer else answer
         given = {key: await put(peer, peer.ask, each["method"], each["params"]) for key, each in asked.items()}
         answers: dict[str, Any] = {"inputResponses": given}

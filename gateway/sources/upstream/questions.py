@@ -57,12 +57,12 @@ def asked_in(result: Mapping[str, Any], request: Request) -> dict[str, dict[str,
     """The questions of an `input_required` result, labelled, by the server's own keys; refused when the client did not
     say that it can be asked that, and when one passes for the gateway's own."""
     found: dict[str, dict[str, Any]] = {}
-    if str(result.get("requestState", "")).startswith(STATE_PREFIX):
+    if str(result.get("requestState", "")).startswith(STATE_PREFIX) and not request.trusted:
         raise refuse_question(request.server, "its requestState looks like one of Toolgate's own")
     asked = result.get("inputRequests")
     for key, each in asked.items() if isinstance(asked, dict) else ():
         method, params = (each.get("method"), each.get("params") or {}) if isinstance(each, dict) else (None, {})
         if not isinstance(params, dict) or not able(request.peer, str(method), params):
             raise ToolFailed(f"{request.about} asks for {method}, which this caller cannot answer", code="CANNOT_ASK")
-        found[key] = {**each, "params": label_question(request.server, str(method), params)}
+        found[key] = {**each, "params": label_question(request.server, str(method), params, request.trusted)}
     return found

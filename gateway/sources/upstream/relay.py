@@ -37,24 +37,34 @@ log = logging.getLogger(__name__)
 Pass = Callable[[Call, Tool, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 """Does the work where rules, permissions and limits allow it, and records it; raises what refuses it."""
 
+Refuses = Callable[[Tool, Mapping[str, Any]], bool]
+"""Returns whether a rule refuses a request."""
+
 
 class Relay:
     """Each thing goes to the server it came from: a prompt by its name, a resource by its address. `source` gives
-    the one that has the servers, None while there are none; requests go through `passing`."""
+    the one that has the servers, None while there are none; requests go through `passing`. Lists leave out what
+    `refuses` says is refused to who asks for it."""
 
-    def __init__(self, source: Callable[[], UpstreamSource | None], passing: Pass) -> None:
+    def __init__(self, source: Callable[[], UpstreamSource | None], passing: Pass, refuses: Refuses) -> None:
         self._source = source
         self._pass = passing
+        self._refuses = refuses
 
     def prompts(self) -> list[dict[str, Any]]:
         """Every prompt under its public name, by name."""
-        return [{**raw, "name": name} for name, (_, raw) in sorted(self._prompts().items())]
+        return [
+            {**raw, "name": name}
+            for name, (upstream, raw) in sorted(self._prompts().items())
+            if not self._refuses(_tool(upstream, "prompts/get"), {"name": raw["name"]})
+        ]
 
     def templates(self) -> list[dict[str, Any]]:
         return [
             {**raw, "uriTemplate": outer(_prefix(upstream), raw["uriTemplate"])}
             for upstream in self._upstreams().values()
             for raw in upstream.templates
+            if not self._refuses(_tool(upstream, "resources/read"), {"uri": raw["uriTemplate"]})
         ]
 
     def instructions(self) -> str | None:
@@ -114,7 +124,7 @@ class Relay:
         try:
             return await upstream.subscriptions.follow(own, told)
         except McpFault as fault:
-            raise label_fault(upstream.spec.name, fault) from None
+            raise label_fault(upstream.spec.name, fault, upstream.spec.terms.trusted) from None
 
     async def complete(self, params: Mapping[str, Any], caller: Caller, chat: str, peer: Peer) -> dict[str, Any] | None:
         """A server's completion of an argument of its prompt or template; None when the reference is nobody's."""
@@ -141,7 +151,9 @@ class Relay:
         source = self._source()
         assert source is not None  # noqa: S101 - the server was found there
         server = upstream.spec.name
-        request = Request(method, params, call, f"{server}:{about[:200]}", server, READ_SECONDS)
+        request = Request(
+            method, params, call, f"{server}:{about[:200]}", server, READ_SECONDS, upstream.spec.terms.trusted
+        )
         work = partial(source.asking.answer, upstream, request)
         passing = call.but(name=method, arguments=params, confirmed=method == _COMPLETE)
         result: dict[str, Any] = await self._pass(passing, _tool(upstream, method), work)
@@ -178,7 +190,11 @@ class Relay:
         except (GatewayError, McpFault, TimeoutError) as error:
             log.debug("the resources of %s are not listed: %s", upstream.spec.name, error)
             return []
-        return [{**raw, "uri": outer(_prefix(upstream), raw["uri"])} for raw in listed]
+        return [
+            {**raw, "uri": outer(_prefix(upstream), raw["uri"])}
+            for raw in listed
+            if not self._refuses(_tool(upstream, "resources/read"), {"uri": raw["uri"]})
+        ]
 
 
 async def _listed(upstream: Upstream, caller: Caller, chat: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from ...calls import Call, Peer, to_json, value
 class Request:
     """One MCP request to `server`, in its own names. `call` says who makes it, for which chat, and how its client is
     reached; `about` names it to people. It may take `seconds`, those of questions to the client not counted; None
-    leaves that to whoever calls."""
+    leaves that to whoever calls. The operator has `trusted` the server or not."""
 
     method: str
     params: Mapping[str, Any]
@@ -21,6 +21,7 @@ class Request:
     about: str
     server: str
     seconds: float | None = None
+    trusted: bool = False
 
     @property
     def peer(self) -> Peer:

@@ -34,7 +34,8 @@ class UpstreamSource:
         if upstream is None:
             raise NotFound(f"the upstream of {tool.id} has just been removed", code="UNKNOWN_TOOL")
         params = {"name": tool.id.partition(":")[2], "arguments": dict(call.arguments)}
-        request = Request("tools/call", params, call, tool.id, upstream.spec.name)
+        spec = upstream.spec
+        request = Request("tools/call", params, call, tool.id, spec.name, trusted=spec.terms.trusted)
         return _outcome(await self.asking.answer(upstream, request), prefix_of(upstream.spec))
 
     async def close(self) -> None:

@@ -246,7 +246,7 @@ def test_every_kind_of_state_is_read() -> None:
 
 def test_binary_files_have_no_lines() -> None:
     text = ":000000 100644 0 1 A\0pic\0:100644 100644 1 2 R090\0a\tb\0c\0-\t-\tpic\0003\t4\t\0a\tb\0c\0"
-    assert [(each.path, each.status, each.added, each.deleted, each.was) for each in changes(text)] == [
+    assert [(each.path, each.status, each.added, each.deleted, each.was) for each in changes(text).values()] == [
         ("pic", "added", None, None, None),
         ("c", "renamed", 3, 4, "a\\x09b"),
     ]

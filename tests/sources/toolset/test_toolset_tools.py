@@ -133,9 +133,9 @@ async def test_a_category_of_its_own_is_read_write_and_no_more(gateway: Gateway,
     await install(gateway, write_toolset(tmp_path / "lab", own, code=CODE))
     assert gateway.catalog.find("lab:first").tool.category == "weather"
     higher = own.replace("id: lab", "id: high").replace("category:", "permission: execute\ncategory:")
-    with pytest.raises(Exception, match="allows only read-write") as refused:
-        await install(gateway, write_toolset(tmp_path / "high", higher, code=CODE))
-    assert "categories.weather.permission" in str(refused.value)
+    await install(gateway, write_toolset(tmp_path / "high", higher, code=CODE))
+    refused = gateway.catalog.refusal("high:first").message
+    assert "allows only read-write; raise categories.weather.permission" in refused
 
 
 @pytest.mark.promise("X4")

@@ -32,7 +32,7 @@ class Ran(BaseModel):
 
 @tool(
     name="Run Command",
-    permission="read-write",  # of the workspace: the sandbox leaves it nothing else
+    permission="execute",
     access="write",
     destructive=True,
     requires_confirmation=True,
