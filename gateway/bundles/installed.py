@@ -24,13 +24,15 @@ _CHANGES = tuple(field.name for field in fields(UserOverrideRow) if field.name n
 @dataclass(frozen=True)
 class InstalledTool:
     """One tool. `described` is what its code says, for Python tools; `override` what the toolset and then
-    the person changed. `enabled` is its own switch; a `missing` tool is not offered, whatever that says."""
+    the person changed. `enabled` is its own switch; a `missing` tool is not offered, whatever that says. `asks` is
+    what the person alone says about asking first."""
 
     id: str
     spec: ToolSpec
     described: Mapping[str, Any] | None
     override: ToolOverride
     missing: str | None = None
+    asks: bool | None = None
 
     @property
     def enabled(self) -> bool:
@@ -46,8 +48,13 @@ class InstalledTool:
 
     @property
     def requires_confirmation(self) -> bool:
+        """True if a person must agree first. A destructive tool asks unless the person who installed it says
+        otherwise: what its author says can add a question, and take none away."""
+        if self.asks is not None:
+            return self.asks
         own = self.override.requires_confirmation
-        return bool(self.said("requires_confirmation", False) if own is None else own)
+        said = self.said("requires_confirmation", False) if own is None else own
+        return bool(said or self.said("destructive", False))
 
     def said(self, key: str, otherwise: Any = None) -> Any:
         """What `toolset.yaml` says under a key, else what the code says."""
@@ -152,7 +159,8 @@ def _tool(
         spec = _TOOL.validate_json(row.spec)
     override = overrides.get(row.tool_id) or _override(row.tool_id, user.get(row.tool_id, {}))
     described = None if row.described is None else json.loads(row.described)
-    return InstalledTool(row.tool_id, spec, described, override, row.missing)
+    asks = user.get(row.tool_id, {}).get("requires_confirmation")
+    return InstalledTool(row.tool_id, spec, described, override, row.missing, asks)
 
 
 def _spec(stored: StoredToolset, user: Mapping[str, Mapping[str, Any]]) -> Toolset:

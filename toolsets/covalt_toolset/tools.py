@@ -24,7 +24,8 @@ class ToolMetadata:
     """What an author says of a tool. None means: not said here, and the manifest or the gateway decides.
 
     `permission` is the level the tool needs, `access` what it does to the chat's workspace,
-    `timeout` its limit in seconds; `destructive`, `idempotent` and `open_world` are hints for clients.
+    `timeout` its limit in seconds. A person must agree to a `destructive` tool, whatever
+    `requires_confirmation` says; `idempotent` and `open_world` are hints for clients.
     """
 
     name: str

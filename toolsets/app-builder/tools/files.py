@@ -32,7 +32,7 @@ class Text(BaseModel):
     cut: bool = Field(description="True when the line was too long for one answer and its end is missing")
 
 
-@tool(name="Write File", permission="read-write", access="write", destructive=True, idempotent=True)
+@tool(name="Write File", permission="read-write", access="write", idempotent=True)
 def write_file(path: str, content: str) -> Written:
     """Write a text file in the workspace, replacing what was there. Folders on the way are made. Give the whole
     content: nothing of an earlier file is kept.

@@ -33,7 +33,7 @@ class Converted(BaseModel):
     size: int = Field(description="Bytes")
 
 
-@tool(name="Convert Data", permission="read-write", access="write", destructive=True, idempotent=True, timeout=900)
+@tool(name="Convert Data", permission="read-write", access="write", idempotent=True, timeout=900)
 def convert_data(
     path: str,
     output: str,
