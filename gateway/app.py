@@ -144,6 +144,8 @@ class Gateway:
             gateway = cls(chosen, db, instance, sources)
             stack.push_async_callback(gateway.records.settled)
             await gateway.desk.approvals.sweep()
+            if gateway.chat is not None and gateway.versions.is_attached(gateway.chat):
+                await gateway.versions.recover(gateway.chat)
             stack.push_async_callback(gateway.drain)
             if chosen.toolsets:
                 installing = asyncio.get_running_loop().create_task(gateway.workshop.keep_installed())
@@ -365,13 +367,15 @@ class Gateway:
             out_of_band=said.out_of_band,
             remembered=self.desk.remembered,
             preview=FilePreview(self._workspaces),
-            attached=self._workspaces.is_attached,
+            attached=self._workspaces.is_attached if attached(self.settings) else None,
         )
 
     def _extensions(self) -> list[Extension]:
         """Outermost first. The order is the policy; read it top to bottom."""
         settings, limits, categories = self.settings, self.settings.limits, self._categories
         keeps_over = partial(self._keeps_over, settings.effective_profile().permission)
+        approval = self._approval()
+        versioning = Versioning(self.versions, approval.require_consent, limits.timeout)
         ours: list[tuple[int, Extension]] = [
             (0, self.telemetry),  # timed, refusals included
             (10, Audit(self.records)),  # written down, refusals included
@@ -379,11 +383,14 @@ class Gateway:
             (25, Ownership(self._chats.claim)),  # is it this caller's chat?
             (30, Permissions(categories, settings.effective_profile().permission)),  # may it do that?
             (40, RateLimit(categories, limits.calls_per_minute)),  # may it now?
-            (60, self._approval()),  # does a person agree?
+            (60, approval),  # does a person agree?
             (63, LargeResults(self.versions, keeps_over, limits.response_bytes, file_uri)),  # is it too much to answer?
             (65, Rendering(self._seen_by)),  # what will it look like, a timeout included?
             (70, self._running),  # a slot and a deadline; a person who thinks holds neither
-            (100, Versioning(self.versions)),  # innermost: the files before and after
+            (
+                100,
+                versioning,
+            ),  # innermost: the files before and after, and whether a person agrees to what became of them
         ]
         yours = [(custom.priority, load_extension(custom)) for custom in settings.extensions]
         return [extension for _, extension in sorted([*ours, *yours], key=lambda placed: placed[0])]

@@ -110,8 +110,8 @@ class Call:
 
     `tool` is None when the catalog has no tool of that name; `refusal` then says why. `name` is as
     the caller said it, which may be the tool's id; `public_name` is the one it is listed under.
-    `confirmed` is set by the process owner, `consent` is a person's answer; neither comes from the wire. `agreed` are
-    the paths it names, where a person agreed to it.
+    `confirmed` is set by the process owner, `consent` is a person's answer, `agreed` are the paths a call names that
+    somebody agreed to, `approved_paths` the protected files among them; none of them comes from the wire.
     """
 
     _: KW_ONLY
@@ -128,6 +128,7 @@ class Call:
     confirmed: bool = False
     consent: Consent | None = None
     agreed: frozenset[str] = frozenset()
+    approved_paths: tuple[str, ...] = ()
     progress: Progress = no_progress
     id: str = field(default_factory=new_id)
     started_at: float = field(default_factory=time.time)

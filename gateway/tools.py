@@ -79,6 +79,8 @@ class Tool:
     `open_world` are hints for clients; what a tool may do is its `permission`. `home` is the
     directory of the toolset that owns it, where its artifacts are. `withheld` says why a tool that
     is known cannot be called now. `wire` is an upstream's own definition of it, all but its name.
+    `path_arguments` are the arguments that name the files it changes, `patch_argument` the one that is a patch of them;
+    None stands for any argument of a tool that writes, for nobody said which.
     `is_tool` is False for what stands for a resource or a prompt: rules, permissions, limits and the
     record take it for a tool, but it is not listed, and nobody can be asked about it.
     """
@@ -106,6 +108,8 @@ class Tool:
     withheld: str | None = None
     wire: Mapping[str, Any] | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+    path_arguments: tuple[str, ...] | None = None
+    patch_argument: str | None = None
     is_tool: bool = True
 
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..calls import Progress, no_progress
 from ..workspace.hidden import Hidden
-from ..workspace.protected import Identities
 
 Key = tuple[Path, Path, bool, bool]
 
@@ -19,8 +18,9 @@ Key = tuple[Path, Path, bool, bool]
 class Job:
     """One call of a toolset's function. `directory` holds the toolset's version and never changes; `env` has the
     values of the secrets it declares, `id` names the call. A call that is not `writable` cannot change the workspace,
-    and one without `programs` can start none. `protected` are files in the workspace that it cannot change, `hidden`
-    those that it cannot see either."""
+    and one without `programs` can start none. `protected` are paths in the workspace that it cannot change, `hidden`
+    those that it cannot see either. One of `single_use` has a worker of its own, of which nothing is left when the
+    call has ended."""
 
     toolset: str
     directory: Path
@@ -34,14 +34,16 @@ class Job:
     progress: Progress = no_progress
     writable: bool = True
     programs: bool = True
-    protected: Identities = ()
+    protected: tuple[str, ...] = ()
     hidden: Hidden = ()
+    single_use: bool = False
 
 
 @dataclass(frozen=True)
 class Place:
     """What a worker is started with. One that was started with something else cannot serve the call: another secret,
-    other packages, other files to hide, or a workspace or protected file that was made anew under the same name."""
+    other packages, other files to hide, or a workspace that was made anew under the same name. One of `single_use` is
+    ended after its first call: code that goes on in it could change files that have been looked at already."""
 
     toolset: str
     directory: Path
@@ -51,13 +53,14 @@ class Place:
     inode: int = 0
     writable: bool = True
     programs: bool = True
-    protected: Identities = ()
+    protected: tuple[str, ...] = ()
     hidden: Hidden = ()
+    single_use: bool = False
 
     @classmethod
     def of(cls, job: Job, packages: Path | None) -> Place:
         inode = os.stat(job.workspace).st_ino  # noqa: PTH116 - on the way of every call
-        rights = job.writable, job.programs, job.protected, job.hidden
+        rights = job.writable, job.programs, job.protected, job.hidden, job.single_use
         return cls(job.toolset, job.directory, job.workspace, packages, job.env, inode, *rights)
 
     @property

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
+
 from ..errors import Unavailable
 from .backoff import Backoff
 from .jobs import Key, Place
@@ -62,6 +64,10 @@ class Pool:
             yield worker
         finally:
             worker.released()
+            if place.single_use:
+                worker.kill("was ended after its call")
+                with anyio.CancelScope(shield=True):
+                    await worker.wait()
             self._look_at(worker)
 
     def retire(self, directory: Path) -> None:

@@ -47,9 +47,9 @@ async def start(sandbox: Sandbox, place: Place, shelf: Shelf, limits: Limits, fr
 def _program(
     sandbox: Sandbox, place: Place, shelf: Shelf, limits: Limits, channel: int, frame_bytes: int
 ) -> tuple[Program, str]:
-    protected = tuple(path for path, *_ in place.protected)
     hidden = hidden_paths(place.hidden)
-    workspace = Mount(place.workspace.resolve(), WORKSPACE, writable=place.writable, kept=protected, hidden=hidden)
+    kept = place.protected
+    workspace = Mount(place.workspace.resolve(), WORKSPACE, writable=place.writable, kept=kept, hidden=hidden)
     toolset = Mount(place.directory.resolve(), TOOLSET)
     packages = [] if place.packages is None else [Mount(place.packages, PACKAGES)]
     root, home = sandbox.inside(toolset), sandbox.inside(workspace)

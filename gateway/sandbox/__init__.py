@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 _MEBIBYTE = 1024 * 1024
 
+PUT_BACK = (
+    "protected files of an attached folder, such as git hooks, are put back after a program ends, not held before"
+)
+"""The weakness of a sandbox that does not keep paths."""
+
 Killed = Literal["memory", "disk", "processes", "output", "timeout"]
 """The limit for which a program was ended."""
 
@@ -42,8 +47,8 @@ class Limits:
 class Mount:
     """A folder of ours that a program may see. `target` is where it finds it, in a sandbox with a file
     system of its own; `Sandbox.inside` says where it really is. `kept` are paths in a writable one that stay as
-    they are, where the sandbox can hold them: its `weaknesses` tell. `hidden` are files and folders in it that
-    a program can neither read nor change, each with the reason; a sandbox that cannot hide them refuses to start it."""
+    they are, where the sandbox `keeps_paths`. `hidden` are files and folders in it that a program can neither read nor
+    change, each with the reason; a sandbox that cannot hide them refuses to start it."""
 
     source: Path
     target: str
@@ -113,10 +118,12 @@ class Process(Protocol):
 
 
 class Sandbox(Protocol):
-    """One way of running programs apart from us. `weaknesses` is what an operator should know of it."""
+    """One way of running programs apart from us. `weaknesses` is what an operator should know of it, `keeps_paths`
+    whether it holds what is `kept` of a mount."""
 
     name: str
     weaknesses: tuple[str, ...]
+    keeps_paths: bool
 
     def inside(self, mount: Mount) -> str:
         """The path under which a program finds the mount."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Invalid
-from . import Killed, Mount, Process, Program, seccomp
+from . import PUT_BACK, Killed, Mount, Process, Program, seccomp
 from .account import Account, account
 from .cgroups import Group, delegated
 from .disk_usage import NOT_INSPECTABLE, Gauge, Size, TmpfsUsage, cannot_inspect_programs, folder_usage
@@ -58,6 +58,7 @@ class Bubblewrap:
         self._cgroups = delegated()
         self._options = _known_options(self._executable)
         guard()  # here, as its start takes a while
+        self.keeps_paths = self._user is not None or self._binds_descriptors()
         self.weaknesses = tuple(self._weaknesses())
 
     def inside(self, mount: Mount) -> str:
@@ -71,13 +72,12 @@ class Bubblewrap:
     async def _start(self, program: Program, *, stdin: bool) -> Process:
         _require_no_nul(program)
         user = await self._borrower(program)
-        holds = user is not None or self._binds_descriptors()
-        if not holds:
+        if not self.keeps_paths:
             refuse_hidden("bwrap (older than 0.10)", program)
         gate_inside, gate = _gate()
         status, status_write = os.pipe()
         ours = [handed(seccomp.build(shared=False, network=program.network is not None)), gate_inside, status_write]
-        held = list(kept(program)) if holds else []
+        held = list(kept(program)) if self.keeps_paths else []
         arguments = self._arguments(program, user, held, *ours)
         # The arguments go by descriptor: a command line is for all to read, inside too.
         ours.append(handed(b"".join(os.fsencode(argument) + b"\0" for argument in arguments)))
@@ -178,8 +178,8 @@ class Bubblewrap:
             yield "this bubblewrap is older than 0.8: nested namespaces are refused by the filter alone"
         if "--size" not in self._options:
             yield "this bubblewrap is older than 0.6: /tmp is only bounded by the watchdog"
-        if self._user is None and not self._binds_descriptors():
-            yield "this bubblewrap is older than 0.10: in attached folders, git's hooks and settings can be changed"
+        if not self.keeps_paths:
+            yield f"this bubblewrap is older than 0.10: {PUT_BACK}"
         if cannot_inspect_programs():
             yield NOT_INSPECTABLE
 

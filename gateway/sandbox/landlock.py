@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import Mount, Process, Program, seccomp
+from . import PUT_BACK, Mount, Process, Program, seccomp
 from .account import Account, account, owner_or
 from .cgroups import delegated
 from .disk_usage import NOT_INSPECTABLE, cannot_inspect_programs
@@ -39,6 +39,7 @@ class Landlock:
     given. What Landlock does not look at, the filter refuses."""
 
     name = "landlock"
+    keeps_paths = False
 
     def __init__(self) -> None:
         self._version = version()
@@ -82,7 +83,7 @@ class Landlock:
 
     def _weaknesses(self) -> Iterator[str]:
         yield "programs can learn that a file exists, its size and its times, though not open it"
-        yield "programs can change protected files, such as git hooks and .vscode, in an attached folder"
+        yield PUT_BACK
         yield "files cannot be hidden: where an approval rule keeps one from programs, they are refused"
         yield "chmod, chown and setting times by name do nothing inside"
         if (user := account()) is not None:

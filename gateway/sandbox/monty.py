@@ -63,6 +63,7 @@ class Monty:
     """
 
     name = "monty"
+    keeps_paths = False
     weaknesses: tuple[str, ...] = (
         "code runs in an interpreter that knows a part of Python and of its library only: no packages, no bash",
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from ..errors import Invalid
-from . import Mount, Process, Program
+from . import PUT_BACK, Mount, Process, Program
 from .launched import launch, refuse_hidden, refuse_network
 from .process import unavailable
 
@@ -69,9 +69,11 @@ class Seatbelt:
     given; it has no network. Nothing of the kernel's bounds what a whole tree uses."""
 
     name = "seatbelt"
+    keeps_paths = False
     weaknesses: tuple[str, ...] = (
         "memory and the number of processes of a program are bounded one by one, not together",
         "a process that leaves its group may outlive its program for a moment, as confined as before",
+        PUT_BACK,
     )
 
     def __init__(self, executable: str = EXECUTABLE) -> None:

@@ -15,6 +15,7 @@ class Unconfined:
     are given, their limits, and an end."""
 
     name = "unconfined"
+    keeps_paths = False
 
     def __init__(self) -> None:
         self.weaknesses: tuple[str, ...] = ("programs run with all rights of your account, files and network included",)

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import Conflict, NotFound
 from . import access
 from . import index as indexes
-from .beneath import Parts, Way, best_way
+from .beneath import DIRECTORY, Parts, Way, best_way
 from .blobs import BlobStore, blob_missing
 from .environments import without
 from .index import RACY_NANOSECONDS, File, Index
 from .plan import Plan, plan
+from .protected import set_aside
 from .refusals import shown
 from .restore import Restore
-from .snapshot import Ignore, file_clock, scan
-from .tree import Changes, Tree, changes, diff
+from .snapshot import UNREADABLE, Ignore, file_clock, scan
+from .tree import LINK, Changes, Patch, Tree, apply, changes, diff, encode, locate
 
 _MANY = 64  # from here on waiting until a file's times can be trusted costs less than reading it again
 _TICK_SECONDS = 0.005
 _PATIENCE = 20
+_ROUNDS = 10
+_COARSE = 0.1  # seconds by which the clock of a file system may be behind ours
+_MODE = 4  # in the stamp of a file
+_IGNORING = (".gitignore", ".toolgateignore")
 
 
 class Checkout:
@@ -56,6 +62,11 @@ class Checkout:
         """What the last snapshot could not take into the tree, and why."""
         return self._index.skipped if self._index else {}
 
+    @property
+    def index(self) -> Index:
+        """What the last snapshot saw."""
+        return self._index or Index()
+
     def snapshot(self) -> Tree:
         """What is in the folder, every content of it durably in the blob store."""
         with self._opened() as root:
@@ -78,6 +89,72 @@ class Checkout:
             written = Restore(root, self._way, self._blobs, index).run(steps)
             self._index = index.after(steps.removed, _settled(root, written))
         return changes(index.tree, steps.patch)
+
+    def uncover(self, old: Tree, before: Index, since: float) -> Tree:
+        """Make visible what a call since then has hidden: ignore files are brought back as `old` has them, and those
+        that hide themselves, which are in no version, get another name. Returns all that is there."""
+        for _ in range(_ROUNDS):
+            now = self._readable(before)
+            if self._uncovered(now, since):
+                continue
+            hiding = [path for path in diff(now.tree, old).files if path.rpartition("/")[2] in _IGNORING]
+            if not hiding:
+                return now.tree
+            with suppress(Conflict):  # changed meanwhile: it is looked at again
+                self.materialize(graft(now.tree, old, hiding), now.tree)
+        raise Conflict("ignore files hide what is in the folder, however often they are brought back")
+
+    def take_back(self, old: Tree, after: Tree, before: Index, until: float | None = None) -> list[str]:
+        """Bring back `old`, with the modes of `before`, where the folder holds what `after` has. What is neither was
+        changed by somebody else, as was what changed later than `until`: it stays. Returns the paths of that."""
+        for attempt in range(1, _ROUNDS + 1):
+            now = self._readable(before)
+            theirs = _others(old, after, now, until)
+            target = graft(old, now.tree, theirs)
+            if not diff(now.tree, target):
+                break
+            try:
+                self.materialize(target, now.tree)
+            except Conflict:
+                if attempt == _ROUNDS:
+                    raise  # changed meanwhile, or something is in the way that is in no version
+        with self._opened() as root:
+            for path, (mode, _) in mode_changes(before, self._scan(root)).items():
+                if path not in theirs:
+                    _set_mode(self._way, root, locate(path), mode)
+        return theirs
+
+    def _uncovered(self, now: Index, since: float) -> bool:
+        """Return whether there were ignore files that hide themselves, and are renamed now."""
+        found = False
+        with self._opened() as root:
+            for folder in now.folders.values():
+                for name in folder.ignored.intersection(_IGNORING):
+                    parent = self._way.open(root, tuple(folder.path.split("/")) if folder.path else (), DIRECTORY)
+                    try:
+                        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                        if status.st_ctime > since - _COARSE:
+                            found = set_aside(parent, name, name) is not None or found
+                    finally:
+                        os.close(parent)
+        return found
+
+    def _readable(self, before: Index) -> Index:
+        """What is in the folder, with files and directories open again that were readable before."""
+        with self._opened() as root:
+            now = self._scan(root)
+            closed = [
+                (*(folder.path.split("/") if folder.path else ()), name)
+                for folder in now.folders.values()
+                for name, reason in folder.skipped.items()
+                if reason == UNREADABLE
+            ]
+            for parts in closed:
+                was = before.find(parts)
+                if was is not None or "/".join(parts) in before.folders:
+                    mode = was.stamp[_MODE] if was is not None else before.folders["/".join(parts)].mode
+                    _set_mode(self._way, root, parts, mode)
+            return self._scan(root) if closed else now
 
     def save(self) -> None:
         """Keep the index for the next process; without it that one reads every file once."""
@@ -123,6 +200,68 @@ class Checkout:
             yield root
         finally:
             os.close(root)
+
+
+def mode_changes(before: Index, now: Index) -> dict[str, tuple[int, int]]:
+    """The permissions before and now of each file and directory that was there before and has others now."""
+    found = {}
+    for path, folder in now.folders.items():
+        was = before.folders.get(path)
+        if was is None or was is folder:
+            continue
+        if path and was.mode != folder.mode:
+            found[encode(path)] = was.mode, folder.mode
+        for name, file in folder.files.items():
+            known = was.files.get(name)
+            if known is not None and known.kind != LINK != file.kind and known.stamp[_MODE] != file.stamp[_MODE]:
+                modes = stat.S_IMODE(known.stamp[_MODE]), stat.S_IMODE(file.stamp[_MODE])
+                found[encode(folder.below(name))] = modes
+    return found
+
+
+def _others(old: Tree, after: Tree, now: Index, until: float | None) -> list[str]:
+    """The paths that somebody else than the call has changed."""
+    patch = diff(old, now.tree)
+    found = {
+        path for path in (*patch.files, *patch.meta) if _at(now.tree, path) not in (_at(old, path), _at(after, path))
+    }
+    if until is not None:
+        files = {path: now.find(locate(path)) for path in patch.files}
+        found |= {path for path, file in files.items() if file is not None and file.stamp[1] > until * 1e9}
+    # No directory is empty in which they have a file.
+    return sorted({*found, *(above for path in found for above in _above(path) if above in old.meta)})
+
+
+def _above(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _at(tree: Tree, path: str) -> tuple[str | None, str | None]:
+    return tree.files.get(path), tree.meta.get(path)
+
+
+def graft(tree: Tree, other: Tree, paths: Sequence[str]) -> Tree:
+    """A tree that has at some paths what another has."""
+    files = {path: other.files.get(path) for path in paths}
+    return apply(tree, Patch(files, {path: other.meta.get(path) for path in paths}))
+
+
+def _set_mode(way: Way, root: int, parts: Parts, mode: int) -> None:
+    """Set the permissions of a file or directory; no link is followed."""
+    with suppress(OSError):
+        parent = way.open(root, parts[:-1], DIRECTORY)
+        try:
+            if not hasattr(os, "O_PATH"):
+                os.chmod(parts[-1], stat.S_IMODE(mode), dir_fd=parent, follow_symlinks=False)
+                return
+            fd = os.open(parts[-1], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+            try:
+                Path(f"/proc/self/fd/{fd}").chmod(stat.S_IMODE(mode))
+            finally:
+                os.close(fd)
+        finally:
+            os.close(parent)
 
 
 def _settled(root: int, written: Mapping[Parts, File]) -> Mapping[Parts, File]:

@@ -23,7 +23,7 @@ from .tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, PLAIN, Tree, decode, encode
 RACY_NANOSECONDS = 20_000_000
 """Something that changed this recently may change again without its times showing it: clocks tick coarsely."""
 
-_HEADER = b"toolgate-index-1"
+_HEADER = b"toolgate-index-2"
 
 
 stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter(
@@ -68,7 +68,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Folder:
-    """A directory when it was listed. `path` is as on disk; no `stamp`: list it again."""
+    """A directory when it was listed. `path` is as on disk; no `stamp`: list it again. `mode` are its permissions."""
 
     path: str
     stamp: Stamp | None = None
@@ -77,6 +77,7 @@ class Folder:
     ignored: frozenset[str] = frozenset()
     skipped: Mapping[str, str] = field(default_factory=dict)
     rules: str = ""
+    mode: int = 0
 
     def below(self, name: str) -> str:
         return f"{self.path}/{name}" if self.path else name
@@ -208,11 +209,12 @@ def _packed(folder: Folder) -> list[object]:
         [encode(name) for name in folder.ignored],
         {encode(name): reason for name, reason in folder.skipped.items()},
         folder.rules,
+        folder.mode,
     ]
 
 
 def _unpacked(row: list[Any]) -> Folder:
-    path, moved, files, folders, ignored, skipped, rules = row
+    path, moved, files, folders, ignored, skipped, rules, mode = row
     return Folder(
         decode(path),
         tuple(moved) if moved else None,
@@ -221,6 +223,7 @@ def _unpacked(row: list[Any]) -> Folder:
         frozenset(map(decode, ignored)),
         {decode(name): reason for name, reason in skipped.items()},
         rules,
+        mode,
     )
 
 

@@ -33,7 +33,8 @@ class OpenChat:
         self.lock = ChatLock(directory / "lock")
         self.blobs = FileBlobs(directory / "blobs")
         self.running = directory / "running"
-        self._folder = folder
+        self.folder = folder
+        self.protected = directory / "protected" if attached else None
         self._swept = directory / "swept"
         if not self._swept.exists():
             self._swept.touch(0o600)
@@ -55,10 +56,10 @@ class OpenChat:
 
     def sweep(self, patches: Sequence[str], older_than: float) -> sweeping.Swept:
         """Sweep, `patches` being all those of the chat's manifests."""
-        access.ensure(self._folder, ours=not self._attached)
+        access.ensure(self.folder, ours=not self._attached)
         self._swept.touch()
         now = time.time()
-        leftovers = sweeping.remove_leftovers(self._folder, now - LEFTOVER_SECONDS)
+        leftovers = sweeping.remove_leftovers(self.folder, now - LEFTOVER_SECONDS)
         swept = sweeping.sweep(self.blobs, _digests(patches), older_than, now)
         return replace(swept, temporary=swept.temporary + leftovers)
 

@@ -161,13 +161,14 @@ class _Scan:
         known = self._known.get(path)
         found = os.fstat(directory)
         stamp = found.st_mtime_ns, found.st_ctime_ns, found.st_ino
-        key = rules.key if rules else ""
+        key, mode = rules.key if rules else "", stat.S_IMODE(found.st_mode)
         if known is not None and known.rules == key:
             if known.stamp == stamp:
                 return self._recheck(directory, known)
             if known.names == _names(directory):
-                return self._reread(directory, replace(known, stamp=self._trusted(found, stamp)), known.files)
-        return self._list(directory, Folder(path, self._trusted(found, stamp), rules=key), rules)
+                trusted = replace(known, stamp=self._trusted(found, stamp), mode=mode)
+                return self._reread(directory, trusted, known.files)
+        return self._list(directory, Folder(path, self._trusted(found, stamp), rules=key, mode=mode), rules)
 
     def _trusted(self, found: os.stat_result, stamp: Stamp) -> Stamp | None:
         return None if max(found.st_mtime_ns, found.st_ctime_ns) >= self._limit else stamp

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -21,10 +22,13 @@ from ..db.chats import Chats
 from ..db.manifests import Head, ManifestRow, Manifests
 from ..errors import Conflict, Forbidden, GatewayError, Invalid, NotFound
 from . import sweep as sweeping
+from .checkout import graft, mode_changes
 from .compare import OUTPUT_LIMIT, Comparison, compare
+from .index import Index
 from .manifest import assemble, new_row
 from .opened import OpenChat
 from .paths import Root
+from .protected import take_back
 from .selection import Selection
 from .tree import EMPTY, Changes, Patch, Tree, changes, diff
 from .workspaces import Workspaces
@@ -38,6 +42,8 @@ GRACE_SECONDS = 24 * 3600.0
 SWEEP_SECONDS = 24 * 3600.0
 """How long after a sweep of a chat the next one is due."""
 PREFIX_LENGTH = 4
+RECOVER_SECONDS = 1.0
+"""How long a start waits for another process that holds a chat."""
 
 Result = TypeVar("Result")
 Listener = Callable[[str, Changes], None]
@@ -114,6 +120,20 @@ class Versions:
         work = functools.partial(compare, limit=limit, check_cancelled=cancelled)
         return await self.in_thread(work, old, new, opened.blobs.open, selection)
 
+    def is_attached(self, chat: str) -> bool:
+        """Return whether the chat works in a person's own folder."""
+        return self._workspaces.is_attached(chat)
+
+    async def recover(self, chat: str) -> None:
+        """Put right now what a killed gateway left in a person's own folder; if another process works there, it has."""
+        opened = await self._opened(chat)
+        if opened.protected is None or not (opened.protected.exists() or opened.running.exists()):
+            return
+        with anyio.move_on_after(RECOVER_SECONDS) as waiting:
+            async with opened.lock.held():
+                waiting.deadline = math.inf
+                await HeldChat(self, opened, await self.manifests.head(chat)).recover()
+
     async def sweep(self, chat: str, older_than: float = GRACE_SECONDS) -> sweeping.Swept:
         """Remove contents that no manifest of the chat names and that are older than the grace period,
         and what writers that were interrupted left among the chat's files."""
@@ -173,6 +193,23 @@ class Versions:
             await self.in_thread(oldest.checkout.save)
 
 
+@dataclass(frozen=True)
+class Review:
+    """What was done to the files since a version: `old` and `new` are the trees, `modes` the permissions of files
+    before and now where they differ, `before` is what was seen at first."""
+
+    old: Tree
+    new: Tree
+    changes: Changes
+    modes: Mapping[str, tuple[int, int]]
+    before: Index
+
+    @property
+    def existing(self) -> tuple[str, ...]:
+        """The files that were there before and are not as they were."""
+        return tuple(sorted({*self.changes.changed, *self.changes.deleted, *self.modes}))
+
+
 class HeldChat:
     """A chat nobody else can change meanwhile."""
 
@@ -184,27 +221,73 @@ class HeldChat:
         self._manifests = versions.manifests
 
     async def recover(self) -> None:
-        """Finish what a killed holder began: a restore is ended, files a tool left are kept as a version."""
+        """Finish what a killed holder began: protected files are put back, a restore is ended, files a tool left are
+        kept as a version, and taken back where nobody agreed to what it did to files that were there."""
+        opened = self._opened
+        if opened.protected is not None:
+            await self._versions.in_thread(take_back, opened.folder, opened.protected)
         if self.head.materializing is not None:
             await self._store_branch("interrupted")
             await self._materialize(self.head.materializing or None)
-        interrupted = await self._versions.in_thread(_read_and_remove, self._opened.running)
-        if interrupted is not None:
-            await self.save("interrupted", interrupted)
+        interrupted = await self._versions.in_thread(_read, opened.running)
+        if interrupted is None:
+            return
+        call, _, until = interrupted.partition("\n")
+        review = await self.review(Index()) if until else None
+        if review is not None and review.existing:
+            since = (await self._versions.in_thread(opened.running.stat)).st_mtime
+            await self.take_back(review, "interrupted", call, since, float(until))
+        else:
+            await self.save("interrupted", call)
+        opened.running.unlink(missing_ok=True)
 
     @asynccontextmanager
-    async def changing(self, call: str) -> AsyncIterator[None]:
-        """Around whatever changes the files; a process killed inside leaves a note of the call."""
-        await self._versions.in_thread(self._opened.running.write_text, call)
+    async def changing(self, call: str, until: float | None = None) -> AsyncIterator[None]:
+        """Around whatever changes the files; a process killed inside leaves a note of the call. With `until`, when it
+        must have ended, what it does to files that were there is then taken back."""
+        note = call if until is None else f"{call}\n{until}"
+        await self._versions.in_thread(self._opened.running.write_text, note)
         try:
             yield
         finally:
             self._opened.running.unlink(missing_ok=True)
 
-    async def save(self, source: str, source_ref: str | None = None) -> str | None:
-        """Keep the files as they are now; the manifest that has them, which is the old one when nothing changed."""
+    @property
+    def seen(self) -> Index:
+        """What the last look at the files saw."""
+        return self._opened.checkout.index
+
+    async def review(self, before: Index) -> Review:
+        """Look at what was done to the files since the head; `before` is what was seen then."""
         old = await self._tree()
         new, patch = await self._changed_since(old)
+        what = await self._versions.in_thread(changes, old, patch)
+        return Review(old, new, what, mode_changes(before, self.seen), before)
+
+    async def take_back(
+        self, review: Review, source: str, source_ref: str, since: float, until: float | None = None
+    ) -> str | None:
+        """Bring the files of the head back, and keep as a version beside it what is there. What somebody else changed
+        since the review stays, as does what changed later than `until`; the call began at `since`."""
+        chat, checkout, work = self._opened.chat, self._opened.checkout, self._versions.in_thread
+        await self._manifests.intend(chat, self.head.manifest_id or "")
+        try:
+            after = await work(checkout.uncover, review.old, review.before, since)
+            left = [path for path in diff(after, review.new).files if path in review.new.files]
+            version = await self._store_branch(source, source_ref, graft(after, review.new, left))
+            theirs = await work(checkout.take_back, review.old, after, review.before, until)
+        finally:
+            await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id)
+        if theirs:
+            log.warning("chat %r: changed by somebody else while a call was undone, and left: %s", chat, theirs[:20])
+        await self.save("edit")
+        return version
+
+    async def save(self, source: str, source_ref: str | None = None, review: Review | None = None) -> str | None:
+        """Keep the files as they are now, or as they were reviewed; the manifest that has them, which is the old one
+        when nothing changed."""
+        old = await self._tree()
+        new, patch = await self._changed_since(old) if review is None else (review.new, diff(review.old, review.new))
         if not patch:
             return self.head.manifest_id
         row = await self._row(old, patch, source, source_ref)
@@ -279,12 +362,15 @@ class HeldChat:
             what = await self._versions.in_thread(changes, old, patch)
             self._versions.announce(self._opened.chat, what)
 
-    async def _store_branch(self, source: str) -> None:
-        """Keep what is on disk beside the head, so that a cut-short restore loses nothing that was there."""
+    async def _store_branch(self, source: str, source_ref: str | None = None, tree: Tree | None = None) -> str | None:
+        """Keep a tree beside the head, or else what is on disk: a cut-short restore loses nothing that was there."""
         old = await self._tree()
-        _, patch = await self._changed_since(old)
-        if patch:
-            await self._manifests.store(await self._row(old, patch, source, None))
+        patch = (await self._changed_since(old))[1] if tree is None else diff(old, tree)
+        if not patch:
+            return None
+        row = await self._row(old, patch, source, source_ref)
+        await self._manifests.store(row)
+        return row.id
 
     async def _changed_since(self, old: Tree) -> tuple[Tree, Patch]:
         new, patch = await self._versions.in_thread(self._opened.changed_since, old)
@@ -314,10 +400,8 @@ def _foreign(chat: str) -> Forbidden:
     return Forbidden(f"chat {chat!r} belongs to someone else", code="CHAT_FORBIDDEN")
 
 
-def _read_and_remove(note: Path) -> str | None:
+def _read(note: Path) -> str | None:
     try:
-        call = note.read_text()
+        return note.read_text()
     except FileNotFoundError:
         return None
-    note.unlink()
-    return call

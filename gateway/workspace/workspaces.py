@@ -43,6 +43,10 @@ class Workspaces:
         """Whether the chat works in a person's own folder."""
         return chat in self._attached
 
+    def protected_store(self, chat: str) -> Path:
+        """Where protected files of the chat's folder are noted while a program runs."""
+        return self.directory(chat) / "protected"
+
     def root(self, chat: str) -> Root:
         """The chat's workspace, held open; use it in a `with`."""
         path = self.path(chat)

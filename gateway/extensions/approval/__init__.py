@@ -12,8 +12,8 @@ from ...config.approval import ApprovalRule
 from ...errors import Forbidden
 from ...tools import READ_RESOURCE, Hides, Tool
 from .. import Extension
-from .looking import Look, is_builtin, named_paths
-from .obeyed import GUARDED, obeyed
+from .looking import Look, named_paths
+from .obeyed import Touched, may_touch, protected_in
 from .question import (
     Answer,
     Approver,
@@ -78,7 +78,8 @@ class Approval(Extension):
     """Raises `ConsentNeeded` where a person must agree; it never waits for one.
 
     The first rule that speaks of the call decides, else the mode and the tool. Unless that lets it through unasked, a
-    file in a person's own folder which other programs obey is asked for each time. A consent that travels with the call
+    file in a person's own folder which other programs obey is asked for each time; a call that somebody agreed to
+    carries the paths of such files as `approved_paths`. A consent that travels with the call
     counts for the very question that was shown, or, where the person changed the arguments, for the same reason to
     ask. A call that passes because it was agreed to (or because the operator asks nobody) is marked `confirmed`;
     one that passes because it is harmless is not, so the tool can hold it to that.
@@ -107,7 +108,8 @@ class Approval(Extension):
         self._hidden: dict[frozenset[tuple[Rule, ...]], Hides] = {}
 
     def concerns(self, tool: Tool) -> bool:
-        return not self._learn(tool).harmless
+        judge = self._learn(tool)
+        return judge.guarded or not judge.harmless
 
     def hides(self, tool: Tool) -> Hides | None:
         """Leave out what a rule by path denies to `read_file` or to the tool itself, or would ask about."""
@@ -127,23 +129,30 @@ class Approval(Extension):
         judge = self._judges.get(tool.id)
         if judge is None or judge.tool is not tool:
             judge = self._learn(tool)
-        if judge.harmless or (call.confirmed and not judge.rules):
+        guarded = judge.guarded and self._attached is not None and self._attached(call.chat)
+        if not guarded and (judge.harmless or (call.confirmed and not judge.rules)):
             return await proceed(call)
         ground = await self._ground(judge, call)
-        if judge.guarded and ground is not True:
-            ground = await self._guarded(judge, call, ground)
-        if isinstance(ground, _Ground):
-            if not call.confirmed:
-                await self._require_consent(call, ground)
-            return await proceed(replace(call, confirmed=True, agreed=await named_paths(call)))
-        return await proceed(replace(call, confirmed=True) if ground else call)
+        touched = await protected_in(call) if guarded and (call.confirmed or ground is not True) else None
+        if touched is not None and not call.confirmed:
+            ground = _protecting(ground, touched, judge.out_of_band)
+        if isinstance(ground, _Ground) and not call.confirmed:
+            await self._require_consent(call, ground, await self._preview.changes(call) if self._preview else None)
+        if not ground:
+            return await proceed(call)
+        agreed = await named_paths(call) if isinstance(ground, _Ground) else frozenset[str]()
+        approved = touched.paths if touched else ()
+        return await proceed(replace(call, confirmed=True, agreed=agreed, approved_paths=approved))
+
+    async def require_consent(self, call: Call, reason: str, changes: str) -> None:
+        """Raise `ConsentNeeded` unless somebody agreed to these very changes, or to such ones for longer."""
+        await self._require_consent(call, _ground(reason, "changes", self._learn(call.target).out_of_band), changes)
 
     def _learn(self, tool: Tool) -> _Judge:
         rules = rules_for(tool, self._rules)
-        guarded = self._attached is not None and is_builtin(tool) and tool.id in GUARDED
-        unspoken = not rules and not guarded
+        guarded = self._attached is not None and may_touch(tool)
         asked_by_mode = self._mode != "unsafe_only" and tool.is_tool
-        harmless = unspoken and not asked_by_mode and tool.requires_confirmation is False
+        harmless = not rules and not asked_by_mode and tool.requires_confirmation is False
         if len(self._judges) >= TOOLS:
             self._judges.clear()
         judge = self._judges[tool.id] = _Judge(tool, rules, fits(tool.id, self._out_of_band), guarded, harmless)
@@ -177,27 +186,15 @@ class Approval(Extension):
             )
         return False
 
-    async def _guarded(self, judge: _Judge, call: Call, ground: _Ground | bool) -> _Ground | bool:
-        """The ground, and where the call touches what other programs obey, that too: it is agreed to once only."""
-        if self._attached is None or not self._attached(call.chat):
-            return ground
-        reason = await obeyed(call)
-        if reason is None:
-            return ground
-        if isinstance(ground, _Ground):
-            return replace(ground, reason=f"{ground.reason}; {reason}", key=f"obeyed: {ground.key}", remember=False)
-        return _ground(reason, "obeyed", judge.out_of_band, remember=False)
-
     async def _own_reason(self, call: Call) -> str | None:
         rule = call.target.requires_confirmation
         if callable(rule):
             return await rule(call)
         return f"{call.target.id} always asks first" if rule else None
 
-    async def _require_consent(self, call: Call, ground: _Ground) -> None:
+    async def _require_consent(self, call: Call, ground: _Ground, changes: str | None) -> None:
         if not call.target.is_tool:
             raise _unasked(call, ground.reason)
-        changes = await self._preview.changes(call) if self._preview else None
         question = question_of(
             call, ground.reason, ground.key, route=ground.route, changes=changes, remember=ground.remember
         )
@@ -211,6 +208,14 @@ class Approval(Extension):
 def _ground(reason: str, key: str, out_of_band: bool, remember: bool = True) -> _Ground:
     # What a client's own person agreed to counts for nothing where only the queue does.
     return _Ground(reason, f"queue: {key}" if out_of_band else key, "queue" if out_of_band else "ask", remember)
+
+
+def _protecting(ground: _Ground | bool, touched: Touched, out_of_band: bool) -> _Ground:
+    """The ground with what the call touches that other programs obey: that is agreed to once only."""
+    if isinstance(ground, _Ground):
+        reason, key = f"{ground.reason}; {touched.reason}", f"obeyed: {ground.key}"
+        return replace(ground, reason=reason, key=key, remember=False)
+    return _ground(touched.reason, "obeyed", out_of_band, remember=False)
 
 
 def _unasked(call: Call, reason: str) -> Forbidden:

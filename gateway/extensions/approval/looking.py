@@ -75,10 +75,10 @@ class Look:
         """Every text that could be a path, and what patches name; None for a patch nobody can read. Of the tool that
         applies patches, what it will itself make of one."""
         tool = self.call.tool
-        if tool is None or not is_builtin(tool) or tool.id != "apply_patch":
+        if tool is None or tool.patch_argument is None:
             return self.once("paths", self._paths)
         if "patched" not in self._read:
-            raw = await patched(self.call.arguments)
+            raw = await patched(self.call.arguments.get(tool.patch_argument))
             self._read["patched"] = raw and [path for each in raw for path in _readings(each)]
         found: Sequence[str] | None = self._read["patched"]
         return found
@@ -128,9 +128,9 @@ def is_builtin(tool: Tool) -> bool:
     return tool.kind == "builtin" and tool.owner is None
 
 
-async def patched(arguments: Mapping[str, Any]) -> list[str] | None:
+async def patched(patch: Any) -> list[str] | None:
     """What the tool that applies patches would touch, before and after; None when it cannot read the patch."""
-    return await anyio.to_thread.run_sync(_patched, str(arguments.get("patch")))
+    return await anyio.to_thread.run_sync(_patched, str(patch))
 
 
 def folded(text: str) -> str:

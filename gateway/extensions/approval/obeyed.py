@@ -1,30 +1,53 @@
-"""Asks before a builtin tool changes a protected file of a person's own folder."""
+"""Finds protected files of a person's own folder among the arguments of a tool that changes files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ...calls import Call
+from ...tools import Access, Tool
 from ...workspace.protected import PROTECTED_NAMES
-from .looking import folded, patched
+from .looking import Look, TooMuch, folded
 
-GUARDED: Mapping[str, Sequence[str]] = {
-    "write_file": ("path",),
-    "edit_file": ("path",),
-    "delete_file": ("path",),
-    "web_download": ("path",),
-    "move_file": ("from", "to"),
-    "apply_patch": (),
-}
-"""The tools that change files, and the arguments that say which."""
+_NAMED = 3
 
 
-async def obeyed(call: Call) -> str | None:
-    """Why a person is asked about a call that changes such a file; None for any other."""
-    named = GUARDED[call.target.id]
-    # A patch that cannot be read changes nothing: its tool refuses it.
-    paths = [str(call.arguments.get(name)) for name in named] if named else await patched(call.arguments) or []
-    for path in paths:
-        if PROTECTED_NAMES.intersection(folded(path).split("/")):
-            return f"{call.target.id} touches {path[:200]!r}, and other programs on this machine obey this file"
-    return None
+class Touched(NamedTuple):
+    """Why a person is asked about a call, and the protected paths that its arguments name."""
+
+    reason: str
+    paths: tuple[str, ...]
+
+
+def may_touch(tool: Tool) -> bool:
+    """Return whether arguments of the tool can name files that it changes."""
+    if tool.path_arguments is None and tool.patch_argument is None:
+        return tool.access is Access.WRITE
+    return bool(tool.path_arguments or tool.patch_argument)
+
+
+async def protected_in(call: Call) -> Touched | None:
+    """The protected files that the call names; None if there are none. Of a tool that does not declare which arguments
+    are paths, every text counts that could be one."""
+    tool = call.target
+    try:
+        paths = await _paths(call)
+    except TooMuch:
+        return Touched(f"{tool.id} may touch protected files: its arguments are too many to look at", ())
+    found = tuple(dict.fromkeys(path for path in paths if PROTECTED_NAMES.intersection(folded(path).split("/"))))
+    if not found:
+        return None
+    named = ", ".join(repr(path[:200]) for path in found[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    files = "this file" if len(found) == 1 else "these files"
+    return Touched(f"{tool.id} touches {named}{more}, and other programs on this machine obey {files}", found)
+
+
+async def _paths(call: Call) -> Sequence[str]:
+    tool = call.target
+    if tool.path_arguments is None or tool.patch_argument is not None:
+        # A patch that cannot be read changes nothing: its tool refuses it.
+        return await Look(call).paths() or []
+    values = [call.arguments.get(name) for name in tool.path_arguments]
+    return [str(path) for value in values for path in (value if isinstance(value, list) else [value])]

@@ -135,9 +135,12 @@ def builtin(
     requires_confirmation: bool | Callable[..., Any] = False,
     destructive: bool = False,
     idempotent: bool = False,
+    path_arguments: tuple[str, ...] | None = None,
+    patch_argument: str | None = None,
 ) -> Callable[[Function], Builtin]:
     """Make a tool of a function; `requires_confirmation` may be a function of the same parameters,
-    `async` where the tool is, that returns the reason to ask a person, or None."""
+    `async` where the tool is, that returns the reason to ask a person, or None. One that writes says which arguments
+    name the files: a protected file among them is asked about."""
     static = requires_confirmation if isinstance(requires_confirmation, bool) else False
     asks = None if isinstance(requires_confirmation, bool) else requires_confirmation
     hints = {
@@ -148,6 +151,8 @@ def builtin(
         "requires_confirmation": static,
         "destructive": destructive,
         "idempotent": idempotent,
+        "path_arguments": path_arguments,
+        "patch_argument": patch_argument,
     }
     return lambda function: Builtin(function, hints, asks)
 

@@ -40,6 +40,7 @@ class Edited(Shape):
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
     destructive=True,
+    path_arguments=("path",),
 )
 def edit_file(
     context: Context,

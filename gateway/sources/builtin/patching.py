@@ -45,6 +45,8 @@ def _deletes(_: Context, patch: str) -> str | None:
     access=Access.WRITE,
     requires_confirmation=_deletes,
     destructive=True,
+    path_arguments=(),
+    patch_argument="patch",
 )
 def apply_patch(
     context: Context,

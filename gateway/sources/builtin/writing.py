@@ -38,6 +38,7 @@ def _overwrites(context: Context, path: str, **_: object) -> str | None:
     requires_confirmation=_overwrites,
     destructive=True,
     idempotent=True,
+    path_arguments=("path",),
 )
 def write_file(
     context: Context,
@@ -81,6 +82,7 @@ def _moves_over(context: Context, from_: str, to: str, overwrite: bool, **_: obj
     access=Access.WRITE,
     requires_confirmation=_moves_over,
     destructive=True,
+    path_arguments=("from", "to"),
 )
 def move_file(
     context: Context,
@@ -114,6 +116,7 @@ class Deleted(Shape):
     access=Access.WRITE,
     requires_confirmation=True,
     destructive=True,
+    path_arguments=("path",),
 )
 def delete_file(
     context: Context,

@@ -20,11 +20,10 @@ from ...sandbox.run import OUTPUT_LIMIT, Finished, run
 from ...tools import Hides, hide_nothing
 from ...workspace import Entry, Parts, Root, parse
 from ...workspace.hidden import Hidden, hidden_paths
-from ...workspace.protected import PROTECTED_PATHS
+from ...workspace.protected import Protected, mounted, protecting
 from .live import Live
 from .machine import SEARCH_PATH, Interpreter, Machine, visible
 from .pythons import Python, Script
-from .redirects import missing
 
 T = TypeVar("T")
 
@@ -63,8 +62,9 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 class Bench:
     """What a development tool works with besides its arguments. `timeout` is the longest a program may take,
     `network` where those may go that are run `online`; None is nowhere. `attached` is a folder of a person's own, of
-    which versions do not keep everything. `installs` says whether install_package can be called. `hides` names the
-    files that rules keep from this call, and `hidden` those of them that are there."""
+    which versions do not keep everything: `protected` are the files in it that other programs obey, noted in `store`
+    while a program runs. `installs` says whether install_package can be called. `hides` names the files that rules
+    keep from this call, and `hidden` those of them that are there."""
 
     call: Call
     folder: Path
@@ -79,6 +79,8 @@ class Bench:
     installs: bool = False
     hides: Hides = hide_nothing
     hidden: Hidden = ()
+    protected: Protected = ()
+    store: Path | None = None
 
     @property
     def inside(self) -> str:
@@ -150,7 +152,8 @@ class Bench:
         """A program that works on the chat's files, and sees nothing else of ours. One that is `free` does what
         others wrote: in a person's own folder it is kept from what other programs of that person obey. One that
         `sees_hidden` files must not let them be seen in what it prints."""
-        protected = PROTECTED_PATHS if free and self.attached else ()
+        # A path that need not be there marks the program as one to protect files from, whatever is there.
+        protected = (*self._mounted, "toolgate.yaml") if free and self.attached else ()
         hidden = () if sees_hidden else hidden_paths(self.hidden)
         own = ":".join(f"{self.inside}/{folder}" for folder in _OWN_PROGRAMS)
         return Program(
@@ -201,15 +204,18 @@ class Bench:
 
     @asynccontextmanager
     async def _kept(self, program: Program | None = None) -> AsyncIterator[None]:
-        """Nothing stays that a free program adds for a person's git to follow; what was there, its sandbox holds."""
+        """A free program changes nothing in a person's own folder that other programs obey."""
         free = program is None or any(mount.kept for mount in program.mounts)
-        absent = missing(self) if free and self.attached else []
-        try:
+        if not free or not self.attached:
             yield
-        finally:
-            if absent:
-                with anyio.CancelScope(shield=True):
-                    await in_thread(self.discard, *absent)
+            return
+        assert self.store is not None  # noqa: S101 - an attached folder has one
+        async with protecting(self.call.target.id, self.folder, self.store, self.protected, self._mounted):
+            yield
+
+    @property
+    def _mounted(self) -> tuple[str, ...]:
+        return mounted(self.protected, ()) if self.sandbox.keeps_paths else ()
 
     def own_files(self, what: str) -> str | None:
         """Why to ask before a program may do what it likes with the files: they are a person's own. A chat's own

@@ -38,6 +38,7 @@ class Staged(Shape):
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
     idempotent=True,
+    path_arguments=(),
 )
 async def git_add(
     bench: Bench,
@@ -80,6 +81,7 @@ class Committed(Shape):
     category="development",
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
+    path_arguments=(),
 )
 async def git_commit(
     bench: Bench,
@@ -141,6 +143,7 @@ async def _branch_reason(_: Bench, delete: str | None = None, force: bool = Fals
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
     requires_confirmation=_branch_reason,
+    path_arguments=(),
 )
 async def git_branch(
     bench: Bench,
@@ -195,6 +198,7 @@ class CheckedOut(Shape):
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
     destructive=True,
+    path_arguments=(),
 )
 async def git_checkout(
     bench: Bench,
@@ -253,6 +257,7 @@ async def _stash_reason(_: Bench, action: str = "list", stash: int = 0, **_other
     access=Access.WRITE,
     requires_confirmation=_stash_reason,
     destructive=True,
+    path_arguments=(),
 )
 async def git_stash(
     bench: Bench,

@@ -18,6 +18,7 @@ from ...errors import GatewayError, Invalid
 from ...sandbox import Mount, Program
 from ...tools import Access, Permission
 from ...workspace import Entry, Parts, Root, parse, shown
+from ...workspace.protected import PROTECTED_NAMES
 from ...workspace.unified import unified_diff
 from ..builtin.define import Shape, builtin, left_out
 from ..builtin.listing import passed_over
@@ -105,6 +106,7 @@ class Formatted(Shape):
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
     idempotent=True,
+    path_arguments=("paths",),
 )
 async def format_code(
     bench: Bench,
@@ -175,7 +177,8 @@ def _entries(root: Root, paths: Sequence[str]) -> Iterator[Entry]:
             yield found
             continue
         with root.walk(parts, enter=lambda entry: not passed_over(entry)) as walk:
-            yield from (entry for entry in walk if entry.kind == "file")
+            # Of what other programs obey, only what the caller names: that is asked about.
+            yield from (entry for entry in walk if entry.kind == "file" and entry.name not in PROTECTED_NAMES)
 
 
 def _styles(bench: Bench, folder: Parts) -> dict[Parts, bytes]:

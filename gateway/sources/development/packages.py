@@ -83,6 +83,7 @@ async def _reason(_: Bench, packages: list[str], manager: str = "pip") -> str:
     permission=Permission.EXECUTE,
     access=Access.WRITE,
     requires_confirmation=_reason,
+    path_arguments=(),
 )
 async def install_package(
     bench: Bench,

@@ -45,6 +45,7 @@ async def _reason(
     access=Access.WRITE,
     requires_confirmation=_reason,
     destructive=True,
+    path_arguments=(),
 )
 async def git_push(
     bench: Bench,

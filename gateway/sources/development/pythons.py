@@ -103,6 +103,7 @@ class NoPrograms:
 
     name = Monty.name
     weaknesses = Monty.weaknesses
+    keeps_paths = Monty.keeps_paths
 
     def __init__(self, lack: GatewayError) -> None:
         self._lack = lack

@@ -1,5 +1,4 @@
-"""Where git would go from a folder of a person's own: what came to be there while a program ran, and a repository that
-lies elsewhere because the folder is one of its worktrees."""
+"""The repository of a person's own folder that lies elsewhere, because the folder is one of its worktrees."""
 
 from __future__ import annotations
 
@@ -14,16 +13,7 @@ from ...workspace import Parts
 if TYPE_CHECKING:
     from .bench import Bench
 
-_ADDED = (".git/hooks", ".git/config.worktree", ".git/commondir")
 _LINE = 4096
-
-
-def missing(bench: Bench) -> list[Parts]:
-    """What of it a repository here does not have; nothing can be mounted where nothing is."""
-    if (found := bench.found((".git",))) is None or found.kind != "directory":
-        return []
-    absent: list[Parts] = [tuple(path.split("/")) for path in _ADDED]
-    return [parts for parts in absent if bench.found(parts) is None]
 
 
 def elsewhere(bench: Bench, where: Parts) -> Path | None:

@@ -63,6 +63,7 @@ async def _code_reason(bench: Bench, language: str, **_other: object) -> str | N
     access=Access.WRITE,
     requires_confirmation=_code_reason,
     destructive=True,
+    path_arguments=(),
 )
 async def run_code(
     bench: Bench,
@@ -129,6 +130,7 @@ async def _command_reason(_: Bench, command: str, directory: str = ".", **_other
     access=Access.WRITE,
     requires_confirmation=_command_reason,
     destructive=True,
+    path_arguments=(),
 )
 async def run_command(
     bench: Bench,

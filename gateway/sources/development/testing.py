@@ -62,6 +62,7 @@ async def _reason(bench: Bench, directory: str = ".", **_other: object) -> str |
     access=Access.WRITE,
     requires_confirmation=_reason,
     destructive=True,
+    path_arguments=(),
 )
 async def run_tests(
     bench: Bench,

@@ -17,9 +17,10 @@ from ...errors import Conflict, GatewayError, NotFound, Unavailable
 from ...sandbox import Limits, Sandbox
 from ...sandbox.choose import choose
 from ...sandbox.network import network_of
-from ...tools import Hides, Tool, hide_nothing
+from ...tools import Access, Hides, Tool, hide_nothing
 from ...workspace import Workspaces
 from ...workspace.hidden import find_hidden
+from ...workspace.protected import Protected, find_protected
 from ..builtin.define import Builtin
 from . import CATEGORY
 from .bench import Bench, in_thread
@@ -116,7 +117,9 @@ class Workbench:
     async def call_tool(self, call: Call) -> Outcome:
         builtin = self._tools[call.target.id]
         async with self._places:
-            with self._bench(call) as bench:
+            attached = self._workspaces.is_attached(call.chat) and call.target.access is Access.WRITE
+            protected = await in_thread(find_protected, self._workspaces.path(call.chat)) if attached else ()
+            with self._bench(call, protected) as bench:
                 await self._require_as_asked(builtin, bench)
                 return await builtin.run_async(await _with_hidden(bench), call.arguments)
 
@@ -201,7 +204,7 @@ class Workbench:
         return narrowed
 
     @contextmanager
-    def _bench(self, call: Call) -> Iterator[Bench]:
+    def _bench(self, call: Call, protected: Protected = ()) -> Iterator[Bench]:
         if self._sandbox is None or self._pythons is None:
             raise self._machine.lack or NotFound(f"{call.name} is not offered here", code="UNKNOWN_TOOL")
         with self._workspaces.root(call.chat) as root:
@@ -218,6 +221,8 @@ class Workbench:
                 attached=self._workspaces.is_attached(call.chat),
                 installs=self._installs and call.caller.permission.allows(install_package.tool.permission),
                 hides=self._hides[call.target.id],
+                protected=protected,
+                store=self._workspaces.protected_store(call.chat),
             )
 
     @cached_property

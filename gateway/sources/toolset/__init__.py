@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,27 @@ from ...bundles import PythonTool, ShellTool
 from ...bundles.installed import Installed, InstalledTool
 from ...bundles.library import Library
 from ...calls import Call, Outcome
-from ...errors import NotFound, ToolFailed
+from ...errors import NotFound
 from ...runtime import Job, Runtime
 from ...sandbox import Mount
 from ...secrets import KNOWN
 from ...tools import Access, Hides, Permission, Tool, hide_nothing
 from ...workspace import Workspaces
 from ...workspace.hidden import Hidden, find_hidden, hidden_paths
-from ...workspace.protected import Identities, protected_identities, rename_added
+from ...workspace.protected import find_protected, mounted, protecting, relative
 from .listing import WORKSPACE, tools_of
 from .shell import Programs
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The chat's files as a call may use them. `protected` are paths that it cannot change; in a folder `of_a_person`
+    nothing of it may go on once it has ended."""
+
+    folder: Path
+    writable: bool
+    of_a_person: bool = False
+    protected: tuple[str, ...] = ()
 
 
 class ToolsetSource:
@@ -62,55 +74,44 @@ class ToolsetSource:
         env = {name: self._environment[name] for name in toolset.spec.secrets if name in self._environment}
         for value in env.values():
             KNOWN.add(value)
-        if not self._workspaces.is_attached(call.chat):
-            return Outcome(await self._run(toolset, item, call, workspace, env, ()))
-        protected = protected_identities(workspace)
-        try:
-            value = await self._run(toolset, item, call, workspace, env, protected)
-        finally:
-            added = rename_added(workspace, protected)
-        if added:
-            raise ToolFailed(
-                f"{call.target.id} made {added[0][0]!r}, which other programs on this machine obey; it is now "
-                f"{added[0][1]!r}. To have it, use write_file or move_file, which ask",
-                code="PROTECTED_FILE",
-                renamed=dict(added),
-            )
-        return Outcome(value)
+        reads_only = call.target.permission is Permission.READ_ONLY
+        files = _Files(workspace, call.target.access is Access.WRITE and not reads_only)
+        if not files.writable or not self._workspaces.is_attached(call.chat):
+            return Outcome(await self._run(toolset, item, call, files, env))
+        before = await anyio.to_thread.run_sync(find_protected, workspace)
+        approved = relative(workspace, call.approved_paths, WORKSPACE)
+        mounts = mounted(before, approved) if await self._programs.can_keep_paths() else ()
+        store = self._workspaces.protected_store(call.chat)
+        async with protecting(call.target.id, workspace, store, before, mounts, approved):
+            files = _Files(workspace, True, of_a_person=True, protected=mounts)
+            return Outcome(await self._run(toolset, item, call, files, env))
 
     async def _run(
-        self,
-        toolset: Installed,
-        item: InstalledTool,
-        call: Call,
-        workspace: Path,
-        env: Mapping[str, str],
-        protected: Identities,
+        self, toolset: Installed, item: InstalledTool, call: Call, files: _Files, env: Mapping[str, str]
     ) -> Any:
         """Run the tool with no more rights than it declares, and without a way to change protected files."""
-        reads_only = call.target.permission is Permission.READ_ONLY
-        writable = call.target.access is Access.WRITE and not reads_only
-        hidden = await self._find_hidden(call, workspace)
+        hidden = await self._find_hidden(call, files.folder)
         if isinstance(item.spec, ShellTool):
-            kept = tuple(path for path, *_ in protected)
-            files = Mount(workspace, WORKSPACE, writable=writable, kept=kept, hidden=hidden_paths(hidden))
-            return await self._programs.run(item.spec, call, toolset.directory, files, env)
+            paths = hidden_paths(hidden)
+            mount = Mount(files.folder, WORKSPACE, writable=files.writable, kept=files.protected, hidden=paths)
+            return await self._programs.run(item.spec, call, toolset.directory, mount, env)
         assert isinstance(item.spec, PythonTool)  # noqa: S101 - no other kind is offered
         job = Job(
             toolset=toolset.id,
             directory=toolset.directory,
             entrypoint=item.spec.entrypoint,
             arguments=call.arguments,
-            workspace=workspace,
+            workspace=files.folder,
             chat=call.chat,
             id=call.id,
             requirements=toolset.spec.dependencies,
             env=env,
             progress=call.progress,
-            writable=writable,
-            programs=not reads_only,
-            protected=protected,
+            writable=files.writable,
+            programs=call.target.permission is not Permission.READ_ONLY,
+            protected=files.protected,
             hidden=hidden,
+            single_use=files.of_a_person,
         )
         return await self._runtime.call(job)
 

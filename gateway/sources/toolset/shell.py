@@ -28,6 +28,10 @@ class Programs:
         self._limits = limits
         self._timeout = timeout
 
+    async def can_keep_paths(self) -> bool:
+        """Return whether the sandbox holds the paths of a mount that are to stay as they are."""
+        return (await self._sandbox()).keeps_paths
+
     async def run(self, tool: ShellTool, call: Call, home: Path, files: Mount, env: Mapping[str, str]) -> Any:
         """What the program printed: its output as JSON where the tool has an output schema, else its texts and
         exit code. A code the tool does not count as success fails with what the program said."""

@@ -51,6 +51,7 @@ async def _overwrites(context: WebContext, path: str, **_: object) -> str | None
     requires_confirmation=_overwrites,
     destructive=True,
     idempotent=True,
+    path_arguments=("path",),
 )
 async def web_download(
     context: WebContext,
