@@ -151,14 +151,21 @@ def relative(folder: Path, paths: Sequence[str], inside: str) -> tuple[str, ...]
 
 @asynccontextmanager
 async def protecting(
-    tool: str, folder: Path, store: Path, before: Protected, mounts: Collection[str], approved: Sequence[str] = ()
+    tool: str,
+    folder: Path,
+    store: Path,
+    before: Protected,
+    mounts: Collection[str],
+    approved: Sequence[str] = (),
+    *,
+    repositories: bool = False,
 ) -> AsyncIterator[None]:
     """Hold the protected files of a folder while a program runs inside, whether it ends, fails or is cancelled.
 
     Those in `mounts` the sandbox holds; the others are copied to `store` and put back. What the program left under a
     protected name it keeps under a name that nobody obeys, and the call fails with PROTECTED_FILE. Only `approved`
-    paths may change."""
-    await anyio.to_thread.run_sync(_begin, folder, store, before, mounts, approved)
+    paths may change; with `repositories` new ones may be made. `store` is for this call alone."""
+    await anyio.to_thread.run_sync(_begin, folder, store, before, mounts, approved, repositories)
     failure: BaseException | None = None
     try:
         yield
@@ -203,6 +210,16 @@ def set_aside(directory: int, name: str, shown: str) -> str | None:
             return None
         return new
     return None
+
+
+def recover(folder: Path, store: Path) -> None:
+    """Put protected files back after calls of a gateway that was killed; each has a folder in `store`. Blocks."""
+    with suppress(FileNotFoundError):
+        for each in store.iterdir():
+            taken = take_back(folder, each)
+            if any(taken):
+                log.warning("protected files of %s were put back after a kill: %s", folder, taken)
+            shutil.rmtree(each, ignore_errors=True)
 
 
 def _protected(tool: str, taken: TakenBack) -> ToolFailed:
@@ -250,6 +267,8 @@ def _look(directory: int, base: str, name: str) -> Iterator[ProtectedFile]:
     found = _stat(directory, name)
     if found is None:
         return
+    if name.lower() in _REPOSITORY and stat.S_ISREG(found.st_mode) and not found.st_size:
+        return  # leads nowhere; package managers mark caches so
     inner = _REPOSITORY.get(name.lower()) if stat.S_ISDIR(found.st_mode) else None
     yield ProtectedFile(base + name, inner is None, stat.S_IFMT(found.st_mode))
     for each in inner or ():
@@ -279,7 +298,14 @@ def _opened(directory: int, name: str) -> Iterator[int]:
         os.close(inner)
 
 
-def _begin(folder: Path, store: Path, before: Protected, mounts: Collection[str], approved: Sequence[str]) -> None:
+def _begin(
+    folder: Path,
+    store: Path,
+    before: Protected,
+    mounts: Collection[str],
+    approved: Sequence[str],
+    repositories: bool,
+) -> None:
     copied = [each.path for each in before if each.whole and each.path not in mounts]
     files: dict[str, Any] = {}
     shutil.rmtree(store, ignore_errors=True)
@@ -304,6 +330,7 @@ def _begin(folder: Path, store: Path, before: Protected, mounts: Collection[str]
         "copied": [encode(path) for path in copied],
         "approved": [encode(path) for path in approved],
         "files": files,
+        "repositories": repositories,
     }
     (store / "new").write_bytes(orjson.dumps(note))
     (store / "new").rename(store / _NOTE)
@@ -367,17 +394,20 @@ class _Return:
         self._copied = [decode(path) for path in note["copied"]]
         self._approved = [decode(path) for path in note["approved"]]
         self._files = {decode(path): known for path, known in note["files"].items()}
+        self._repositories = note["repositories"]
         self._taken = TakenBack({}, [])
 
     def run(self) -> TakenBack:
-        aside: tuple[str, ...] = ()
+        settled: tuple[str, ...] = ()
         too_deep: list[str] = []
         for each in sorted(_find(self._top, "", 0, too_deep)):
-            if self._before.get(each.path) == each.kind or each.path.startswith(aside):
+            if self._before.get(each.path) == each.kind or each.path.startswith(settled):
                 continue
-            if not _opens(self._approved, each.path):
+            if self._repositories and not each.whole and each.path not in self._before:
+                settled += (f"{each.path}/",)
+            elif not _opens(self._approved, each.path):
                 self._attempt(each.path, self._set_aside)
-                aside += (f"{each.path}/",)
+                settled += (f"{each.path}/",)
             elif each.whole:
                 self._clear(each.path)
         for path in self._copied:

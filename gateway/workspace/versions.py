@@ -21,6 +21,7 @@ import anyio.to_thread
 from ..db.chats import Chats
 from ..db.manifests import Head, ManifestRow, Manifests
 from ..errors import Conflict, Forbidden, GatewayError, Invalid, NotFound
+from . import protected
 from . import sweep as sweeping
 from .checkout import graft, mode_changes
 from .compare import OUTPUT_LIMIT, Comparison, compare
@@ -28,7 +29,6 @@ from .index import Index
 from .manifest import assemble, new_row
 from .opened import OpenChat
 from .paths import Root
-from .protected import take_back
 from .selection import Selection
 from .tree import EMPTY, Changes, Patch, Tree, changes, diff
 from .workspaces import Workspaces
@@ -225,7 +225,7 @@ class HeldChat:
         kept as a version, and taken back where nobody agreed to what it did to files that were there."""
         opened = self._opened
         if opened.protected is not None:
-            await self._versions.in_thread(take_back, opened.folder, opened.protected)
+            await self._versions.in_thread(protected.recover, opened.folder, opened.protected)
         if self.head.materializing is not None:
             await self._store_branch("interrupted")
             await self._materialize(self.head.materializing or None)

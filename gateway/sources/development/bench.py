@@ -210,7 +210,9 @@ class Bench:
             yield
             return
         assert self.store is not None  # noqa: S101 - an attached folder has one
-        async with protecting(self.call.target.id, self.folder, self.store, self.protected, self._mounted):
+        tool, store = self.call.target.id, self.store / self.call.id
+        # Somebody agreed to the program: a repository that it makes stays, as does all in it.
+        async with protecting(tool, self.folder, store, self.protected, self._mounted, repositories=True):
             yield
 
     @property

@@ -81,7 +81,7 @@ class ToolsetSource:
         before = await anyio.to_thread.run_sync(find_protected, workspace)
         approved = relative(workspace, call.approved_paths, WORKSPACE)
         mounts = mounted(before, approved) if await self._programs.can_keep_paths() else ()
-        store = self._workspaces.protected_store(call.chat)
+        store = self._workspaces.protected_store(call.chat) / call.id
         async with protecting(call.target.id, workspace, store, before, mounts, approved):
             files = _Files(workspace, True, of_a_person=True, protected=mounts)
             return Outcome(await self._run(toolset, item, call, files, env))

@@ -59,11 +59,12 @@ async def test_settings_from_elsewhere_do_not_outlast_the_program_that_named_the
     mark.unlink()
     (desk.folder / ".git/commondir").unlink()
     if way == "command":
-        value = await desk.value("run_command", command=PLANTED)
+        outcome = await desk.call("run_command", command=PLANTED)
     else:
         code = PLANTED if way == "bash" else f"import os; os.system({PLANTED!r})"
-        value = await desk.value("run_code", language=way, code=code)
-    assert value["stdout"] == "planted\n"
+        outcome = await desk.call("run_code", language=way, code=code)
+    assert outcome.error is not None and outcome.error.code == "PROTECTED_FILE"
+    assert outcome.error.details["renamed"] == {".git/commondir": ".git/commondir.toolgate-removed-1"}
     assert not (desk.folder / ".git/commondir").exists()
     git(desk.folder, "status")
     assert not mark.exists()
