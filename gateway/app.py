@@ -25,7 +25,7 @@ from .db.sqlite import SqliteDatabase
 from .db.tool_names import ToolNames
 from .db.toolsets import Toolsets
 from .db.upstreams import Upstreams
-from .errors import GatewayError, Invalid, Unavailable
+from .errors import GatewayError, Unavailable
 from .executor import Executor
 from .extensions import Extension
 from .extensions.approval import Approval, Approver, ConsentNeeded

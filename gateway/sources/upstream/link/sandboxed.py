@@ -18,7 +18,7 @@ from ....sandbox import Hear, Limits, Mount, Process, Program
 from ....sandbox.choose import choose
 from ....sandbox.disk_usage import measure
 from ....sandbox.system import SYSTEM_FOLDERS
-from ....workspace.protected import PROTECTED_PATHS
+from ....workspace.protected import find_protected, mounted
 from .child import Child, find_program
 from .endpoints import Confinement, StdioEndpoint
 from .faults import Unreachable
@@ -109,7 +109,9 @@ def plan(endpoint: StdioEndpoint, confinement: Confinement) -> Program:
     mounts = [Mount(confinement.home, str(confinement.home), writable=True)]
     for path, writable in given.items():
         if writable:
-            mounts.append(Mount(path.resolve(), str(path), writable=True, kept=PROTECTED_PATHS))
+            source = path.resolve()
+            kept = mounted(find_protected(source), ()) if source.is_dir() else ()
+            mounts.append(Mount(source, str(path), writable=True, kept=kept))
     is_seen = any(cwd.is_relative_to(path) for path in (*readable, *given, *own, *map(Path, SYSTEM_FOLDERS)))
     return Program(
         argv=(command, *endpoint.args),
