@@ -49,7 +49,7 @@ from .sources import Source
 from .sources.builtin import BuiltinSource
 from .sources.development import DevelopmentSource
 from .sources.web import web_sources
-from .tools import Hides, Permission, Tool
+from .tools import HidesFor, Permission, Tool
 from .workspace import Workspaces
 from .workspace.attaching import attached, default_chat
 from .workspace.versions import Versions
@@ -109,7 +109,7 @@ class Gateway:
         self._categories = settings.effective_categories()
         self.versions = Versions(Manifests(db), self._chats, self._workspaces)
         web = web_sources(settings.web, self._workspaces, self.versions)
-        hides: Callable[[Tool], Hides] = lambda tool: self.executor.hides(tool)  # noqa: E731 - it is made last
+        hides: HidesFor = lambda tool: self.executor.hides(tool)  # noqa: E731 - it is made last
         self.development = DevelopmentSource(self._workspaces, settings, hides=hides)
         files = BuiltinSource(self._workspaces, self.versions, hides=hides)
         self._sources = [files, *web, self.development, *sources]

@@ -25,6 +25,9 @@ class Hides(Protocol):
     def __call__(self, path: str, agreed: frozenset[str] = frozenset()) -> str | None: ...
 
 
+HidesFor = Callable[["Tool"], Hides]
+"""Returns for a tool which files it must not show or see."""
+
 ConfirmationRule = Callable[["Call"], Awaitable[str | None]]
 """Decides per call whether a person must agree first: the reason, or None to go on."""
 
@@ -155,6 +158,10 @@ LIST_RESOURCES = Tool(
 
 REQUESTS = ("resources/read", "resources/subscribe", "prompts/get", "completion/complete")
 """Requests to an upstream besides its tools; in rules and limits it has the id `server:method`."""
+
+
+def hide_nothing_for(_: Tool) -> Hides:
+    return hide_nothing
 
 
 def hide_nothing(path: str, agreed: frozenset[str] = frozenset()) -> str | None:  # noqa: ARG001 - as `Hides` has them

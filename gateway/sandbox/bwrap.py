@@ -27,8 +27,7 @@ from .launched import refuse_hidden
 from .lending import acting_as, borrower, given, lent, place, prepared
 from .network import connected
 from .process import Running, handed, spawn, unavailable
-from .process_tree import count_tasks
-from .rlimits import TaskLimit, counts_by_namespace, rlimits
+from .rlimits import TaskLimit, count_tasks, counts_by_namespace, rlimits
 from .system import SYSTEM_FILES, SYSTEM_FOLDERS
 from .watchdog import Watch
 

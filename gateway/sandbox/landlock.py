@@ -18,8 +18,7 @@ from .cgroups import delegated
 from .disk_usage import NOT_INSPECTABLE, cannot_inspect_programs
 from .launched import launch, refuse_hidden, refuse_network
 from .process import unavailable
-from .process_tree import count_tasks
-from .rlimits import TaskLimit
+from .rlimits import TaskLimit, count_tasks
 from .system import SYSTEM_FILES, SYSTEM_FOLDERS
 
 _CREATE, _VERSION = 444, 1

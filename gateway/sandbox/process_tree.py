@@ -43,8 +43,7 @@ _BYTES_PER_CPU_SECOND = 16 * 1024**3
 class Usage:
     """Totals of a process tree. `memory` is what the kernel cannot drop: anonymous and shared pages, swap and page
     tables, but not mapped files; pages shared by several processes count for each. `mapped` is their address space.
-    `tasks` is the number of all threads. `hidden` are the processes that exist and show nothing, as with a /proc
-    mounted with `hidepid`."""
+    `tasks` counts all threads. `hidden` are processes that exist and show nothing, as in a /proc with `hidepid`."""
 
     processes: tuple[int, ...] = ()
     tasks: int = 0
@@ -74,16 +73,6 @@ def usage(root: int) -> Usage:
         memory += sum(status.values()) * _KIBIBYTE
         queue += children(pid, own)
     return Usage(tuple(processes), tasks, memory, mapped, frozenset(hidden))
-
-
-def count_tasks(user: int) -> int:
-    """The number of tasks of a user on the whole machine, processes that have ended and are not reaped included."""
-    total = 0
-    for pid in pids():
-        with suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid == user:  # noqa: PTH116 - two for each process
-                total += os.stat(f"/proc/{pid}/task").st_nlink - 2  # noqa: PTH116
-    return total
 
 
 def proportional_memory(pids: tuple[int, ...]) -> int:

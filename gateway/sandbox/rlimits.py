@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 
 from . import Limits
-from .process_tree import count_tasks
+from .process_tree import pids
 
 _SPARE_DATA = 512 * 1024 * 1024
 _COUNTS_BY_NAMESPACE = (5, 14)
@@ -49,6 +50,16 @@ def rlimits(limits: Limits, task_limit: TaskLimit | None) -> list[tuple[int, int
     if limits.cpu_seconds is not None:
         held.append((resource.RLIMIT_CPU, limits.cpu_seconds))
     return held
+
+
+def count_tasks(user: int) -> int:
+    """The number of tasks of a user on the whole machine, processes that have ended and are not reaped included."""
+    total = 0
+    for pid in pids():
+        with suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == user:  # noqa: PTH116 - two for each process
+                total += os.stat(f"/proc/{pid}/task").st_nlink - 2  # noqa: PTH116
+    return total
 
 
 def counts_by_namespace(release: str | None = None) -> bool:

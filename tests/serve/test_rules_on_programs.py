@@ -149,6 +149,8 @@ async def test_git_diff_and_git_show_leave_out_denied_files_and_count_them(
         if rule is UNREAD:
             assert (await refused(client, "git_show", path="a.env")).startswith("DENIED_BY_RULE")
             assert (await refused(client, "git_show", repository="sub", path="b.env")).startswith("DENIED_BY_RULE")
+        if rule is ASKED:
+            assert (await value(client, "git_show", path="a.env"))["content"] == "TOKEN=2\n"
         assert (await value(client, "git_show", path="a.txt"))["content"] == "two\n"
 
 

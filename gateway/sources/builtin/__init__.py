@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import anyio
@@ -11,7 +11,7 @@ import anyio.from_thread
 import anyio.to_thread
 
 from ...calls import Call, Outcome
-from ...tools import Hides, Tool, hide_nothing
+from ...tools import Hides, HidesFor, Tool, hide_nothing, hide_nothing_for
 from ...workspace import Workspaces
 from ...workspace.versions import Versions
 from .define import Builtin, Context, VersionContext
@@ -61,7 +61,7 @@ class BuiltinSource:
         *,
         engine: Engine | None = None,
         builtins: Sequence[Builtin] | None = None,
-        hides: Callable[[Tool], Hides] = lambda _: hide_nothing,
+        hides: HidesFor = hide_nothing_for,
     ) -> None:
         self._workspaces = workspaces
         self._versions = versions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...calls import Call, Outcome
 from ...config import Settings
 from ...errors import GatewayError
-from ...tools import Hides, Permission, Tool, hide_nothing
+from ...tools import HidesFor, Permission, Tool, hide_nothing_for
 from ...workspace import Workspaces
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class DevelopmentSource:
         workspaces: Workspaces,
         settings: Settings,
         sandbox: Choice | None = None,
-        hides: Callable[[Tool], Hides] = lambda _: hide_nothing,
+        hides: HidesFor = hide_nothing_for,
     ) -> None:
         self._hides = hides
         self._workspaces = workspaces

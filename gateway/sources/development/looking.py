@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ...errors import Forbidden, Invalid, ToolFailed
+from ...errors import Conflict, Forbidden, Invalid, ToolFailed
 from ...tools import Access, Permission, hide_nothing
 from ...workspace import parse
 from ..builtin.define import Shape, builtin, left_out
@@ -98,9 +98,14 @@ async def difference(repository: Repository, command: Sequence[str], what: Seque
     found = changes(await repository.read(*command, "--raw", "--numstat", "-z", *AS_IT_IS, *what))
     hidden = await _hidden(repository, found)
     files = [change for names, change in found.items() if names not in hidden]
-    patch = (*command, "--patch", *AS_IT_IS, *what, *without(sorted({name for names in hidden for name in names})))
-    text = plain(await repository.read(*patch)) if files else ""
-    truncated = len(files) > FILES or len(text) > DIFF
+    excluded = without(sorted({name for names in hidden for name in names}))
+    listing = () if repository.bench.hides is hide_nothing else ("--raw", "-z")
+    text = await repository.read(*command, "--patch", *listing, *AS_IT_IS, *what, *excluded)
+    if listing:  # once more, as files may have changed since the first time
+        raw, _, text = text.partition("\0\0")
+        if await _hidden(repository, changes(f"{raw}\0")):
+            raise Conflict("files changed while they were compared; call again", code="CHANGED_MEANWHILE")
+    text, truncated = plain(text), len(files) > FILES or len(text) > DIFF
     return Diff(files=files[:FILES], diff=text[:DIFF], truncated=truncated, files_left_out=len(hidden) or None)
 
 

@@ -17,7 +17,7 @@ from ...errors import Conflict, GatewayError, NotFound, Unavailable
 from ...sandbox import Limits, Sandbox
 from ...sandbox.choose import choose
 from ...sandbox.network import network_of
-from ...tools import Access, Hides, Tool, hide_nothing
+from ...tools import Access, HidesFor, Tool, hide_nothing
 from ...workspace import Workspaces
 from ...workspace.hidden import find_hidden
 from ...workspace.protected import Protected, find_protected
@@ -70,13 +70,7 @@ _ONLINE = ("git_push", "install_package")
 class Workbench:
     """The development tools of one gateway: what of them can run here, and a bench for each call."""
 
-    def __init__(
-        self,
-        workspaces: Workspaces,
-        settings: Settings,
-        machine: Machine,
-        hides: Callable[[Tool], Hides] = lambda _: hide_nothing,
-    ) -> None:
+    def __init__(self, workspaces: Workspaces, settings: Settings, machine: Machine, hides: HidesFor) -> None:
         self._hides = {each.tool.id: hides(each.tool) for each in TOOLS}
         self._workspaces = workspaces
         self._settings = settings
@@ -92,11 +86,7 @@ class Workbench:
 
     @classmethod
     async def set_up(
-        cls,
-        workspaces: Workspaces,
-        settings: Settings,
-        choice: Choice | None = None,
-        hides: Callable[[Tool], Hides] = lambda _: hide_nothing,
+        cls, workspaces: Workspaces, settings: Settings, choice: Choice | None, hides: HidesFor
     ) -> Workbench:
         """Look at the machine, off the event loop."""
         sandbox, lack = await tried(choice or functools.partial(choose, settings.sandbox))
@@ -235,9 +225,11 @@ class Workbench:
 
 async def _with_hidden(bench: Bench) -> Bench:
     """The bench with the files that rules keep from its programs. The tools of git leave them out themselves."""
-    if bench.hides is hide_nothing or bench.call.target.id.startswith("git_"):
+    if bench.hides is hide_nothing:
         return bench
     hides = functools.partial(bench.hides, agreed=bench.call.agreed)
+    if bench.call.target.id.startswith("git_"):
+        return replace(bench, hides=hides)
     return replace(bench, hides=hides, hidden=await in_thread(find_hidden, bench.folder, hides))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from ...errors import NotFound
 from ...runtime import Job, Runtime
 from ...sandbox import Mount
 from ...secrets import KNOWN
-from ...tools import Access, Hides, Permission, Tool, hide_nothing
+from ...tools import Access, Hides, HidesFor, Permission, Tool, hide_nothing, hide_nothing_for
 from ...workspace import Workspaces
 from ...workspace.hidden import Hidden, find_hidden, hidden_paths
 from ...workspace.protected import find_protected, mounted, protecting, relative
@@ -50,7 +50,7 @@ class ToolsetSource:
         programs: Programs,
         workspaces: Workspaces,
         environment: Mapping[str, str] = os.environ,
-        hides: Callable[[Tool], Hides] = lambda _: hide_nothing,
+        hides: HidesFor = hide_nothing_for,
     ) -> None:
         self._hides = hides
         self._hidden: Mapping[str, Hides] = {}

@@ -15,7 +15,7 @@ from ...render import declare
 from ...runtime import Runtime
 from ...sandbox import Limits, Mount, Sandbox
 from ...sandbox.choose import choose
-from ...tools import Hides, Tool
+from ...tools import HidesFor
 from ...workspace import Workspaces
 from . import ToolsetSource
 from .following import Follower
@@ -36,7 +36,7 @@ class Workshop:
         db: Database,
         settings: Settings,
         workspaces: Workspaces,
-        hides: Callable[[Tool], Hides],
+        hides: HidesFor,
     ) -> None:
         sandbox = self._choose
         limits = Limits(memory=settings.sandbox.memory_mb * _MEBIBYTE, cpu_seconds=settings.sandbox.cpu_seconds)

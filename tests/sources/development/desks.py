@@ -17,7 +17,7 @@ from gateway.config import Settings, load
 from gateway.errors import GatewayError
 from gateway.sandbox import Sandbox
 from gateway.sources.development import DevelopmentSource
-from gateway.tools import Tool
+from gateway.tools import HidesFor, Tool, hide_nothing_for
 from gateway.workspace import Workspaces
 
 ON = {"categories": {"development": {"enabled": True}}}
@@ -78,7 +78,9 @@ def settings(place: Path, **more: Any) -> Settings:
 
 
 @asynccontextmanager
-async def desk(place: Path, backend: str = "bwrap", **more: Any) -> AsyncIterator[Desk]:
+async def desk(
+    place: Path, backend: str = "bwrap", hides: HidesFor = hide_nothing_for, **more: Any
+) -> AsyncIterator[Desk]:
     """The source alone, in the sandbox of that name."""
     chosen = await working_sandbox(backend)
 
@@ -87,7 +89,7 @@ async def desk(place: Path, backend: str = "bwrap", **more: Any) -> AsyncIterato
 
     folder = place / "ws"
     folder.mkdir(exist_ok=True)
-    source = DevelopmentSource(Workspaces(place / "data", {"demo": folder}), settings(place, **more), choice)
+    source = DevelopmentSource(Workspaces(place / "data", {"demo": folder}), settings(place, **more), choice, hides)
     try:
         yield Desk(source, folder, {tool.id: tool for tool in await source.list_tools()})
     finally:

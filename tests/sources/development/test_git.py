@@ -250,3 +250,17 @@ def test_binary_files_have_no_lines() -> None:
         ("pic", "added", None, None, None),
         ("c", "renamed", 3, 4, "a\\x09b"),
     ]
+
+
+async def test_a_diff_is_refused_when_a_file_to_leave_out_changes_while_it_is_made(tmp_path: Path) -> None:
+    looks = iter([None, None, "a rule"])
+
+    def hides(path: str, agreed: frozenset[str] = frozenset()) -> str | None:
+        return next(looks) if path == "a.env" else None
+
+    async with desk(tmp_path, hides=lambda _: hides) as here:
+        here.git("init", "-q")
+        (here.folder / "a.env").write_text("TOKEN")
+        here.git("add", ".")
+        refused = await here.refusal("git_diff", staged=True)
+        assert refused.code == "CHANGED_MEANWHILE" and "TOKEN" not in str(refused)
