@@ -257,9 +257,8 @@ class Gateway:
             draft = Draft(Policy(self._categories, profile.permission, self.settings.limits.tools))
             for source in self._sources:
                 await self._consider(draft, source)
-            draft.problems += unknown_tools(
-                self.settings.approval, draft.known, await self._unlisted(draft.known, installed)
-            )
+            unlisted = await self._unlisted(draft.known, installed)
+            draft.problems += unknown_tools(self.settings.approval, draft.known, unlisted)
             draft.problems += [toolset.problem for toolset in installed if toolset.problem is not None]
             catalog = draft.finish(await self._names.assign(draft.wishes))
             for problem in catalog.problems:
