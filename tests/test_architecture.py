@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 GATEWAY = ROOT / "gateway"
-MODULE_LINES = 400
+MODULE_LINES = 600
 FUNCTION_LINES = 60
 
 ROOMS = (
