@@ -305,13 +305,15 @@ class Gateway:
     async def _follow(self) -> None:
         """Offer what changes about toolsets and upstreams; runs until it is cancelled."""
         edited = asyncio.Event()
+        followed = self._listed  # not that of later refreshes: they take in nothing about servers
         while True:
             with suppress(GatewayError):  # a store that does not answer now may answer next time
-                if await self._revisions() != self._listed:
+                if (revisions := await self._revisions()) != followed:
                     if await self._has_upstreams():
                         await self.switchboard.sync()
                         await self.switchboard.look(0)
                     await self.refresh()
+                    followed = revisions
                 if self._listed[0]:
                     await self.workshop.follow(edited.set)
             with suppress(TimeoutError):

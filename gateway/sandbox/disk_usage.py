@@ -110,6 +110,7 @@ class DiskUsage:
     began, and at most what it can have written. Deleted files that it holds count too. A program can hide files, in a
     folder that only root may list or by descriptors that nobody can follow: then all that it wrote counts. A process
     that is just starting or ending is closed for a moment, so only what is closed to two looks in a row is hidden.
+    A `sparing` gauge walks only once the program can have added too much: one that waits for days costs no walks.
     """
 
     _base: Size | None
@@ -120,7 +121,16 @@ class DiskUsage:
     _walked: float
     _effort: float
 
-    def __init__(self, folders: Sequence[Path], limit: Size, root: int, deleted: DeletedFiles | None = None) -> None:
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        limit: Size,
+        root: int,
+        deleted: DeletedFiles | None = None,
+        *,
+        sparing: bool = False,
+    ) -> None:
+        self._sparing = sparing
         self._folders = folders
         self._limit = limit
         self._root = root
@@ -176,8 +186,10 @@ class DiskUsage:
         return work if self._counted or work is None else work.bound_by_cpu()
 
     def _is_due(self, now: _Moment) -> bool:
-        if self._base is not None and not (self._growth + now.most_added_since(self._last)).exceeds(self._limit):
-            return False  # it cannot have added enough since the last walk: one that only waits costs no walks
+        if self._sparing and self._base is not None:
+            most = self._growth + now.most_added_since(self._last)
+            if not most.exceeds(self._limit):
+                return False
         age = now.monotonic - self._walked
         if now.estimate_since(self._last).exceeds(self._limit - self._growth, share=0.5):
             return age > 4 * self._effort
@@ -325,7 +337,8 @@ def folder_usage(program: Program, root: int) -> list[Gauge]:
     """A gauge of all folders a program may write to, if there are any."""
     folders = writable_folders(program)
     limit = Size(program.limits.disk, program.limits.files)
-    return [DiskUsage(folders, limit, root, DeletedFiles(root, folders))] if folders else []
+    sparing = not program.limits.per_task
+    return [DiskUsage(folders, limit, root, DeletedFiles(root, folders), sparing=sparing)] if folders else []
 
 
 def writable_folders(program: Program) -> list[Path]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import eventually
 
 from gateway.sandbox import disk_usage
 from gateway.sandbox.disk_usage import DEPTH_LIMIT, DiskUsage, Size, TmpfsUsage, cannot_inspect_programs
@@ -418,3 +419,34 @@ input()
         work = work_of(process.pid)
         assert work is not None and work.exact
         process.kill()
+
+
+@LINUX
+def test_disk_usage_of_a_program_that_only_waits_costs_no_walks(disk: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-I", "-c", GROW, str(disk / "mine")], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    try:
+        limit = Size(2**20, 20_000)
+        gauge = DiskUsage([disk], limit, process.pid, DeletedFiles(process.pid, [disk]), sparing=True)
+        assert not is_full_when_walked(gauge)
+        walk = gauge._last
+        assert not is_full_when_walked(gauge)
+        assert gauge._last is walk
+        process.stdin.write(b"grow\n")
+        process.stdin.flush()
+        eventually(lambda: (disk / "mine").exists() and (disk / "mine").stat().st_size >= 2**22)
+        eventually(lambda: is_full_when_walked(gauge))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+GROW = """
+import os, sys, time
+sys.stdin.readline()
+with open(sys.argv[1], "wb") as file:
+    file.write(os.urandom(2**22))
+    file.flush()
+    os.fsync(file.fileno())
+time.sleep(300)
+"""
