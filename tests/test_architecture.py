@@ -51,6 +51,7 @@ LAZY = {
     "gateway/serve/renders.py": 1,
     "gateway/serve/stdio.py": 1,
     "gateway/sources/development/__init__.py": 1,
+    "gateway/sources/upstream/link/stdio.py": 1,
     "gateway/sources/upstream/login/bearer.py": 1,
     "gateway/sources/web/__init__.py": 2,
 }

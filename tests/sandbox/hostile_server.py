@@ -46,7 +46,7 @@ async def besiege(backend: str, folder: Path, mode: str, token: str) -> None:
             data_dir=folder / "data",
             settings=SandboxSettings(),
             paths=(f"{place}:rw", *(target[name] for name in ("readable", "setuid") if name in target)),
-            network=Policy(("example.org",)) if mode == "online" else None,
+            network=("example.org",) if mode == "online" else (),
         )
         command = (INTERPRETER, ("-I", "-S", str(Path(__file__).resolve()), "serve", token))
         endpoint = StdioEndpoint(*command, cwd=place, sandbox=confinement)
@@ -67,7 +67,6 @@ elif __name__ == "__main__":
     from pathlib import Path
 
     from gateway.config import SandboxSettings
-    from gateway.net.policy import Policy
     from gateway.sandbox import choose
     from gateway.sources.upstream.link import ClientFace, Confinement, StdioEndpoint, open_link
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...config import ServerSandbox, Settings, UpstreamSettings, resolve_variables
-from ...net.policy import WEB_PORTS
-from ...net.policy import Policy as NetworkPolicy
 from .link import Confinement, Endpoint, HttpEndpoint, StdioEndpoint
 from .listing import Override, Terms
 from .pinning import Policy
@@ -78,18 +76,13 @@ class Spec:
         """What the server is given in the sandbox, its variables resolved."""
         if (given := self.sandbox) is None:
             return None
-        network = NetworkPolicy(
-            tuple(given.network),
-            allow_private=settings.http.allow_private,
-            ports=WEB_PORTS,
-            hosts_setting=f"sandbox.network of the server {self.name!r}",
-        )
         return Confinement(
             home=self.home(settings.data_dir),
             data_dir=settings.data_dir,
             settings=settings.sandbox,
             paths=tuple(resolve_variables(path, environment) for path in given.paths),
-            network=network if given.network else None,
+            network=tuple(given.network),
+            allow_private=settings.http.allow_private,
             toolset=self.terms.home,
         )
 

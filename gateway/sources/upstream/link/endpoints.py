@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from ....config import SandboxSettings
-from ....net.policy import Policy
 
 Transport = Literal["auto", "sse", "streamable-http"]
 
@@ -20,14 +19,16 @@ class Confinement:
     """What a server in the sandbox is given beside its own program.
 
     `home` is a folder of its own in `data_dir` that outlives it. `paths` are absolute, or relative to `toolset`, the
-    directory of the toolset that brings the server; they are read-only unless they end in `:rw`.
+    directory of the toolset that brings the server; they are read-only unless they end in `:rw`. `network` are hosts,
+    at private addresses only with `allow_private`.
     """
 
     home: Path
     data_dir: Path
     settings: SandboxSettings
     paths: tuple[str, ...] = ()
-    network: Policy | None = None
+    network: tuple[str, ...] = ()
+    allow_private: bool = False
     toolset: Path | None = None
 
 

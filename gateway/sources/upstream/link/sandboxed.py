@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ....errors import Unavailable
+from ....net.policy import WEB_PORTS, Policy
 from ....sandbox import Hear, Limits, Mount, Process, Program
 from ....sandbox.choose import choose
 from ....sandbox.disk_usage import measure
@@ -120,8 +121,15 @@ def plan(endpoint: StdioEndpoint, confinement: Confinement) -> Program:
         env=env,
         cwd=str(cwd if is_seen else confinement.home),
         limits=_limits(confinement),
-        network=confinement.network,
+        network=_policy(confinement),
     )
+
+
+def _policy(confinement: Confinement) -> Policy | None:
+    if not confinement.network:
+        return None
+    private = confinement.allow_private
+    return Policy(confinement.network, allow_private=private, ports=WEB_PORTS, hosts_setting="its sandbox.network")
 
 
 def _limits(confinement: Confinement) -> Limits:

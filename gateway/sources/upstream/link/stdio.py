@@ -16,7 +16,6 @@ from .exchange import Exchange
 from .faults import LinkLost
 from .lines import Lines, TooLong
 from .messages import MESSAGE_LIMIT, Message, decode, refusal
-from .sandboxed import SandboxedChild
 
 if TYPE_CHECKING:
     from .link import Link
@@ -43,8 +42,13 @@ class StdioWire:
         self._watching: asyncio.Task[None]
 
     async def start(self, endpoint: StdioEndpoint) -> None:
-        start = KeptChild.start if endpoint.sandbox is None else SandboxedChild.start
-        self._child = await start(endpoint, self._read)
+        if endpoint.sandbox is None:
+            self._child = await KeptChild.start(endpoint, self._read)
+        else:
+            # Imported by the first who needs it: all kinds of sandboxes come with it.
+            from .sandboxed import SandboxedChild
+
+            self._child = await SandboxedChild.start(endpoint, self._read)
         self._watching = self._loop.create_task(self._watch())
         self._loop.call_later(CALM_SECONDS, self._calm_down)
 

@@ -19,7 +19,6 @@ from sandbox.conftest import make
 
 from gateway.config import SandboxSettings, Settings, UpstreamSettings
 from gateway.errors import Unavailable
-from gateway.net.policy import Policy
 from gateway.sandbox import choose
 from gateway.sandbox.choose import Survey
 from gateway.sources.upstream.link import Confinement, Link, LinkLost, StdioEndpoint, Unreachable, open_link
@@ -282,12 +281,12 @@ def port() -> Iterator[int]:
 async def test_a_sandboxed_server_reaches_only_the_hosts_it_is_given(
     only_bwrap: None, tmp_path: Path, port: int
 ) -> None:
-    for policy, expected in (
-        (Policy((f"127.0.0.1:{port}",), allow_private=True), "from a page"),
-        (Policy((f"127.0.0.1:{port}",)), "public addresses"),
-        (Policy(("example.org",), allow_private=True, hosts_setting="its list"), "add it to its list"),
+    for host, allow_private, expected in (
+        (f"127.0.0.1:{port}", True, "from a page"),
+        (f"127.0.0.1:{port}", False, "public addresses"),
+        ("example.org", True, "add it to its sandbox.network"),
     ):
-        link = await opened(server(tmp_path, network=policy))
+        link = await opened(server(tmp_path, network=(host,), allow_private=allow_private))
         assert expected in await call(link, "fetch", url=f"http://127.0.0.1:{port}/")
         assert "refused" in await call(link, "connect", port=port)
         await link.close()
@@ -306,7 +305,7 @@ async def test_a_server_with_hosts_is_refused_where_they_cannot_be_limited(
     monkeypatch.setattr(choose, "_known", [Survey(make("landlock"))])
     reason = r"landlock sandbox has no network of its own.*bubblewrap works.*`sandbox` to false"
     with pytest.raises(Unavailable, match=reason) as refused:
-        await opened(server(tmp_path, network=Policy(("example.org",))))
+        await opened(server(tmp_path, network=("example.org",)))
     assert refused.value.code == "NETWORK_UNAVAILABLE"
 
 
