@@ -22,7 +22,7 @@ from gateway.db.upstreams import Upstreams
 from gateway.errors import Unavailable
 from gateway.sources.upstream import lists, server
 from gateway.sources.upstream.server import Upstream
-from gateway.sources.upstream.spec import Spec
+from gateway.sources.upstream.spec import SETTINGS, Spec
 from gateway.sources.upstream.switchboard import FACE
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 async def upstream_of(directory: Path, said: dict[str, Any], environment: Any = None) -> AsyncIterator[Upstream]:
     """An upstream named `lab` with what `directory` remembers of it."""
     db = await SqliteDatabase.open(directory / "toolgate.db")
-    spec = Spec.of("lab", UpstreamSettings.model_validate(said), "the test")
+    spec = Spec.of("lab", UpstreamSettings.model_validate(said), SETTINGS)
     upstream = Upstream(
         spec, Upstreams(db), Pins(db), FACE, lambda: None, environment={} if environment is None else environment
     )
