@@ -69,6 +69,8 @@ _CONTENTS = frozenset({"objects", "refs", "logs", "lfs"})
 _IN_PACKAGES = PROTECTED_NAMES - {".vscode", ".idea"}
 """Many packages bring folders of editors, which obey them only in a folder that somebody opens as a project."""
 
+_PACKAGES = ("node_modules", "site-packages")
+
 FILES_LIMIT = 200
 """Protected files and directories of a folder. Each is at least one mount, which bubblewrap takes longer for the more
 there are."""
@@ -114,14 +116,13 @@ def find_protected(folder: Path) -> Protected:
     found: list[ProtectedFile] = []
     too_deep: list[str] = []
     with _top(folder) as top:
-        for each in _find(top, "", 0, too_deep):
-            found.append(each)
-            if len(found) > FILES_LIMIT:
-                raise Unavailable(
-                    f"the folder {str(folder)!r} has more than {FILES_LIMIT} files that other programs obey (such as "
-                    ".git/hooks and .vscode, nested ones included), too many to protect; attach a folder deeper down",
-                    code="TOO_MANY_PROTECTED_FILES",
-                )
+        _find(top, found, too_deep)
+    if len(found) > FILES_LIMIT:
+        raise Unavailable(
+            f"the folder {str(folder)!r} has {len(found)} files that other programs obey (such as .git/hooks and "
+            f".vscode, nested ones too), and more than {FILES_LIMIT} cannot be protected; attach a folder deeper down",
+            code="TOO_MANY_PROTECTED_FILES",
+        )
     if too_deep:
         raise Unavailable(
             f"{too_deep[0][:200]!r}… lies more than {DEPTH_LIMIT} folders deep, where protected files are not looked "
@@ -244,8 +245,14 @@ def _top(folder: Path) -> Iterator[int]:
 
 
 def _find(
-    directory: int, base: str, depth: int, too_deep: list[str], names: Collection[str] = PROTECTED_NAMES
-) -> Iterator[ProtectedFile]:
+    directory: int,
+    found: list[ProtectedFile],
+    too_deep: list[str],
+    base: str = "",
+    depth: int = 0,
+    names: Collection[str] = PROTECTED_NAMES,
+) -> None:
+    """Add what is found below a directory; every call walks all of a folder twice, so it does no more than it must."""
     if depth > DEPTH_LIMIT:
         too_deep.append(base)
         return
@@ -254,13 +261,23 @@ def _find(
         for entry in entries:
             name = entry.name
             if name.lower() in names:
-                yield from _look(directory, base, name)
+                found += _look(directory, base, name)
             elif entry.is_dir(follow_symlinks=False):
                 folders.append(name)
     for name in folders:
-        with suppress(*_PASSED_OVER), _opened(directory, name) as inner:
-            inside = _IN_PACKAGES if name in ("node_modules", "site-packages") else names
-            yield from _find(inner, f"{base}{name}/", depth + 1, too_deep, inside)
+        inside = _IN_PACKAGES if name in _PACKAGES else names
+        try:
+            inner = os.open(name, LISTING, dir_fd=directory)
+        except PermissionError:
+            with suppress(*_PASSED_OVER), _opened(directory, name) as closed:
+                _find(closed, found, too_deep, f"{base}{name}/", depth + 1, inside)
+            continue
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        try:
+            _find(inner, found, too_deep, f"{base}{name}/", depth + 1, inside)
+        finally:
+            os.close(inner)
 
 
 def _look(directory: int, base: str, name: str) -> Iterator[ProtectedFile]:
@@ -399,8 +416,10 @@ class _Return:
 
     def run(self) -> TakenBack:
         settled: tuple[str, ...] = ()
+        found: list[ProtectedFile] = []
         too_deep: list[str] = []
-        for each in sorted(_find(self._top, "", 0, too_deep)):
+        _find(self._top, found, too_deep)
+        for each in sorted(found):
             if self._before.get(each.path) == each.kind or each.path.startswith(settled):
                 continue
             if self._repositories and not each.whole and each.path not in self._before:
