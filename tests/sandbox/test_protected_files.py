@@ -92,3 +92,76 @@ TRY = dedent(
 def test_protected_files_outlast_what_a_program_does_to_them(world: World, user: str, backend: str) -> None:
     ran = world.run(user, "-c", TRY, backend, timeout=200)
     assert ran.stdout.strip() == "held", ran.stdout + ran.stderr[-3000:]
+
+
+UNDO = dedent(
+    """
+    import asyncio, os, shutil, stat
+    from pathlib import Path
+    from gateway import Gateway
+    from gateway.calls import Outcome
+    from gateway.extensions.approval import Answer
+    from gateway.tools import Access, Permission, Tool
+
+    place = Path(os.environ["TMPDIR"], "person")
+    folder = place / "project"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src/app.py").write_text("print()")
+    (folder / "notes.txt").write_text("mine")
+    (folder / "notes.txt").chmod(0o640)
+    (folder / "src").chmod(0o750)
+
+    class Stranger:
+        name = "stranger"
+
+        async def list_tools(self):
+            level = Permission.READ_WRITE
+            return [Tool("far:act", "Act.", owner="far", kind="python", permission=level, access=Access.WRITE)]
+
+        async def call_tool(self, call):
+            self.work()
+            return Outcome(value="done")
+
+    def state():
+        found = {str(path): stat.S_IMODE(path.lstat().st_mode) for path in sorted(folder.rglob("*"))}
+        return found, (folder / "notes.txt").read_text(), (folder / "src/app.py").read_text()
+
+    async def deny(question):
+        return Answer("deny")
+
+    def hide():
+        (folder / ".gitignore").write_text("notes.txt\\nsrc\\n")
+        (folder / "notes.txt").write_text("theirs")
+        (folder / "src/app.py").write_text("theirs")
+
+    WORKS = [
+        hide,
+        lambda: (folder / "notes.txt").chmod(0),
+        lambda: (folder / "notes.txt").chmod(0o777),
+        lambda: (folder / "src").chmod(0),
+        lambda: (folder / "src").chmod(0o777),
+        lambda: ((folder / "src/app.py").write_text("theirs"), (folder / "src").chmod(0o311)),
+        lambda: shutil.rmtree(folder / "src"),
+        lambda: ((folder / "notes.txt").unlink(), (folder / "notes.txt").mkdir()),
+    ]
+
+    async def main():
+        source = Stranger()
+        settings = {"data_dir": place / "data", "workspace": folder}
+        async with Gateway.open(settings, sources=[source]) as gateway:
+            before = state()
+            for number, source.work in enumerate(WORKS):
+                outcome = await gateway.call("far:act", {}, approver=deny)
+                assert outcome.error is not None and outcome.error.code == "DECLINED", (number, outcome)
+                assert state() == before, (number, state(), before)
+        print("held", flush=True)
+
+    asyncio.run(main())
+    """
+)
+
+
+@pytest.mark.parametrize("user", ["root", "user"])
+def test_what_a_strangers_tool_did_to_a_persons_files_is_undone(world: World, user: str) -> None:
+    ran = world.run(user, "-c", UNDO, timeout=200)
+    assert ran.stdout.strip() == "held", ran.stdout + ran.stderr[-3000:]
