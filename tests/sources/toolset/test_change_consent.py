@@ -298,9 +298,16 @@ async def test_new_protected_files_are_set_aside_when_the_call_fails_or_is_cance
 
 async def test_too_many_protected_files_refuse_the_call(tmp_path: Path) -> None:
     async with gardening(tmp_path) as garden:
-        for number in range(201):
+        for number in range(40):
             (garden.folder / str(number)).mkdir()
-            (garden.folder / str(number) / ".envrc").touch()
+            (garden.folder / str(number) / ".envrc").write_text("mine")
+        # More than are mounted: the others are put back.
+        done, _ = await garden.act("[Path(f'{n}/.envrc').write_text('planted') for n in range(39, -1, -1)]")
+        assert code(done) in ("PROTECTED_FILE", "OK")
+        assert {(garden.folder / str(number) / ".envrc").read_text() for number in range(40)} == {"mine"}
+        for number in range(40, 1001):
+            (garden.folder / str(number)).mkdir()
+            (garden.folder / str(number) / ".envrc").write_text("mine")
         refused, _ = await garden.act("Path('ran').touch()")
         assert code(refused) == "TOO_MANY_PROTECTED_FILES"
         assert not (garden.folder / "ran").exists()
