@@ -144,8 +144,7 @@ class Gateway:
             gateway = cls(chosen, db, instance, sources)
             stack.push_async_callback(gateway.records.settled)
             await gateway.desk.approvals.sweep()
-            if gateway.chat is not None and gateway.versions.is_attached(gateway.chat):
-                await gateway.versions.recover(gateway.chat)
+            await gateway.versions.recover(gateway.chat)
             stack.push_async_callback(gateway.drain)
             if chosen.toolsets:
                 installing = asyncio.get_running_loop().create_task(gateway.workshop.keep_installed())
@@ -388,10 +387,7 @@ class Gateway:
             (63, LargeResults(self.versions, keeps_over, limits.response_bytes, file_uri)),  # is it too much to answer?
             (65, Rendering(self._seen_by)),  # what will it look like, a timeout included?
             (70, self._running),  # a slot and a deadline; a person who thinks holds neither
-            (
-                100,
-                versioning,
-            ),  # innermost: the files before and after, and whether a person agrees to what became of them
+            (100, versioning),  # innermost: the files before and after, and consent to what was done to them
         ]
         yours = [(custom.priority, load_extension(custom)) for custom in settings.extensions]
         return [extension for _, extension in sorted([*ours, *yours], key=lambda placed: placed[0])]

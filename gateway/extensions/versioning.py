@@ -14,8 +14,9 @@ from ..calls import Call, Outcome, Proceed
 from ..errors import GatewayError, InputRequired, ToolFailed
 from ..tools import Access, Tool
 from ..workspace.compare import readable, summary
+from ..workspace.review import Review
 from ..workspace.tree import Changes, Tree
-from ..workspace.versions import HeldChat, Review, Versions
+from ..workspace.versions import HeldChat, Versions
 from . import Extension
 
 Consent = Callable[[Call, str, str], Awaitable[None]]

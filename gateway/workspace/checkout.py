@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,18 +17,18 @@ from .blobs import BlobStore, blob_missing
 from .environments import without
 from .index import RACY_NANOSECONDS, File, Index
 from .plan import Plan, plan
-from .protected import set_aside
+from .put_back import set_aside
 from .refusals import shown
 from .restore import Restore
+from .review import MODE, graft, mode_changes, others
 from .snapshot import UNREADABLE, Ignore, file_clock, scan
-from .tree import LINK, Changes, Patch, Tree, apply, changes, diff, encode, locate
+from .tree import Changes, Tree, changes, diff, locate
 
 _MANY = 64  # from here on waiting until a file's times can be trusted costs less than reading it again
 _TICK_SECONDS = 0.005
 _PATIENCE = 20
 _ROUNDS = 10
 _COARSE = 0.1  # seconds by which the clock of a file system may be behind ours
-_MODE = 4  # in the stamp of a file
 _IGNORING = (".gitignore", ".toolgateignore")
 
 
@@ -109,7 +109,7 @@ class Checkout:
         changed by somebody else, as was what changed later than `until`: it stays. Returns the paths of that."""
         for attempt in range(1, _ROUNDS + 1):
             now = self._readable(before)
-            theirs = _others(old, after, now, until)
+            theirs = others(old, after, now, until)
             target = graft(old, now.tree, theirs)
             if not diff(now.tree, target):
                 break
@@ -152,7 +152,7 @@ class Checkout:
             for parts in closed:
                 was = before.find(parts)
                 if was is not None or "/".join(parts) in before.folders:
-                    mode = was.stamp[_MODE] if was is not None else before.folders["/".join(parts)].mode
+                    mode = was.stamp[MODE] if was is not None else before.folders["/".join(parts)].mode
                     _set_mode(self._way, root, parts, mode)
             return self._scan(root) if closed else now
 
@@ -200,51 +200,6 @@ class Checkout:
             yield root
         finally:
             os.close(root)
-
-
-def mode_changes(before: Index, now: Index) -> dict[str, tuple[int, int]]:
-    """The permissions before and now of each file and directory that was there before and has others now."""
-    found = {}
-    for path, folder in now.folders.items():
-        was = before.folders.get(path)
-        if was is None or was is folder:
-            continue
-        if path and was.mode != folder.mode:
-            found[encode(path)] = was.mode, folder.mode
-        for name, file in folder.files.items():
-            known = was.files.get(name)
-            if known is not None and known.kind != LINK != file.kind and known.stamp[_MODE] != file.stamp[_MODE]:
-                modes = stat.S_IMODE(known.stamp[_MODE]), stat.S_IMODE(file.stamp[_MODE])
-                found[encode(folder.below(name))] = modes
-    return found
-
-
-def _others(old: Tree, after: Tree, now: Index, until: float | None) -> list[str]:
-    """The paths that somebody else than the call has changed."""
-    patch = diff(old, now.tree)
-    found = {
-        path for path in (*patch.files, *patch.meta) if _at(now.tree, path) not in (_at(old, path), _at(after, path))
-    }
-    if until is not None:
-        files = {path: now.find(locate(path)) for path in patch.files}
-        found |= {path for path, file in files.items() if file is not None and file.stamp[1] > until * 1e9}
-    # No directory is empty in which they have a file.
-    return sorted({*found, *(above for path in found for above in _above(path) if above in old.meta)})
-
-
-def _above(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path
-
-
-def _at(tree: Tree, path: str) -> tuple[str | None, str | None]:
-    return tree.files.get(path), tree.meta.get(path)
-
-
-def graft(tree: Tree, other: Tree, paths: Sequence[str]) -> Tree:
-    """A tree that has at some paths what another has."""
-    files = {path: other.files.get(path) for path in paths}
-    return apply(tree, Patch(files, {path: other.meta.get(path) for path in paths}))
 
 
 def _set_mode(way: Way, root: int, parts: Parts, mode: int) -> None:

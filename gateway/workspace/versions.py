@@ -8,9 +8,9 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -21,14 +21,14 @@ import anyio.to_thread
 from ..db.chats import Chats
 from ..db.manifests import Head, ManifestRow, Manifests
 from ..errors import Conflict, Forbidden, GatewayError, Invalid, NotFound
-from . import protected
+from . import put_back
 from . import sweep as sweeping
-from .checkout import graft, mode_changes
 from .compare import OUTPUT_LIMIT, Comparison, compare
 from .index import Index
 from .manifest import assemble, new_row
 from .opened import OpenChat
 from .paths import Root
+from .review import Review, graft, mode_changes
 from .selection import Selection
 from .tree import EMPTY, Changes, Patch, Tree, changes, diff
 from .workspaces import Workspaces
@@ -124,8 +124,10 @@ class Versions:
         """Return whether the chat works in a person's own folder."""
         return self._workspaces.is_attached(chat)
 
-    async def recover(self, chat: str) -> None:
+    async def recover(self, chat: str | None) -> None:
         """Put right now what a killed gateway left in a person's own folder; if another process works there, it has."""
+        if chat is None or not self.is_attached(chat):
+            return
         opened = await self._opened(chat)
         if opened.protected is None or not (opened.protected.exists() or opened.running.exists()):
             return
@@ -193,23 +195,6 @@ class Versions:
             await self.in_thread(oldest.checkout.save)
 
 
-@dataclass(frozen=True)
-class Review:
-    """What was done to the files since a version: `old` and `new` are the trees, `modes` the permissions of files
-    before and now where they differ, `before` is what was seen at first."""
-
-    old: Tree
-    new: Tree
-    changes: Changes
-    modes: Mapping[str, tuple[int, int]]
-    before: Index
-
-    @property
-    def existing(self) -> tuple[str, ...]:
-        """The files that were there before and are not as they were."""
-        return tuple(sorted({*self.changes.changed, *self.changes.deleted, *self.modes}))
-
-
 class HeldChat:
     """A chat nobody else can change meanwhile."""
 
@@ -225,7 +210,7 @@ class HeldChat:
         kept as a version, and taken back where nobody agreed to what it did to files that were there."""
         opened = self._opened
         if opened.protected is not None:
-            await self._versions.in_thread(protected.recover, opened.folder, opened.protected)
+            await self._versions.in_thread(put_back.recover, opened.folder, opened.protected)
         if self.head.materializing is not None:
             await self._store_branch("interrupted")
             await self._materialize(self.head.materializing or None)

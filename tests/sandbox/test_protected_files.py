@@ -17,7 +17,8 @@ TRY = dedent(
     from gateway.errors import GatewayError
     from gateway.sandbox import Mount, Program
     from gateway.sandbox.run import run
-    from gateway.workspace.protected import find_protected, mounted, protecting, recover
+    from gateway.workspace.protected import find_protected, mounted
+    from gateway.workspace.put_back import protecting, recover
     from tests.sandbox.siege import BACKENDS
 
     place = Path(os.environ["TMPDIR"], "person")

@@ -20,7 +20,8 @@ from ...sandbox.run import OUTPUT_LIMIT, Finished, run
 from ...tools import Hides, hide_nothing
 from ...workspace import Entry, Parts, Root, parse
 from ...workspace.hidden import Hidden, hidden_paths
-from ...workspace.protected import Protected, mounted, protecting
+from ...workspace.protected import Protected, mounted
+from ...workspace.put_back import protecting
 from .live import Live
 from .machine import SEARCH_PATH, Interpreter, Machine, visible
 from .pythons import Python, Script

@@ -22,7 +22,8 @@ from ...secrets import KNOWN
 from ...tools import Access, Hides, HidesFor, Permission, Tool, hide_nothing, hide_nothing_for
 from ...workspace import Workspaces
 from ...workspace.hidden import Hidden, find_hidden, hidden_paths
-from ...workspace.protected import find_protected, mounted, protecting, relative
+from ...workspace.protected import find_protected, mounted, relative
+from ...workspace.put_back import protecting
 from .listing import WORKSPACE, tools_of
 from .shell import Programs
 

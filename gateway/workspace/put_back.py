@@ -1,0 +1,369 @@
+"""Protected files of a person's own folder are held while a program runs that may write there, and put back afterwards.
+
+Where the sandbox cannot mount them read-only, they are copied before the program runs. A note in the chat's own
+directory says what was there: if the gateway is killed meanwhile, the next one puts them back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+import orjson
+
+from ..errors import GatewayError, ToolFailed, Unavailable
+from . import access
+from .beneath import DIRECTORY, READING, best_way
+from .exchange import exchange
+from .protected import (
+    DEPTH_LIMIT,
+    PASSED_OVER,
+    Protected,
+    ProtectedFile,
+    covers,
+    find_below,
+    opened,
+    opened_top,
+    opens,
+    stat_of,
+)
+from .removal import temporary_name
+from .tree import decode, encode
+
+log = logging.getLogger(__name__)
+
+COPY_BYTES = 64 * 1024 * 1024
+COPY_FILES = 5000
+_NOTE = "note"
+_TICK = 1_000_000_000
+_ASIDE = ".toolgate-removed-"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CONTENTS = frozenset({"objects", "refs", "logs", "lfs"})
+"""Directories of a repository that hold what is committed: they are not copied."""
+
+
+class TakenBack(NamedTuple):
+    """The paths that were not as they should be, each with the name that has what was there; and those that still are
+    not."""
+
+    renamed: dict[str, str | None]
+    failed: list[str]
+
+
+@asynccontextmanager
+async def protecting(
+    tool: str,
+    folder: Path,
+    store: Path,
+    before: Protected,
+    mounts: Collection[str],
+    approved: Sequence[str] = (),
+    *,
+    repositories: bool = False,
+) -> AsyncIterator[None]:
+    """Hold the protected files of a folder while a program runs inside, whether it ends, fails or is cancelled.
+
+    Those in `mounts` the sandbox holds; the others are copied to `store` and put back. What the program left under a
+    protected name it keeps under a name that nobody obeys, and the call fails with PROTECTED_FILE. Only `approved`
+    paths may change; with `repositories` new ones may be made. `store` is for this call alone."""
+    await anyio.to_thread.run_sync(_begin, folder, store, before, mounts, approved, repositories)
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        with anyio.CancelScope(shield=True):
+            taken = await anyio.to_thread.run_sync(take_back, folder, store)
+        if any(taken) and (failure is None or isinstance(failure, GatewayError)):
+            raise _protected(tool, taken) from failure
+
+
+def take_back(folder: Path, store: Path) -> TakenBack:
+    """Put protected files back as the note in `store` has them, if there is one. Doing it again finishes what a crash
+    cut short. Blocks."""
+    try:
+        note = orjson.loads((store / _NOTE).read_bytes())
+    except FileNotFoundError:
+        return TakenBack({}, [])
+    with opened_top(folder) as top:
+        taken = _Return(top, store, note).run()
+    shutil.rmtree(store)
+    return taken
+
+
+def set_aside(directory: int, name: str, shown: str) -> str | None:
+    """Rename a file or directory to a name that nobody obeys, made of `shown`; the new name, None if it is gone."""
+    stem = os.fsdecode(os.fsencode(shown)[:200])
+    for suffix in (*range(1, 100), secrets.token_hex(8)):
+        new = f"{stem}{_ASIDE}{suffix}"
+        move = partial(best_way().rename_new, directory, name, directory, new)
+        try:
+            try:
+                move()
+            except PermissionError:  # the directory is closed, even to its owner
+                access.restore_below(directory, ".")
+                move()
+        except FileExistsError:
+            continue
+        except FileNotFoundError:
+            return None
+        return new
+    return None
+
+
+def recover(folder: Path, store: Path) -> None:
+    """Put protected files back after calls of a gateway that was killed; each has a folder in `store`. Blocks."""
+    with suppress(FileNotFoundError):
+        for each in store.iterdir():
+            taken = take_back(folder, each)
+            if any(taken):
+                log.warning("protected files of %s were put back after a kill: %s", folder, taken)
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def _protected(tool: str, taken: TakenBack) -> ToolFailed:
+    path = taken.failed[0] if taken.failed else next(iter(taken.renamed))
+    if taken.failed:
+        state = "it could not be put back, see the log"
+    elif (now := taken.renamed[path]) is None:
+        state = "it was put back"
+    else:
+        state = f"what it left is now {now!r}; to have it, use write_file or move_file, which ask"
+    message = f"{tool} made, changed or deleted {path!r}, which other programs on this machine obey; {state}"
+    return ToolFailed(message, code="PROTECTED_FILE", renamed=taken.renamed, failed=taken.failed)
+
+
+def _begin(
+    folder: Path,
+    store: Path,
+    before: Protected,
+    mounts: Collection[str],
+    approved: Sequence[str],
+    repositories: bool,
+) -> None:
+    copied = [each.path for each in before if each.whole and each.path not in mounts]
+    files: dict[str, Any] = {}
+    shutil.rmtree(store, ignore_errors=True)
+    store.mkdir(0o700, parents=True)
+    room = COPY_BYTES
+    with opened_top(folder) as top:
+        for path in copied:
+            for each, parent, name in _files(top, path):
+                try:
+                    files[encode(each)], size = _copy(parent, name, store / str(len(files)), room)
+                except OSError as error:
+                    raise Unavailable(f"the protected file {each!r} cannot be copied: {error}") from error
+                room -= size
+                if room < 0 or len(files) > COPY_FILES:
+                    raise Unavailable(
+                        f"the files that other programs obey are larger than {COPY_BYTES >> 20} MiB together (or more "
+                        f"than {COPY_FILES}; one is {each!r}), too much to protect under this sandbox",
+                        code="PROTECTED_FILES_TOO_LARGE",
+                    )
+    note = {
+        "before": {encode(each.path): each.kind for each in before},
+        "copied": [encode(path) for path in copied],
+        "approved": [encode(path) for path in approved],
+        "files": files,
+        "repositories": repositories,
+    }
+    (store / "new").write_bytes(orjson.dumps(note))
+    (store / "new").rename(store / _NOTE)
+
+
+def _files(top: int, path: str) -> Iterator[tuple[str, int, str]]:
+    """Each file and link at a path or below it, with the directory it is in, which is open."""
+    with _parent(top, path) as (parent, name):
+        yield from _below(parent, path, name, within=name in ("modules", "worktrees"))
+
+
+@contextmanager
+def _parent(top: int, path: str) -> Iterator[tuple[int, str]]:
+    """The directory a path lies in, and its name there. A step over a link is refused, one to another disk is not."""
+    *above, name = path.split("/")
+    here = os.dup(top)
+    try:
+        for each in above:
+            inner = os.open(each, DIRECTORY, dir_fd=here)
+            os.close(here)
+            here = inner
+        yield here, name
+    finally:
+        os.close(here)
+
+
+def _below(parent: int, path: str, name: str, within: bool, depth: int = 0) -> Iterator[tuple[str, int, str]]:
+    found = stat_of(parent, name)
+    if found is None:
+        return
+    if not stat.S_ISDIR(found.st_mode) or depth > DEPTH_LIMIT:
+        yield path, parent, name
+        return
+    with suppress(*PASSED_OVER), opened(parent, name) as directory:
+        for each in sorted(os.listdir(directory)):  # noqa: PTH208 - by a descriptor
+            if not (within and each in _CONTENTS):
+                yield from _below(directory, f"{path}/{each}", each, within, depth + 1)
+
+
+def _copy(parent: int, name: str, target: Path, room: int) -> tuple[list[Any], int]:
+    """What is known of a file, its content in `target`; and how large that is."""
+    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    # A file that has only just changed may change again within the same tick of the clock.
+    changed = found.st_ctime_ns if time.time_ns() - found.st_ctime_ns > _TICK else 0
+    known = [found.st_mode, found.st_uid, found.st_gid, changed, found.st_ino, target.name]
+    if stat.S_ISLNK(found.st_mode):
+        target.write_bytes(os.fsencode(os.readlink(name, dir_fd=parent)))
+    elif stat.S_ISREG(found.st_mode) and found.st_size <= room:
+        with os.fdopen(os.open(name, READING, dir_fd=parent), "rb") as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+    return known, found.st_size
+
+
+class _Return:
+    """Puts protected files back, by descriptors: no link is followed."""
+
+    def __init__(self, top: int, store: Path, note: Any) -> None:
+        self._top = top
+        self._store = store
+        self._before = {decode(path): kind for path, kind in note["before"].items()}
+        self._copied = [decode(path) for path in note["copied"]]
+        self._approved = [decode(path) for path in note["approved"]]
+        self._files = {decode(path): known for path, known in note["files"].items()}
+        self._repositories = note["repositories"]
+        self._taken = TakenBack({}, [])
+
+    def run(self) -> TakenBack:
+        settled: tuple[str, ...] = ()
+        found: list[ProtectedFile] = []
+        too_deep: list[str] = []
+        find_below(self._top, found, too_deep)
+        for each in sorted(found):
+            if self._before.get(each.path) == each.kind or each.path.startswith(settled):
+                continue
+            if self._repositories and not each.whole and each.path not in self._before:
+                settled += (f"{each.path}/",)
+            elif not opens(self._approved, each.path):
+                self._attempt(each.path, self._set_aside)
+                settled += (f"{each.path}/",)
+            elif each.whole:
+                self._clear(each.path)
+        for path in self._copied:
+            self._clear(path)
+        for path in self._files:
+            if not covers(self._approved, path):
+                self._attempt(path, self._restore)
+        for path in too_deep:
+            self._fail(path, "it lies too deep to look for protected files in it")
+        return self._taken
+
+    def _attempt(self, path: str, work: Callable[[str], None]) -> None:
+        """One path that cannot be put back keeps no other from it."""
+        try:
+            work(path)
+        except OSError as error:
+            self._fail(path, str(error))
+
+    def _fail(self, path: str, why: str) -> None:
+        log.error("the protected file %r could not be put back: %s", path, why)
+        self._taken.failed.append(path)
+
+    def _clear(self, root: str) -> None:
+        """Set aside what is new in a protected directory."""
+        listed: list[tuple[str, int, str]] = []
+        with suppress(OSError):  # what is above it has gone, or is a link now
+            listed = list(_files(self._top, root))
+        for path, *_ in listed:
+            if path not in self._files and not covers(self._approved, path):
+                self._attempt(path, self._set_aside)
+
+    def _is_same(self, path: str) -> bool:
+        mode, uid, gid, changed, inode, name = self._files[path]
+        try:
+            with _parent(self._top, path) as (parent, last):
+                found = stat_of(parent, last)
+                if found is None or (found.st_mode, found.st_uid, found.st_gid) != (mode, uid, gid):
+                    return False
+                if (found.st_ctime_ns, found.st_ino) == (changed, inode):
+                    return True
+                return bool(_content(parent, last, found) == (self._store / name).read_bytes())
+        except OSError:
+            return False
+
+    def _restore(self, path: str) -> None:
+        mode, uid, gid, _, _, name = self._files[path]
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)) or self._is_same(path):
+            return  # a pipe or socket holds nothing
+        *above, last = path.split("/")
+        parent = self._directory(above)
+        try:
+            temporary = temporary_name()
+            content = (self._store / name).read_bytes()
+            if stat.S_ISLNK(mode):
+                os.symlink(content, temporary, dir_fd=parent)
+            else:
+                with os.fdopen(os.open(temporary, _NEW, 0o600, dir_fd=parent), "wb") as file:
+                    file.write(content)
+                    with suppress(PermissionError):
+                        os.fchown(file.fileno(), uid, gid)
+                    os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            if stat_of(parent, last) is None:
+                os.rename(temporary, last, src_dir_fd=parent, dst_dir_fd=parent)
+                self._taken.renamed.setdefault(path, None)
+            elif exchange(parent, temporary, last):
+                self._move(parent, temporary, last, path)
+            else:
+                self._move(parent, last, last, path)
+                os.rename(temporary, last, src_dir_fd=parent, dst_dir_fd=parent)
+        finally:
+            os.close(parent)
+
+    def _set_aside(self, path: str) -> None:
+        with _parent(self._top, path) as (parent, name):
+            self._move(parent, name, name, path)
+
+    def _move(self, parent: int, name: str, shown: str, path: str) -> None:
+        if (new := set_aside(parent, name, shown)) is not None:
+            above = path.rpartition("/")[0]
+            self._taken.renamed[path] = f"{above}/{new}" if above else new
+
+    def _directory(self, parts: list[str]) -> int:
+        """A directory as it was, made again where it is gone; what is in its place is set aside."""
+        here = os.dup(self._top)
+        for depth, name in enumerate(parts, 1):
+            above = here
+            try:
+                found = stat_of(above, name)
+                if found is not None and not stat.S_ISDIR(found.st_mode):
+                    self._move(above, name, name, "/".join(parts[:depth]))
+                    found = None
+                if found is None:
+                    os.mkdir(name, dir_fd=above)
+                here = os.open(name, DIRECTORY, dir_fd=above)
+                if found is None and os.geteuid() == 0:
+                    owner = os.fstat(above)
+                    os.chown(name, owner.st_uid, owner.st_gid, dir_fd=above, follow_symlinks=False)
+            finally:
+                os.close(above)
+        return here
+
+
+def _content(parent: int, name: str, found: os.stat_result) -> bytes | None:
+    if stat.S_ISLNK(found.st_mode):
+        return os.fsencode(os.readlink(name, dir_fd=parent))
+    if not stat.S_ISREG(found.st_mode) or found.st_size > COPY_BYTES:
+        return None
+    with os.fdopen(os.open(name, READING, dir_fd=parent), "rb") as file:
+        return file.read(COPY_BYTES + 1)
