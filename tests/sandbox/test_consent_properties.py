@@ -1,0 +1,40 @@
+"""No tool does what its level, the rules and the person's answers do not allow, in random examples."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from itertools import product
+
+import pytest
+
+from .conftest import World, make, require_packages
+from .consent_properties import Report
+from .test_table import SANDBOXES, USERS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("C5"),
+    pytest.mark.skipif(sys.platform != "linux", reason="both sandboxes need Linux"),
+]
+
+EXAMPLES = int(os.environ.get("TOOLGATE_CONSENT_EXAMPLES", "3"))
+SEED = int(os.environ.get("TOOLGATE_CONSENT_SEED", "1"))
+"""The first seed; each example has the next one."""
+
+
+@pytest.mark.parametrize(("backend", "user"), list(product(SANDBOXES, USERS)))
+def test_random_tools_touch_nothing_but_what_level_rules_and_answers_allow(
+    backend: str, user: str, world: World
+) -> None:
+    make(backend)
+    require_packages(world, user)
+    arguments = (backend, str(world.field), str(SEED), str(EXAMPLES))
+    program = world.run(user, "-m", "tests.sandbox.consent_properties", *arguments)
+    assert program.returncode == 0, program.stderr[-8000:]
+    report = Report(**json.loads(program.stdout.splitlines()[-1]))
+    if report.faults:
+        pytest.fail("\n".join(report.faults))
+    assert report.examples == EXAMPLES
+    assert report.counts["questions"] and report.counts["calls that changed files"], report.counts
