@@ -271,6 +271,42 @@ async def test_in_a_persons_own_folder_what_other_programs_obey_is_asked_for(tmp
 
 
 @pytest.mark.anyio
+async def test_directory_with_protected_files_is_moved_or_deleted_only_after_a_question_that_names_them(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "project"
+    for name in ("plain/a.txt", "sub/.envrc", "sub/deep/.git/hooks/pre-commit"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("one\n")
+    asked: list[str] = []
+
+    async def refuse(question: Question) -> Answer:
+        asked.append(question.reason)
+        return Answer("chat" if "plain" in str(question.arguments) else "deny")
+
+    async with Gateway.open({"data_dir": tmp_path / "data", "workspace": folder}) as gateway:
+        assert (await gateway.call("move_file", {"from": "plain", "to": "moved"}, approver=refuse)).ok
+        assert asked == []
+        (folder / "plain").mkdir()
+        assert (await gateway.call("delete_file", {"path": "plain"}, approver=refuse)).ok  # agreed to for the chat
+        for tool, arguments in (
+            ("move_file", {"from": "sub", "to": "elsewhere"}),
+            ("move_file", {"from": "./sub/deep", "to": "elsewhere"}),
+            ("delete_file", {"path": "sub", "recursive": True}),
+        ):
+            refused = await gateway.call(tool, arguments, approver=refuse)
+            assert refused.error is not None and refused.error.code == "DECLINED", tool
+            assert "'sub/deep/.git'" in asked[-1] or "'sub/.envrc'" in asked[-1]
+        assert (folder / "sub/.envrc").exists() and (folder / "sub/deep/.git/hooks/pre-commit").exists()
+        for number in range(201):
+            (folder / "many" / str(number)).mkdir(parents=True)
+            (folder / "many" / str(number) / ".envrc").touch()
+        refused = await gateway.call("move_file", {"from": "many", "to": "elsewhere"}, approver=refuse)
+        assert refused.error is not None and refused.error.code == "DECLINED"
+        assert "may touch protected files" in asked[-1]
+
+
+@pytest.mark.anyio
 async def test_what_is_remembered_of_a_rule_does_not_cover_what_other_programs_obey(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     settings = {"data_dir": str(tmp_path / "data"), "workspace": str(tmp_path / "project")}

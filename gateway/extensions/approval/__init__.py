@@ -52,6 +52,10 @@ class Preview(Protocol):
         """Whether a file is there under one of these paths."""
         ...
 
+    async def protected_inside(self, call: Call, paths: Sequence[str]) -> Sequence[str]:
+        """The protected files in those of these paths that are directories."""
+        ...
+
 
 @dataclass(frozen=True)
 class _Ground:
@@ -133,7 +137,8 @@ class Approval(Extension):
         if not guarded and (judge.harmless or (call.confirmed and not judge.rules)):
             return await proceed(call)
         ground = await self._ground(judge, call)
-        touched = await protected_in(call) if guarded and (call.confirmed or ground is not True) else None
+        inside = self._preview.protected_inside if self._preview else None
+        touched = await protected_in(call, inside) if guarded and (call.confirmed or ground is not True) else None
         if touched is not None and not call.confirmed:
             ground = _protecting(ground, touched, judge.out_of_band)
         if isinstance(ground, _Ground) and not call.confirmed:

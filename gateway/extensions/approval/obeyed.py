@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from ...calls import Call
+from ...errors import Unavailable
 from ...tools import Access, Tool
 from ...workspace.protected import PROTECTED_NAMES
 from .looking import Look, TooMuch, folded
 
 _NAMED = 3
+
+Inside = Callable[[Call, Sequence[str]], Awaitable[Sequence[str]]]
+"""Returns the protected files in those of the paths that are directories."""
 
 
 class Touched(NamedTuple):
@@ -27,14 +31,18 @@ def may_touch(tool: Tool) -> bool:
     return bool(tool.path_arguments or tool.patch_argument)
 
 
-async def protected_in(call: Call) -> Touched | None:
+async def protected_in(call: Call, inside: Inside | None = None) -> Touched | None:
     """The protected files that the call names; None if there are none. Of a tool that does not declare which arguments
-    are paths, every text counts that could be one."""
+    are paths, every text counts that could be one. A tool that may move or delete a directory touches those in it."""
     tool = call.target
     try:
         paths = await _paths(call)
+        if inside is not None and tool.path_arguments and tool.destructive:
+            paths = [*paths, *await inside(call, paths)]
     except TooMuch:
         return Touched(f"{tool.id} may touch protected files: its arguments are too many to look at", ())
+    except Unavailable as error:
+        return Touched(f"{tool.id} may touch protected files: {error.message}", ())
     found = tuple(dict.fromkeys(path for path in paths if PROTECTED_NAMES.intersection(folded(path).split("/"))))
     if not found:
         return None

@@ -12,6 +12,7 @@ import anyio.to_thread
 from ...calls import Call
 from ...errors import GatewayError
 from ...workspace import Parts, Root, Workspaces, parse, shown
+from ...workspace.protected import find_protected
 from ...workspace.unified import unified_diff
 from .looking import is_builtin
 
@@ -46,6 +47,17 @@ class FilePreview:
             return True
         return await anyio.to_thread.run_sync(self._is_there, call, paths, limiter=self._workers)
 
+    async def protected_inside(self, call: Call, paths: Sequence[str]) -> Sequence[str]:
+        """Return the protected files in those of the paths that are directories; raise `Unavailable` where there are
+        too many of them."""
+        return await anyio.to_thread.run_sync(self._protected_inside, call, paths, limiter=self._workers)
+
+    def _protected_inside(self, call: Call, paths: Sequence[str]) -> list[str]:
+        with self._workspaces.root(call.chat) as root:
+            directories = [shown(parse(path)) for path in paths if _is_directory(root, path)]
+        folder = self._workspaces.path(call.chat)
+        return [f"{above}/{each.path}" for above in directories for each in find_protected(folder / above)]
+
     def _told(self, tell: Callable[[Root, Mapping[str, Any]], str | None], call: Call) -> str | None:
         try:
             with self._workspaces.root(call.chat) as root:
@@ -65,6 +77,14 @@ def _is_file(root: Root, path: str) -> bool:
     except GatewayError:
         return False
     return found is not None and found.kind != "directory"
+
+
+def _is_directory(root: Root, path: str) -> bool:
+    try:
+        found = root.find(parse(path))
+    except GatewayError:  # the tool itself will say what is wrong
+        return False
+    return found is not None and found.kind == "directory"
 
 
 def _written(root: Root, arguments: Mapping[str, Any]) -> str | None:
