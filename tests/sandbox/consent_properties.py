@@ -297,12 +297,15 @@ BUILTINS: Mapping[str, tuple[str, str]] = {
     "run_command": ("development", "execute"),
     "git_diff": ("development", "read-only"),
 }
+HIDING = {"bwrap": 0.4, "landlock": 0.1}
+"""How often files are denied by path; under Landlock programs are then refused as long as there is such a file."""
+
 FILE_TOOLS = ("write_file", "edit_file", "apply_patch", "move_file", "delete_file")
 
 
-def make_policy(rng: random.Random) -> Policy:
+def make_policy(rng: random.Random, backend: str) -> Policy:
     rules = []
-    if rng.random() < 0.5:
+    if rng.random() < HIDING[backend]:
         rules.append(Rule(rng.choice(["*", "*", "read_file"]), rng.choice(["deny", "deny", "ask"]), path="*.env"))
     for _ in range(rng.choice([0, 0, 1, 2])):
         tool = rng.choice(["lab:*", "*", "write_file", "lab:t0", "run_code", "delete_file", "move_file"])
@@ -315,14 +318,14 @@ def make_policy(rng: random.Random) -> Policy:
             rules.append(Rule(tool, kind))
     rng.shuffle(rules)
     return Policy(
-        attached=rng.random() < 0.75,
-        mode=rng.choice(["unsafe_only"] * 4 + ["always", "never"]),
+        attached=rng.random() < 0.85,
+        mode=rng.choice(["unsafe_only"] * 6 + ["always", "never"]),
         profile=rng.choice(["read-only", "read-write", *["execute"] * 8]),
         categories={
             "filesystem": (True, "read-only"),
             "editing": (rng.random() < 0.95, rng.choice(["read-only", *["read-write"] * 9])),
             "development": (rng.random() < 0.9, rng.choice(["read-write", *["execute"] * 7])),
-            "toolsets": (rng.random() < 0.95, rng.choice(["read-only", "read-write", *["execute"] * 6])),
+            "toolsets": (rng.random() < 0.95, rng.choice(["read-only", *["read-write"] * 3, *["execute"] * 6])),
             "lab-tools": (rng.random() < 0.95, rng.choice([*LEVELS, "execute"])),
         },
         rules=tuple(rules),
@@ -335,7 +338,7 @@ def make_tools(rng: random.Random) -> list[Declared]:
             id=f"t{number}",
             shape=rng.choice(["named", "concealed", "shell-named", "shell-concealed"]),
             permission=rng.choice(["read-only", "read-write", "read-write", "execute"]),
-            access=rng.choice(["none", "read", "write", "write", "write"]),
+            access=rng.choice(["none", "read", *["write"] * 4]),
             category=rng.choice(["toolsets", "toolsets", "lab-tools"]),
             destructive=rng.random() < 0.2,
             asks=rng.random() < 0.15,
@@ -437,7 +440,7 @@ def _effect(rng: random.Random, world: Outside) -> tuple[str, str, str]:
 
 def _toolset_attempt(rng: random.Random, tool: Declared, world: Outside) -> Attempt:
     content = f"written-{rng.randrange(3)}"  # often the same, so that an agreed change is made again
-    count = rng.choice([1, 1, 2, 3]) if "concealed" in tool.shape else 1
+    count = rng.choice([1, 2, 4, 6]) if "concealed" in tool.shape else 1
     effects = tuple(_effect(rng, world) for _ in range(count))
     arguments: dict[str, Any]
     if "concealed" in tool.shape:
@@ -454,7 +457,7 @@ def _toolset_attempt(rng: random.Random, tool: Declared, world: Outside) -> Atte
 
 def _builtin_attempt(rng: random.Random, tool: str, world: Outside) -> Attempt:
     path, other = _path(rng, world), _path(rng, world)
-    effects = tuple(_effect(rng, world) for _ in range(rng.choice([1, 2])))
+    effects = tuple(_effect(rng, world) for _ in range(rng.choice([1, 2, 4])))
     named: tuple[str, ...] = (path,)
     arguments: dict[str, Any]
     if tool == "read_file":
@@ -762,9 +765,9 @@ class Report:
     counts: dict[str, int]
 
 
-async def run_example(seed: int, directory: Path, counts: Counter[str], calls: int = CALLS) -> list[str]:
+async def run_example(backend: str, seed: int, directory: Path, counts: Counter[str], calls: int = CALLS) -> list[str]:
     rng = random.Random(seed)
-    policy, tools = make_policy(rng), make_tools(rng)
+    policy, tools = make_policy(rng, backend), make_tools(rng)
     token = f"token-{rng.getrandbits(64):x}"
     directory.mkdir()
     (directory / "lab/tools").mkdir(parents=True)
@@ -798,18 +801,18 @@ async def run_example(seed: int, directory: Path, counts: Counter[str], calls: i
     return faults
 
 
-async def run_series(directory: Path, seed: int, examples: int) -> Report:
+async def run_series(backend: str, directory: Path, seed: int, examples: int) -> Report:
     counts: Counter[str] = Counter()
     faults = []
     for number in range(examples):
-        faults += await run_example(seed + number, directory / f"example-{number}", counts)
+        faults += await run_example(backend, seed + number, directory / f"example-{number}", counts)
     return Report(counts["examples"], faults, dict(sorted(counts.items())))
 
 
 def main(backend: str, directory: str, seed: str, examples: str) -> None:
     sys.path.append(f"{directory}/libraries")
     use_sandbox(backend)
-    print(json.dumps(asdict(asyncio.run(run_series(Path(directory), int(seed), int(examples))))))
+    print(json.dumps(asdict(asyncio.run(run_series(backend, Path(directory), int(seed), int(examples))))))
 
 
 if __name__ == "__main__":
