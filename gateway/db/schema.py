@@ -114,7 +114,7 @@ TABLES = (
         patch       TEXT NOT NULL,                   -- {path: sha256 | null}
         meta_patch  TEXT NOT NULL,                   -- {path: x | l | d | null}: executable, link, empty directory
         created_at  TEXT NOT NULL,
-        source      TEXT NOT NULL,                   -- user_upload | tool_run | branch | edit | interrupted
+        source      TEXT NOT NULL,                   -- user_upload | tool_run | branch | edit | interrupted | undone
         source_ref  TEXT                             -- the message or tool call behind it
     )
     """,
