@@ -25,7 +25,7 @@ from gateway.calls import Call, Caller, Outcome, Peer
 from gateway.config.approval import ApprovalRule
 from gateway.extensions import stack
 from gateway.extensions.approval import Approval
-from gateway.serve.consent import Consulting, Seal
+from gateway.serve.approval import Consulting, Seal
 from gateway.tools import Permission, Tool
 
 PENDING = 200

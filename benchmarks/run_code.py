@@ -26,9 +26,9 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import RequestParamsMeta
 
 from gateway import Gateway
-from gateway.sandbox import choose
+from gateway.sandbox import detect
 from gateway.sandbox.landlock import Landlock, version
-from gateway.sources.development.machine import interpreter
+from gateway.sources.development.host import interpreter
 
 ROUNDS, COLD_ROUNDS = 60, 15
 PAUSE = 0.25
@@ -101,14 +101,14 @@ def report(taken: dict[str, list[float]]) -> dict[str, float]:
 @asynccontextmanager
 async def behind_landlock(place: Path) -> AsyncIterator[Gateway]:
     """A gateway on a machine with no other sandbox."""
-    found = choose._known[:]
-    choose._known[:] = [choose.Survey(Landlock())]
+    found = detect._known[:]
+    detect._known[:] = [detect.Survey(Landlock())]
     try:
         async with Gateway.open({"data_dir": place, **ON}) as gateway:
-            choose._known[:] = found
+            detect._known[:] = found
             yield gateway
     finally:
-        choose._known[:] = found
+        detect._known[:] = found
 
 
 @asynccontextmanager

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config import SandboxSettings
-from gateway.sandbox.choose import choose
-from gateway.sources.upstream.link import ClientFace, Confinement, Link, StdioEndpoint, open_link
+from gateway.mcp_client import ClientFace, Confinement, Link, StdioEndpoint, open_link
+from gateway.sandbox.detect import choose
 
 STARTS, CALLS, ROUNDS = 9, 20, 150
 START_LIMIT, CALL_LIMIT = 1.3, 1.05

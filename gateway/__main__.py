@@ -1,5 +1,5 @@
 """`python -m gateway` is `toolgate`."""
 
-from .cli import main
+from gateway.cli import main
 
 main()

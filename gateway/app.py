@@ -10,56 +10,56 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import config
-from .calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no_progress
-from .catalog import Catalog, Draft, Policy
-from .config import Settings
-from .db import Database
-from .db.approvals import Approvals
-from .db.chats import Chats
-from .db.instances import Instance, settle_interrupted
-from .db.manifests import Manifests
-from .db.pins import Pins
-from .db.records import CallRecords
-from .db.sqlite import SqliteDatabase
-from .db.tool_names import ToolNames
-from .db.toolsets import Toolsets
-from .db.upstreams import Upstreams
-from .errors import GatewayError, Unavailable
-from .executor import Executor
-from .extensions import Extension
-from .extensions.approval import Approval, Approver, ConsentNeeded
-from .extensions.approval.asking import Asking
-from .extensions.approval.desk import CALLBACK, TERMINAL, Desk
-from .extensions.approval.preview import FilePreview
-from .extensions.approval.rules import unknown_tools
-from .extensions.audit import Audit
-from .extensions.large_results import LargeResults
-from .extensions.loading import load_extension
-from .extensions.ownership import Ownership
-from .extensions.permissions import Permissions
-from .extensions.rate_limit import RateLimit
-from .extensions.rendering import ELSEWHERE, Directories, Rendering
-from .extensions.running import Running
-from .extensions.telemetry import Telemetry
-from .extensions.validation import Validation
-from .extensions.versioning import Versioning
-from .serve.uris import file_uri
-from .sources import Source
-from .sources.builtin import BuiltinSource
-from .sources.development import DevelopmentSource
-from .sources.web import web_sources
-from .tools import HidesFor, Permission, Tool
-from .workspace import Workspaces
-from .workspace.attaching import attached, default_chat
-from .workspace.versions import Versions
+from gateway import config
+from gateway.calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no_progress
+from gateway.catalog import Catalog, Draft, Policy
+from gateway.config import Settings
+from gateway.db import Database
+from gateway.db.approvals import Approvals
+from gateway.db.call_records import CallRecords
+from gateway.db.chats import Chats
+from gateway.db.instances import Instance, settle_interrupted
+from gateway.db.manifests import Manifests
+from gateway.db.pins import Pins
+from gateway.db.sqlite import SqliteDatabase
+from gateway.db.tool_names import ToolNames
+from gateway.db.toolsets import Toolsets
+from gateway.db.upstreams import Upstreams
+from gateway.errors import GatewayError, Unavailable
+from gateway.executor import Executor
+from gateway.extensions import Extension
+from gateway.extensions.approval import Approval, Approver, ConsentNeeded
+from gateway.extensions.approval.flow import Asking
+from gateway.extensions.approval.preview import FilePreview
+from gateway.extensions.approval.rules import unknown_tools
+from gateway.extensions.approval.store import CALLBACK, TERMINAL, Desk
+from gateway.extensions.audit import Audit
+from gateway.extensions.concurrency import Running
+from gateway.extensions.large_results import LargeResults
+from gateway.extensions.ownership import Ownership
+from gateway.extensions.permissions import Permissions
+from gateway.extensions.plugins import load_extension
+from gateway.extensions.rate_limit import RateLimit
+from gateway.extensions.rendering import ELSEWHERE, Directories, Rendering
+from gateway.extensions.telemetry import Telemetry
+from gateway.extensions.validation import Validation
+from gateway.extensions.versioning import Versioning
+from gateway.serve.mcp.uris import file_uri
+from gateway.sources import Source
+from gateway.sources.builtin import BuiltinSource
+from gateway.sources.development import DevelopmentSource
+from gateway.sources.web import web_sources
+from gateway.tools import HidesFor, Permission, Tool
+from gateway.workspace import Workspaces
+from gateway.workspace.attaching import attached, default_chat
+from gateway.workspace.versions import Versions
 
 if TYPE_CHECKING:
-    from .bundles.installed import Installed
-    from .sources.toolset.workshop import Workshop
-    from .sources.upstream.relay import Relay
-    from .sources.upstream.server import Upstream
-    from .sources.upstream.switchboard import Switchboard
+    from gateway.bundles.installed import Installed
+    from gateway.sources.toolsets.assembly import Workshop
+    from gateway.sources.upstreams.passthrough import Relay
+    from gateway.sources.upstreams.registry import Switchboard
+    from gateway.sources.upstreams.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class Gateway:
     def workshop(self) -> Workshop:
         """The installed toolsets: their library, and what runs them."""
         # Imported by the first who needs it: a process without toolsets starts in half the time.
-        from .sources.toolset.workshop import Workshop
+        from gateway.sources.toolsets.assembly import Workshop
 
         made = Workshop(self._db, self.settings, self._workspaces, self.executor.hides)
         self._sources.append(made.source)
@@ -179,7 +179,7 @@ class Gateway:
     def switchboard(self) -> Switchboard:
         """The upstream servers."""
         # Imported by the first who needs it, for the same reason.
-        from .sources.upstream.switchboard import Switchboard
+        from gateway.sources.upstreams.registry import Switchboard
 
         made = Switchboard(self._db, self.settings, self._refresh_soon, self._installed)
         self._sources.append(made.source)
@@ -192,7 +192,7 @@ class Gateway:
     @cached_property
     def _relay(self) -> Relay:
         # Imported by whoever serves it: a command that only lists tools has no use for it.
-        from .sources.upstream.relay import Relay
+        from gateway.sources.upstreams.passthrough import Relay
 
         return Relay(lambda: self.switchboard.source, self._request, self.executor.refuses)
 

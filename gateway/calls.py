@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar, dataclass_transform
 
 import orjson
 
-from .errors import GatewayError, Invalid, NotFound
-from .names import CHAT_LIMIT, new_id
-from .tools import Permission, Tool
+from gateway.errors import GatewayError, Invalid, NotFound
+from gateway.names import CHAT_LIMIT, new_id
+from gateway.tools import Permission, Tool
 
 DEFAULT_CHAT = "default"
 LOCAL = "local"

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import exports, names
-from .errors import Forbidden, GatewayError, Invalid, NotFound
-from .sources import Source
-from .tools import Category, Permission, Tool
+from gateway import exports, names
+from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
+from gateway.sources import Source
+from gateway.tools import Category, Permission, Tool
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from .secrets import KNOWN
+from gateway.secrets import KNOWN
 
 
 class GatewayError(Exception):

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import anyio
 
-from .calls import Call, Outcome, Proceed
-from .catalog import Catalog
-from .extensions import Extension, concerning, stack
-from .tools import Hides, Tool, hide_nothing
+from gateway.calls import Call, Outcome, Proceed
+from gateway.catalog import Catalog
+from gateway.extensions import Extension, concerning, stack
+from gateway.tools import Hides, Tool, hide_nothing
 
 Listener = Callable[[Catalog], None]
 Result = TypeVar("Result")

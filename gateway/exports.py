@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .tools import Permission, Tool
+from gateway.tools import Permission, Tool
 
 RENDERER = "dev.toolgate/renderer"
 """In the `_meta` of a tool and of what links to a plan: the renderer that shows the outcome."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jsonschema_rs
 
-from .errors import Invalid, ToolFailed
-from .names import did_you_mean
+from gateway.errors import Invalid, ToolFailed
+from gateway.names import did_you_mean
 
 if TYPE_CHECKING:
-    from .calls import Call
+    from gateway.calls import Call
 
 
 class Hides(Protocol):

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from gateway.cli import COMMANDS, toolgate
 from gateway.config import DEFAULT_CATEGORIES, LimitSettings, Settings
 from gateway.sources.builtin import BUILTINS
-from gateway.sources.development.workbench import TOOLS as DEVELOPMENT
+from gateway.sources.development.source import TOOLS as DEVELOPMENT
 from gateway.sources.web.source import WEB
 
 README = (Path(__file__).parent.parent / "README.md").read_text()

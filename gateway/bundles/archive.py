@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from ..errors import Conflict, Invalid, NotFound
-from ..names import did_you_mean
-from ..workspace import Entry, Parts, Root
-from . import document as yamls
-from . import paths, spec
-from .document import Document
-from .kinds import PythonTool, artifact_path
-from .masking import mask_secrets
-from .spec import FILE_NAME, FILE_NAMES, INVALID_TOOLSET, Toolset
-from .zips import CHUNK, ZipEntry, ZipReader, ZipWriter, refused
+from gateway.bundles import document as yamls
+from gateway.bundles import paths, spec
+from gateway.bundles.document import Document
+from gateway.bundles.kinds import PythonTool, artifact_path
+from gateway.bundles.masking import mask_secrets
+from gateway.bundles.spec import FILE_NAME, FILE_NAMES, INVALID_TOOLSET, Toolset
+from gateway.bundles.zip_reader import CHUNK, ZipEntry, ZipReader, ZipWriter, refused
+from gateway.errors import Conflict, Invalid, NotFound
+from gateway.names import did_you_mean
+from gateway.workspace import Entry, Parts, Root
 
 _MEBIBYTE = 1024 * 1024
 _PLAIN_FILE, _PROGRAM = stat.S_IFREG | 0o644, stat.S_IFREG | 0o755

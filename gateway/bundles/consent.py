@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from .spec import Server, ServerSandbox
+from gateway.bundles.spec import Server, ServerSandbox
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _DESCRIBED = frozenset(["id", "command", "args", "env", "url", "headers", "sandbox"])

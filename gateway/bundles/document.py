@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from ..calls import to_json
-from ..errors import Invalid
-from ..names import did_you_mean
+from gateway.calls import to_json
+from gateway.errors import Invalid
+from gateway.names import did_you_mean
 
 BYTES_LIMIT = 1024 * 1024
 NODE_LIMIT = 100_000

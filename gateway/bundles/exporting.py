@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-from ..db.toolsets import FileRow
-from ..errors import Unavailable
-from .archive import Bundle, BundleFile, write_zip
-from .installed import Installed
-from .paths import shown
-from .shelf import held
-from .zips import CHUNK
+from gateway.bundles.archive import Bundle, BundleFile, write_zip
+from gateway.bundles.installed import Installed
+from gateway.bundles.paths import shown
+from gateway.bundles.store import held
+from gateway.bundles.zip_reader import CHUNK
+from gateway.db.toolsets import FileRow
+from gateway.errors import Unavailable
 
 
 def export(toolset: Installed, rows: Sequence[FileRow], file: BinaryIO) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from .fields import (
+from gateway.bundles.field_types import (
     Body,
     Header,
     Line,
@@ -20,7 +20,7 @@ from .fields import (
     references,
     texts,
 )
-from .kinds import ToolSpec
+from gateway.bundles.kinds import ToolSpec
 
 BYTES_LIMIT = 64 * 1024 * 1024
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..calls import Progress, to_json
-from ..errors import Invalid
-from ..tools import Access, Permission
-from .archive import Bundle, module_file
-from .fields import Category, Line, Prose, Seconds
-from .kinds import ObjectSchema, PythonTool, Schema
-from .spec import Toolset
+from gateway.bundles.archive import Bundle, module_file
+from gateway.bundles.field_types import Category, Line, Prose, Seconds
+from gateway.bundles.kinds import ObjectSchema, PythonTool, Schema
+from gateway.bundles.spec import Toolset
+from gateway.calls import Progress, to_json
+from gateway.errors import Invalid
+from gateway.tools import Access, Permission
 
 DESCRIPTION_LIMIT = 256 * 1024
 DESCRIPTIONS_LIMIT = 4 * 1024 * 1024

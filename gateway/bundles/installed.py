@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ..calls import to_json
-from ..db.toolsets import ConsentRow, StoredToolset, ToolRow, UserOverrideRow
-from ..errors import Forbidden
-from .consent import server_digest
-from .kinds import ToolSpec
-from .spec import AnyToolSpec, Server, ToolOverride, Toolset
+from gateway.bundles.consent import server_digest
+from gateway.bundles.kinds import ToolSpec
+from gateway.bundles.spec import AnyToolSpec, Server, ToolOverride, Toolset
+from gateway.calls import to_json
+from gateway.db.toolsets import ConsentRow, StoredToolset, ToolRow, UserOverrideRow
+from gateway.errors import Forbidden
 
 _TOOL: TypeAdapter[ToolSpec] = TypeAdapter(AnyToolSpec)
 _CHANGES = tuple(field.name for field in fields(UserOverrideRow) if field.name not in ("toolset_id", "tool_id"))

@@ -9,10 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field, model_validator
 
-from ..errors import Invalid
-from ..names import did_you_mean
-from ..tools import Access, Permission, Tool
-from .fields import (
+from gateway.bundles.field_types import (
     ENTRIES_LIMIT,
     AnyTool,
     Argument,
@@ -33,6 +30,9 @@ from .fields import (
     references,
     texts,
 )
+from gateway.errors import Invalid
+from gateway.names import did_you_mean
+from gateway.tools import Access, Permission, Tool
 
 ARGUMENTS_LIMIT = 256
 STEPS_LIMIT = 50

@@ -13,21 +13,21 @@ from typing import Any, BinaryIO
 import anyio
 from anyio import to_thread
 
-from ..calls import Progress, no_progress
-from ..db import Database, timestamp
-from ..db.toolsets import ConsentRow, StoredToolset, Toolsets
-from ..errors import Conflict, GatewayError, NotFound, Unavailable
-from ..names import did_you_mean
-from . import admission, shelf, spec
-from .admission import Rules
-from .archive import LIMITS, Bundle, Limits, open_bundle
-from .changes import change, full_id
-from .exporting import export
-from .inspection import Inspector, inspect
-from .installed import Installed, InstalledTool, changes_in, installed
-from .masking import mask_url
-from .rows import Origin, SourceType, Version, stored
-from .shelf import Shelf
+from gateway.bundles import checks, spec, store
+from gateway.bundles.archive import LIMITS, Bundle, Limits, open_bundle
+from gateway.bundles.checks import Rules
+from gateway.bundles.exporting import export
+from gateway.bundles.inspection import Inspector, inspect
+from gateway.bundles.installed import Installed, InstalledTool, changes_in, installed
+from gateway.bundles.masking import mask_url
+from gateway.bundles.overrides import change, full_id
+from gateway.bundles.rows import Origin, SourceType, Version, stored
+from gateway.bundles.store import Shelf
+from gateway.calls import Progress, no_progress
+from gateway.db import Database, timestamp
+from gateway.db.toolsets import ConsentRow, StoredToolset, Toolsets
+from gateway.errors import Conflict, GatewayError, NotFound, Unavailable
+from gateway.names import did_you_mean
 
 __all__ = ["Inspector", "Installed", "InstalledTool", "Library", "Rules"]
 
@@ -172,7 +172,7 @@ class Library:
         """The bundle as it is given, and as it will be stored."""
         given = source if isinstance(source, Bundle) else opened.enter_context(open_bundle(source, self._limits, known))
         bundle = given.masked()
-        admission.check(bundle, self._rules)
+        checks.check(bundle, self._rules)
         return given, bundle
 
     async def _renew(self, bundle: Bundle, origin: Origin) -> bool | None:
@@ -190,14 +190,14 @@ class Library:
 
     def _is_whole(self, found: StoredToolset, bundle: Bundle) -> bool:
         try:
-            return shelf.is_complete(self._installed(found).directory, bundle)
+            return store.is_complete(self._installed(found).directory, bundle)
         except Unavailable:
             return False
 
     async def _take_in(self, bundle: Bundle, origin: Origin, progress: Progress) -> None:
         async with self._shelf.staging() as made:
             await progress(0, None, "unpacking")
-            await to_thread.run_sync(shelf.unpack, bundle, made)
+            await to_thread.run_sync(store.unpack, bundle, made)
             await progress(0, None, "asking its code what its tools are")
             described, problems = await inspect(self._inspector, bundle, made, progress)
             await to_thread.run_sync(_finish, made, bundle)
@@ -215,9 +215,9 @@ class Library:
     ) -> None:
         """Put the version in its place and make it the one that counts."""
         toolset_id = bundle.spec.id
-        admission.check_names(bundle, await self._rows.digests(), await self._rows.servers())
+        checks.check_names(bundle, await self._rows.digests(), await self._rows.servers())
         previous = await self._rows.find(toolset_id)
-        missing = await to_thread.run_sync(admission.missing, bundle, problems, previous)
+        missing = await to_thread.run_sync(checks.missing, bundle, problems, previous)
         place = self._shelf.version(toolset_id, bundle.digest)
         version = Version(bundle, described, missing, origin, place, timestamp(time.time()))
         before = previous.toolset.digest if previous else None
@@ -261,7 +261,7 @@ class Library:
 
 def _finish(made: Path, bundle: Bundle) -> None:
     """Strangers' code was run beside the files: they must still be what was checked, and then be durable."""
-    path = shelf.difference(made, bundle)
+    path = store.difference(made, bundle)
     if path is not None:
         raise Conflict(f"{path!r} was changed while the toolset was being installed", code="BUNDLE_CHANGED")
-    shelf.sync(made)
+    store.sync(made)

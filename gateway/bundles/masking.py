@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from .fields import references, without_references
-from .http import ApiKey, HttpTool
-from .kinds import ShellTool
-from .spec import Server, Toolset
+from gateway.bundles.field_types import references, without_references
+from gateway.bundles.http import ApiKey, HttpTool
+from gateway.bundles.kinds import ShellTool
+from gateway.bundles.spec import Server, Toolset
 
 _SECRET_FIELDS = ("token", "username", "password", "value", "secret", "client_secret")
 _PUBLIC_HEADERS = frozenset(

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from ..calls import to_json
-from ..db.toolsets import FileRow, OverrideRow, ServerRow, StoredToolset, ToolRow, ToolsetRow
-from ..names import new_id
-from .archive import Bundle
-from .kinds import PythonTool, ToolSpec
-from .spec import Server, Toolset
+from gateway.bundles.archive import Bundle
+from gateway.bundles.kinds import PythonTool, ToolSpec
+from gateway.bundles.spec import Server, Toolset
+from gateway.calls import to_json
+from gateway.db.toolsets import FileRow, OverrideRow, ServerRow, StoredToolset, ToolRow, ToolsetRow
+from gateway.names import new_id
 
 SourceType = Literal["zip", "local", "url"]
 KEPT_LIMIT = 1000

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..errors import Conflict, Invalid
-from .fields import RESERVED, Id
-from .paths import SKIPPED
-from .spec import INVALID_TOOLSET
+from gateway.bundles.field_types import RESERVED, Id
+from gateway.bundles.paths import SKIPPED
+from gateway.bundles.spec import INVALID_TOOLSET
+from gateway.errors import Conflict, Invalid
 
 _SUFFIX = ".template"  # so that neither Python nor its tools take them for our own modules
 _FALLBACK = "my-toolset"

@@ -7,13 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from ..errors import Invalid
-from ..names import did_you_mean
-from ..net.policy import Policy
-from ..tools import Permission
-from . import document as yamls
-from .document import Document
-from .fields import (
+from gateway.bundles import document as yamls
+from gateway.bundles.document import Document
+from gateway.bundles.field_types import (
     AnyTool,
     Category,
     Directory,
@@ -34,8 +30,12 @@ from .fields import (
     texts,
     variables,
 )
-from .http import HttpTool, checked_url
-from .kinds import ARGUMENTS_LIMIT, PythonTool, RendererKind, ShellTool, StepsTool, check_artifact
+from gateway.bundles.http import HttpTool, checked_url
+from gateway.bundles.kinds import ARGUMENTS_LIMIT, PythonTool, RendererKind, ShellTool, StepsTool, check_artifact
+from gateway.errors import Invalid
+from gateway.names import did_you_mean
+from gateway.net.policy import Policy
+from gateway.tools import Permission
 
 FILE_NAME = "toolset.yaml"
 FILE_NAMES = (FILE_NAME, "toolset.yml")

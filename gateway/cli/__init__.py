@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import click
 
-from .. import __version__
-from ..errors import GatewayError
-from ..secrets import KNOWN, MaskingFormatter
+from gateway import __version__
+from gateway.errors import GatewayError
+from gateway.secrets import KNOWN, MaskingFormatter
 
 COMMANDS = {
     "serve": ("serve", "Run the gateway, over stdio or HTTP."),

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from ..config import Settings, refuse_unavailable
-from ..db.approvals import ApprovalRecord, Approvals, Scope
-from ..db.sqlite import SqliteDatabase
-from ..errors import Invalid
-from ..extensions.approval.desk import Desk
-from ..extensions.approval.question import plain
-from .asking import person
-from .options import as_json, print_json, print_table, run, settings_options
+from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.cli.prompt import person
+from gateway.config import Settings, refuse_unavailable
+from gateway.db.approvals import ApprovalRecord, Approvals, Scope
+from gateway.db.sqlite import SqliteDatabase
+from gateway.errors import Invalid
+from gateway.extensions.approval.question import plain
+from gateway.extensions.approval.store import Desk
 
 
 @click.group()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from ..app import Gateway
-from ..config import Settings
-from ..secrets import KNOWN
-from .options import as_json, print_json, print_table, run, settings_options
+from gateway.app import Gateway
+from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.config import Settings
+from gateway.secrets import KNOWN
 
 
 @click.group()

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
-from . import splice
-from .splice import Entry
+from gateway.cli import json_edit
+from gateway.cli.json_edit import Entry
+from gateway.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
 
 
 class Client(NamedTuple):
@@ -246,8 +246,8 @@ def merge(file: Path, before: bytes | None, snippet: Snippet) -> tuple[bytes, st
     """
     key = CLIENTS[snippet.client].key
     try:
-        text = splice.decode(before if before and before.strip() else b"{}\n")
-        text, replaced = splice.put(text, key, snippet.name, snippet.entry)
+        text = json_edit.decode(before if before and before.strip() else b"{}\n")
+        text, replaced = json_edit.put(text, key, snippet.name, snippet.entry)
     except Invalid as refusal:
         entry = json.dumps({snippet.name: snippet.entry}, ensure_ascii=False)[1:-1]
         hint = f'the file was left as it is. Put this into its "{key}" by hand: {entry}'

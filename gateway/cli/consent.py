@@ -10,16 +10,16 @@ from typing import Any
 
 import click
 
-from ..app import Gateway
-from ..bundles.consent import describe_server
-from ..bundles.installed import Installed
-from ..bundles.spec import Server
-from ..config import Settings
-from ..secrets import KNOWN
-from ..sources.upstream.server import Upstream
-from ..sources.upstream.suspicion import visible
-from .asking import person
-from .options import run
+from gateway.app import Gateway
+from gateway.bundles.consent import describe_server
+from gateway.bundles.installed import Installed
+from gateway.bundles.spec import Server
+from gateway.cli.options import run
+from gateway.cli.prompt import person
+from gateway.config import Settings
+from gateway.secrets import KNOWN
+from gateway.sources.upstreams.poisoning import visible
+from gateway.sources.upstreams.upstream import Upstream
 
 agree = click.option("--yes", is_flag=True, help="Agree to the MCP servers it brings, unseen.")
 

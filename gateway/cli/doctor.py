@@ -13,23 +13,23 @@ from typing import Literal
 
 import click
 
-from .. import __version__, config
-from ..app import Gateway
-from ..config import Settings
-from ..errors import GatewayError
-from ..sandbox.account import account
-from ..sandbox.cgroups import delegated
-from ..sandbox.choose import FIXES, survey
-from ..sandbox.monty import installed
-from ..secrets import KNOWN
-from ..sources.upstream.spec import Spec
-from ..sources.upstream.suspicion import visible
-from ..workspace import Openat2, best_way
-from ..workspace.sweep import sizes
-from . import clients
-from .options import as_json, print_json, run, settings_options
-from .upstream.desk import Desk, desk
-from .upstream.probing import Answer, probe_all
+from gateway import __version__, config
+from gateway.app import Gateway
+from gateway.cli import clients
+from gateway.cli.options import as_json, print_json, run, settings_options
+from gateway.cli.upstream.desk import Desk, desk
+from gateway.cli.upstream.probing import Answer, probe_all
+from gateway.config import Settings
+from gateway.errors import GatewayError
+from gateway.sandbox.cgroups import delegated
+from gateway.sandbox.detect import FIXES, survey
+from gateway.sandbox.monty import installed
+from gateway.sandbox.run_user import account
+from gateway.secrets import KNOWN
+from gateway.sources.upstreams.poisoning import visible
+from gateway.sources.upstreams.spec import Spec
+from gateway.workspace import Openat2, best_way
+from gateway.workspace.gc import sizes
 
 WAL_RESET_FIXED = (3, 51, 3)
 LARGEST = 3
@@ -50,7 +50,7 @@ class Finding:
 @settings_options
 def doctor(settings: Settings, as_json: bool) -> int:
     """Look at everything the gateway needs. Exit 1 when something must be mended."""
-    logging.getLogger("gateway.sources.upstream").setLevel(logging.ERROR)  # what it would warn of is found here
+    logging.getLogger("gateway.sources.upstreams").setLevel(logging.ERROR)  # what it would warn of is found here
     opened = run(lambda: _gateway(settings))
     upstreams = run(lambda: _upstreams(settings))
     findings = [

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio
 import click
 
-from .. import config
+from gateway import config
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Result = TypeVar("Result")

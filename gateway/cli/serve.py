@@ -12,15 +12,15 @@ from functools import partial
 import anyio
 import click
 
-from ..app import Gateway
-from ..config import Settings
-from ..errors import Forbidden
-from ..serve.consent import Consulting, Seal
-from ..serve.mcp.handlers import Handlers
-from ..serve.mcp.server import McpServer
-from ..serve.stdio import serve_stdio
-from . import clients, staying
-from .options import settings_options
+from gateway.app import Gateway
+from gateway.cli import clients, staying
+from gateway.cli.options import settings_options
+from gateway.config import Settings
+from gateway.errors import Forbidden
+from gateway.serve.approval import Consulting, Seal
+from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.server import McpServer
+from gateway.serve.stdio import serve_stdio
 
 MESSAGE_FACTOR = 4
 """A message may be this many times the limit on arguments, so that escaped text reaches the check
@@ -99,8 +99,8 @@ async def _over_stdio(gateway: Gateway, server: McpServer, stop: anyio.Event) ->
 async def _over_http(gateway: Gateway, server: McpServer, host: str, port: int, stop: anyio.Event) -> None:
     with staying():
         # Imported here: a stdio start, which a person waits for, needs none of it.
-        from ..serve.asgi import Door, HttpFace, parse_authority
-        from ..serve.http import bind, serve_http
+        from gateway.serve.http.app import Door, HttpFace, parse_authority
+        from gateway.serve.http.server import bind, serve_http
 
     settings = gateway.settings.server
     listening = bind(host, port)

@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 import click
 
-from ..app import Gateway
-from ..calls import Caller, Outcome
-from ..config import Settings
-from ..errors import InputRequired, Invalid
-from ..exports import mcp_tool
-from ..extensions.approval import ConsentNeeded
-from ..tools import Tool
-from .asking import on_terminal
-from .options import as_json, print_json, print_table, run, settings_options
+from gateway.app import Gateway
+from gateway.calls import Caller, Outcome
+from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.cli.prompt import on_terminal
+from gateway.config import Settings
+from gateway.errors import InputRequired, Invalid
+from gateway.exports import mcp_tool
+from gateway.extensions.approval import ConsentNeeded
+from gateway.tools import Tool
 
 _ALTERNATIVES = 100
 

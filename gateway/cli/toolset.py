@@ -13,17 +13,17 @@ from typing import Any
 
 import click
 
-from ..app import Gateway
-from ..bundles.installed import Installed
-from ..bundles.library import Library
-from ..bundles.scaffold import create
-from ..config import Settings
-from ..errors import InputRequired, Invalid
-from ..sources.toolset.listing import tools_of
-from ..sources.toolset.sourcing import Sourced, sourced
-from ..tools import Tool
-from .consent import agree, can_ask, print_servers, server_shapes, settle_servers
-from .options import as_json, print_json, print_table, run, settings_options
+from gateway.app import Gateway
+from gateway.bundles.installed import Installed
+from gateway.bundles.library import Library
+from gateway.bundles.scaffold import create
+from gateway.cli.consent import agree, can_ask, print_servers, server_shapes, settle_servers
+from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.config import Settings
+from gateway.errors import InputRequired, Invalid
+from gateway.sources.toolsets.fetch import Sourced, sourced
+from gateway.sources.toolsets.listing import tools_of
+from gateway.tools import Tool
 
 
 @click.group()

@@ -11,20 +11,20 @@ from typing import Any
 
 import click
 
-from ..app import Gateway
-from ..calls import DEFAULT_CHAT, LOCAL
-from ..config import Settings
-from ..errors import InputRequired, NotFound
-from ..workspace import Entry, Parts, parse
-from ..workspace.blobs import CHUNK
-from ..workspace.compare import readable, summary
-from ..workspace.entries import ANY_DEPTH
-from ..workspace.log import SHORT, Version, endpoints, history
-from ..workspace.refusals import is_directory, is_link
-from ..workspace.selection import Selection
-from ..workspace.tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, Changes, Tree, changes, diff, directories, encode
-from ..workspace.versions import Versions
-from .options import as_json, print_json, print_table, run, settings_options
+from gateway.app import Gateway
+from gateway.calls import DEFAULT_CHAT, LOCAL
+from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.config import Settings
+from gateway.errors import InputRequired, NotFound
+from gateway.workspace import Entry, Parts, parse
+from gateway.workspace.blobs import CHUNK
+from gateway.workspace.diff import readable, summary
+from gateway.workspace.history import SHORT, Version, endpoints, history
+from gateway.workspace.os_errors import is_directory, is_link
+from gateway.workspace.selection import Selection
+from gateway.workspace.tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, Changes, Tree, changes, diff, directories, encode
+from gateway.workspace.versions import Versions
+from gateway.workspace.walk import ANY_DEPTH
 
 DIFF_LIMIT = 8 * 1024 * 1024
 _KINDS = {EXECUTABLE: "executable", LINK: "symlink", EMPTY_DIRECTORY: "directory"}

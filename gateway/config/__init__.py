@@ -1,8 +1,8 @@
 """Settings: what `toolgate.yaml` may say, its defaults, and how the file is found and read."""
 
-from .reading import anchored, find, load, read, resolve, resolve_variables
-from .sandbox import SandboxSettings
-from .settings import (
+from gateway.config.loader import anchored, find, load, read, resolve, resolve_variables
+from gateway.config.sandbox import SandboxSettings
+from gateway.config.settings import (
     DEFAULT_CATEGORIES,
     ExtensionSettings,
     HttpSettings,
@@ -11,7 +11,7 @@ from .settings import (
     ToolSettings,
     refuse_unavailable,
 )
-from .upstreams import OAuthSettings, ServerSandbox, UpstreamSettings
+from gateway.config.upstreams import OAuthSettings, ServerSandbox, UpstreamSettings
 
 __all__ = [
     "DEFAULT_CATEGORIES",

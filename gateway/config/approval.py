@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .section import Section
+from gateway.config.section import Section
 
 
 def _listed(value: object) -> object:

@@ -8,14 +8,14 @@ from typing import Any, Literal
 import platformdirs
 from pydantic import Field, field_validator
 
-from ..errors import Invalid
-from ..names import did_you_mean
-from ..tools import Category, Permission
-from .approval import ApprovalSettings
-from .sandbox import SandboxSettings
-from .section import Section
-from .upstreams import UpstreamSettings
-from .web import WebSettings
+from gateway.config.approval import ApprovalSettings
+from gateway.config.sandbox import SandboxSettings
+from gateway.config.section import Section
+from gateway.config.upstreams import UpstreamSettings
+from gateway.config.web import WebSettings
+from gateway.errors import Invalid
+from gateway.names import did_you_mean
+from gateway.tools import Category, Permission
 
 _MEBIBYTE = 1024 * 1024
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from ..tools import Permission
-from .section import Section
+from gateway.config.section import Section
+from gateway.tools import Permission
 
 _UNQUOTED = BeforeValidator(lambda said: "off" if said is False else said)
 """YAML reads `off` as False when nobody quotes it."""

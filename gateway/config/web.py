@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import SecretStr, model_validator
 
-from .section import Section
+from gateway.config.section import Section
 
 _WITH_A_KEY = ("brave", "tavily")
 

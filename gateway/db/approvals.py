@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import orjson
 
-from ..errors import Conflict, Invalid, NotFound, Unavailable
-from ..names import new_id
-from . import Database, Statement, chats, timestamp
+from gateway.db import Database, Statement, chats, timestamp
+from gateway.errors import Conflict, Invalid, NotFound, Unavailable
+from gateway.names import new_id
 
 SUBJECT = "approvals"
 OPEN_LIMIT = 10_000

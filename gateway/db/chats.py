@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from . import Database, Insert, Statement, timestamp
+from gateway.db import Database, Insert, Statement, timestamp
 
 _OWNER = "SELECT principal FROM chats WHERE id = ?"
 _ENSURE = "INSERT INTO chats (id, principal, created_at) VALUES {rows} ON CONFLICT (id) DO NOTHING"

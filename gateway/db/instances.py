@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..names import new_id
-from . import Database, Statement, timestamp
+from gateway.db import Database, Statement, timestamp
+from gateway.names import new_id
 
 _OWNERS = "SELECT DISTINCT process FROM tool_calls WHERE status = 'running'"
 _SETTLE = (

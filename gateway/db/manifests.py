@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from ..errors import Conflict, Invalid, NotFound
-from . import Database, Statement, timestamp
+from gateway.db import Database, Statement, timestamp
+from gateway.errors import Conflict, Invalid, NotFound
 
 PAGE_LIMIT = 1000
 

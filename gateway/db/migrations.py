@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import Unavailable
-from . import schema
+from gateway.db import schema
+from gateway.errors import Unavailable
 
 Migration = Sequence[str]
 """Statements that run as one transaction."""

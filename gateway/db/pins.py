@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from ..errors import Conflict, NotFound
-from . import Database, Statement, timestamp
+from gateway.db import Database, Statement, timestamp
+from gateway.errors import Conflict, NotFound
 
 SUBJECT = "pins"
 FIRST_SIGHT = "first sight"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, unquote_plus
 
-from ..calls import to_json
-from ..secrets import REDACTED, is_secret
+from gateway.calls import to_json
+from gateway.secrets import REDACTED, is_secret
 
 _HINTS = ("pass", "secret", "token", "key", "auth", "cookie", "credential", "bearer", "jwt", "pwd")
 _ENCODED_HINTS = tuple(map(str.encode, _HINTS))

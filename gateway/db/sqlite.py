@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import aiosqlite
 
-from ..errors import Unavailable
-from . import Row, Statement, Writing
-from .sqlite_connection import BUSY_TIMEOUT, refusal
-from .sqlite_writer import Writer
+from gateway.db import Row, Statement, Writing
+from gateway.db.sqlite_connection import BUSY_TIMEOUT, refusal
+from gateway.db.sqlite_writer import Writer
+from gateway.errors import Unavailable
 
 
 class SqliteDatabase:

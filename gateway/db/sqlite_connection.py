@@ -7,9 +7,9 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import Conflict, GatewayError, Invalid, Unavailable
-from . import Row, Statement
-from .migrations import MIGRATIONS, Migration, pending
+from gateway.db import Row, Statement
+from gateway.db.migrations import MIGRATIONS, Migration, pending
+from gateway.errors import Conflict, GatewayError, Invalid, Unavailable
 
 BUSY_TIMEOUT = 30.0  # seconds; only a foreign program that locks the file can make us wait so long
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import GatewayError
-from . import Row, Statement, Writing
-from .gate import Gate, create_private, require_local
-from .promises import Book, Promised, Promises
-from .sqlite_connection import BUSY_TIMEOUT, connect, execute, refusal, storage_failed, transaction
+from gateway.db import Row, Statement, Writing
+from gateway.db.journal import Book, Promised, Promises
+from gateway.db.lock import Gate, create_private, require_local
+from gateway.db.sqlite_connection import BUSY_TIMEOUT, connect, execute, refusal, storage_failed, transaction
+from gateway.errors import GatewayError
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .. import names
-from ..errors import Conflict
-from . import Database, Statement
+from gateway import names
+from gateway.db import Database, Statement
+from gateway.errors import Conflict
 
 _INSERT = "INSERT INTO tool_names (name, tool_id) VALUES (?, ?)"
 _ATTEMPTS = 10  # each lost one means another process handed out names at the same moment

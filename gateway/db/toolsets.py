@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
-from ..errors import Conflict
-from . import Database, Row, Statement
+from gateway.db import Database, Row, Statement
+from gateway.errors import Conflict
 
 SUBJECT = "toolsets"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from ..calls import to_json
-from ..errors import Conflict, Invalid, NotFound
-from ..secrets import KNOWN, is_secret
-from . import Database, Row, Statement, timestamp
+from gateway.calls import to_json
+from gateway.db import Database, Row, Statement, timestamp
+from gateway.errors import Conflict, Invalid, NotFound
+from gateway.secrets import KNOWN, is_secret
 
 SUBJECT = "upstreams"
 SETTINGS_LIMIT = 64 * 1024

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from ..calls import Call, Outcome, Proceed
-from ..errors import GatewayError
-from ..tools import Hides, Tool
+from gateway.calls import Call, Outcome, Proceed
+from gateway.errors import GatewayError
+from gateway.tools import Hides, Tool
 
 log = logging.getLogger(__name__)
 

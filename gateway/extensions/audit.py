@@ -9,10 +9,10 @@ from typing import Protocol
 
 import anyio
 
-from ..calls import Call, Outcome, Proceed
-from ..errors import Cancelled
-from . import Extension
-from .later import Later
+from gateway.calls import Call, Outcome, Proceed
+from gateway.errors import Cancelled
+from gateway.extensions import Extension
+from gateway.extensions.shared_timer import Later
 
 log = logging.getLogger(__name__)
 

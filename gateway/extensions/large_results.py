@@ -13,13 +13,13 @@ from typing import Any
 import anyio
 import orjson
 
-from ..calls import Call, Outcome, text_content, to_json
-from ..errors import GatewayError, InputRequired
-from ..tools import Access, Tool
-from ..workspace.paths import parse
-from ..workspace.versions import HeldChat, Versions
-from . import Extension
-from .sizes import content_size, result_size, value_size
+from gateway.calls import Call, Outcome, text_content, to_json
+from gateway.errors import GatewayError, InputRequired
+from gateway.extensions import Extension
+from gateway.extensions.result_size import content_size, result_size, value_size
+from gateway.tools import Access, Tool
+from gateway.workspace.paths import parse
+from gateway.workspace.versions import HeldChat, Versions
 
 DIRECTORY = "results"
 STAYS = 16 * 1024

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from ..calls import Call
-from ..errors import Forbidden
-from . import Extension
+from gateway.calls import Call
+from gateway.errors import Forbidden
+from gateway.extensions import Extension
 
 Claim = Callable[[str, str], Awaitable[str]]
 """Make `principal` the owner of `chat` if it has none; answers who owns it."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..calls import Call
-from ..errors import Forbidden
-from ..tools import Category, Permission, Tool
-from . import Extension
+from gateway.calls import Call
+from gateway.errors import Forbidden
+from gateway.extensions import Extension
+from gateway.tools import Category, Permission, Tool
 
 
 class Permissions(Extension):

@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..calls import Call
-from ..errors import RateLimited
-from ..tools import Category, Tool
-from . import Extension
+from gateway.calls import Call
+from gateway.errors import RateLimited
+from gateway.extensions import Extension
+from gateway.tools import Category, Tool
 
 REMEMBERED = 10_000
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import anyio.to_thread
 
-from ..calls import Call, Outcome, Proceed
-from ..db.redaction import redact
-from ..errors import GatewayError, InputRequired, Invalid
-from ..render import make_plan
-from ..secrets import KNOWN, blot
-from ..tools import Renderer, Tool
-from . import Extension
+from gateway.calls import Call, Outcome, Proceed
+from gateway.db.redaction import redact
+from gateway.errors import GatewayError, InputRequired, Invalid
+from gateway.extensions import Extension
+from gateway.render import make_plan
+from gateway.secrets import KNOWN, blot
+from gateway.tools import Renderer, Tool
 
 IN_PLACE = 64 * 1024
 """Bytes of arguments and value up to which a plan is made at once; a larger one is made in a thread."""

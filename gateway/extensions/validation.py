@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..calls import Call, Outcome
-from ..errors import Invalid, ToolFailed
-from . import Extension
-from .sizes import result_size
+from gateway.calls import Call, Outcome
+from gateway.errors import Invalid, ToolFailed
+from gateway.extensions import Extension
+from gateway.extensions.result_size import result_size
 
 
 class Validation(Extension):

@@ -10,14 +10,14 @@ from dataclasses import replace
 import anyio
 import orjson
 
-from ..calls import Call, Outcome, Proceed
-from ..errors import GatewayError, InputRequired, ToolFailed
-from ..tools import Access, Tool
-from ..workspace.compare import readable, summary
-from ..workspace.review import Review
-from ..workspace.tree import Changes, Tree
-from ..workspace.versions import HeldChat, Versions
-from . import Extension
+from gateway.calls import Call, Outcome, Proceed
+from gateway.errors import GatewayError, InputRequired, ToolFailed
+from gateway.extensions import Extension
+from gateway.tools import Access, Tool
+from gateway.workspace.diff import readable, summary
+from gateway.workspace.review import Review
+from gateway.workspace.tree import Changes, Tree
+from gateway.workspace.versions import HeldChat, Versions
 
 Consent = Callable[[Call, str, str], Awaitable[None]]
 """Raises unless somebody agreed to a call for a reason, with these changes."""

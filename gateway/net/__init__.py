@@ -5,7 +5,7 @@
 the HTTP client, which takes a tenth of a second: import them where they are used.
 """
 
-from .limits import Limits
-from .policy import Policy
+from gateway.net.limits import Limits
+from gateway.net.policy import Policy
 
 __all__ = ["Limits", "Policy"]

@@ -10,8 +10,8 @@ from typing import cast
 import anyio.lowlevel
 import httpx2
 
-from ..errors import ToolFailed
-from . import failures
+from gateway.errors import ToolFailed
+from gateway.net import errors
 
 RESPONSE_TOO_LARGE = "RESPONSE_TOO_LARGE"
 _PIECE = 256 * 1024
@@ -40,11 +40,11 @@ async def pieces(response: httpx2.Response, origin: str, limit: int) -> AsyncGen
                 if received > limit:
                     raise _too_large(origin, limit)
     except zlib.error:
-        raise failures.bad_answer(origin, "its gzip data is damaged") from None
+        raise errors.bad_answer(origin, "its gzip data is damaged") from None
     except httpx2.TransportError:
-        raise failures.within_answer(origin) from None
+        raise errors.within_answer(origin) from None
     if not unpacker.is_whole:
-        raise failures.within_answer(origin)
+        raise errors.within_answer(origin)
 
 
 def declared_length(response: httpx2.Response) -> int | None:
@@ -61,7 +61,7 @@ def _is_packed(response: httpx2.Response, origin: str) -> bool:
     """One layer of gzip, which we ask for, or none: layers can multiply what a few bytes stand for."""
     coding = response.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("gzip", "x-gzip", "identity", ""):
-        raise failures.bad_answer(origin, "it is packed in a way that was not asked for")
+        raise errors.bad_answer(origin, "it is packed in a way that was not asked for")
     return coding.endswith("gzip")
 
 

@@ -11,13 +11,13 @@ from typing import BinaryIO
 
 import anyio.to_thread
 
-from ..calls import Progress, no_progress
-from ..errors import GatewayError, NotFound, Unavailable
-from .door import Answer, Door
-from .limits import Limits
-from .policy import Policy
-from .retry import Retry
-from .transport import INTERNET, Network
+from gateway.calls import Progress, no_progress
+from gateway.errors import GatewayError, NotFound, Unavailable
+from gateway.net.client import Answer, Door
+from gateway.net.limits import Limits
+from gateway.net.policy import Policy
+from gateway.net.retry import Retry
+from gateway.net.transport import INTERNET, Network
 
 BAD_STATUS = "BAD_STATUS"
 URL_NOT_FOUND = "URL_NOT_FOUND"

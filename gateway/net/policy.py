@@ -9,8 +9,8 @@ from ipaddress import IPv6Address, ip_address
 
 import idna
 
-from ..errors import Forbidden, Invalid
-from .addresses import Address, is_loopback, kind
+from gateway.errors import Forbidden, Invalid
+from gateway.net.addresses import Address, is_loopback, kind
 
 HOST_NOT_ALLOWED = "HOST_NOT_ALLOWED"
 PRIVATE_ADDRESS = "PRIVATE_ADDRESS"

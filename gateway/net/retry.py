@@ -9,9 +9,9 @@ from email.utils import parsedate_to_datetime
 
 import httpx2
 
-from ..errors import Timeout, Unavailable
-from .failures import CONNECT_FAILED, CONNECTION_LOST
-from .transport import LOOKUP_FAILED
+from gateway.errors import Timeout, Unavailable
+from gateway.net.errors import CONNECT_FAILED, CONNECTION_LOST
+from gateway.net.transport import LOOKUP_FAILED
 
 _STATUSES = frozenset({429, 502, 503, 504})
 _CODES = frozenset({CONNECT_FAILED, CONNECTION_LOST, LOOKUP_FAILED, Timeout.default_code})

@@ -16,10 +16,10 @@ import anyio.to_thread
 import httpcore2
 import httpx2
 
-from ..errors import Unavailable
-from .addresses import parse_address
-from .policy import Policy
-from .urls import parse
+from gateway.errors import Unavailable
+from gateway.net.addresses import parse_address
+from gateway.net.policy import Policy
+from gateway.net.urls import parse
 
 NO_ADDRESS = "NO_ADDRESS"
 LOOKUP_FAILED = "LOOKUP_FAILED"

@@ -6,8 +6,8 @@ import re
 
 import httpx2
 
-from ..errors import Invalid
-from .policy import canonical_host
+from gateway.errors import Invalid
+from gateway.net.policy import canonical_host
 
 INVALID_URL = "INVALID_URL"
 _LONGEST = 8192

@@ -4,12 +4,12 @@ Pure: nothing here opens a file or a connection. `pages`, `highlight` and `markd
 where something is shown; they bring in Pygments and markdown-it, which most processes never need.
 """
 
-from ..calls import PLAN_LIMIT
-from ..tools import Renderer
-from .artifact import inject
-from .interpolate import Scope, interpolate
-from .plan import RenderPlan, make_plan
-from .renderers import RENDERERS, declare
+from gateway.calls import PLAN_LIMIT
+from gateway.render.artifact import inject
+from gateway.render.interpolate import Scope, interpolate
+from gateway.render.plan import RenderPlan, make_plan
+from gateway.render.renderers import RENDERERS, declare
+from gateway.tools import Renderer
 
 __all__ = [
     "PLAN_LIMIT",

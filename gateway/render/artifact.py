@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..calls import to_json
+from gateway.calls import to_json
 
 # Inside a script these end it, open a comment in it, or end a line of it. In JSON they occur in strings
 # only, where the escape means the same.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..calls import to_json
+from gateway.calls import to_json
 
 # A place inside a value: .name  .0  [0]  ["a name with-other characters"]
 _STEP = r"""\.\w+|\[[0-9]+\]|\["[^"\]]*"\]|\['[^'\]]*'\]"""

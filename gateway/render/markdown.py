@@ -11,7 +11,7 @@ import nh3
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from .highlight import CLASS_PREFIX, highlight
+from gateway.render.highlight import CLASS_PREFIX, highlight
 
 MARKDOWN_LIMIT = 256 * 1024
 """Characters; what is longer is shown as plain text."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .artifact import inject
-from .highlight import highlight, stylesheet
-from .markdown import to_html
+from gateway.render.artifact import inject
+from gateway.render.highlight import highlight, stylesheet
+from gateway.render.markdown import to_html
 
 COLOURED = 64 * 1024
 """Characters of code shown in colours, which take some six times the room of the text and as much time."""

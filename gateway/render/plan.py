@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ..calls import Call, Outcome, to_json
-from ..errors import GatewayError, Invalid
-from ..tools import Renderer, Tool
-from .addresses import artifact_path, frame_url, origin, port_number, workspace_path, workspace_uri
-from .bounds import Cut, fit
-from .interpolate import Scope, interpolate
-from .renderers import LANGUAGE_LIMIT
+from gateway.calls import Call, Outcome, to_json
+from gateway.errors import GatewayError, Invalid
+from gateway.render.interpolate import Scope, interpolate
+from gateway.render.references import artifact_path, frame_url, origin, port_number, workspace_path, workspace_uri
+from gateway.render.renderers import LANGUAGE_LIMIT
+from gateway.render.truncate import Cut, fit
+from gateway.tools import Renderer, Tool
 
 VERSION = 1
 # Together these leave 16 KiB of `calls.PLAN_LIMIT` for names and punctuation.

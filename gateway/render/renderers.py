@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Invalid
-from ..names import did_you_mean
-from ..tools import Renderer
-from .addresses import artifact_path, check_url_template, named, port_number, workspace_path
-from .interpolate import roots
+from gateway.errors import Invalid
+from gateway.names import did_you_mean
+from gateway.render.interpolate import roots
+from gateway.render.references import artifact_path, check_url_template, named, port_number, workspace_path
+from gateway.tools import Renderer
 
 LANGUAGE_LIMIT = 64
 _DEPTH_LIMIT = 32

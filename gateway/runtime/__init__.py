@@ -7,17 +7,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..bundles.spec import Toolset
-from ..calls import Progress, no_progress
-from ..config import SandboxSettings
-from ..sandbox import Limits, Sandbox
-from . import shelf as shelves
-from .describing import Described, describe
-from .environments import Environments, Installed
-from .jobs import Job, Place
-from .pool import Pool
-from .starting import start
-from .worker_process import Worker
+from gateway.bundles.spec import Toolset
+from gateway.calls import Progress, no_progress
+from gateway.config import SandboxSettings
+from gateway.runtime import worker_packages as shelves
+from gateway.runtime.description import Described, describe
+from gateway.runtime.environments import Environments, Installed
+from gateway.runtime.job import Job, Place
+from gateway.runtime.pool import Pool
+from gateway.runtime.start import start
+from gateway.runtime.worker_process import Worker
+from gateway.sandbox import Limits, Sandbox
 
 __all__ = ["Described", "Environments", "Installed", "Job", "Runtime"]
 

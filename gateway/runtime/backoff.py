@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from ..errors import ToolFailed
-from .failures import WORKER_DIED
-from .jobs import Place
+from gateway.errors import ToolFailed
+from gateway.runtime.errors import WORKER_DIED
+from gateway.runtime.job import Place
 
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 30.0

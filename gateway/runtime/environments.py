@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..calls import Progress, no_progress
-from ..workspace.durability import sync_file_system
-from . import shelf, uv
+from gateway.calls import Progress, no_progress
+from gateway.runtime import uv, worker_packages
+from gateway.workspace.durability import sync_file_system
 
 _LOCK, _PACKAGES, _ASIDE = "lock.txt", "packages", ".aside"
 _PINNED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
@@ -129,7 +129,7 @@ class Environments:
         """Resolve, lock by hash, and install what the lock says."""
         wanted, limits, locked = aside / "requirements.in", aside / "constraints.txt", aside / _LOCK
         wanted.write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
-        limits.write_text("".join(f"{line}\n" for line in shelf.minimum_versions()), encoding="utf-8")
+        limits.write_text("".join(f"{line}\n" for line in worker_packages.minimum_versions()), encoding="utf-8")
         run = uv.Uv(aside, self._directory / "cache", lock, [] if self._allow_source else ["--only-binary", ":all:"])
         await progress(0, 2, "resolving packages…")
         await run("compile", "--generate-hashes", "--no-header", "-c", limits.name, "-o", _LOCK, wanted.name)
@@ -147,7 +147,7 @@ class Environments:
 def digest_of(requirements: tuple[str, ...]) -> str:
     """What a set of packages is kept under: the requirements, and all that decides how they are met."""
     python = (sys.implementation.cache_tag, sysconfig.get_platform(), *sys.version_info[:3])
-    parts = (*sorted(requirements), "", *python, "", *shelf.minimum_versions())
+    parts = (*sorted(requirements), "", *python, "", *worker_packages.minimum_versions())
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 

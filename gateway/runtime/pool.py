@@ -10,10 +10,10 @@ from pathlib import Path
 
 import anyio
 
-from ..errors import Unavailable
-from .backoff import Backoff
-from .jobs import Key, Place
-from .worker_process import Worker
+from gateway.errors import Unavailable
+from gateway.runtime.backoff import Backoff
+from gateway.runtime.job import Key, Place
+from gateway.runtime.worker_process import Worker
 
 QUEUE_FACTOR = 16
 """Workers that may wait to be started, per worker there may be; a call for one more is told to come back."""

@@ -12,8 +12,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import GatewayError, Invalid, Unavailable
-from . import shelf
+from gateway.errors import GatewayError, Invalid, Unavailable
+from gateway.runtime import worker_packages
 
 DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
 SECONDS = 600.0
@@ -35,7 +35,7 @@ class Uv:
 
     async def __call__(self, command: str, *arguments: str) -> None:
         """Refused with `DEPENDENCY_FAILED` and the first useful line of what uv says."""
-        python = ("--python", str(shelf.interpreter()), "--no-python-downloads")
+        python = ("--python", str(worker_packages.interpreter()), "--no-python-downloads")
         process = await asyncio.create_subprocess_exec(
             *(find(), "pip", command, *python, *self._options, *arguments),
             cwd=self._cwd,

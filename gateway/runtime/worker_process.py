@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..calls import Progress, no_progress, to_json
-from ..errors import GatewayError, Invalid
-from ..sandbox import Exit, Limits, Process
-from .channel import Channel
-from .failures import how_it_ended, too_much_output, tool_error, worker_died
-from .output import Output
-from .running import Running
+from gateway.calls import Progress, no_progress, to_json
+from gateway.errors import GatewayError, Invalid
+from gateway.runtime.channel import Channel
+from gateway.runtime.errors import how_it_ended, too_much_output, tool_error, worker_died
+from gateway.runtime.pending_call import Running
+from gateway.runtime.worker_output import Output
+from gateway.sandbox import Exit, Limits, Process
 
 CANCEL_SECONDS = 1.0
 """How long a cancelled coroutine has to give up before its worker is retired."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from ..net.policy import Policy
+    from gateway.net.policy import Policy
 
 _MEBIBYTE = 1024 * 1024
 

@@ -16,20 +16,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import Invalid
-from . import PUT_BACK, Killed, Mount, Process, Program, seccomp
-from .account import Account, account
-from .cgroups import Group, delegated
-from .disk_usage import NOT_INSPECTABLE, Gauge, Size, TmpfsUsage, cannot_inspect_programs, folder_usage
-from .guard import guard
-from .keeping import Cover, Kept, kept
-from .launched import refuse_hidden
-from .lending import acting_as, borrower, given, lent, place, prepared
-from .network import connected
-from .process import Running, handed, spawn, unavailable
-from .rlimits import TaskLimit, count_tasks, counts_by_namespace, rlimits
-from .system import SYSTEM_FILES, SYSTEM_FOLDERS
-from .watchdog import Watch
+from gateway.errors import Invalid
+from gateway.sandbox import PUT_BACK, Killed, Mount, Process, Program, seccomp
+from gateway.sandbox.cgroups import Group, delegated
+from gateway.sandbox.disk_usage import NOT_INSPECTABLE, Gauge, Size, TmpfsUsage, cannot_inspect_programs, folder_usage
+from gateway.sandbox.guard import guard
+from gateway.sandbox.idmap import acting_as, borrower, given, lent, place, prepared
+from gateway.sandbox.network import connected
+from gateway.sandbox.process import Running, handed, spawn, unavailable
+from gateway.sandbox.protected_paths import Cover, Kept, kept
+from gateway.sandbox.rlimits import TaskLimit, count_tasks, counts_by_namespace, rlimits
+from gateway.sandbox.run_user import Account, account
+from gateway.sandbox.supervisor import refuse_hidden
+from gateway.sandbox.system import SYSTEM_FILES, SYSTEM_FOLDERS
+from gateway.sandbox.watchdog import Watch
 
 _PLACES = os.pathsep.join(("/usr/bin", "/usr/local/bin", "/bin", "/run/current-system/sw/bin"))
 _RUN_BYTES = 1024 * 1024

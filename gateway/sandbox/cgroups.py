@@ -13,7 +13,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from . import Killed, Limits
+from gateway.sandbox import Killed, Limits
 
 _log = logging.getLogger(__name__)
 _NEEDED = {"memory", "pids"}

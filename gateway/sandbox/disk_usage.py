@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from . import Program
-from .account import account
-from .process_tree import DeletedFiles, Work, read, work_of
+from gateway.sandbox import Program
+from gateway.sandbox.process_tree import DeletedFiles, Work, read, work_of
+from gateway.sandbox.run_user import account
 
 DEPTH_LIMIT = 256
 """Deeper folders are not measured, so a program that changes one there has gone too far."""

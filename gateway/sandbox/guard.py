@@ -14,7 +14,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from .process import unavailable
+from gateway.sandbox.process import unavailable
 
 _GUARD = """
 import os, select, signal, socket, time

@@ -25,11 +25,11 @@ from typing import Any
 
 import anyio
 
-from . import Exit, Killed, Limits
-from .disk_usage import DiskUsage, Size
-from .process import unavailable
-from .run import HARD_LIMIT, OUTPUT_LIMIT, Finished, Kept, Said, heard
-from .watchdog import Watch
+from gateway.sandbox import Exit, Killed, Limits
+from gateway.sandbox.disk_usage import DiskUsage, Size
+from gateway.sandbox.process import unavailable
+from gateway.sandbox.run import HARD_LIMIT, OUTPUT_LIMIT, Finished, Kept, Said, heard
+from gateway.sandbox.watchdog import Watch
 
 MODULES = (
     *("asyncio", "base64", "binascii", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal"),

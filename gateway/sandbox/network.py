@@ -13,16 +13,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import GatewayError
-from ..net.policy import WEB_PORTS, Policy
-from . import Process, Program
-from .doorway import PORT
-from .proxy import Proxy
+from gateway.errors import GatewayError
+from gateway.net.policy import WEB_PORTS, Policy
+from gateway.sandbox import Process, Program
+from gateway.sandbox.network_init import PORT
+from gateway.sandbox.proxy import Proxy
 
 if TYPE_CHECKING:
-    from ..config import SandboxSettings
+    from gateway.config import SandboxSettings
 
-_DOORWAY = Path(__file__).with_name("doorway.py")
+_DOORWAY = Path(__file__).with_name("network_init.py")
 _PROXY = f"http://127.0.0.1:{PORT}"
 _NAMES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 

@@ -14,9 +14,9 @@ from typing import IO, Protocol, cast
 
 import anyio
 
-from ..errors import Unavailable
-from . import Exit, Hear, Killed
-from .watchdog import Watch
+from gateway.errors import Unavailable
+from gateway.sandbox import Exit, Hear, Killed
+from gateway.sandbox.watchdog import Watch
 
 _NEXT_BLOW = 0.02
 _RUN_DRY = 0.2

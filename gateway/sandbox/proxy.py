@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from ..errors import Forbidden, GatewayError, Invalid, Unavailable
-from ..net.addresses import parse_address
-from ..net.policy import PRIVATE_ADDRESS, Policy, canonical_host
+from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
+from gateway.net.addresses import parse_address
+from gateway.net.policy import PRIVATE_ADDRESS, Policy, canonical_host
 
 CONNECTIONS = 64
 _BYTES = 4 * 1024**3

@@ -11,8 +11,8 @@ import resource
 from contextlib import suppress
 from dataclasses import dataclass
 
-from . import Limits
-from .process_tree import pids
+from gateway.sandbox import Limits
+from gateway.sandbox.process_tree import pids
 
 _SPARE_DATA = 512 * 1024 * 1024
 _COUNTS_BY_NAMESPACE = (5, 14)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import anyio
 
-from ..errors import Unavailable
-from . import Exit, Process, Program, Sandbox
+from gateway.errors import Unavailable
+from gateway.sandbox import Exit, Process, Program, Sandbox
 
 _log = logging.getLogger(__name__)
 _KIBIBYTE = 1024

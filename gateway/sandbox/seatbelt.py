@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from ..errors import Invalid
-from . import PUT_BACK, Mount, Process, Program
-from .launched import launch, refuse_hidden, refuse_network
-from .process import unavailable
+from gateway.errors import Invalid
+from gateway.sandbox import PUT_BACK, Mount, Process, Program
+from gateway.sandbox.process import unavailable
+from gateway.sandbox.supervisor import launch, refuse_hidden, refuse_network
 
 EXECUTABLE = "/usr/bin/sandbox-exec"
 

@@ -6,8 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import Mount, Process, Program
-from .launched import launch, refuse_hidden
+from gateway.sandbox import Mount, Process, Program
+from gateway.sandbox.supervisor import launch, refuse_hidden
 
 
 class Unconfined:

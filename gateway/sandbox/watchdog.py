@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from . import Killed, Limits
-from .disk_usage import Gauge
-from .process_tree import SharedMemory, proportional_memory, usage
-from .rlimits import TaskLimit
+from gateway.sandbox import Killed, Limits
+from gateway.sandbox.disk_usage import Gauge
+from gateway.sandbox.process_tree import SharedMemory, proportional_memory, usage
+from gateway.sandbox.rlimits import TaskLimit
 
 _log = logging.getLogger(__name__)
 _MEMORY_INTERVAL = 0.06

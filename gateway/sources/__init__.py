@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..calls import Call, Outcome
-from ..tools import Tool
+from gateway.calls import Call, Outcome
+from gateway.tools import Tool
 
 
 class Source(Protocol):

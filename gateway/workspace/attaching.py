@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from ..calls import check_chat
-from ..config import Settings
-from ..errors import Invalid
+from gateway.calls import check_chat
+from gateway.config import Settings
+from gateway.errors import Invalid
 
 
 def default_chat(settings: Settings) -> str | None:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from ..errors import Invalid, Unavailable
-from .durability import sync_directory, sync_file, sync_file_system
-from .tree import is_digest
+from gateway.errors import Invalid, Unavailable
+from gateway.workspace.durability import sync_directory, sync_file, sync_file_system
+from gateway.workspace.tree import is_digest
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -9,20 +9,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import Conflict, NotFound
-from . import access
-from . import index as indexes
-from .beneath import DIRECTORY, Parts, Way, best_way
-from .blobs import BlobStore, blob_missing
-from .environments import without
-from .index import RACY_NANOSECONDS, File, Index
-from .plan import Plan, plan
-from .put_back import set_aside
-from .refusals import shown
-from .restore import Restore
-from .review import MODE, graft, mode_changes, others
-from .snapshot import UNREADABLE, Ignore, file_clock, scan
-from .tree import Changes, Tree, changes, diff, locate
+from gateway.errors import Conflict, NotFound
+from gateway.workspace import index as indexes
+from gateway.workspace import unlock
+from gateway.workspace.blobs import BlobStore, blob_missing
+from gateway.workspace.index import RACY_NANOSECONDS, File, Index
+from gateway.workspace.openat import DIRECTORY, Parts, Way, best_way
+from gateway.workspace.os_errors import shown
+from gateway.workspace.package_dirs import without
+from gateway.workspace.put_back import set_aside
+from gateway.workspace.restore import Restore
+from gateway.workspace.restore_plan import Plan, plan
+from gateway.workspace.review import MODE, graft, mode_changes, others
+from gateway.workspace.snapshot import UNREADABLE, Ignore, file_clock, scan
+from gateway.workspace.tree import Changes, Tree, changes, diff, locate
 
 _MANY = 64  # from here on waiting until a file's times can be trusted costs less than reading it again
 _TICK_SECONDS = 0.005
@@ -188,14 +188,14 @@ class Checkout:
     @contextmanager
     def _opened(self) -> Iterator[int]:
         if self._ours:
-            access.restore(self._directory)
+            unlock.restore(self._directory)
         try:
             root = os.open(self._directory, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError) as error:
             message = f"the folder {str(self._directory)!r} does not exist; create it or attach another one"
             raise NotFound(message, code="WORKSPACE_NOT_FOUND") from error
         except PermissionError as error:
-            raise access.locked(self._directory) from error
+            raise unlock.locked(self._directory) from error
         try:
             yield root
         finally:

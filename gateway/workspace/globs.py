@@ -6,8 +6,8 @@ import fnmatch
 import re
 from collections.abc import Iterator
 
-from ..errors import Invalid
-from .beneath import Parts
+from gateway.errors import Invalid
+from gateway.workspace.openat import Parts
 
 PATTERN_LIMIT = 1000
 _ALTERNATIVES = 64

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from ..errors import Unavailable
-from ..tools import Hides
+from gateway.errors import Unavailable
+from gateway.tools import Hides
 
 Hidden = tuple[tuple[str, str, int, int], ...]
 """Files and directories to hide: path, reason, and what identifies each if it is replaced later."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-from .beneath import READING, Way
+from gateway.workspace.openat import READING, Way
 
 FILES = (".gitignore", ".toolgateignore")
 """Read in this order in every directory; the later wins."""

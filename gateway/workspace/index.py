@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from .beneath import Parts
-from .moments import Moments, moments
-from .removal import temporary_name
-from .tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, PLAIN, Tree, decode, encode
+from gateway.workspace.change_times import Moments, moments
+from gateway.workspace.openat import Parts
+from gateway.workspace.remove_tree import temporary_name
+from gateway.workspace.tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, PLAIN, Tree, decode, encode
 
 RACY_NANOSECONDS = 20_000_000
 """Something that changed this recently may change again without its times showing it: clocks tick coarsely."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import orjson
 
-from ..db import timestamp
-from ..db.manifests import ManifestRow
-from ..names import new_id
-from .tree import EMPTY, Patch, Tree, apply
+from gateway.db import timestamp
+from gateway.db.manifests import ManifestRow
+from gateway.names import new_id
+from gateway.workspace.tree import EMPTY, Patch, Tree, apply
 
 DEPTH_LIMIT = 1024
 _ENTRY_BYTES = 71  # a digest, its quotes, colon and comma

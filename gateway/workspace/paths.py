@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import Conflict, GatewayError, Invalid, NotFound
-from . import refusals
-from .beneath import DIRECTORY, LISTING, READING, Parts, Way, best_way
-from .entries import ANY_DEPTH, DEPTH_LIMIT, TEMPORARY, Entry, Walk
-from .refusals import refusing, shown
-from .removal import Removed, remove_tree, temporary_name
+from gateway.errors import Conflict, GatewayError, Invalid, NotFound
+from gateway.workspace import os_errors
+from gateway.workspace.openat import DIRECTORY, LISTING, READING, Parts, Way, best_way
+from gateway.workspace.os_errors import refusing, shown
+from gateway.workspace.remove_tree import Removed, remove_tree, temporary_name
+from gateway.workspace.walk import ANY_DEPTH, DEPTH_LIMIT, TEMPORARY, Entry, Walk
 
 NAME_LIMIT = 255
 PATH_LIMIT = 4096
@@ -87,7 +87,7 @@ class Root:
         """Write a whole new file; refused when anything is there already."""
         found = self.find(parts)
         if found is not None and found.kind == "directory":
-            raise refusals.is_directory(repr(shown(parts)))
+            raise os_errors.is_directory(repr(shown(parts)))
         with self._written(parts, content, mode) as (parent, temporary):
             self._way.rename_new(parent, temporary, parent, parts[-1])
 
@@ -148,7 +148,7 @@ class Root:
             try:
                 os.rename(source[-1], target[-1], src_dir_fd=old, dst_dir_fd=new)
             except NotADirectoryError:  # a directory over something that is none
-                raise refusals.exists(repr(shown(target))) from None
+                raise os_errors.exists(repr(shown(target))) from None
 
     @contextmanager
     def _parent(self, parts: Parts) -> Iterator[int]:
@@ -166,7 +166,7 @@ class Root:
             return self._way.open(self._fd, parts, flags)
         except NotADirectoryError:
             self.stat(parts)  # refuses for what is missing; what is there is no directory
-            raise refusals.not_a_directory(repr(shown(parts))) from None
+            raise os_errors.not_a_directory(repr(shown(parts))) from None
 
     @contextmanager
     def _written(
@@ -194,7 +194,7 @@ class Root:
                 os.mkdir(parts[-1], dir_fd=above)
             return self._way.open(above, parts[-1:], DIRECTORY), True
         except NotADirectoryError:
-            raise refusals.not_a_directory(repr(shown(parts))) from None
+            raise os_errors.not_a_directory(repr(shown(parts))) from None
         finally:
             os.close(above)
 
@@ -220,8 +220,8 @@ def _require_regular(found: os.stat_result, parts: Parts) -> None:
         return
     path = repr(shown(parts))
     if stat.S_ISDIR(found.st_mode):
-        raise refusals.is_directory(path)
-    raise refusals.is_link(path) if stat.S_ISLNK(found.st_mode) else refusals.not_a_file(path)
+        raise os_errors.is_directory(path)
+    raise os_errors.is_link(path) if stat.S_ISLNK(found.st_mode) else os_errors.not_a_file(path)
 
 
 def _require_same(found: Entry | None, seen: os.stat_result | None, parts: Parts) -> None:

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import Unavailable
-from . import access
-from .beneath import LISTING
+from gateway.errors import Unavailable
+from gateway.workspace import unlock
+from gateway.workspace.openat import LISTING
 
 PROTECTED_NAMES = frozenset(
     {
@@ -183,7 +183,7 @@ def opened(directory: int, name: str) -> Iterator[int]:
         inner = os.open(name, LISTING, dir_fd=directory)
     except PermissionError:
         mode = stat.S_IMODE(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
-        access.restore_below(directory, name)
+        unlock.restore_below(directory, name)
         inner = os.open(name, LISTING, dir_fd=directory)
         try:
             yield inner

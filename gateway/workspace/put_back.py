@@ -22,11 +22,11 @@ import anyio
 import anyio.to_thread
 import orjson
 
-from ..errors import GatewayError, ToolFailed, Unavailable
-from . import access
-from .beneath import DIRECTORY, READING, best_way
-from .exchange import exchange
-from .protected import (
+from gateway.errors import GatewayError, ToolFailed, Unavailable
+from gateway.workspace import unlock
+from gateway.workspace.exchange import exchange
+from gateway.workspace.openat import DIRECTORY, READING, best_way
+from gateway.workspace.protected import (
     DEPTH_LIMIT,
     PASSED_OVER,
     Protected,
@@ -38,8 +38,8 @@ from .protected import (
     opens,
     stat_of,
 )
-from .removal import temporary_name
-from .tree import decode, encode
+from gateway.workspace.remove_tree import temporary_name
+from gateway.workspace.tree import decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def set_aside(directory: int, name: str, shown: str) -> str | None:
             try:
                 move()
             except PermissionError:  # the directory is closed, even to its owner
-                access.restore_below(directory, ".")
+                unlock.restore_below(directory, ".")
                 move()
         except FileExistsError:
             continue

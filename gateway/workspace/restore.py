@@ -8,17 +8,17 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from ..errors import Conflict, Invalid
-from .beneath import DIRECTORY, LISTING, Parts, Way
-from .blobs import BlobStore, copy
-from .entries import TEMPORARY
-from .exchange import exchange
-from .farewell import Farewell
-from .index import File, Index
-from .plan import Content, Plan
-from .refusals import refusing, shown
-from .removal import temporary_name
-from .tree import EXECUTABLE, LINK
+from gateway.errors import Conflict, Invalid
+from gateway.workspace.blobs import BlobStore, copy
+from gateway.workspace.deferred_unlink import Farewell
+from gateway.workspace.exchange import exchange
+from gateway.workspace.index import File, Index
+from gateway.workspace.openat import DIRECTORY, LISTING, Parts, Way
+from gateway.workspace.os_errors import refusing, shown
+from gateway.workspace.remove_tree import temporary_name
+from gateway.workspace.restore_plan import Content, Plan
+from gateway.workspace.tree import EXECUTABLE, LINK
+from gateway.workspace.walk import TEMPORARY
 
 _LINK_LIMIT = 4096
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

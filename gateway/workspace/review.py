@@ -6,8 +6,8 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .index import Index
-from .tree import LINK, Changes, Patch, Tree, apply, diff, encode, locate
+from gateway.workspace.index import Index
+from gateway.workspace.tree import LINK, Changes, Patch, Tree, apply, diff, encode, locate
 
 MODE = 4
 """Place of the mode in the stamp of a file."""

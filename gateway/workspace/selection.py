@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import NotFound
-from ..tools import Hides, hide_nothing
-from .globs import Glob
-from .paths import parse
-from .tree import Tree, directories, encode
+from gateway.errors import NotFound
+from gateway.tools import Hides, hide_nothing
+from gateway.workspace.globs import Glob
+from gateway.workspace.paths import parse
+from gateway.workspace.tree import Tree, directories, encode
 
 
 class Selection:

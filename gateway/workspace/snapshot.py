@@ -14,14 +14,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, Protocol
 
-from . import access
-from .beneath import DIRECTORY, LISTING, READING, Parts, Way
-from .blobs import BlobStore
-from .entries import TEMPORARY
-from .index import RACY_NANOSECONDS, File, Folder, Index, Stamp, stamp_of
-from .moments import change_times
-from .refusals import refusal
-from .removal import temporary_name
+from gateway.workspace import unlock
+from gateway.workspace.blobs import BlobStore
+from gateway.workspace.change_times import change_times
+from gateway.workspace.index import RACY_NANOSECONDS, File, Folder, Index, Stamp, stamp_of
+from gateway.workspace.openat import DIRECTORY, LISTING, READING, Parts, Way
+from gateway.workspace.os_errors import refusal
+from gateway.workspace.remove_tree import temporary_name
+from gateway.workspace.walk import TEMPORARY
 
 ODD = "a pipe, socket or device"
 UNREADABLE = "not readable by the gateway"
@@ -147,13 +147,13 @@ class _Scan:
             self._restore(above, parts)
             directory = self._way.open(above, parts, LISTING)
         if self._ours:
-            access.restore_open(directory)
+            unlock.restore_open(directory)
         return directory
 
     def _restore(self, above: int, parts: Parts) -> None:
         parent = self._way.open(above, parts[:-1], DIRECTORY)
         try:
-            access.restore_below(parent, parts[-1])
+            unlock.restore_below(parent, parts[-1])
         finally:
             os.close(parent)
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ..errors import Invalid
-from .beneath import Parts
-from .entries import TEMPORARY
+from gateway.errors import Invalid
+from gateway.workspace.openat import Parts
+from gateway.workspace.walk import TEMPORARY
 
 PLAIN, EXECUTABLE, LINK, EMPTY_DIRECTORY = "", "x", "l", "d"
 """The kinds of things in a tree; a plain file is what `meta` does not mention."""

@@ -18,20 +18,20 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
-from ..db.chats import Chats
-from ..db.manifests import Head, ManifestRow, Manifests
-from ..errors import Conflict, Forbidden, GatewayError, Invalid, NotFound
-from . import put_back
-from . import sweep as sweeping
-from .compare import OUTPUT_LIMIT, Comparison, compare
-from .index import Index
-from .manifest import assemble, new_row
-from .opened import OpenChat
-from .paths import Root
-from .review import Review, graft, mode_changes
-from .selection import Selection
-from .tree import EMPTY, Changes, Patch, Tree, changes, diff
-from .workspaces import Workspaces
+from gateway.db.chats import Chats
+from gateway.db.manifests import Head, ManifestRow, Manifests
+from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, NotFound
+from gateway.workspace import gc as sweeping
+from gateway.workspace import put_back
+from gateway.workspace.diff import OUTPUT_LIMIT, Comparison, compare
+from gateway.workspace.index import Index
+from gateway.workspace.manifest import assemble, new_row
+from gateway.workspace.open_chat import OpenChat
+from gateway.workspace.paths import Root
+from gateway.workspace.review import Review, graft, mode_changes
+from gateway.workspace.selection import Selection
+from gateway.workspace.tree import EMPTY, Changes, Patch, Tree, changes, diff
+from gateway.workspace.workspaces import Workspaces
 
 log = logging.getLogger(__name__)
 

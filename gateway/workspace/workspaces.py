@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..errors import NotFound
-from ..names import chat_directory
-from . import access
-from .beneath import Way
-from .paths import Root
+from gateway.errors import NotFound
+from gateway.names import chat_directory
+from gateway.workspace import unlock
+from gateway.workspace.openat import Way
+from gateway.workspace.paths import Root
 
 _PRIVATE = 0o700
 
@@ -30,13 +30,13 @@ class Workspaces:
         """The folder the chat's files are in, made when it is ours and not there yet. One that is locked is refused
         when it is a person's, and opened again when it is ours."""
         if chat in self._attached:
-            access.ensure(self._attached[chat], ours=False)
+            unlock.ensure(self._attached[chat], ours=False)
             return self._attached[chat]
         workspace = self.directory(chat) / "workspace"
         if not workspace.is_dir():
             workspace.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
             workspace.mkdir(_PRIVATE, exist_ok=True)
-        access.ensure(workspace, ours=True)
+        unlock.ensure(workspace, ours=True)
         return workspace
 
     def is_attached(self, chat: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.bundles import read_folder
-from gateway.bundles.shelf import difference
+from gateway.bundles.store import difference
 
 from .libraries import CODE, NO_ROWS, TWO_TOOLS, exported, folder, install, on_disk, opened, rows
 

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from gateway.bundles.library import Library
-from gateway.bundles.shelf import held
+from gateway.bundles.store import held
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
 
 from .libraries import CODE, HEAD, NO_ROWS, TWO_TOOLS, Reading, exported, folder, install, on_disk, opened, rows

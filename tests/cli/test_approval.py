@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from gateway import Gateway
 from gateway.calls import Call
 from gateway.cli import toolgate
-from gateway.serve.consent import Consulting, Seal
+from gateway.serve.approval import Consulting, Seal
 
 pytestmark = pytest.mark.promise("C5")
 

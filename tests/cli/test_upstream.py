@@ -22,7 +22,7 @@ from sources.toolset.writing import require_sandbox
 from gateway.app import Gateway
 from gateway.cli.upstream import upstream
 from gateway.errors import GatewayError
-from gateway.sources.upstream.vault import Vault
+from gateway.sources.upstreams.secret_store import Vault
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -307,7 +307,7 @@ def test_what_is_kept_comes_before_the_environment(tmp_path: Path) -> None:
 
 
 def test_secrets_kept_at_once_are_all_kept(tmp_path: Path) -> None:
-    keep = "import sys; from pathlib import Path; from gateway.sources.upstream.vault import Vault\n"
+    keep = "import sys; from pathlib import Path; from gateway.sources.upstreams.secret_store import Vault\n"
     keep += "for n in range(20): Vault(Path(sys.argv[1])).keep(sys.argv[2], {f'V{n}': 'x'})"
     started = [subprocess.Popen([sys.executable, "-c", keep, str(tmp_path), name]) for name in "ab"]
     assert [process.wait() for process in started] == [0, 0]

@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 
-from gateway.db import Insert, Statement, promises, sqlite_writer
+from gateway.db import Insert, Statement, journal, sqlite_writer
 from gateway.db.sqlite import SqliteDatabase
 from gateway.db.sqlite_connection import execute
 from gateway.errors import GatewayError
@@ -122,7 +122,7 @@ async def killed_after(place: Path) -> None:
     """After the COMMIT and before the lines are gone."""
     async with opened(place) as db:
         await promise_some(place, db, "n", 100)
-        setattr(promises.Book, "clear", die)  # noqa: B010 - mypy
+        setattr(journal.Book, "clear", die)  # noqa: B010 - mypy
         await notes(db)
 
 

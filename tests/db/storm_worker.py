@@ -10,8 +10,8 @@ from pathlib import Path
 import anyio
 
 from gateway.calls import Call, Caller, Outcome
+from gateway.db.call_records import CallRecords
 from gateway.db.instances import Instance, settle_interrupted
-from gateway.db.records import CallRecords
 from gateway.db.sqlite import SqliteDatabase
 
 CALLERS = 4

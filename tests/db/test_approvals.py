@@ -13,7 +13,7 @@ import pytest
 from gateway.calls import Call, Outcome
 from gateway.db import timestamp
 from gateway.db.approvals import ApprovalRecord, Approvals, Ending
-from gateway.db.records import CallRecords
+from gateway.db.call_records import CallRecords
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import InputRequired, Invalid, NotFound, Unavailable
 from gateway.names import new_id

@@ -17,8 +17,8 @@ from eventually import TIMEOUT
 
 from gateway.calls import PLAN_LIMIT, Call, Caller, Outcome, PlannedCall, to_json
 from gateway.db import Statement
-from gateway.db.promises import LONGEST
-from gateway.db.records import DOCUMENT_LIMIT, FOLLOWING, PLANS_LOOKBACK, PREVIEW_LIMIT, CallRecord, CallRecords
+from gateway.db.call_records import DOCUMENT_LIMIT, FOLLOWING, PLANS_LOOKBACK, PREVIEW_LIMIT, CallRecord, CallRecords
+from gateway.db.journal import LONGEST
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Cancelled, GatewayError, InputRequired, Invalid, NotFound, ToolFailed
 from gateway.tools import Tool
@@ -375,7 +375,7 @@ def test_however_many_large_results_come_at_once_few_wait_for_their_digest(tmp_p
 KILLED = """
 import os, sys, anyio
 from gateway.calls import Call, Outcome
-from gateway.db.records import CallRecords
+from gateway.db.call_records import CallRecords
 from gateway.db.sqlite import SqliteDatabase
 from pathlib import Path
 

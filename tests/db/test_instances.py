@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 from gateway.calls import Call, Outcome
+from gateway.db.call_records import CallRecords
 from gateway.db.instances import Instance, settle_interrupted
-from gateway.db.records import CallRecords
 from gateway.db.sqlite import SqliteDatabase
 
 

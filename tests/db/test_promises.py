@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.db import Insert, Statement, sqlite_writer
-from gateway.db.promises import BOOKS, LONGEST, ROWS, SIZE, Book, Promises, heading
+from gateway.db.journal import BOOKS, LONGEST, ROWS, SIZE, Book, Promises, heading
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Unavailable
 

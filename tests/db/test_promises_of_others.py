@@ -12,7 +12,7 @@ import pytest
 from eventually import async_eventually
 
 from gateway.db import sqlite_writer
-from gateway.db.promises import heading
+from gateway.db.journal import heading
 from gateway.db.sqlite import SqliteDatabase
 
 from . import promising

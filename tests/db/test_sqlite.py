@@ -14,7 +14,7 @@ import pytest
 from eventually import async_eventually
 
 from gateway.db import Statement, sqlite_writer
-from gateway.db.gate import require_local
+from gateway.db.lock import require_local
 from gateway.db.sqlite import SqliteDatabase
 from gateway.db.sqlite_writer import CHECKPOINT_AFTER, LOG_LIMIT
 from gateway.errors import Unavailable

@@ -20,13 +20,7 @@ from gateway.errors import Invalid
 from gateway.extensions import stack
 from gateway.extensions.approval import Answer, Approval, ConsentNeeded, Question
 from gateway.extensions.approval.form import TEXT, form_of, read_answer
-from gateway.extensions.approval.question import (
-    CHANGES_SHOWN,
-    SHOWN,
-    arguments_digest,
-    question_of,
-    tool_digest,
-)
+from gateway.extensions.approval.question import CHANGES_SHOWN, SHOWN, arguments_digest, question_of, tool_digest
 from gateway.tools import Tool
 
 pytestmark = pytest.mark.promise("C5")

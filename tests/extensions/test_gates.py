@@ -14,12 +14,12 @@ from eventually import TIMEOUT
 from gateway.calls import Call, Caller, Outcome
 from gateway.config import Settings
 from gateway.errors import Timeout
-from gateway.extensions import Extension, running, stack
+from gateway.extensions import Extension, concurrency, stack
 from gateway.extensions.approval import Approval, Mode
+from gateway.extensions.concurrency import Running
 from gateway.extensions.ownership import Ownership
 from gateway.extensions.permissions import Permissions
 from gateway.extensions.rate_limit import RateLimit
-from gateway.extensions.running import Running
 from gateway.extensions.validation import Validation
 from gateway.tools import Category, Permission, Tool
 
@@ -323,7 +323,7 @@ async def test_one_cancelled_while_it_waits_gives_its_turn_to_the_next() -> None
     second.cancel()
     await anyio.wait_all_tasks_blocked()
     assert second.cancelled() and not third.done()
-    for _ in range(running.QUEUE_FACTOR + 1):  # nor does it keep its place among those who wait
+    for _ in range(concurrency.QUEUE_FACTOR + 1):  # nor does it keep its place among those who wait
         gone = asyncio.create_task(run(call()))
         await asyncio.sleep(0)
         gone.cancel()
@@ -387,7 +387,7 @@ async def test_a_timeout_is_not_taken_for_being_cancelled_from_outside() -> None
 
 @pytest.mark.promise("X2")
 async def test_slots_are_given_back_however_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "CANCEL_SECONDS", 0.01)
+    monkeypatch.setattr(concurrency, "CANCEL_SECONDS", 0.01)
     gate = Running(2, timeout=0.01)
 
     async def fails() -> None:
@@ -481,7 +481,7 @@ async def test_draining_waits_for_nobody_who_ends_sooner_and_refuses_those_who_w
 
 @pytest.mark.promise("X2")
 async def test_draining_leaves_behind_what_does_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "CANCEL_SECONDS", 0.05)
+    monkeypatch.setattr(concurrency, "CANCEL_SECONDS", 0.05)
     gate, told, let_go = Running(1, timeout=0.1), asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:

@@ -21,7 +21,7 @@ from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import InputRequired, ToolFailed
 from gateway.extensions import stack
 from gateway.extensions.large_results import PREVIEW_CHARACTERS, LargeResults
-from gateway.serve.uris import file_uri
+from gateway.serve.mcp.uris import file_uri
 from gateway.tools import Permission, Tool
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions

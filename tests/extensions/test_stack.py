@@ -16,7 +16,7 @@ from gateway.calls import Call, Outcome, Proceed
 from gateway.errors import Forbidden, GatewayError, Unavailable
 from gateway.extensions import Extension, stack
 from gateway.extensions.audit import Audit
-from gateway.extensions.running import QUEUE_FACTOR, Running
+from gateway.extensions.concurrency import QUEUE_FACTOR, Running
 from gateway.extensions.telemetry import Telemetry
 from gateway.tools import Tool
 

@@ -123,7 +123,7 @@ async def test_what_a_killed_gateway_left_of_a_toolset_call_is_taken_back_at_the
         from gateway import Gateway
         from gateway.sandbox import choose
         from gateway.sandbox.landlock import Landlock
-        from gateway.sources.toolset import workshop
+        from gateway.sources.toolsets import workshop
         if {sandbox!r} == "landlock":
             async def chosen(_): return Landlock()
             workshop.choose = chosen

@@ -14,7 +14,7 @@ import pytest
 from eventually import async_eventually
 
 from gateway import Gateway
-from gateway.sources.upstream import lane
+from gateway.sources.upstreams import connection
 
 from .servers import labs
 
@@ -113,7 +113,7 @@ class Held:
 
 @pytest.mark.timeout(600)
 async def test_a_thousand_restarts_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "STEADY_SECONDS", 0.0)  # each end is bad luck, and nobody has to wait
+    monkeypatch.setattr(connection, "STEADY_SECONDS", 0.0)  # each end is bad luck, and nobody has to wait
     servers = {f"s{number}": labs.tiny(MARKER=str(tmp_path)) for number in range(SIDE_BY_SIDE)}
     unlimited = {"upstream": {"calls_per_minute": 1_000_000}}
     settings = {"data_dir": str(tmp_path / "data"), "approval": {"mode": "never"}, "categories": unlimited}

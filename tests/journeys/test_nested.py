@@ -13,7 +13,7 @@ import pytest
 from mcp import Client
 
 from gateway import Gateway
-from gateway.serve.consent import Consulting, Seal
+from gateway.serve.approval import Consulting, Seal
 from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.server import McpServer
 

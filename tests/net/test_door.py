@@ -14,7 +14,7 @@ from eventually import TIMEOUT
 
 from gateway.errors import Forbidden, Invalid, Timeout, Unavailable
 from gateway.net import Limits, Policy
-from gateway.net.door import Door
+from gateway.net.client import Door
 from gateway.net.transport import INTERNET, GuardedTransport, Network
 
 from .sites import PUBLIC, Lab, answer, redirect, serving, trusting

@@ -13,7 +13,7 @@ from eventually import TIMEOUT
 
 from gateway.errors import GatewayError, Timeout, ToolFailed, Unavailable
 from gateway.net import Limits, Policy
-from gateway.net.door import Door
+from gateway.net.client import Door
 
 from .sites import Reply, answer, serving
 

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.errors import Unavailable
 from gateway.net import Limits, Policy
-from gateway.net.door import Door
+from gateway.net.client import Door
 from gateway.net.retry import NEVER, Retry
 from gateway.net.transport import INTERNET, Internet, Network
 

@@ -15,7 +15,7 @@ from eventually import TIMEOUT
 
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
 from gateway.net import Policy
-from gateway.net.door import Door
+from gateway.net.client import Door
 from gateway.net.transport import INTERNET, Network
 
 from .sites import OTHER_PUBLIC, PUBLIC, Lab, Site, answer, redirect, serving

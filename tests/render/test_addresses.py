@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import Invalid
-from gateway.render.addresses import (
+from gateway.render.references import (
     artifact_path,
     declared_host,
     frame_url,
@@ -20,7 +20,7 @@ from gateway.render.addresses import (
     workspace_path,
     workspace_uri,
 )
-from gateway.serve.uris import FileAddress, file_uri, parse
+from gateway.serve.mcp.uris import FileAddress, file_uri, parse
 from gateway.workspace import parse as workspace_parts
 from gateway.workspace.tree import encode
 

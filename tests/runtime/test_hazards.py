@@ -14,7 +14,7 @@ import pytest
 from eventually import async_eventually
 
 from gateway.errors import ToolFailed
-from gateway.runtime import backoff, output
+from gateway.runtime import backoff, worker_output
 
 from .conftest import Bench
 
@@ -138,7 +138,7 @@ async def test_output_without_end_ends_the_call(boxed: Bench, stream: str, monke
 
 
 async def test_prints_are_counted_for_each_call_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "LIMIT_BYTES", 1_000_000)
+    monkeypatch.setattr(worker_output, "LIMIT_BYTES", 1_000_000)
     bench.write("def run():\n    print('x' * 400_000, flush=True)\n")
     for _ in range(5):
         await bench.call("run")

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import Gateway
-from gateway.sandbox import choose
+from gateway.sandbox import detect
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock
 
@@ -485,7 +485,7 @@ async def make_calls(backend: str, directory: Path, count: int) -> Report:
 
 def use_sandbox(backend: str) -> None:
     """Make the gateways of this process use one sandbox; they would choose the best of the machine."""
-    choose._known[:] = [choose.Survey({"bwrap": Bubblewrap, "landlock": Landlock}[backend]())]
+    detect._known[:] = [detect.Survey({"bwrap": Bubblewrap, "landlock": Landlock}[backend]())]
 
 
 def main(action: str, *arguments: str) -> None:

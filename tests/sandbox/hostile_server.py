@@ -34,7 +34,7 @@ def serve() -> None:
 
 
 async def besiege(backend: str, folder: Path, mode: str, token: str) -> None:
-    choose._known[:] = [choose.Survey(BACKENDS[backend]())]
+    detect._known[:] = [detect.Survey(BACKENDS[backend]())]
     (folder / "workspace").mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         target = stack.enter_context(outside(folder)) if mode != "hold" else {}
@@ -67,8 +67,8 @@ elif __name__ == "__main__":
     from pathlib import Path
 
     from gateway.config import SandboxSettings
-    from gateway.sandbox import choose
-    from gateway.sources.upstream.link import ClientFace, Confinement, StdioEndpoint, open_link
+    from gateway.mcp_client import ClientFace, Confinement, StdioEndpoint, open_link
+    from gateway.sandbox import detect
 
     from .siege import BACKENDS, INTERPRETER, WORD, outside
 

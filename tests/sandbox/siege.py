@@ -28,8 +28,8 @@ from typing import Any
 from gateway.sandbox import Killed, Limits, Mount, Program, Sandbox
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock
-from gateway.sandbox.launcher import remove
 from gateway.sandbox.run import Finished, run
+from gateway.sandbox.supervisor_main import remove
 from gateway.sandbox.unconfined import Unconfined
 
 from .bombs import BOMBS, Bomb

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gateway.sandbox import Killed, Limits, Process, Sandbox
+from gateway.sandbox.prestart import Spares
 from gateway.sandbox.process_tree import usage
 from gateway.sandbox.run import finish
-from gateway.sandbox.spares import Spares
 
 from .siege import BACKENDS, INTERPRETER, give_to_own_user, python, workspace
 

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.config import SandboxSettings
 from gateway.errors import Unavailable
-from gateway.sandbox import Program, Sandbox, choose, seccomp
+from gateway.sandbox import Program, Sandbox, detect, seccomp
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock, version
 from gateway.sandbox.process import unavailable
@@ -36,9 +36,9 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Candidates], None]:
         def offered() -> Iterator[tuple[str, Callable[[], Sandbox]]]:
             yield from candidates
 
-        monkeypatch.setattr(choose, "_candidates", offered)
-        monkeypatch.setattr(choose, "_known", [])
-        monkeypatch.setattr(choose, "_allowed", [])
+        monkeypatch.setattr(detect, "_candidates", offered)
+        monkeypatch.setattr(detect, "_known", [])
+        monkeypatch.setattr(detect, "_allowed", [])
 
     return offering
 
@@ -62,20 +62,20 @@ def refused_bwrap(folder: Path) -> Sandbox:
 async def test_the_first_that_works_is_used_and_remembered(offer: Callable[[Candidates], None], folder: Path) -> None:
     make("landlock")
     offer([("bwrap", lambda: refused_bwrap(folder)), ("landlock", Landlock)])
-    chosen = await choose.choose(SandboxSettings())
+    chosen = await detect.choose(SandboxSettings())
     assert chosen.name == "landlock"
-    assert await choose.choose(SandboxSettings()) is chosen
-    survey = await choose.survey()
+    assert await detect.choose(SandboxSettings()) is chosen
+    survey = await detect.survey()
     assert survey.sandbox is chosen
     assert survey.tried == (
-        choose.Tried("bwrap", "user namespaces are disabled here", f"the program does not start: {REFUSAL}"),
+        detect.Tried("bwrap", "user namespaces are disabled here", f"the program does not start: {REFUSAL}"),
     )
 
 
 async def test_without_a_sandbox_nothing_runs(offer: Callable[[Candidates], None], folder: Path) -> None:
     offer([("bwrap", lambda: refused_bwrap(folder)), ("landlock", no_landlock)])
     with pytest.raises(Unavailable) as refused:
-        await choose.choose(SandboxSettings())
+        await detect.choose(SandboxSettings())
     assert refused.value.code == "SANDBOX_UNAVAILABLE"
     assert [tried["backend"] for tried in refused.value.details["tried"]] == ["bwrap", "landlock"]
     assert refused.value.details["tried"][0]["raw"].endswith(REFUSAL)
@@ -87,8 +87,8 @@ async def test_only_an_operator_can_do_without(
 ) -> None:
     offer([("landlock", no_landlock)])
     with caplog.at_level(logging.WARNING):
-        chosen = await choose.choose(SandboxSettings(allow_unsandboxed=True))
-        assert await choose.choose(SandboxSettings(allow_unsandboxed=True)) is chosen
+        chosen = await detect.choose(SandboxSettings(allow_unsandboxed=True))
+        assert await detect.choose(SandboxSettings(allow_unsandboxed=True)) is chosen
     assert chosen.name == "unconfined"
     assert chosen.weaknesses
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -98,7 +98,7 @@ async def test_only_an_operator_can_do_without(
 async def test_this_machine_offers_one(offer: Callable[[Candidates], None]) -> None:
     make("bwrap")
     offer([("bwrap", Bubblewrap)])
-    assert (await choose.choose(SandboxSettings())).name == "bwrap"
+    assert (await detect.choose(SandboxSettings())).name == "bwrap"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ async def test_this_machine_offers_one(offer: Callable[[Candidates], None]) -> N
     ],
 )
 def test_what_bubblewrap_says_is_put_in_words(said: str, meant: str) -> None:
-    assert meant in choose._cause(said)
+    assert meant in detect._cause(said)
 
 
 def no_landlock() -> Sandbox:
@@ -131,8 +131,8 @@ from gateway.config import SandboxSettings
 from gateway.errors import Unavailable
 from gateway.sandbox import Mount, Program
 from gateway.sandbox.bwrap import Bubblewrap
-from gateway.sandbox.choose import choose
-from gateway.sandbox.launcher import install, libc
+from gateway.sandbox.detect import choose
+from gateway.sandbox.supervisor_main import install, libc
 
 def refused(number, error, bits=None):
     flags = [] if bits is None else [(0x20, 0, 0, 16), (0x45, 0, 1, bits)]
@@ -175,6 +175,6 @@ async def test_on_a_machine_that_refuses_every_sandbox_nothing_runs(tmp_path: Pa
     )
     told, _ = await gateway.communicate()
     refusal, direct = json.loads(told)
-    assert refusal == ["SANDBOX_UNAVAILABLE", ["bwrap", "landlock"], len(choose.FIXES)]
+    assert refusal == ["SANDBOX_UNAVAILABLE", ["bwrap", "landlock"], len(detect.FIXES)]
     assert direct == "SANDBOX_UNAVAILABLE"
     assert list(tmp_path.iterdir()) == []

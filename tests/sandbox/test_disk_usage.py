@@ -19,8 +19,8 @@ from eventually import eventually
 
 from gateway.sandbox import disk_usage
 from gateway.sandbox.disk_usage import DEPTH_LIMIT, DiskUsage, Size, TmpfsUsage, cannot_inspect_programs
-from gateway.sandbox.launcher import remove
 from gateway.sandbox.process_tree import DeletedFiles, SharedMemory, work_of
+from gateway.sandbox.supervisor_main import remove
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 NOTHING = Size(-1, -1)

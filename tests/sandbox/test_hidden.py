@@ -12,8 +12,8 @@ import pytest
 
 from gateway.errors import Unavailable
 from gateway.sandbox import Program, Sandbox
+from gateway.sandbox.prestart import Spares
 from gateway.sandbox.run import finish, run
-from gateway.sandbox.spares import Spares
 from gateway.workspace.hidden import ENTRIES, MOST, Hidden, find_hidden, hidden_paths
 
 from .conftest import make

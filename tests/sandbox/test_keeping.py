@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.sandbox import Mount, Program, Sandbox
-from gateway.sandbox.keeping import Kept, kept
+from gateway.sandbox.prestart import Spares
+from gateway.sandbox.protected_paths import Kept, kept
 from gateway.sandbox.run import Finished, finish, run
-from gateway.sandbox.spares import Spares
 
 from .conftest import make
 from .siege import python, workspace

@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from gateway.sandbox import Exit, Limits, Mount, Sandbox
-from gateway.sandbox.launcher import remove
 from gateway.sandbox.run import Finished, run
-from gateway.workspace.opened import OpenChat
+from gateway.sandbox.supervisor_main import remove
+from gateway.workspace.open_chat import OpenChat
 from gateway.workspace.tree import EMPTY
 from gateway.workspace.workspaces import Workspaces
 

@@ -19,8 +19,8 @@ from gateway.errors import Unavailable
 from gateway.net import Policy
 from gateway.sandbox import Program, Sandbox, proxy
 from gateway.sandbox.network import network_of
+from gateway.sandbox.prestart import Spares
 from gateway.sandbox.run import finish, run
-from gateway.sandbox.spares import Spares
 
 from .conftest import make
 from .siege import python, workspace

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.errors import GatewayError
 from gateway.sandbox import Exit, Sandbox
-from gateway.sandbox.launcher import remove
 from gateway.sandbox.run import run
+from gateway.sandbox.supervisor_main import remove
 from gateway.workspace import Root, parse
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout

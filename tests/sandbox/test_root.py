@@ -12,10 +12,10 @@ import anyio
 import pytest
 
 from gateway.errors import Unavailable
-from gateway.sandbox import Exit, Mount, Program, Sandbox, lending
-from gateway.sandbox.account import Account, is_known
+from gateway.sandbox import Exit, Mount, Program, Sandbox, idmap
 from gateway.sandbox.process_tree import usage
 from gateway.sandbox.run import run
+from gateway.sandbox.run_user import Account, is_known
 
 from .conftest import make
 from .siege import python, workspace
@@ -121,7 +121,7 @@ def held(status: str) -> dict[str, list[str]]:
 
 def have_more() -> None:
     """Have a group, and a capability that programs would inherit, as a service can be given by its manager."""
-    lending._set_groups([SOMEONE])
+    idmap._set_groups([SOMEONE])
     libc, chown = ctypes.CDLL(None), 1 << 0
     header, everything = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     assert libc.capget(header, everything) == 0
@@ -131,7 +131,7 @@ def have_more() -> None:
 
 
 def test_what_is_started_for_a_user_has_nothing_of_roots() -> None:
-    lending._thread.submit(have_more).result()
+    idmap._thread.submit(have_more).result()
     before = held(Path("/proc/self/status").read_text())
     dumpable = ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
     seen: list[dict[str, list[str]]] = []
@@ -142,23 +142,23 @@ def test_what_is_started_for_a_user_has_nothing_of_roots() -> None:
 
     nothing = ["0" * 16]
     user, nobody = ["64002"] * 4, Account(SOMEONE, SOMEONE)
-    assert held(lending.lent([], nobody, start)) == {
+    assert held(idmap.lent([], nobody, start)) == {
         "Uid": user, "Gid": user, "Groups": [], "CapPrm": nothing, "CapEff": nothing, "CapAmb": nothing
     }  # fmt: skip
     assert seen == [before], "all other threads are root meanwhile"
     assert ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == dumpable
-    assert lending._thread.submit(os.getgroups).result() == [SOMEONE]
-    lending._thread.submit(lending._set_groups, os.getgroups()).result()
+    assert idmap._thread.submit(os.getgroups).result() == [SOMEONE]
+    idmap._thread.submit(idmap._set_groups, os.getgroups()).result()
 
 
 def test_who_starts_nothing_is_root_again() -> None:
     def fail() -> None:
         raise ValueError("no")
 
-    mine = lending._thread.submit(lambda: held(Path("/proc/thread-self/status").read_text()))
+    mine = idmap._thread.submit(lambda: held(Path("/proc/thread-self/status").read_text()))
     with pytest.raises(ValueError, match="no"):
-        lending.lent([], Account(SOMEONE, SOMEONE), fail)
-    again = lending._thread.submit(lambda: held(Path("/proc/thread-self/status").read_text()))
+        idmap.lent([], Account(SOMEONE, SOMEONE), fail)
+    again = idmap._thread.submit(lambda: held(Path("/proc/thread-self/status").read_text()))
     assert {**again.result(), "CapAmb": []} == {**mine.result(), "CapAmb": []}
 
 
@@ -166,14 +166,14 @@ async def test_where_a_file_system_cannot_lend_the_owner_runs_and_root_never(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = make("bwrap")
-    monkeypatch.setitem(lending._can_lend, folder.stat().st_dev, False)
+    monkeypatch.setitem(idmap._can_lend, folder.stat().st_dev, False)
     mount = Mount(folder, "/workspace", writable=True)
     program = Program(("/bin/cat", "old"), mounts=(mount,), cwd="/workspace")
     with pytest.raises(Unavailable, match="normal user"):
         await run(sandbox, program, timeout=60)
     for path in (folder, *folder.iterdir()):
         os.chown(path, SOMEONE, SOMEONE)
-    assert lending.borrower(program, Account(1, 1)) == Account(SOMEONE, SOMEONE)
+    assert idmap.borrower(program, Account(1, 1)) == Account(SOMEONE, SOMEONE)
     assert (await run(sandbox, program, timeout=60)).stdout == b"old"
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from gateway.errors import Invalid, Unavailable
 from gateway.sandbox import Exit, Limits, Program, Sandbox
+from gateway.sandbox.prestart import Spares
 from gateway.sandbox.run import Finished, finish
-from gateway.sandbox.spares import Spares
 
 from .siege import python, workspace
 

@@ -29,8 +29,8 @@ from gateway.calls import Call, Outcome
 from gateway.errors import ToolFailed, UpstreamFault
 from gateway.protocol.jsonrpc import RpcError
 from gateway.serve import stdio
-from gateway.serve.asgi import PATH, Door, HttpFace
-from gateway.serve.front import Front, Heads, Shortcut
+from gateway.serve.http.app import PATH, Door, HttpFace
+from gateway.serve.http.protocol import Front, Heads, Shortcut
 from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.server import McpServer
 from gateway.serve.stdio import serve_stdio

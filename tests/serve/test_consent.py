@@ -16,10 +16,10 @@ from eventually import TIMEOUT
 from gateway import Gateway
 from gateway.calls import Call, Caller, Outcome, Peer
 from gateway.errors import Invalid
-from gateway.extensions.approval.desk import ROUNDS
+from gateway.extensions.approval.store import ROUNDS
 from gateway.protocol.jsonrpc import RpcError
-from gateway.serve.consent import Consulting, Seal
-from gateway.serve.consent.queue import News
+from gateway.serve.approval import Consulting, Seal
+from gateway.serve.approval.queue import News
 from gateway.tools import Permission, Tool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C5")]

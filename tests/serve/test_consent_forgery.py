@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from gateway import Gateway
 from gateway.calls import Call, Caller, Outcome, Peer
-from gateway.serve.consent import Consulting, Seal
-from gateway.serve.consent.seal import PREFIX, Claims
+from gateway.serve.approval import Consulting, Seal
+from gateway.serve.approval.request_state import PREFIX, Claims
 from gateway.tools import Permission, Tool
 
 pytestmark = pytest.mark.promise("C5")

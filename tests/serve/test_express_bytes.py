@@ -14,7 +14,7 @@ from eventually import async_eventually
 from journeys.servers import labs
 from sources.upstream.link.scripted import Request, Scripted, modern, scripted
 
-from gateway.serve import express_http
+from gateway.serve.http import fastpath
 
 from .roads import Answer, Bench, Client, bench, call, on_pipes, request
 
@@ -243,13 +243,13 @@ async def test_an_answer_of_several_lines_is_one_event_of_a_stream(
     front: tuple[Bench, Upstream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that took long enough for a ping."""
-    monkeypatch.setattr(express_http, "MOMENT", 0.01)
-    monkeypatch.setattr(express_http, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(fastpath, "MOMENT", 0.01)
+    monkeypatch.setattr(fastpath, "PING_SECONDS", 0.01)
     desk, upstream = front
     upstream.go = anyio.Event()
     upstream.words = json.dumps(json.loads(written(ODD)), indent=2).replace("\n", "\r\n")
     exchange = Client(desk.short).send(call("up__speak"))
-    await exchange.until(express_http.PING)
+    await exchange.until(fastpath.PING)
     upstream.go.set()
     answer = await exchange.answer()
     assert answer.message == json.loads(written(ODD))

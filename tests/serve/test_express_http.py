@@ -12,7 +12,7 @@ import pytest
 from eventually import TIMEOUT, async_eventually
 from starlette.requests import ClientDisconnect
 
-from gateway.serve import express_http
+from gateway.serve.http import fastpath
 
 from .roads import ABLE, ENVELOPE, Bench, Client, Exchange, bench, call, request
 
@@ -37,8 +37,8 @@ everywhere = pytest.mark.parametrize("desk", ["short", "wire"], indirect=True)
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks after a client and pings it sooner than one would."""
-    monkeypatch.setattr(express_http, "MOMENT", 0.01)
-    monkeypatch.setattr(express_http, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(fastpath, "MOMENT", 0.01)
+    monkeypatch.setattr(fastpath, "PING_SECONDS", 0.02)
 
 
 async def client_of(desk: Bench, era: str) -> Client:
@@ -107,7 +107,7 @@ async def test_what_a_tool_says_after_its_answer_is_not_heard(desk: Bench, era: 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_silent_call_is_pinged_until_its_answer(desk: Bench, era: str) -> None:
     exchange = await begun(desk, await client_of(desk, era), asked(era, "wait"))
-    await exchange.until(express_http.PING * 3)
+    await exchange.until(fastpath.PING * 3)
     desk.stall.go.set()
     answer = await exchange.answer()
     assert value(answer.message) == '"waited"'
@@ -222,7 +222,7 @@ async def test_the_call_of_a_client_in_a_session_that_loses_its_connection_goes_
     client = await desk.session()
     exchange = await begun(desk, client, asked("handshake", "wait"))
     exchange.leave()
-    await exchange.until(express_http.PING * 2)
+    await exchange.until(fastpath.PING * 2)
     desk.stall.go.set()
     await exchange.answer()
     assert await desk.records() == [("success", None)]

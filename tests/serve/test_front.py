@@ -22,10 +22,11 @@ from eventually import TIMEOUT, async_eventually
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import Gateway
-from gateway.serve import express_http, front, http
-from gateway.serve.asgi import Door, HttpFace
-from gateway.serve.front import Shortcut
-from gateway.serve.http import bind, serve_http
+from gateway.serve.http import fastpath, protocol
+from gateway.serve.http import server as http
+from gateway.serve.http.app import Door, HttpFace
+from gateway.serve.http.protocol import Shortcut
+from gateway.serve.http.server import bind, serve_http
 from gateway.serve.mcp.fastpath import SIZE
 from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.server import McpServer
@@ -174,7 +175,7 @@ def noting(app: ASGIApp, passed: list[str]) -> ASGIApp:
 @pytest.fixture(scope="module")
 async def server(anyio_backend: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(express_http, "MOMENT", 0.01)
+        patch.setattr(fastpath, "MOMENT", 0.01)
         async with serving(tmp_path_factory.mktemp("front")) as served:
             yield served
 
@@ -443,12 +444,12 @@ async def test_a_stream_can_be_read_by_any_client(served: Served) -> None:
 
 
 async def test_what_is_said_on_a_stream_leaves_when_it_is_said(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(express_http, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(fastpath, "PING_SECONDS", 0.01)
     line = await served.say(posted(WAIT))
     with anyio.fail_after(TIMEOUT):
         start, first = await line.message(), await line.message()
     assert start is not None and start["status"] == 200
-    assert first is not None and first["body"].startswith(express_http.PING)
+    assert first is not None and first["body"].startswith(fastpath.PING)
     served.stall.go.set()
     assert b'"id":"w"' in await line.rest()
 
@@ -540,7 +541,7 @@ async def test_a_head_without_end_is_not_kept(served: Served, parts: list[bytes]
     if parts == [posted(ECHO)]:
         await line.answer()
         await say(line, b"POST /mcp HTTP/1.1\r\nX-Large: ")
-    await say(line, b"x" * (front.HEAD - 100), b"x" * 200)
+    await say(line, b"x" * (protocol.HEAD - 100), b"x" * 200)
     answer = await line.answer()
     assert (answer.status, answer.body) == (431, b"the head of the request is larger than 65536 bytes")
     assert await line.ended()
@@ -558,7 +559,7 @@ async def test_a_head_in_packets_behind_large_bodies_is_no_large_head(served: Se
 async def test_large_heads_one_after_another_are_no_large_head(served: Served) -> None:
     line = await served.line()
     for _ in range(4):
-        await say(line, posted(None, target="GET /healthz HTTP/1.1", more=["X-Large: " + "x" * (front.HEAD // 2)]))
+        await say(line, posted(None, target="GET /healthz HTTP/1.1", more=["X-Large: " + "x" * (protocol.HEAD // 2)]))
         assert (await line.answer()).status == 200
 
 
@@ -599,7 +600,7 @@ async def test_a_shortcut_that_breaks_is_logged_and_told_of(
             assert (answer.status, answer.headers["connection"]) == (500, "close")
             assert await line.ended()
         assert served.passed == (["POST"] if where == "at once" else [])
-    [record] = [each for each in caplog.records if each.name == "gateway.serve.front"]
+    [record] = [each for each in caplog.records if each.name == "gateway.serve.http.protocol"]
     assert record.levelno == logging.ERROR and record.exc_info is not None
 
 
@@ -638,7 +639,7 @@ async def test_what_answered_a_request_is_gone_with_it(served: Served) -> None:
         for _ in range(20):
             await say(line, posted(LIST))
             await line.answer()
-        left = [each for each in gc.get_objects() if isinstance(each, front._Cycle)]
+        left = [each for each in gc.get_objects() if isinstance(each, protocol._Cycle)]
         assert len(left) <= 2
     finally:
         gc.enable()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from gateway.serve.front import HEAD, HEAD_KNOWN, HEADS_KNOWN, Front, Heads
+from gateway.serve.http.protocol import HEAD, HEAD_KNOWN, HEADS_KNOWN, Front, Heads
 
 pytestmark = pytest.mark.promise("G3")
 

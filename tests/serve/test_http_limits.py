@@ -14,8 +14,8 @@ import pytest
 from eventually import TIMEOUT, async_eventually
 
 from gateway.errors import Invalid
-from gateway.serve import front, session_limit
-from gateway.serve.asgi import Door
+from gateway.serve.http import protocol, session_limit
+from gateway.serve.http.app import Door
 
 from .roads import HANDSHAKE, LIMIT, Answer, Line, call, chunk, initialize, request, routing
 from .test_front import ECHO, WAIT, Served, posted, say, serving
@@ -78,7 +78,7 @@ async def test_request_head_that_drips_is_answered_with_408_and_closed(
     line = await served.say(before)
     if before:
         assert (await read_answer(line)).status == 200
-    monkeypatch.setattr(front, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
     await say(line, b"POST /mcp HTTP/1.1\r\nX-Slow: ")
     answer = await drip_until_answered(line, b"x")
     assert (answer.status, answer.headers["connection"]) == (408, "close")
@@ -86,7 +86,7 @@ async def test_request_head_that_drips_is_answered_with_408_and_closed(
 
 
 async def test_many_dripping_connections_are_all_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
     lines = [await served.say(b"GET / HTTP/1.1\r\nX-Slow: ") for _ in range(200)]
     for line in lines:
         assert (await read_answer(line)).status == 408
@@ -94,7 +94,7 @@ async def test_many_dripping_connections_are_all_closed(served: Served, monkeypa
 
 
 async def test_connection_without_a_request_is_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
     for first in (b"", b"\r\n\r\n"):
         await assert_closed(await served.say(first))
 
@@ -107,9 +107,9 @@ async def test_request_body_that_drips_or_stalls_is_answered_with_408_and_closed
 ) -> None:
     if limit == "BODY_RATE" and chunked:
         pytest.skip("the length of a body in chunks is unknown")
-    monkeypatch.setattr(front, "BODY_IDLE_SECONDS", 0.5 if limit != "BODY_SECONDS" else 60.0)
+    monkeypatch.setattr(protocol, "BODY_IDLE_SECONDS", 0.5 if limit != "BODY_SECONDS" else 60.0)
     if limit == "BODY_SECONDS":
-        monkeypatch.setattr(front, "BODY_SECONDS", 0.5)
+        monkeypatch.setattr(protocol, "BODY_SECONDS", 0.5)
     framing: dict[str, str | None] = {"Content-Length": "100000"}
     if chunked:
         framing = {"Content-Length": None, "Transfer-Encoding": "chunked"}
@@ -118,7 +118,7 @@ async def test_request_body_that_drips_or_stalls_is_answered_with_408_and_closed
     if limit == "BODY_IDLE_SECONDS":
         answer = await read_answer(line)
     else:
-        monkeypatch.setattr(front, "BODY_RATE", 10**9)
+        monkeypatch.setattr(protocol, "BODY_RATE", 10**9)
         answer = await drip_until_answered(line, chunk(b" ") if chunked else b" ")
     assert (answer.status, answer.headers["connection"]) == (408, "close")
     await assert_closed(line)
@@ -140,7 +140,7 @@ async def test_head_behind_a_running_call_does_not_end_the_call(
 ) -> None:
     line = await served.say(posted(WAIT), posted(ECHO)[:20])
     await served.begun()
-    monkeypatch.setattr(front, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
     for _ in range(2):  # each takes a check of all connections
         assert (await read_answer(await served.say(b"GET / HTTP/1.1\r\n"))).status == 408
     monkeypatch.undo()
@@ -183,7 +183,7 @@ BEFORE = {
 @pytest.mark.parametrize("cuts", [[], [-2], [1000, -3], [30_000, 60_000, -1]], ids=["whole", "2", "3", "4"])
 async def test_request_head_limit_is_exact(served: Served, before: bytes, cuts: Sequence[int]) -> None:
     answers = before.count(b"HTTP/1.1")
-    for size, status in ((front.HEAD, 200), (front.HEAD + 1, 431)):
+    for size, status in ((protocol.HEAD, 200), (protocol.HEAD + 1, 431)):
         whole = before + head_of(size)
         ends = [0, *(cut % len(whole) for cut in cuts), len(whole)]
         line = await served.line()
@@ -202,7 +202,7 @@ async def test_request_head_limit_is_exact(served: Served, before: bytes, cuts: 
 
 
 @each_road
-@pytest.mark.parametrize("size", [front.HEAD + 1, 107_000, 250_000])
+@pytest.mark.parametrize("size", [protocol.HEAD + 1, 107_000, 250_000])
 async def test_large_request_head_that_comes_in_one_read_is_refused(served: Served, target: str, size: int) -> None:
     usual = posted(ECHO, target=target)
     lines, _, body = usual.partition(b"\r\n\r\n")
@@ -215,14 +215,14 @@ async def test_large_request_head_that_comes_in_one_read_is_refused(served: Serv
 @each_road
 async def test_body_in_chunks_with_countless_empty_lines_is_refused(served: Served, target: str) -> None:
     """Each costs a call of the parser."""
-    for count, status in ((front.EMPTY_LINES - 10, 200), (front.EMPTY_LINES + 10, 400)):
+    for count, status in ((protocol.EMPTY_LINES - 10, 200), (protocol.EMPTY_LINES + 10, 400)):
         body = json.dumps(ECHO).encode() + b"\r\n\r\n" * count
         line = await served.say(posted(body, routing(ECHO), target=target, chunks=[]))
         assert (await read_answer(line)).status == status
 
 
 async def test_large_request_line_is_refused(served: Served) -> None:
-    line = await served.say(posted(None, target=f"GET /{'x' * front.HEAD} HTTP/1.1"))
+    line = await served.say(posted(None, target=f"GET /{'x' * protocol.HEAD} HTTP/1.1"))
     assert (await read_answer(line)).status == 431
 
 

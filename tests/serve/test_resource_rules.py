@@ -16,8 +16,8 @@ from mcp.shared.exceptions import MCPError
 
 from gateway import Gateway
 from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.resources import FILE
 from gateway.serve.mcp.server import McpServer
-from gateway.serve.resources import FILE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C5")]
 

@@ -15,9 +15,9 @@ from mcp import Client
 from sources.toolset.writing import install, require_sandbox, write_toolset
 
 from gateway import Gateway
-from gateway.sandbox import choose
+from gateway.sandbox import detect
 from gateway.sandbox.landlock import Landlock
-from gateway.serve.consent import Consulting, Seal
+from gateway.serve.approval import Consulting, Seal
 from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.server import McpServer
 
@@ -243,7 +243,7 @@ async def test_programs_are_refused_where_the_sandbox_cannot_hide_a_denied_file(
     tmp_path: Path, era: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await require_sandbox()
-    monkeypatch.setattr(choose, "_known", [choose.Survey(Landlock())])
+    monkeypatch.setattr(detect, "_known", [detect.Survey(Landlock())])
     async with served(tmp_path, era, UNREAD) as (gateway, client):
         await install(gateway, write_toolset(tmp_path / "lab", MANIFEST, code=CODE))
         write(gateway, a_txt="one")

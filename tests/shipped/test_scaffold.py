@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from covalt_toolset import context, describe, invoke, load
 from gateway.bundles import PythonTool, read_folder
-from gateway.bundles.fields import Id
+from gateway.bundles.field_types import Id
 from gateway.bundles.scaffold import create, id_from
 from gateway.errors import Conflict, Invalid
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.cli import toolgate
-from gateway.db.records import DOCUMENT_LIMIT, PREVIEW_LIMIT
+from gateway.db.call_records import DOCUMENT_LIMIT, PREVIEW_LIMIT
 from gateway.secrets import KNOWN, REDACTED, MaskingFormatter
 
 from .toolset.writing import install, require_sandbox, write_toolset

@@ -12,7 +12,7 @@ from eventually import TIMEOUT
 from gateway.calls import Call, Outcome
 from gateway.errors import GatewayError
 from gateway.sources.builtin import BuiltinSource
-from gateway.sources.builtin.engines import Engine
+from gateway.sources.builtin.ripgrep import Engine
 from gateway.workspace import Openat2, Way, Workspaces
 
 pytestmark = pytest.mark.promise("C1")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Conflict, Invalid, Unavailable
-from gateway.workspace.beneath import Stepwise
 from gateway.workspace.blobs import CHUNK, FileBlobs
 from gateway.workspace.checkout import Checkout
+from gateway.workspace.openat import Stepwise
 from gateway.workspace.tree import EMPTY, Changes, Tree
 
 from .folders import new_checkout, sha, walk, write

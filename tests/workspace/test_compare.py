@@ -12,7 +12,7 @@ import pytest
 
 from gateway.errors import GatewayError
 from gateway.workspace.blobs import FileBlobs
-from gateway.workspace.compare import Comparison, Difference, compare, summary
+from gateway.workspace.diff import Comparison, Difference, compare, summary
 from gateway.workspace.selection import Selection, brought_back
 from gateway.workspace.tree import EMPTY, Changes, Tree, changes, diff, require_sound
 

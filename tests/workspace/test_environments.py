@@ -10,7 +10,7 @@ import pytest
 from gateway import Gateway
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
-from gateway.workspace.environments import Environments
+from gateway.workspace.package_dirs import Environments
 
 from .folders import let_it_age, new_checkout, write
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eventually import eventually
 
-from gateway.workspace.farewell import Farewell
+from gateway.workspace.deferred_unlink import Farewell
 
 
 def open_descriptors() -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway import Gateway
-from gateway.workspace.sweep import remove_leftovers, sizes
+from gateway.workspace.gc import remove_leftovers, sizes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("T2")]
 

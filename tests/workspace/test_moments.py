@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.workspace import moments
-from gateway.workspace.moments import change_times
+from gateway.workspace import change_times as moments
+from gateway.workspace.change_times import change_times
 
 
 @pytest.fixture(params=["at once", "one by one"])

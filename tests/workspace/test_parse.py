@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import Invalid
 from gateway.workspace import parse
-from gateway.workspace.entries import DEPTH_LIMIT
+from gateway.workspace.walk import DEPTH_LIMIT
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.errors import GatewayError
 from gateway.workspace import Openat2, Root, Stepwise, Way, parse
-from gateway.workspace.entries import DEPTH_LIMIT, timestamp
+from gateway.workspace.walk import DEPTH_LIMIT, timestamp
 
 WAYS = [pytest.param(Openat2(), id="openat2"), pytest.param(Stepwise(), id="stepwise")]
 

@@ -14,9 +14,9 @@ import pytest
 from amounts import amount
 
 from gateway.errors import NotFound
-from gateway.workspace.beneath import Parts, Stepwise, best_way
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
+from gateway.workspace.openat import Parts, Stepwise, best_way
 from gateway.workspace.tree import EMPTY, Tree
 
 from .folders import disturb, let_it_age, new_checkout, sha, walk, write

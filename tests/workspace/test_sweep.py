@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway.workspace.blobs import FileBlobs
-from gateway.workspace.sweep import Size, Swept, size, sweep
+from gateway.workspace.gc import Size, Swept, size, sweep
 
 from .folders import require_sound_blobs
 

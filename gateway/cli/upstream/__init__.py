@@ -6,14 +6,14 @@ import logging
 
 import click
 
-from . import adding, importing, login, reviewing, servers
+from gateway.cli.upstream import adding, importing, login, reviewing, servers
 
 
 @click.group()
 def upstream() -> None:
     """Put other MCP servers behind this one."""
     # Each command says itself why a server does not answer, on one line.
-    logging.getLogger("gateway.sources.upstream").setLevel(logging.ERROR)
+    logging.getLogger("gateway.sources.upstreams").setLevel(logging.ERROR)
 
 
 for command in (

@@ -12,16 +12,16 @@ from urllib.parse import urlsplit
 import click
 from pydantic import ValidationError
 
-from ...config import Settings, UpstreamSettings, anchored
-from ...db.upstreams import checked_settings
-from ...errors import Conflict, GatewayError, Invalid, Unavailable
-from ...sources.upstream.importing import is_toolgate
-from ...sources.upstream.masking import VARIABLE, missing
-from ...sources.upstream.spec import ADDED, Spec
-from ..options import as_json, print_json, run, settings_options
-from .desk import Desk, desk
-from .probing import Answer, probe
-from .servers import print_answer, typed
+from gateway.cli.options import as_json, print_json, run, settings_options
+from gateway.cli.upstream.desk import Desk, desk
+from gateway.cli.upstream.probing import Answer, probe
+from gateway.cli.upstream.servers import print_answer, typed
+from gateway.config import Settings, UpstreamSettings, anchored
+from gateway.db.upstreams import checked_settings
+from gateway.errors import Conflict, GatewayError, Invalid, Unavailable
+from gateway.sources.upstreams.client_configs import is_toolgate
+from gateway.sources.upstreams.masking import VARIABLE, missing
+from gateway.sources.upstreams.spec import ADDED, Spec
 
 _PAIR = re.compile(r"(?P<name>[^=:\s]+)\s*(?:=|:)\s*(?P<value>.*)", re.DOTALL)
 

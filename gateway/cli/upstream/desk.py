@@ -9,22 +9,22 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from ...app import Gateway
-from ...bundles.fields import RESERVED
-from ...bundles.installed import Installed
-from ...config import Settings, UpstreamSettings, refuse_unavailable
-from ...db.instances import Instance
-from ...db.sqlite import SqliteDatabase
-from ...db.toolsets import Toolsets
-from ...errors import Conflict, GatewayError, Invalid, NotFound
-from ...names import did_you_mean
-from ...sources.upstream.importing import NAME
-from ...sources.upstream.login.access import Access
-from ...sources.upstream.login.account import Account
-from ...sources.upstream.server import Upstream
-from ...sources.upstream.spec import ADDED, SETTINGS, Spec
-from ...sources.upstream.switchboard import FACE, Switchboard
-from ...sources.upstream.vault import Vault
+from gateway.app import Gateway
+from gateway.bundles.field_types import RESERVED
+from gateway.bundles.installed import Installed
+from gateway.config import Settings, UpstreamSettings, refuse_unavailable
+from gateway.db.instances import Instance
+from gateway.db.sqlite import SqliteDatabase
+from gateway.db.toolsets import Toolsets
+from gateway.errors import Conflict, GatewayError, Invalid, NotFound
+from gateway.names import did_you_mean
+from gateway.sources.upstreams.client_configs import NAME
+from gateway.sources.upstreams.oauth.account import Account
+from gateway.sources.upstreams.oauth.credentials import Access
+from gateway.sources.upstreams.registry import FACE, Switchboard
+from gateway.sources.upstreams.secret_store import Vault
+from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
+from gateway.sources.upstreams.upstream import Upstream
 
 
 @dataclass(frozen=True)

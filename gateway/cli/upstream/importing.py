@@ -11,17 +11,17 @@ from typing import Any
 
 import click
 
-from ...config import Settings
-from ...errors import GatewayError, Invalid, NotFound
-from ...names import did_you_mean
-from ...sources.upstream.importing import Around, Candidate, Skipped, read
-from ...sources.upstream.masking import Names
-from ...sources.upstream.spec import ADDED
-from ...sources.upstream.suspicion import visible
-from ...sources.upstream.vault import Vault
-from .. import clients
-from ..options import as_json, print_json, print_table, run, settings_options
-from .desk import Desk, desk
+from gateway.cli import clients
+from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.cli.upstream.desk import Desk, desk
+from gateway.config import Settings
+from gateway.errors import GatewayError, Invalid, NotFound
+from gateway.names import did_you_mean
+from gateway.sources.upstreams.client_configs import Around, Candidate, Skipped, read
+from gateway.sources.upstreams.masking import Names
+from gateway.sources.upstreams.poisoning import visible
+from gateway.sources.upstreams.secret_store import Vault
+from gateway.sources.upstreams.spec import ADDED
 
 FILE_LIMIT = 64 * 1024 * 1024
 """Claude Code keeps more than settings in its file."""

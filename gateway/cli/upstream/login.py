@@ -9,16 +9,16 @@ from typing import Any
 
 import click
 
-from ...config import Settings
-from ...errors import GatewayError, Invalid
-from ...sources.upstream.login.account import Account
-from ...sources.upstream.login.signing import sign_in, sign_out
-from ...sources.upstream.login.store import Login
-from ...sources.upstream.spec import Spec
-from ..options import as_json, print_json, run, settings_options
-from .desk import Desk, desk
-from .probing import Answer, probe
-from .servers import print_answer
+from gateway.cli.options import as_json, print_json, run, settings_options
+from gateway.cli.upstream.desk import Desk, desk
+from gateway.cli.upstream.probing import Answer, probe
+from gateway.cli.upstream.servers import print_answer
+from gateway.config import Settings
+from gateway.errors import GatewayError, Invalid
+from gateway.sources.upstreams.oauth.account import Account
+from gateway.sources.upstreams.oauth.flow import sign_in, sign_out
+from gateway.sources.upstreams.oauth.store import Login
+from gateway.sources.upstreams.spec import Spec
 
 
 @click.command()

@@ -8,20 +8,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...config import Settings
-from ...db.pins import Pin
-from ...errors import GatewayError, Invalid, Unavailable
-from ...secrets import KNOWN
-from ...sources.upstream.definitions import Definition, Key, Kind, define_all
-from ...sources.upstream.link import Link, LinkLost, McpFault, Unauthorized, open_link
-from ...sources.upstream.lists import listed
-from ...sources.upstream.masking import missing
-from ...sources.upstream.server import LIST_SECONDS, START_SECONDS
-from ...sources.upstream.spec import Spec
-from ...sources.upstream.suspicion import Finding, look, visible
-from ...sources.upstream.switchboard import FACE
-from ...tools import Tool
-from .desk import Desk
+from gateway.cli.upstream.desk import Desk
+from gateway.config import Settings
+from gateway.db.pins import Pin
+from gateway.errors import GatewayError, Invalid, Unavailable
+from gateway.mcp_client import Link, LinkLost, McpFault, Unauthorized, open_link
+from gateway.secrets import KNOWN
+from gateway.sources.upstreams.definitions import Definition, Key, Kind, define_all
+from gateway.sources.upstreams.masking import missing
+from gateway.sources.upstreams.paging import listed
+from gateway.sources.upstreams.poisoning import Finding, look, visible
+from gateway.sources.upstreams.registry import FACE
+from gateway.sources.upstreams.spec import Spec
+from gateway.sources.upstreams.upstream import LIST_SECONDS, START_SECONDS
+from gateway.tools import Tool
 
 _LAST_WORDS = 300
 _LINES = 3

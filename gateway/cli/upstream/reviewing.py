@@ -11,15 +11,15 @@ from typing import Any
 
 import click
 
-from ...config import Settings
-from ...db.pins import Pin, Pins, PinTexts
-from ...errors import Conflict, InputRequired, Invalid, NotFound
-from ...names import did_you_mean
-from ...sources.upstream.pinning import difference
-from ...sources.upstream.pinning import review as findings_of
-from ...sources.upstream.suspicion import visible
-from ..options import as_json, print_json, run, settings_options
-from .desk import desk
+from gateway.cli.options import as_json, print_json, run, settings_options
+from gateway.cli.upstream.desk import desk
+from gateway.config import Settings
+from gateway.db.pins import Pin, Pins, PinTexts
+from gateway.errors import Conflict, InputRequired, Invalid, NotFound
+from gateway.names import did_you_mean
+from gateway.sources.upstreams.pinning import difference
+from gateway.sources.upstreams.pinning import review as findings_of
+from gateway.sources.upstreams.poisoning import visible
 
 BY = "cli"
 _SHORT = 12

@@ -10,18 +10,18 @@ from typing import Any
 
 import click
 
-from ...bundles.installed import Installed
-from ...config import Settings
-from ...db.upstreams import Memory
-from ...errors import GatewayError, Invalid, NotFound
-from ...sandbox.launcher import remove as remove_folder
-from ...sources.upstream.login.signing import sign_out
-from ...sources.upstream.masking import VARIABLE, missing
-from ...sources.upstream.spec import Spec
-from ...sources.upstream.suspicion import visible
-from ..options import as_json, print_json, print_table, run, settings_options
-from .desk import Desk, desk
-from .probing import Answer, Standing, probe_all, standing_dict, standings
+from gateway.bundles.installed import Installed
+from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.cli.upstream.desk import Desk, desk
+from gateway.cli.upstream.probing import Answer, Standing, probe_all, standing_dict, standings
+from gateway.config import Settings
+from gateway.db.upstreams import Memory
+from gateway.errors import GatewayError, Invalid, NotFound
+from gateway.sandbox.supervisor_main import remove as remove_folder
+from gateway.sources.upstreams.masking import VARIABLE, missing
+from gateway.sources.upstreams.oauth.flow import sign_out
+from gateway.sources.upstreams.poisoning import visible
+from gateway.sources.upstreams.spec import Spec
 
 _SHOWN_FINDINGS = 10
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, Protocol
 
-from ...calls import Call, Outcome, Proceed
-from ...config.approval import ApprovalRule
-from ...errors import Forbidden
-from ...tools import READ_RESOURCE, Hides, Tool
-from .. import Extension
-from .looking import Look, named_paths
-from .obeyed import Touched, may_touch, protected_in
-from .question import (
+from gateway.calls import Call, Outcome, Proceed
+from gateway.config.approval import ApprovalRule
+from gateway.errors import Forbidden
+from gateway.extensions import Extension
+from gateway.extensions.approval.arguments import Look, named_paths
+from gateway.extensions.approval.protected_files import Touched, may_touch, protected_in
+from gateway.extensions.approval.question import (
     Answer,
     Approver,
     ConsentNeeded,
@@ -24,7 +23,8 @@ from .question import (
     question_of,
     tool_digest,
 )
-from .rules import Rule, deciding, fits, hidden, rules_for
+from gateway.extensions.approval.rules import Rule, deciding, fits, hidden, rules_for
+from gateway.tools import READ_RESOURCE, Hides, Tool
 
 __all__ = ["Answer", "Approval", "Approver", "ConsentNeeded", "Mode", "Preview", "Question", "tool_digest"]
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import Invalid
-from ...tools import Tool
-from .question import Answer, Decision, Question, without_secrets
+from gateway.errors import Invalid
+from gateway.extensions.approval.question import Answer, Decision, Question, without_secrets
+from gateway.tools import Tool
 
 FIELDS = 30
 TEXT = 2000

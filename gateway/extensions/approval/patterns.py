@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from ipaddress import IPv6Address
 from urllib.parse import unquote
 
-from .looking import Look, folded
+from gateway.extensions.approval.arguments import Look, folded
 
 UNTOLD = "cannot be told"
 """What is said of a text that may mean anything, and so fits any pattern."""

@@ -9,12 +9,12 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from ...calls import Call
-from ...errors import GatewayError
-from ...workspace import Parts, Root, Workspaces, parse, shown
-from ...workspace.protected import find_protected
-from ...workspace.unified import unified_diff
-from .looking import is_builtin
+from gateway.calls import Call
+from gateway.errors import GatewayError
+from gateway.extensions.approval.arguments import is_builtin
+from gateway.workspace import Parts, Root, Workspaces, parse, shown
+from gateway.workspace.protected import find_protected
+from gateway.workspace.unified_diff import unified_diff
 
 READ = 64 * 1024
 """Bytes of a file that are compared; of a larger one only the size is told."""

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import orjson
 
-from ...calls import Call, to_json
-from ...db.redaction import redact
-from ...errors import InputRequired
-from ...tools import Tool
+from gateway.calls import Call, to_json
+from gateway.db.redaction import redact
+from gateway.errors import InputRequired
+from gateway.tools import Tool
 
 SHOWN = 600
 """Characters of one argument in a message: the beginning and the end of a longer one."""

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from functools import partial
 from typing import Any
 
-from ...calls import Call, to_json
-from ...config.approval import ApprovalCondition, ApprovalRule, ApprovalSettings
-from ...errors import Invalid
-from ...names import SEPARATOR, did_you_mean
-from ...tools import READ_RESOURCE, REQUESTS, Tool
-from .looking import Look, TooMuch
-from .patterns import UNTOLD, CommandPatterns, HostPatterns, PathPatterns
+from gateway.calls import Call, to_json
+from gateway.config.approval import ApprovalCondition, ApprovalRule, ApprovalSettings
+from gateway.errors import Invalid
+from gateway.extensions.approval.arguments import Look, TooMuch
+from gateway.extensions.approval.patterns import UNTOLD, CommandPatterns, HostPatterns, PathPatterns
+from gateway.names import SEPARATOR, did_you_mean
+from gateway.tools import READ_RESOURCE, REQUESTS, Tool
 
 UPSTREAM = "mcp"
 """The kind of tools that come from servers."""

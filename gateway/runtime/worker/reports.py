@@ -6,8 +6,7 @@ import threading
 import time
 
 from covalt_toolset import Log, Progress
-
-from .channel import Channel
+from gateway.runtime.worker.channel import Channel
 
 _INTERVAL = 0.02
 _LINES_LIMIT = 500

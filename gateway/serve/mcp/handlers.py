@@ -12,17 +12,17 @@ from gateway.errors import GatewayError
 from gateway.executor import Executor
 from gateway.protocol import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, RpcError
-from gateway.serve.completions import Completions
+from gateway.serve.mcp.completions import Completions
 from gateway.serve.mcp.notifications import Notifications
 from gateway.serve.mcp.relay import NoRelay, Relay
+from gateway.serve.mcp.render_resources import Plans, Renders
 from gateway.serve.mcp.request import CHAT, Request, meta_text
+from gateway.serve.mcp.resources import Reader, Resources
 from gateway.serve.mcp.results import SERVER_INFO, rpc_error
 from gateway.serve.mcp.sessions import Sessions
 from gateway.serve.mcp.subscriber import Subscriber
 from gateway.serve.mcp.tools import Answer, Calls, Tools
-from gateway.serve.renders import Plans, Renders
-from gateway.serve.resources import Reader, Resources
-from gateway.serve.uris import Address, is_ours
+from gateway.serve.mcp.uris import Address, is_ours
 from gateway.workspace.versions import Versions
 
 INSTRUCTIONS = (

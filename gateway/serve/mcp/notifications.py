@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gateway.errors import GatewayError
 from gateway.serve.mcp.relay import Relay
+from gateway.serve.mcp.resources import Reader
 from gateway.serve.mcp.subscriber import (
     PROMPTS_CHANGED,
     RESOURCE_UPDATED,
@@ -16,8 +17,7 @@ from gateway.serve.mcp.subscriber import (
     Change,
     Subscriber,
 )
-from gateway.serve.resources import Reader
-from gateway.serve.uris import Address
+from gateway.serve.mcp.uris import Address
 from gateway.workspace.tree import Changes as FileChanges
 from gateway.workspace.versions import Versions
 

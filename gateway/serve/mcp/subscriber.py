@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import Invalid
-from gateway.serve.uris import Address, FileAddress
+from gateway.serve.mcp.uris import Address, FileAddress
 from gateway.workspace.tree import Changes
 
 SEND_SECONDS = 5.0

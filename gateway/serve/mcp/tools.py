@@ -10,9 +10,9 @@ from gateway.calls import Call, Delivered, Outcome, check_chat, to_json
 from gateway.catalog import Catalog
 from gateway.executor import Executor
 from gateway.protocol import is_version_at_least
+from gateway.serve.mcp.render_resources import link
 from gateway.serve.mcp.request import CHAT, Request, meta_text
 from gateway.serve.mcp.results import OWN_PREFIX, shape, tool_result
-from gateway.serve.renders import link
 
 MESSAGE = "dev.toolgate/message"
 PARENT_MESSAGE = "dev.toolgate/parent_message"

@@ -10,19 +10,19 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
-from ...calls import Call, Outcome
-from ...tools import Hides, HidesFor, Tool, hide_nothing, hide_nothing_for
-from ...workspace import Workspaces
-from ...workspace.versions import Versions
-from .define import Builtin, Context, VersionContext
-from .editing import edit_file
-from .engines import Engine
-from .history import workspace_branch, workspace_diff, workspace_history, workspace_restore
-from .listing import find_files, list_directory
-from .patching import apply_patch
-from .reading import read_file
-from .search import search_code
-from .writing import delete_file, move_file, write_file
+from gateway.calls import Call, Outcome
+from gateway.sources.builtin.apply_patch import apply_patch
+from gateway.sources.builtin.decorator import Builtin, Context, VersionContext
+from gateway.sources.builtin.edit_file import edit_file
+from gateway.sources.builtin.history import workspace_branch, workspace_diff, workspace_history, workspace_restore
+from gateway.sources.builtin.list_files import find_files, list_directory
+from gateway.sources.builtin.read_file import read_file
+from gateway.sources.builtin.ripgrep import Engine
+from gateway.sources.builtin.search import search_code
+from gateway.sources.builtin.write_file import delete_file, move_file, write_file
+from gateway.tools import Hides, HidesFor, Tool, hide_nothing, hide_nothing_for
+from gateway.workspace import Workspaces
+from gateway.workspace.versions import Versions
 
 ON_FILES: Sequence[Builtin] = (
     list_directory,

@@ -9,14 +9,14 @@ from typing import Annotated
 import anyio
 from pydantic import Field
 
-from ...errors import Conflict, Invalid, NotFound
-from ...tools import Access, Permission
-from ...workspace.compare import FILES_LIMIT, Difference, Status, readable, summary
-from ...workspace.log import SHORT, Version, endpoints, history
-from ...workspace.selection import Selection, brought_back
-from ...workspace.tree import Changes, Tree, changes, diff
-from ...workspace.versions import HeldChat
-from .define import Shape, VersionContext, Versioned, builtin, left_out
+from gateway.errors import Conflict, Invalid, NotFound
+from gateway.sources.builtin.decorator import Shape, VersionContext, Versioned, builtin, left_out
+from gateway.tools import Access, Permission
+from gateway.workspace.diff import FILES_LIMIT, Difference, Status, readable, summary
+from gateway.workspace.history import SHORT, Version, endpoints, history
+from gateway.workspace.selection import Selection, brought_back
+from gateway.workspace.tree import Changes, Tree, changes, diff
+from gateway.workspace.versions import HeldChat
 
 _PATHS_NAMED = 20
 

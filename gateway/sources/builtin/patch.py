@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...errors import Conflict, Invalid
-from ...workspace.unified import split_lines
+from gateway.errors import Conflict, Invalid
+from gateway.workspace.unified_diff import split_lines
 
 Action = Literal["create", "modify", "delete", "rename"]
 

@@ -14,13 +14,13 @@ from typing import Annotated, Any, BinaryIO
 
 from pydantic import Field
 
-from ...errors import GatewayError, Invalid
-from ...tools import Access, Permission
-from ...workspace import Entry, Parts, parse, shown
-from ...workspace.globs import Glob
-from .define import Context, Shape, builtin, left_out
-from .engines import OMITTED, Query, search
-from .listing import passed_over
+from gateway.errors import GatewayError, Invalid
+from gateway.sources.builtin.decorator import Context, Shape, builtin, left_out
+from gateway.sources.builtin.list_files import passed_over
+from gateway.sources.builtin.ripgrep import OMITTED, Query, search
+from gateway.tools import Access, Permission
+from gateway.workspace import Entry, Parts, parse, shown
+from gateway.workspace.globs import Glob
 
 _FILE_LIMIT = 8 * 1024 * 1024
 _FIRST_BLOCK = 8192

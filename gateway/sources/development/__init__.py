@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ...calls import Call, Outcome
-from ...config import Settings
-from ...errors import GatewayError
-from ...tools import HidesFor, Permission, Tool, hide_nothing_for
-from ...workspace import Workspaces
+from gateway.calls import Call, Outcome
+from gateway.config import Settings
+from gateway.errors import GatewayError
+from gateway.tools import HidesFor, Permission, Tool, hide_nothing_for
+from gateway.workspace import Workspaces
 
 if TYPE_CHECKING:
-    from ...sandbox import Sandbox
-    from .workbench import Workbench
+    from gateway.sandbox import Sandbox
+    from gateway.sources.development.source import Workbench
 
     Choice = Callable[[], Awaitable[Sandbox]]
 
@@ -86,7 +86,7 @@ class DevelopmentSource:
         async with self._setting_up:
             if self._made is None:
                 # Imported by the first who needs it: most processes never do, and all of them start.
-                from .workbench import Workbench
+                from gateway.sources.development.source import Workbench
 
                 self._made = await Workbench.set_up(self._workspaces, self._settings, self._choice, self._hides)
             return self._made

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...calls import Call, Outcome
-from ...config.web import WebSettings
-from ...errors import NotFound
-from ...tools import Permission, Tool
-from ...workspace import Workspaces
-from ...workspace.versions import Versions
-from .. import Source
+from gateway.calls import Call, Outcome
+from gateway.config.web import WebSettings
+from gateway.errors import NotFound
+from gateway.sources import Source
+from gateway.tools import Permission, Tool
+from gateway.workspace import Workspaces
+from gateway.workspace.versions import Versions
 
 _HOSTS = "nothing of the web is reachable until web.allowed_hosts names hosts ('*' for every public one)"
 _SEARCH = "the web is searched once web.search names a provider (searxng, brave, tavily, duckduckgo)"
@@ -26,8 +26,8 @@ def web_sources(settings: WebSettings, workspaces: Workspaces, versions: Version
     if not settings.allowed_hosts and settings.search is None:
         return (unreached,)
     # Imported only then: most processes start without.
-    from .outside import Files
-    from .source import WebSource
+    from gateway.sources.web.context import Files
+    from gateway.sources.web.source import WebSource
 
     return (WebSource(settings, Files(workspaces, versions)), unreached)
 

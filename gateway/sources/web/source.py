@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...calls import Call, Outcome
-from ...config.web import WebSettings
-from ...tools import Tool
-from ..builtin.define import Builtin
-from .downloading import web_download
-from .fetching import web_fetch
-from .outside import Files, Outside, WebContext, web_policy
-from .remembered import Remembered
-from .searching import web_search
+from gateway.calls import Call, Outcome
+from gateway.config.web import WebSettings
+from gateway.sources.builtin.decorator import Builtin
+from gateway.sources.web.context import Files, Outside, WebContext, web_policy
+from gateway.sources.web.page_cache import Remembered
+from gateway.sources.web.web_download import web_download
+from gateway.sources.web.web_fetch import web_fetch
+from gateway.sources.web.web_search import web_search
+from gateway.tools import Tool
 
 if TYPE_CHECKING:
-    from ...net.transport import Network
+    from gateway.net.transport import Network
 
 WEB: Sequence[Builtin] = (web_fetch, web_search, web_download)
 

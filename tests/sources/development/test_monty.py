@@ -20,7 +20,7 @@ from gateway.cli import doctor
 from gateway.config import Settings
 from gateway.errors import GatewayError, Unavailable
 from gateway.sandbox import Limits, Sandbox
-from gateway.sandbox.choose import Survey
+from gateway.sandbox.detect import Survey
 from gateway.sandbox.monty import MODULES, installed
 from gateway.sources.development import NAMES, DevelopmentSource
 from gateway.workspace import Workspaces
@@ -286,7 +286,7 @@ def _command(pid: str) -> bytes:
 @pytest.fixture
 def barren(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which every sandbox was tried and none works."""
-    monkeypatch.setattr("gateway.sandbox.choose._known", [Survey(None)])
+    monkeypatch.setattr("gateway.sandbox.detect._known", [Survey(None)])
 
 
 @pytest.mark.promise("T1")

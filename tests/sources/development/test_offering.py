@@ -12,7 +12,7 @@ from gateway import Gateway
 from gateway.errors import Unavailable
 from gateway.sandbox import Sandbox
 from gateway.sources.development import NAMES, DevelopmentSource
-from gateway.sources.development.workbench import TOOLS
+from gateway.sources.development.source import TOOLS
 from gateway.tools import Access, Permission
 from gateway.workspace import Workspaces
 
@@ -90,7 +90,7 @@ async def test_with_the_category_on_they_are_offered_but_for_those_that_need_the
 async def test_without_a_sandbox_nothing_runs_and_everyone_is_told_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.sources.development.machine.installed", lambda: False)
+    monkeypatch.setattr("gateway.sources.development.host.installed", lambda: False)
 
     async def none() -> Sandbox:
         raise Unavailable("this machine offers no sandbox", code="SANDBOX_UNAVAILABLE")
@@ -105,7 +105,7 @@ async def test_without_a_sandbox_nothing_runs_and_everyone_is_told_why(
 async def test_only_what_is_installed_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
-    monkeypatch.setattr("gateway.sources.development.machine.SEARCH_PATH", str(programs))
+    monkeypatch.setattr("gateway.sources.development.host.SEARCH_PATH", str(programs))
     async with desk(tmp_path) as at:
         assert at.tools["run_code"].input_schema["properties"]["language"]["enum"] == ["python"]
         assert at.tools["git_status"].withheld == "git is not installed on this machine; install the package 'git'"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.bundles import ShellTool
 from gateway.errors import Invalid
-from gateway.sources.toolset.argv import ARGUMENT_LIMIT, TOTAL_LIMIT, arguments_of, filled
+from gateway.sources.toolsets.argv import ARGUMENT_LIMIT, TOTAL_LIMIT, arguments_of, filled
 
 pytestmark = pytest.mark.promise("X4")
 

@@ -22,7 +22,7 @@ from gateway.extensions.approval import Answer, Question
 from gateway.sandbox import Sandbox
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock
-from gateway.sources.toolset import workshop
+from gateway.sources.toolsets import assembly
 
 from .writing import install, require_sandbox, write_toolset
 
@@ -148,7 +148,7 @@ def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             made.append(Bubblewrap() if request.param == "bwrap" else Landlock())
         return made[0]
 
-    monkeypatch.setattr(workshop, "choose", choose)
+    monkeypatch.setattr(assembly, "choose", choose)
     return str(request.param)
 
 

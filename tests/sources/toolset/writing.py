@@ -9,7 +9,7 @@ import pytest
 
 from gateway import Gateway
 from gateway.bundles.library import Installed
-from gateway.sandbox.choose import survey
+from gateway.sandbox.detect import survey
 
 
 async def require_sandbox() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sources.upstream.addresses import inner, outer, outer_blocks, outer_tool
+from gateway.sources.upstreams.uris import inner, outer, outer_blocks, outer_tool
 
 PREFIXES = st.text("abcXYZ019_-", min_size=1, max_size=32)
 URIS = st.sampled_from(["file:///a b.txt", "ui://app/page.html", "memo://insights", "x", "mcp+a:b:c", "file:///{path}"])

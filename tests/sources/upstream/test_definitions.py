@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import Invalid
-from gateway.sources.upstream.definitions import (
+from gateway.sources.upstreams.definitions import (
     COUNT_LIMIT,
     DEFINITION_LIMIT,
     DEPTH_LIMIT,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gateway.config import UpstreamSettings, resolve_variables
 from gateway.db.upstreams import checked_settings
 from gateway.errors import Invalid
-from gateway.sources.upstream.importing import Around, Candidate, Skipped, clean_name, is_toolgate, read
-from gateway.sources.upstream.masking import Names
+from gateway.sources.upstreams.client_configs import Around, Candidate, Skipped, clean_name, is_toolgate, read
+from gateway.sources.upstreams.masking import Names
 
 HOME = Path("/home/ada")
 AROUND = Around(HOME)

@@ -13,9 +13,10 @@ from gateway.calls import Call, Peer
 from gateway.errors import ToolFailed
 from gateway.extensions.approval.form import form_of
 from gateway.extensions.approval.question import question_of
-from gateway.serve.consent import seal
-from gateway.sources.upstream import parking
-from gateway.sources.upstream.labels import (
+from gateway.mcp_client import McpFault
+from gateway.serve.approval import request_state
+from gateway.sources.upstreams import suspended_calls
+from gateway.sources.upstreams.labels import (
     SECRET_FLAG,
     SERVER_META,
     STATE_PREFIX,
@@ -23,9 +24,8 @@ from gateway.sources.upstream.labels import (
     label_logger,
     label_question,
 )
-from gateway.sources.upstream.link import McpFault
-from gateway.sources.upstream.questions import asked_in
-from gateway.sources.upstream.requests import Request
+from gateway.sources.upstreams.questions import asked_in
+from gateway.sources.upstreams.requests import Request
 from gateway.tools import Tool
 
 ELICIT = "elicitation/create"
@@ -101,7 +101,7 @@ def test_an_elicitation_that_imitates_the_gateway_is_refused_and_logged(
     message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        caplog.at_level(logging.WARNING, logger="gateway.sources.upstream"),
+        caplog.at_level(logging.WARNING, logger="gateway.sources.upstreams"),
         pytest.raises(ToolFailed, match="'files' was refused: it looks like one of Toolgate's own"),
     ):
         label(message)
@@ -261,7 +261,7 @@ def test_a_logger_begins_with_the_name_of_its_server(logger: Any, shown: str) ->
     assert label_logger("files", logger) == shown
 
 
-@pytest.mark.parametrize("state", [parking.STATE, seal.PREFIX])
+@pytest.mark.parametrize("state", [suspended_calls.STATE, request_state.PREFIX])
 def test_a_request_state_that_imitates_the_gateway_is_refused(state: str) -> None:
     assert state.startswith(STATE_PREFIX)
     call = Call(name="files__ask", arguments={}, peer=Peer(capabilities={"elicitation": {}}, modern=True))

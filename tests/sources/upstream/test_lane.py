@@ -15,9 +15,9 @@ from eventually import TIMEOUT, async_eventually
 from journeys.servers import labs
 
 from gateway.errors import Unavailable
-from gateway.sources.upstream import lane as lanes
-from gateway.sources.upstream.lane import Lane, Taken
-from gateway.sources.upstream.link import ClientFace, HttpEndpoint, Link, StdioEndpoint, open_link
+from gateway.mcp_client import ClientFace, HttpEndpoint, Link, StdioEndpoint, open_link
+from gateway.sources.upstreams import connection as lanes
+from gateway.sources.upstreams.connection import Lane, Taken
 
 pytestmark = pytest.mark.anyio
 

@@ -17,10 +17,10 @@ from gateway.config import DEFAULT_CATEGORIES
 from gateway.errors import Invalid
 from gateway.exports import mcp_tool
 from gateway.sources.builtin import BuiltinSource
-from gateway.sources.upstream import pinning
-from gateway.sources.upstream.definitions import define_all
-from gateway.sources.upstream.listing import Listing, Override, Terms, is_allowed, list_tools, wire_of
-from gateway.sources.upstream.pinning import Verdict, decide
+from gateway.sources.upstreams import pinning
+from gateway.sources.upstreams.definitions import define_all
+from gateway.sources.upstreams.pinning import Verdict, decide
+from gateway.sources.upstreams.tools import Listing, Override, Terms, is_allowed, list_tools, wire_of
 from gateway.tools import Permission, Tool
 from gateway.workspace import Workspaces
 

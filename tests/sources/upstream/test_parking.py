@@ -17,10 +17,10 @@ from journeys.servers import labs
 from gateway import Gateway
 from gateway.calls import Call, Caller, Outcome, Peer
 from gateway.errors import Invalid, Unavailable
-from gateway.sources.upstream import parking
-from gateway.sources.upstream.asking import Asking
-from gateway.sources.upstream.parking import Parking
-from gateway.sources.upstream.requests import Request
+from gateway.sources.upstreams import suspended_calls
+from gateway.sources.upstreams.forward import Asking
+from gateway.sources.upstreams.requests import Request
+from gateway.sources.upstreams.suspended_calls import Parking
 
 pytestmark = pytest.mark.anyio
 
@@ -159,7 +159,7 @@ async def test_nobody_else_can_use_a_state() -> None:
 
 
 async def test_one_principal_cannot_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parking, "PARKED_EACH", 2)
+    monkeypatch.setattr(suspended_calls, "PARKED_EACH", 2)
     parked, ended = Parking(), 0
 
     async def start(ask: Any, _: Request) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from gateway.db.pins import Pins
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Conflict, GatewayError
-from gateway.sources.upstream import pinning
-from gateway.sources.upstream.definitions import Definition, Key, Kind, define_all
-from gateway.sources.upstream.pinning import Policy, Standing, Verdict, decide, difference, review, settle
-from gateway.sources.upstream.suspicion import Severity
+from gateway.sources.upstreams import pinning
+from gateway.sources.upstreams.definitions import Definition, Key, Kind, define_all
+from gateway.sources.upstreams.pinning import Policy, Standing, Verdict, decide, difference, review, settle
+from gateway.sources.upstreams.poisoning import Severity
 
 TRUST, STRICT = Policy(), Policy(trust_first=False)
 ADD = Key(Kind.TOOL, "add")

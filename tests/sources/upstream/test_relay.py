@@ -17,7 +17,7 @@ from journeys.servers import labs
 from gateway import Gateway
 from gateway.calls import Caller, Peer
 from gateway.errors import Timeout, ToolFailed
-from gateway.sources.upstream import relay
+from gateway.sources.upstreams import passthrough
 
 from .test_source import ABLE, asked_of, gateway_to, lab, said, saying
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 ASKED = {"method": "elicitation/create", "name": "who"}
 
 
-def relay_of(gateway: Gateway) -> relay.Relay:
+def relay_of(gateway: Gateway) -> passthrough.Relay:
     found = gateway.relay()
     assert found is not None
     return found
@@ -90,7 +90,7 @@ async def test_who_cannot_be_asked_is_not(tmp_path: Path, era: str, kind: str) -
 async def test_a_person_may_take_longer_to_answer_than_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(relay, "READ_SECONDS", 2.0)
+    monkeypatch.setattr(passthrough, "READ_SECONDS", 2.0)
 
     async def ask(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         await anyio.sleep(2.3)

@@ -12,7 +12,7 @@ from journeys.servers import labs
 
 from gateway import Gateway
 from gateway.calls import Call, Peer
-from gateway.sources.upstream.asking import ROUNDS
+from gateway.sources.upstreams.forward import ROUNDS
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sources.upstream.suspicion import FINDINGS_LIMIT, Severity, look, visible, worst
+from gateway.sources.upstreams.poisoning import FINDINGS_LIMIT, Severity, look, visible, worst
 
 from .benign import BENIGN, tool
 from .poisoned import ADD, NEIGHBOURS, POISONED, tags

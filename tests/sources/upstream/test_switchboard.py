@@ -15,7 +15,7 @@ from journeys.servers import labs
 
 from gateway import Gateway
 from gateway.errors import Invalid
-from gateway.sources.upstream.definitions import Kind
+from gateway.sources.upstreams.definitions import Kind
 from sources.toolset.writing import require_sandbox, write_toolset
 
 pytestmark = pytest.mark.anyio

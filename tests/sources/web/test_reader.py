@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ToolFailed, Unavailable
-from gateway.sandbox import Sandbox, choose
+from gateway.sandbox import Sandbox, detect
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock
 from gateway.sandbox.unconfined import Unconfined
+from gateway.sources.web.html_reader import Reader
 from gateway.sources.web.reader import read
-from gateway.sources.web.reading import Reader
 
 URL = "https://a.test/docs/page"
 
@@ -132,10 +132,10 @@ async def reading(html: str, **more: Any) -> dict[str, Any]:
 async def test_a_page_is_read_in_a_process_of_its_own(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if sandbox is not None:
         try:
-            made: Sandbox = await choose._proven(sandbox)
+            made: Sandbox = await detect._proven(sandbox)
         except Unavailable:
             pytest.skip("not on this machine")
-        monkeypatch.setitem(vars(choose), "_known", [choose.Survey(None if sandbox is Unconfined else made)])
+        monkeypatch.setitem(vars(detect), "_known", [detect.Survey(None if sandbox is Unconfined else made)])
     assert await reading("<title>T</title><p>é \ud800") == {"title": "T", "markdown": "é ?", "cut": False}
 
 

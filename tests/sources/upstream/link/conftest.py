@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 
-from gateway.sources.upstream.link import ClientFace, StdioEndpoint
+from gateway.mcp_client import ClientFace, StdioEndpoint
 
 SERVERS = Path(__file__).parent / "servers"
 MODERN = "2026-07-28"

@@ -13,7 +13,7 @@ import trustme
 from eventually import TIMEOUT, async_eventually
 
 from gateway.errors import Invalid, Unavailable
-from gateway.sources.upstream.link import (
+from gateway.mcp_client import (
     BadAnswer,
     HttpEndpoint,
     Link,
@@ -21,11 +21,11 @@ from gateway.sources.upstream.link import (
     McpFault,
     Unauthorized,
     Unreachable,
-    connection,
+    http_connection,
     open_link,
 )
-from gateway.sources.upstream.link.pool import Pool
-from gateway.sources.upstream.link.stateless import StatelessWire
+from gateway.mcp_client.http_pool import Pool
+from gateway.mcp_client.http_stateless import StatelessWire
 
 from .conftest import FACE, HANDSHAKE, MODERN, HttpServer
 from .scripted import Request, handshake, modern, scripted
@@ -367,7 +367,7 @@ async def test_a_connection_given_back_is_not_closed_by_whoever_had_it_before() 
         def send(number: int) -> asyncio.Task[Any]:
             return asyncio.get_running_loop().create_task(pool.send("POST", b"", b'{"id": %d}' % number))
 
-        def hurry(resting: connection.Connection) -> None:
+        def hurry(resting: http_connection.Connection) -> None:
             rest(resting)
             if len(tasks) == 1:
                 tasks.append(send(2))
@@ -384,7 +384,7 @@ async def test_a_connection_given_back_is_not_closed_by_whoever_had_it_before() 
 async def test_a_stream_that_has_answered_gives_its_connection_back_or_loses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection, "LINGER_SECONDS", TIMEOUT)
+    monkeypatch.setattr(http_connection, "LINGER_SECONDS", TIMEOUT)
 
     async def answer(request: Request) -> None:
         request.stream()
@@ -396,7 +396,7 @@ async def test_a_stream_that_has_answered_gives_its_connection_back_or_loses_it(
         link = await open_link(HttpEndpoint(url), client=FACE)
         await call(link, "ends")
         await async_eventually(lambda: pool_of(link)._idle)
-        monkeypatch.setattr(connection, "LINGER_SECONDS", 0.1)
+        monkeypatch.setattr(http_connection, "LINGER_SECONDS", 0.1)
         await call(link, "hangs")
         assert script.connections == 1
         await script.lost.wait()
@@ -474,7 +474,7 @@ async def test_what_is_no_answer_is_refused_and_named() -> None:
 
 
 async def test_a_body_or_event_over_the_limit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MESSAGE_LIMIT", 100_000)
+    monkeypatch.setattr(http_connection, "MESSAGE_LIMIT", 100_000)
 
     async def answer(request: Request) -> None:
         if request.body["params"]["name"] == "body":

@@ -12,8 +12,8 @@ import pytest
 from eventually import TIME_LIMITS, TIMEOUT, async_eventually
 
 from gateway.errors import Timeout
-from gateway.sources.upstream.link import Endpoint, HttpEndpoint, Link, McpFault, open_link
-from gateway.sources.upstream.link.session import SessionWire
+from gateway.mcp_client import Endpoint, HttpEndpoint, Link, McpFault, open_link
+from gateway.mcp_client.http_session import SessionWire
 
 from .conftest import FACE, HANDSHAKE, MODERN, HttpServer, server
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sources.upstream.link import ClientFace, McpFault
-from gateway.sources.upstream.link.attribution import ABANDONED_SECONDS, Attribution
-from gateway.sources.upstream.link.events import Event, EventParser, EventTooLarge
-from gateway.sources.upstream.link.exchange import PROGRESS_LIMIT, Exchange, Reports
-from gateway.sources.upstream.link.messages import Handwriting, decode
+from gateway.mcp_client import ClientFace, McpFault
+from gateway.mcp_client.attribution import ABANDONED_SECONDS, Attribution
+from gateway.mcp_client.messages import Handwriting, decode
+from gateway.mcp_client.pending_request import PROGRESS_LIMIT, Exchange, Reports
+from gateway.mcp_client.sse_events import Event, EventParser, EventTooLarge
 
 FACE = ClientFace("n", "1", {"roots": {}})
 

@@ -19,11 +19,11 @@ from sandbox.conftest import make
 
 from gateway.config import SandboxSettings, Settings, UpstreamSettings
 from gateway.errors import Unavailable
-from gateway.sandbox import choose
-from gateway.sandbox.choose import Survey
-from gateway.sources.upstream.link import Confinement, Link, LinkLost, StdioEndpoint, Unreachable, open_link
-from gateway.sources.upstream.link.sandboxed import plan
-from gateway.sources.upstream.spec import ADDED, Spec
+from gateway.mcp_client import Confinement, Link, LinkLost, StdioEndpoint, Unreachable, open_link
+from gateway.mcp_client.sandboxed_process import plan
+from gateway.sandbox import detect
+from gateway.sandbox.detect import Survey
+from gateway.sources.upstreams.spec import ADDED, Spec
 
 from .conftest import FACE, HANDSHAKE, SERVERS
 from .test_stdio import children, impatient
@@ -35,13 +35,13 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 @pytest.fixture(params=["bwrap", "landlock"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The sandbox that this machine offers in the test."""
-    monkeypatch.setattr(choose, "_known", [Survey(make(request.param))])
+    monkeypatch.setattr(detect, "_known", [Survey(make(request.param))])
     return str(request.param)
 
 
 @pytest.fixture
 def only_bwrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "_known", [Survey(make("bwrap"))])
+    monkeypatch.setattr(detect, "_known", [Survey(make("bwrap"))])
 
 
 def confinement(folder: Path, *paths: str, **options: Any) -> Confinement:
@@ -129,7 +129,7 @@ async def test_a_sandboxed_server_that_closes_its_output_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impatient: None
 ) -> None:
     """Not in bubblewrap, whose own processes keep the output open: there, a call runs into its timeout."""
-    monkeypatch.setattr(choose, "_known", [Survey(make("landlock"))])
+    monkeypatch.setattr(detect, "_known", [Survey(make("landlock"))])
     before = children()
     link = await opened(server(tmp_path, script="old.py"))
     with pytest.raises(LinkLost, match="closed its output"):
@@ -188,7 +188,7 @@ async def test_a_sandboxed_server_is_looked_at_often_only_while_it_has_requests(
 async def test_a_sandboxed_server_cannot_start_without_a_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "_known", [Survey(None)])
+    monkeypatch.setattr(detect, "_known", [Survey(None)])
     with pytest.raises(
         Unavailable, match=r"runs only in a sandbox: .*apt install bubblewrap.*`sandbox` to false"
     ) as no:
@@ -302,7 +302,7 @@ async def test_a_sandboxed_server_without_hosts_reaches_nobody(backend: str, tmp
 async def test_a_server_with_hosts_is_refused_where_they_cannot_be_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "_known", [Survey(make("landlock"))])
+    monkeypatch.setattr(detect, "_known", [Survey(make("landlock"))])
     reason = r"landlock sandbox has no network of its own.*bubblewrap works.*`sandbox` to false"
     with pytest.raises(Unavailable, match=reason) as refused:
         await opened(server(tmp_path, network=("example.org",)))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, decode_header_value
 
-from gateway.sources.upstream.link import ClientFace, sdk
-from gateway.sources.upstream.link.messages import Handwriting
-from gateway.sources.upstream.link.requests import header_lines
+from gateway import protocol
+from gateway.mcp_client import ClientFace, routing_headers
+from gateway.mcp_client.http_headers import header_lines
+from gateway.mcp_client.messages import Handwriting
+from gateway.protocol import jsonrpc
 
 SCHEMA = {
     "type": "object",
@@ -19,24 +21,31 @@ SCHEMA = {
 
 
 def test_the_versions_are_those_we_know() -> None:
-    assert sdk.MODERN_PROTOCOL_VERSIONS == ("2026-07-28",)
-    assert sdk.HANDSHAKE_PROTOCOL_VERSIONS == ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-    assert (sdk.LATEST_MODERN_VERSION, sdk.LATEST_HANDSHAKE_VERSION) == ("2026-07-28", "2025-11-25")
+    assert protocol.MODERN_PROTOCOL_VERSIONS == ("2026-07-28",)
+    assert protocol.HANDSHAKE_PROTOCOL_VERSIONS == ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+    assert (protocol.LATEST_MODERN_VERSION, protocol.LATEST_HANDSHAKE_VERSION) == (
+        "2026-07-28",
+        "2025-11-25",
+    )
 
 
 def test_the_error_codes_are_those_of_the_specification() -> None:
-    assert (sdk.INVALID_REQUEST, sdk.METHOD_NOT_FOUND, sdk.INTERNAL_ERROR) == (-32600, -32601, -32603)
-    assert sdk.UNSUPPORTED_PROTOCOL_VERSION == -32022
+    assert (jsonrpc.INVALID_REQUEST, jsonrpc.METHOD_NOT_FOUND, jsonrpc.INTERNAL_ERROR) == (
+        -32600,
+        -32601,
+        -32603,
+    )
+    assert jsonrpc.UNSUPPORTED_PROTOCOL_VERSION == -32022
 
 
 def test_the_keys_of_the_envelope_are_those_of_the_specification() -> None:
     prefix = "io.modelcontextprotocol/"
-    assert prefix + "protocolVersion" == sdk.PROTOCOL_VERSION_META_KEY
-    assert prefix + "clientInfo" == sdk.CLIENT_INFO_META_KEY
-    assert prefix + "clientCapabilities" == sdk.CLIENT_CAPABILITIES_META_KEY
-    assert prefix + "logLevel" == sdk.LOG_LEVEL_META_KEY
-    assert prefix + "serverInfo" == sdk.SERVER_INFO_META_KEY
-    assert prefix + "subscriptionId" == sdk.SUBSCRIPTION_ID_META_KEY
+    assert prefix + "protocolVersion" == protocol.PROTOCOL_VERSION_META_KEY
+    assert prefix + "clientInfo" == protocol.CLIENT_INFO_META_KEY
+    assert prefix + "clientCapabilities" == protocol.CLIENT_CAPABILITIES_META_KEY
+    assert prefix + "logLevel" == protocol.LOG_LEVEL_META_KEY
+    assert prefix + "serverInfo" == protocol.SERVER_INFO_META_KEY
+    assert prefix + "subscriptionId" == protocol.SUBSCRIPTION_ID_META_KEY
 
 
 @pytest.mark.parametrize(
@@ -52,7 +61,7 @@ def test_the_keys_of_the_envelope_are_those_of_the_specification() -> None:
 )
 def test_our_requests_pass_the_sdks_own_checks(method: str, params: dict[str, object] | None) -> None:
     message = Handwriting(ClientFace("n", "1"), "2026-07-28").request(1, method, params, None, {}, True)
-    headers = sdk.routing_headers("2026-07-28", method, message["params"], {})
+    headers = routing_headers.routing_headers("2026-07-28", method, message["params"], {})
     lines = header_lines(headers).decode("ascii").strip().split("\r\n")
     sent = {name.lower(): text for name, _, text in (line.partition(": ") for line in lines)}
     assert len(sent) == len(headers)
@@ -60,14 +69,16 @@ def test_our_requests_pass_the_sdks_own_checks(method: str, params: dict[str, ob
 
 
 def test_arguments_that_travel_as_headers_are_found_and_written() -> None:
-    maps = sdk.header_maps([{"name": "t", "inputSchema": SCHEMA}, {"name": "u", "inputSchema": {"type": "object"}}])
+    maps = routing_headers.header_maps(
+        [{"name": "t", "inputSchema": SCHEMA}, {"name": "u", "inputSchema": {"type": "object"}}]
+    )
     assert maps == {"t": {("region",): "Region", ("deep", "level"): "Level"}}
     params = {"name": "t", "arguments": {"region": "Zürich", "deep": {"level": 3}}}
-    headers = dict(sdk.routing_headers("2026-07-28", "tools/call", params, maps))
+    headers = dict(routing_headers.routing_headers("2026-07-28", "tools/call", params, maps))
     assert decode_header_value(headers["Mcp-Param-Region"]) == "Zürich"
     assert headers["Mcp-Param-Level"] == "3"
 
 
 def test_a_tool_with_invalid_annotations_sends_no_headers() -> None:
     bad = {"type": "object", "properties": {"a": {"type": "array", "x-mcp-header": "A"}}}
-    assert sdk.header_maps([{"name": "t", "inputSchema": bad}, {"name": 3}, None, "x"]) == {}
+    assert routing_headers.header_maps([{"name": "t", "inputSchema": bad}, {"name": 3}, None, "x"]) == {}

@@ -11,7 +11,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from gateway.sources.upstream.link import HttpEndpoint, open_link
+from gateway.mcp_client import HttpEndpoint, open_link
 
 from .conftest import FACE, HANDSHAKE, MODERN, HttpServer, server
 

@@ -15,16 +15,16 @@ import pytest
 from eventually import TIMEOUT, async_eventually
 
 from gateway.errors import Timeout
-from gateway.sources.upstream.link import (
+from gateway.mcp_client import (
     Link,
     LinkLost,
     McpFault,
     StdioEndpoint,
     Unreachable,
-    child,
     lines,
     negotiation,
     open_link,
+    process,
     stdio,
 )
 
@@ -43,7 +43,7 @@ def alive(pid: int) -> bool:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives a server little time to leave."""
-    monkeypatch.setattr(child, "LEAVE_SECONDS", 0.3)
+    monkeypatch.setattr(process, "LEAVE_SECONDS", 0.3)
     monkeypatch.setattr(stdio, "FAREWELL_SECONDS", 0.2)
 
 
@@ -192,7 +192,7 @@ async def test_a_child_that_does_not_read_holds_up_nobody_for_ever(impatient: No
 
 
 async def test_closing_ends_the_child_and_all_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "LEAVE_SECONDS", 2 * TIMEOUT)  # it leaves when its input ends, without a signal
+    monkeypatch.setattr(process, "LEAVE_SECONDS", 2 * TIMEOUT)  # it leaves when its input ends, without a signal
     command = f"sleep 300 & exec {sys.executable} {SERVERS / 'old.py'}"
     link = await open_link(StdioEndpoint("sh", ("-c", command)), client=FACE)
     pids = await call(link, "child")
@@ -251,7 +251,7 @@ async def test_kill_minus_nine_of_the_gateway_ends_the_children_and_theirs(tmp_p
     program = tmp_path / "program.py"
     program.write_text(
         "import asyncio, sys\n"
-        "from gateway.sources.upstream.link import ClientFace, StdioEndpoint, open_link\n"
+        "from gateway.mcp_client import ClientFace, StdioEndpoint, open_link\n"
         "async def main():\n"
         "    command = 'sleep 300 & echo $! >&2; ' + sys.executable + ' ' + sys.argv[1]\n"
         "    link = await open_link(StdioEndpoint('sh', ('-c', command)), client=ClientFace('t', '1'))\n"

@@ -16,12 +16,12 @@ from eventually import TIMEOUT, async_eventually
 from gateway.app import Gateway
 from gateway.config import Settings, UpstreamSettings
 from gateway.errors import GatewayError
-from gateway.sources.upstream.lane import Lane
-from gateway.sources.upstream.link import Link, Unauthorized, open_link
-from gateway.sources.upstream.login.access import Access
-from gateway.sources.upstream.login.bearer import Bearer
-from gateway.sources.upstream.login.store import Logins
-from gateway.sources.upstream.spec import Spec
+from gateway.mcp_client import Link, Unauthorized, open_link
+from gateway.sources.upstreams.connection import Lane
+from gateway.sources.upstreams.oauth.bearer import Bearer
+from gateway.sources.upstreams.oauth.credentials import Access
+from gateway.sources.upstreams.oauth.store import Logins
+from gateway.sources.upstreams.spec import Spec
 
 from ..link.conftest import FACE, HANDSHAKE, MODERN
 from .world import World, aged, bearer, logged_in

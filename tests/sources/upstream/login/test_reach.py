@@ -11,8 +11,8 @@ import pytest
 from eventually import TIMEOUT
 
 from gateway.errors import Forbidden, GatewayError, Unavailable
-from gateway.sources.upstream.login import reach as reaching
-from gateway.sources.upstream.login.reach import Client, Reply, reach
+from gateway.sources.upstreams.oauth import http as reaching
+from gateway.sources.upstreams.oauth.http import Client, Reply, reach
 
 pytestmark = pytest.mark.anyio
 

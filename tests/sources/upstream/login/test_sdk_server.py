@@ -26,10 +26,10 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
 from gateway import Gateway
 from gateway.config import OAuthSettings
-from gateway.sources.upstream.link import HttpEndpoint
-from gateway.sources.upstream.login.account import Account
-from gateway.sources.upstream.login.signing import sign_in, sign_out
-from gateway.sources.upstream.login.store import Logins
+from gateway.mcp_client import HttpEndpoint
+from gateway.sources.upstreams.oauth.account import Account
+from gateway.sources.upstreams.oauth.flow import sign_in, sign_out
+from gateway.sources.upstreams.oauth.store import Logins
 
 from .world import Browser
 

@@ -28,11 +28,11 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import OAuthSettings
-from gateway.sources.upstream.link import HttpEndpoint
-from gateway.sources.upstream.login.account import Account
-from gateway.sources.upstream.login.bearer import Bearer
-from gateway.sources.upstream.login.signing import sign_in
-from gateway.sources.upstream.login.store import Login, Logins
+from gateway.mcp_client import HttpEndpoint
+from gateway.sources.upstreams.oauth.account import Account
+from gateway.sources.upstreams.oauth.bearer import Bearer
+from gateway.sources.upstreams.oauth.flow import sign_in
+from gateway.sources.upstreams.oauth.store import Login, Logins
 
 ISSUER = "/issuer"
 PROTECTED = ("/mcp", "/sse", "/messages", "/else/mcp")

@@ -1,0 +1,226 @@
+"""The words of a `toolset.yaml`: ids, versions, paths, texts and `${references}`, each with its rule."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from gateway.bundles import paths
+from gateway.bundles.document import Place
+
+TEXT_LIMIT = 8 * 1024
+ENTRIES_LIMIT = 100
+RESERVED = frozenset(["builtin", "default", "gateway", "mcp", "toolgate", "toolset"]) | paths.DEVICES
+
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_TOOL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_ANY_TOOL = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,63}:)?[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}")
+_NUMBER = r"(?:0|[1-9][0-9]{0,8})"
+_LABEL = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
+_VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:-{_LABEL})?(?:\+{_LABEL})?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+_QUERY = re.compile(r"[^\s&=#?]{1,128}")
+_CATEGORY = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_CLAUSE = r"(?:===?|!=|~=|[<>]=?)\s*[A-Za-z0-9.*+!_-]+"
+_REQUIREMENT = re.compile(
+    rf"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._, -]+\])?\s*(?:{_CLAUSE}(?:\s*,\s*{_CLAUSE})*)?"
+)
+REFERENCE = re.compile(r"\$\{(?P<whole>(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?:\.[A-Za-z0-9_-]+|\[[0-9]{1,6}\])*)\}")
+
+
+class Section(BaseModel):
+    """A mapping of the file: only the keys it knows, in snake_case or camelCase, never changed."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        loc_by_alias=False,
+    )
+
+
+def fault(reason: str, *at: str | int) -> PydanticCustomError:
+    """A refusal for a validator to raise, about the place `at` inside what it validates."""
+    place: Place = at
+    return PydanticCustomError("toolset", "{reason}", {"reason": reason, "at": place})
+
+
+@contextmanager
+def inside(*at: str | int) -> Iterator[None]:
+    """A fault in here is about something at this place."""
+    try:
+        yield
+    except PydanticCustomError as error:
+        context = error.context or {}
+        raise fault(context["reason"], *at, *context["at"]) from None
+
+
+def references(text: str) -> list[str]:
+    """The names in `${name}`, and the first names in `${name.path[0]}`; refused when a `${` is none."""
+    found = [match["name"] for match in REFERENCE.finditer(text)]
+    if text.count("${") != len(found):
+        raise fault("'${' begins a reference; write ${NAME}, of letters, digits and _")
+    return found
+
+
+def without_references(text: str) -> str:
+    return REFERENCE.sub("", text)
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text in a plain value, at any depth; keys are not among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts(item)
+
+
+def variables(text: str) -> list[str]:
+    """The names of the environment's variables in a value; refused when a reference is to something else."""
+    found = references(text)
+    if any(not _VARIABLE.fullmatch(match["whole"]) for match in REFERENCE.finditer(text)):
+        raise fault("here a ${NAME} is a variable of the environment: letters, digits and _")
+    return found
+
+
+def path_fault(path: str) -> None:
+    if reason := paths.fault(path.removeprefix("./")):
+        raise fault(f"{paths.shown(path)} {reason}")
+
+
+def _id(text: str) -> str:
+    if not _ID.fullmatch(text):
+        raise fault(f"{text[:80]!r} is no id: lower-case letters, digits, - and _, at most 64, first a letter or digit")
+    if text in RESERVED:
+        raise fault(f"{text!r} is reserved; choose another id")
+    return text
+
+
+def _tool_id(text: str) -> str:
+    if not _TOOL_ID.fullmatch(text):
+        raise fault(f"{text[:80]!r} is no tool id: letters, digits, _ and -, at most 64, first a letter or digit")
+    return text
+
+
+def _any_tool(text: str) -> str:
+    if not _ANY_TOOL.fullmatch(text):
+        raise fault(f"{text[:80]!r} names no tool; write 'tool', 'toolset:tool' or 'server:tool'")
+    return text
+
+
+def _version(text: str) -> str:
+    if len(text) > 64 or not _VERSION.fullmatch(text):
+        raise fault(f"{text[:80]!r} is no semantic version such as '1.0.0'")
+    return text
+
+
+def _variable(text: str) -> str:
+    if not _VARIABLE.fullmatch(text):
+        raise fault(f"{text[:80]!r} is no name of an environment variable: letters, digits and _")
+    return text
+
+
+def _header(text: str) -> str:
+    if not _HEADER.fullmatch(text):
+        raise fault(f"{text[:80]!r} is no name of an HTTP header")
+    return text
+
+
+def _query(text: str) -> str:
+    if not _QUERY.fullmatch(text) or "${" in text:
+        raise fault(f"{text[:80]!r} is no name of a query parameter")
+    return text
+
+
+def _category(text: str) -> str:
+    if not _CATEGORY.fullmatch(text):
+        raise fault(f"{text[:80]!r} is no category: lower-case letters, digits, - and _")
+    return text
+
+
+def _requirement(text: str) -> str:
+    if len(text) > 200 or not _REQUIREMENT.fullmatch(text):
+        raise fault(f"{text[:80]!r} is no requirement such as 'httpx>=0.27'; addresses and options are not taken")
+    return text
+
+
+def _line(text: str) -> str:
+    if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
+        raise fault("this must be one line of text without control characters")
+    return text
+
+
+def _prose(text: str) -> str:
+    if len(text.encode("utf-8", "replace")) > TEXT_LIMIT:
+        raise fault(f"this text is longer than {TEXT_LIMIT} bytes")
+    _line(text.replace("\n", " ").replace("\t", " "))
+    return text
+
+
+def _relative(text: str) -> str:
+    path_fault(text)
+    return text
+
+
+def _plain(text: str) -> str:
+    if "${" in text:
+        raise fault("a ${reference} is taken only in env, headers, url and args")
+    return text
+
+
+def _with_variables(text: str) -> str:
+    variables(text)
+    return text
+
+
+def _template(text: str) -> str:
+    references(text)
+    return text
+
+
+def _templates(value: Any) -> Any:
+    for text in texts(value):
+        references(text)
+    return value
+
+
+Id = Annotated[str, AfterValidator(_id)]
+ToolId = Annotated[str, AfterValidator(_tool_id)]
+AnyTool = Annotated[str, AfterValidator(_any_tool)]
+Version = Annotated[str, AfterValidator(_version)]
+Variable = Annotated[str, AfterValidator(_variable)]
+Header = Annotated[str, AfterValidator(_header)]
+QueryName = Annotated[str, AfterValidator(_query)]
+Category = Annotated[str, AfterValidator(_category)]
+Requirement = Annotated[str, AfterValidator(_requirement)]
+Line = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_line)]
+Prose = Annotated[str, AfterValidator(_prose)]
+Directory = Annotated[str, AfterValidator(_relative), AfterValidator(_plain)]
+Argument = Annotated[str, Field(max_length=TEXT_LIMIT)]
+Value = Annotated[Argument, AfterValidator(_line)]
+PlainValue = Annotated[Value, AfterValidator(_plain)]
+Setting = Annotated[Value, AfterValidator(_with_variables)]
+"""A value whose `${NAME}`s are variables of the environment."""
+Template = Annotated[Value, AfterValidator(_template)]
+"""A value whose `${name}`s are arguments of the call or declared secrets."""
+Content = Annotated[Argument, AfterValidator(_template)]
+Body = Annotated[Any, AfterValidator(_templates)]
+Seconds = Annotated[float, Field(gt=0, le=3600)]
+
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
+Table = Annotated[dict[_Key, _Item], Field(max_length=ENTRIES_LIMIT)]

@@ -1,0 +1,273 @@
+"""Where installed toolsets lie: one folder per version, never changed once it is there, and what came half-way aside.
+
+toolsets/<id>/<digest>/…          the files of one version and its toolset.yaml
+toolsets/.staging/<new id>/…      a version being made; its maker holds a lock on the folder
+toolsets.lock                     held by whoever puts a version in its place, or removes one
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import random
+import re
+import shutil
+import stat
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from gateway.bundles import spec
+from gateway.bundles.archive import Bundle
+from gateway.bundles.spec import FILE_NAME
+from gateway.bundles.zip_reader import CHUNK
+from gateway.errors import Unavailable
+from gateway.names import new_id
+from gateway.workspace.durability import sync_directory, sync_file, sync_file_system
+
+SHORTEST_WAIT, LONGEST_WAIT = 0.002, 0.03
+DIGEST_SHOWN = 32  # hexadecimal digits of a digest in the name of a version's folder
+_VERSION = re.compile(f"[0-9a-f]{{{DIGEST_SHOWN}}}")
+_PRIVATE = 0o700
+_EACH = 8  # up to here syncing one by one costs less than syncing the whole file system
+
+
+class Shelf:
+    """The folders of installed toolsets in one data directory, shared by any number of processes."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.directory = data_dir.absolute() / "toolsets"
+        self._staging = self.directory / ".staging"
+        self._lock = self.directory.with_name("toolsets.lock")
+
+    def version(self, toolset_id: str, digest: str) -> Path:
+        """Where the files of a version are, or will be."""
+        return self.directory / toolset_id / digest[:DIGEST_SHOWN]
+
+    @asynccontextmanager
+    async def locked(self) -> AsyncIterator[None]:
+        """Alone among all processes."""
+        self._lock.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while True:  # a lock that blocks would hold a thread
+                if _taken(descriptor, fcntl.LOCK_EX):
+                    break
+                await anyio.sleep(random.uniform(SHORTEST_WAIT, LONGEST_WAIT))  # noqa: S311 - no secret
+            yield
+        finally:
+            os.close(descriptor)
+
+    @asynccontextmanager
+    async def staging(self) -> AsyncIterator[Path]:
+        """A path to make a version at, gone afterwards unless it was put in its place."""
+        async with self.locked():  # else a clean-up could find the folder before it is ours
+            place, descriptor = await to_thread.run_sync(self._new_staging)
+        try:
+            yield place / "toolset"
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with self.locked():
+                    await to_thread.run_sync(self._remove_staging, place)
+            os.close(descriptor)
+
+    def put(self, made: Path, toolset_id: str, bundle: Bundle) -> None:
+        """Put a version that was made and synced in its place; call it while locked.
+
+        One that is there already is kept when it is whole, since somebody may be using it.
+        """
+        target = self.version(toolset_id, bundle.digest)
+        with storing():
+            target.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
+            if target.exists() and difference(target, bundle) is None:
+                return
+            with suppress(FileNotFoundError):
+                target.rename(made.with_name("damaged"))
+            made.rename(target)
+            sync_directory(str(target.parent))
+            sync_directory(str(self.directory))
+
+    def keep(self, toolset_id: str, digests: Collection[str]) -> int:
+        """Remove the other versions of a toolset, but for those in use; how many. Call it while locked."""
+        home = self.directory / toolset_id
+        kept = {digest[:DIGEST_SHOWN] for digest in digests}
+        removed = sum(_remove_unused(version) for version in _versions(home) if version.name not in kept)
+        with suppress(OSError):
+            home.rmdir()
+        return removed
+
+    def remove(self, toolset_id: str) -> None:
+        """Remove all of a toolset, whoever uses it. Call it while locked."""
+        home = self.directory / toolset_id
+        for version in _versions(home):
+            shutil.rmtree(version, ignore_errors=True)
+        with suppress(OSError):
+            home.rmdir()
+
+    def clean(self, digests: Mapping[str, str]) -> int:
+        """Remove what is neither the version of a toolset (`{id: digest}`) nor in use nor being made; how
+        many folders. Call it while locked."""
+        removed = sum(_remove_unused(place) for place in _listed(self._staging) if place.is_dir())
+        with suppress(OSError):
+            self._staging.rmdir()
+        for home in _listed(self.directory):
+            if home != self._staging and not home.is_symlink():
+                removed += self.keep(home.name, [digests[home.name]] if home.name in digests else [])
+        return removed
+
+    def _new_staging(self) -> tuple[Path, int]:
+        place = self._staging / new_id()
+        with storing():
+            place.mkdir(_PRIVATE, parents=True)
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return place, descriptor
+
+    def _remove_staging(self, place: Path) -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        for empty in (self._staging, self.directory):
+            with suppress(OSError):
+                empty.rmdir()
+
+
+@contextmanager
+def held(version: Path) -> Iterator[None]:
+    """The version stays where it is meanwhile, whatever is installed or cleaned up; `Unavailable` when it is gone."""
+    try:
+        descriptor = os.open(version, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        raise _gone(version) from None
+    try:
+        if not _taken(descriptor, fcntl.LOCK_SH) or not _is_at(descriptor, version):
+            raise _gone(version)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def unpack(bundle: Bundle, directory: Path) -> None:
+    """Write the bundle into a new directory; nothing of it can be written again."""
+    with storing():
+        directory.mkdir(_PRIVATE)
+        for path, file in bundle.files.items():
+            (directory / path).parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
+            _write(directory / path, file.chunks(), 0o555 if file.executable else 0o444)
+        _write(directory / FILE_NAME, [_manifest(bundle)], 0o444)
+
+
+def difference(directory: Path, bundle: Bundle) -> str | None:
+    """The first path at which a directory is not what `unpack` made of the bundle; None when it is."""
+    wanted = {path: (file.sha256, file.executable) for path, file in bundle.files.items()}
+    wanted[FILE_NAME] = (hashlib.sha256(_manifest(bundle)).hexdigest(), False)
+    for path in _files(directory):
+        name = path.relative_to(directory).as_posix()
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode) or wanted.pop(name, None) != (_sha256(path), bool(mode & stat.S_IXUSR)):
+            return name
+    return min(wanted, default=None)
+
+
+def is_complete(directory: Path, bundle: Bundle) -> bool:
+    """Whether every file of the bundle is there at its size: what can be seen without reading them."""
+    sizes = {path: file.size for path, file in bundle.files.items()} | {FILE_NAME: len(_manifest(bundle))}
+    try:
+        return all((directory / path).stat().st_size == size for path, size in sizes.items())
+    except OSError:
+        return False
+
+
+def sync(directory: Path) -> None:
+    """Return when everything in the directory survives a loss of power."""
+    with storing():
+        files = list(_files(directory))
+        if len(files) > _EACH and sync_file_system(directory):
+            return
+        for path in files:
+            sync_file(str(path))
+        for folder in {directory, *(path.parent for path in directory.rglob("*"))}:
+            sync_directory(str(folder))
+
+
+@contextmanager
+def storing() -> Iterator[None]:
+    """A full or broken disk is told as such."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"the toolset cannot be stored: {error.strerror or error}"
+        raise Unavailable(reason, code="STORAGE_UNAVAILABLE") from error
+
+
+def _manifest(bundle: Bundle) -> bytes:
+    return spec.dump(bundle.spec).encode()
+
+
+def _write(path: Path, chunks: Iterable[bytes], mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    """Everything in a directory that is no directory, at any depth; links are not followed."""
+    for folder, folders, names in os.walk(directory):
+        yield from (Path(folder, name) for name in names)
+        yield from (path for name in folders if (path := Path(folder, name)).is_symlink())
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _listed(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _versions(home: Path) -> list[Path]:
+    """What is ours in a toolset's folder: the data directory may be one that holds somebody's own work."""
+    return [path for path in _listed(home) if _VERSION.fullmatch(path.name) and not path.is_symlink()]
+
+
+def _remove_unused(folder: Path) -> bool:
+    """Whether the folder is gone; it stays while somebody holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not _taken(descriptor, fcntl.LOCK_EX):
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int, operation: int) -> bool:
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _gone(version: Path) -> Unavailable:
+    where = f"{version.parent.name}/{version.name}"
+    reason = f"the files of toolset {where} are gone; ask for the toolset again, or install it again"
+    return Unavailable(reason, code="TOOLSET_GONE")

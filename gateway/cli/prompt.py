@@ -1,0 +1,68 @@
+"""A question on the terminal: the same text a client would show, and the same answers."""
+
+from __future__ import annotations
+
+import getpass
+from typing import Any
+
+import anyio.to_thread
+import click
+
+from gateway.extensions.approval import Answer, Question
+from gateway.extensions.approval.form import DECISION, form_of, read_answer
+
+_ANSWERS = {"y": "once", "c": "chat", "a": "always", "n": "deny", "e": "edit"}
+
+
+async def on_terminal(question: Question) -> Answer:
+    """Ask whoever sits there; Ctrl-C and the end of input leave the question open."""
+    return await anyio.to_thread.run_sync(_ask, question, abandon_on_cancel=True)
+
+
+def person() -> str:
+    """Who decides here, for the record."""
+    try:
+        return f"{getpass.getuser()} (cli)"
+    except (OSError, KeyError):  # a user without a name, as in some containers
+        return "cli"
+
+
+def _ask(question: Question) -> Answer:
+    click.echo(f"\n{question.message}\n", err=True)
+    longer = " · [c] for this chat · [a]lways" if question.remember else ""
+    offered = [key for key in _ANSWERS if question.remember or key not in "ca"]
+    try:
+        chosen = click.prompt(
+            f"[y]es, once{longer} · [e]dit the arguments · [n]o",
+            type=click.Choice(offered, case_sensitive=False),
+            show_choices=False,
+            err=True,
+        )
+        answer = _edited(question) if chosen == "e" else Answer(_ANSWERS[chosen])  # type: ignore[arg-type]
+    except click.Abort:
+        return Answer("dismiss", by=person())
+    return Answer(answer.decision, answer.arguments, person())
+
+
+def _edited(question: Question) -> Answer:
+    """Each argument that can be edited, prefilled; Enter keeps it. Agreeing to one's own words is agreeing once."""
+    content: dict[str, Any] = {DECISION: "approve once"}
+    for key, field in form_of(question)["properties"].items():
+        if key == DECISION:
+            continue
+        text = click.prompt(field["title"], default=_text(field["default"]), err=True)
+        content[key] = field["default"] if text == _text(field["default"]) else _value(field["type"], text)
+    return read_answer(question.tool, question.arguments, {"action": "accept", "content": content})
+
+
+def _text(value: Any) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+def _value(kind: str, text: str) -> Any:
+    try:
+        if kind == "boolean":
+            return {"true": True, "false": False}[text.lower()]
+        return {"integer": int, "number": float}.get(kind, str)(text)
+    except (KeyError, ValueError):
+        raise click.UsageError(f"{text!r} is no {kind}") from None

@@ -1,0 +1,303 @@
+"""The record of every tool call: written once when it ends, earlier only when it takes long."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import anyio
+import orjson
+
+from gateway.calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
+from gateway.db import Database, Insert, Statement, chats, timestamp
+from gateway.db.redaction import redact
+from gateway.errors import GatewayError, InputRequired, Invalid, NotFound
+from gateway.secrets import KNOWN, blot
+
+log = logging.getLogger(__name__)
+
+DOCUMENT_LIMIT = 64 * 1024  # bytes of arguments or result kept whole
+PREVIEW_LIMIT = 4 * 1024
+FOLLOWING = 32  # results that wait, whole, for their digest; of one more it is made at once
+PAGE_LIMIT = 1000
+PLANS_LOOKBACK = 1000
+"""How many calls of a chat are looked at for plans: with most calls having none, the look must end somewhere."""
+_NO_JSON = (GatewayError, TypeError, ValueError, RecursionError)
+
+_NAMES = (
+    *("id", "chat_id", "message_id", "parent_message_id", "tool_id", "tool_name", "category", "principal", "surface"),
+    *("client", "started_at", "process", "args", "status", "error", "error_code", "result", "render_plan"),
+    *("finished_at", "duration_ms", "pre_manifest_id", "post_manifest_id"),
+)
+_COLUMNS = ", ".join(_NAMES)
+_Row = list[Any]
+_INSERT_MANY = f"INSERT INTO tool_calls ({_COLUMNS}) VALUES {{rows}} "  # noqa: S608 - constants only
+_INSERT = _INSERT_MANY.replace("{rows}", f"({', '.join('?' * len(_NAMES))})")
+_RUNNING = f"{_INSERT}ON CONFLICT (id) DO NOTHING"
+_END = """ON CONFLICT (id) DO UPDATE SET
+    args = excluded.args, status = excluded.status, error = excluded.error, error_code = excluded.error_code,
+    result = excluded.result, render_plan = excluded.render_plan, finished_at = excluded.finished_at,
+    duration_ms = excluded.duration_ms, process = excluded.process,
+    pre_manifest_id = COALESCE(excluded.pre_manifest_id, tool_calls.pre_manifest_id),
+    post_manifest_id = COALESCE(excluded.post_manifest_id, tool_calls.post_manifest_id)
+"""
+_FINISHED = _INSERT + _END
+_PROMISED = (
+    chats.ensuring(_NAMES.index("chat_id"), _NAMES.index("principal"), _NAMES.index("started_at")),
+    Insert(_INSERT_MANY + _END, tuple(range(len(_NAMES)))),
+)
+_RESULT = _NAMES.index("result")
+_SET_RESULT = "UPDATE tool_calls SET result = ? WHERE id = ?"
+_SELECT = f"SELECT {_COLUMNS} FROM tool_calls"  # noqa: S608 - constants only
+_BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? ORDER BY id LIMIT 2"
+_PLANNED = """SELECT id, chat_id, tool_id, tool_name, status, started_at, render_plan FROM tool_calls
+    WHERE id = ? AND render_plan IS NOT NULL"""
+# In two steps: what is wanted of a row stands after all it holds, and only the few that are listed are read so far.
+_PLANS = f"""SELECT id, chat_id, tool_id, tool_name, status, started_at FROM tool_calls WHERE id IN (
+        SELECT id FROM (
+            SELECT id, render_plan IS NOT NULL AS planned
+            FROM tool_calls WHERE chat_id = ? ORDER BY id DESC LIMIT {PLANS_LOOKBACK}
+        ) AS latest WHERE planned ORDER BY id DESC LIMIT ?
+    ) ORDER BY id DESC"""  # noqa: S608 - constants only
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One row of `tool_calls`, in the order it is selected; documents are JSON text.
+
+    `status` is `running`, `pending` (a person must answer first), `success` or `error`; a
+    cancelled call is an error with the code CANCELLED, one whose process died with INTERRUPTED.
+    """
+
+    id: str
+    chat_id: str
+    message_id: str | None
+    parent_message_id: str | None
+    tool_id: str
+    tool_name: str
+    category: str | None
+    principal: str
+    surface: str
+    client: str | None
+    started_at: str
+    process: str | None
+    args: str | None
+    status: str
+    error: str | None
+    error_code: str | None
+    result: str | None
+    render_plan: str | None
+    finished_at: str | None
+    duration_ms: float | None
+    pre_manifest_id: str | None
+    post_manifest_id: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record with its documents opened."""
+        documents = {"args": self.args, "result": self.result, "render_plan": self.render_plan}
+        opened = {name: text and orjson.loads(text) for name, text in documents.items()}
+        return asdict(self) | opened
+
+
+class CallRecords:
+    """Writes and finds the calls of one database. `process` is the instance that runs the calls."""
+
+    def __init__(self, db: Database, process: str) -> None:
+        self._db = db
+        self._process = process
+        self._following: set[asyncio.Task[None]] = set()
+
+    async def record_running(self, call: Call) -> None:
+        """Write that a call has begun; does nothing when its end is already written."""
+        arguments, _, _ = _arguments(call)
+        row = self._beginning(call, arguments, "running")
+        await self._write(call, _RUNNING, row + [None] * (len(_NAMES) - len(row)))
+
+    async def record_finished(
+        self,
+        call: Call,
+        outcome: Outcome,
+        *,
+        finished_at: float | None = None,
+    ) -> None:
+        """Write what came of a call, whether or not its beginning was written.
+
+        Once this has been awaited to its first pause the record will be written, even if the
+        caller is cancelled there. The digest of a result too large to be kept follows: nobody waits for that.
+        """
+        arguments, no_json, secrets = _arguments(call)
+        asking = isinstance(outcome.error, InputRequired)
+        error = outcome.error or no_json
+        result = _result(outcome)
+        follows = False
+        if result is None:
+            shown = None
+        elif len(result) <= DOCUMENT_LIMIT:
+            shown = KNOWN.mask_json(result.decode())
+        else:
+            follows = len(self._following) < FOLLOWING
+            shown = _cut(result, None if follows else _digest(result))
+        now = time.time() if finished_at is None else finished_at
+        row = [
+            *self._beginning(call, arguments, "success" if outcome.error is None else "pending" if asking else "error"),
+            None if error is None else KNOWN.mask(blot(error.message, secrets))[:DOCUMENT_LIMIT],
+            None if error is None else error.code,
+            shown,
+            None if outcome.render_plan is None else _plan(outcome.render_plan),
+            None if asking else timestamp(now),
+            None if asking else round(max(0.0, now - call.started_at) * 1000, 3),
+            outcome.pre_manifest,
+            outcome.post_manifest,
+        ]
+        try:
+            if asking or not self._db.promise(_PROMISED, row):  # who is asked may answer to another process
+                await self._write(call, _FINISHED, row)
+        finally:
+            if follows and result is not None:  # also of a caller cancelled here, whose record is written
+                task = asyncio.get_running_loop().create_task(self._add_digest(row, result))
+                self._following.add(task)
+                task.add_done_callback(self._following.discard)
+
+    async def settled(self) -> None:
+        """Returns when everything that follows a record is written too."""
+        if self._following:
+            await asyncio.wait(self._following)
+
+    async def list_calls(
+        self,
+        *,
+        chat: str | None = None,
+        tool: str | None = None,
+        status: str | None = None,
+        principal: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> list[CallRecord]:
+        """Newest first. `tool` is a tool's id; `before` is the id of the last record already seen."""
+        if not 1 <= limit <= PAGE_LIMIT:
+            raise Invalid(f"limit must be between 1 and {PAGE_LIMIT}, not {limit}")
+        wanted = {"chat_id = ?": chat, "tool_id = ?": tool, "status = ?": status, "principal = ?": principal}
+        chosen = {clause: value for clause, value in (wanted | {"id < ?": before}).items() if value is not None}
+        where = ["WHERE", " AND ".join(chosen)] if chosen else []
+        sql = " ".join([_SELECT, *where, "ORDER BY id DESC LIMIT ?"])
+        await self.settled()
+        return [CallRecord(*row) for row in await self._db.fetch(sql, *chosen.values(), limit)]
+
+    async def get(self, id_or_prefix: str) -> CallRecord:
+        """The call of that id, or the only one whose id begins so."""
+        await self.settled()
+        rows = await self._db.fetch(_BY_PREFIX, id_or_prefix, id_or_prefix + "\U0010ffff") if id_or_prefix else []
+        if not rows:
+            raise NotFound(f"no call has the id {id_or_prefix!r}", code="UNKNOWN_CALL")
+        if len(rows) > 1 and rows[0][0] != id_or_prefix:
+            raise Invalid(f"several calls begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
+        return CallRecord(*rows[0])
+
+    async def find_plan(self, call_id: str) -> PlannedCall | None:
+        """The call of exactly that id with its plan; None when there is none, or it has no plan."""
+        rows = await self._db.fetch(_PLANNED, call_id)
+        return PlannedCall(*rows[0]) if rows else None
+
+    async def list_plans(self, chat: str, limit: int) -> list[PlannedCall]:
+        """The latest calls of the chat that have a plan, newest first, among its last thousand."""
+        return [PlannedCall(*row) for row in await self._db.fetch(_PLANS, chat, limit)]
+
+    def _beginning(self, call: Call, arguments: str | None, status: str) -> _Row:
+        tool, caller = call.tool, call.caller
+        return [
+            call.id,
+            call.chat,
+            call.message,
+            call.parent_message,
+            call.name if tool is None else tool.id,
+            call.name,
+            None if tool is None else tool.category,
+            caller.principal,
+            caller.surface,
+            caller.client,
+            timestamp(call.started_at),
+            self._process,
+            arguments,
+            status,
+        ]
+
+    async def _write(self, call: Call, sql: str, row: _Row) -> None:
+        """One transaction, with the chat's row before it."""
+        chat = chats.ensure(call.chat, call.caller.principal, call.started_at)
+        record = Statement(sql, row)
+        try:
+            await self._db.run(chat, record)
+        except Invalid:  # a text holds what no database takes
+            await self._db.run(_storable(chat), _storable(record))
+
+    async def _add_digest(self, row: _Row, result: bytes) -> None:
+        """Promise the record once more, now with the digest of its result."""
+        cut = _cut(result, await anyio.to_thread.run_sync(_digest, result))
+        call_id, *_ = row
+        if self._db.promise(_PROMISED, [*row[:_RESULT], cut, *row[_RESULT + 1 :]]):
+            return
+        try:
+            await self._db.run(Statement(_SET_RESULT, (cut, call_id)))
+        except GatewayError as error:
+            log.warning("call %s: its record has no digest of its result: %s", call_id, error)
+
+
+def _arguments(call: Call) -> tuple[str | None, GatewayError | None, list[str]]:
+    """The arguments to store, or why there are none; and the secrets they held."""
+    try:
+        document, secrets = redact(call.arguments_json)
+    except _NO_JSON as error:
+        refusal = error if isinstance(error, GatewayError) else Invalid(f"the arguments are no JSON: {error}")
+        return None, refusal, []
+    return _bounded(document), None, secrets
+
+
+def _result(outcome: Outcome) -> bytes | None:
+    """The value; what the model read where there is none."""
+    if outcome.value is None:
+        return None if outcome.content is None else to_json(outcome.content)
+    try:
+        return outcome.value_json
+    except _NO_JSON:
+        return to_json({"not_json": type(outcome.value).__name__})
+
+
+def _plan(plan: Mapping[str, Any]) -> str | None:
+    try:
+        return _bounded(to_json(plan), PLAN_LIMIT)
+    except _NO_JSON:  # an extension's own; ours are
+        return None
+
+
+def _bounded(document: bytes, limit: int = DOCUMENT_LIMIT) -> str:
+    return KNOWN.mask_json(document.decode()) if len(document) <= limit else _cut(document, _digest(document))
+
+
+def _cut(document: bytes, digest: str | None = None) -> str:
+    """What is kept of a document that is too large."""
+    whole: dict[str, Any] = {"truncated": True, "bytes": len(document)}
+    if digest is not None:
+        whole["sha256"] = digest
+    preview = document[:PREVIEW_LIMIT].decode(errors="ignore")
+    beyond = document[: PREVIEW_LIMIT + KNOWN.margin].decode(errors="ignore")
+    if (masked := KNOWN.mask(beyond)) != beyond:
+        preview = masked[: -KNOWN.margin]  # a secret may be cut in two within the margin
+    return to_json({**whole, "preview": preview}).decode()
+
+
+def _digest(document: bytes) -> str:
+    return hashlib.sha256(document).hexdigest()
+
+
+def _storable(statement: Statement) -> Statement:
+    """The statement with lone surrogates of its texts spelled out."""
+    parameters = [
+        value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for value in statement.parameters
+    ]
+    return statement._replace(parameters=parameters)

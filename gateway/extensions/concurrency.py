@@ -1,0 +1,149 @@
+"""Running: how many calls run at once, for how long at most, and how they are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from gateway.calls import Call, Outcome, Proceed
+from gateway.errors import Cancelled, Timeout, Unavailable
+from gateway.extensions import Extension
+from gateway.extensions.cancel_scope import cancel_scope
+from gateway.extensions.shared_timer import Later
+
+QUEUE_FACTOR = 16
+"""Calls that may wait for a slot, per slot; one more is told to come back instead."""
+
+CANCEL_SECONDS = 2.0
+"""How long a cancelled call may take to let go before it is left behind."""
+
+
+class Running(Extension):
+    """Gives each call a slot and a deadline. Slots are counted per owner of tools, so that a slow
+    upstream fills its own and nobody else's."""
+
+    def __init__(self, concurrency: int, timeout: float) -> None:
+        self._concurrency = concurrency
+        self._timeout = timeout
+        self._slots: dict[str | None, _Slots] = {}
+        self._clocks: dict[float, Later] = {}
+        self._runs: set[_Run] = set()
+        self.stopping = False
+        self._empty: asyncio.Event | None = None
+
+    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+        self._refuse_when_stopping()
+        tool = call.target
+        limit = tool.timeout or self._timeout
+        slots = self._slots_of(tool.owner)
+        if not slots.take():
+            await slots.wait()
+        run = _Run()
+        clock = self._clock(limit)
+        try:
+            self._refuse_when_stopping()  # which may have begun while it waited
+            with run.scope:
+                clock.expect(run, run.time_out)
+                self._runs.add(run)
+                return await proceed(call)
+        finally:
+            slots.give_back()
+            clock.drop(run)
+            self._over(run)
+        if run.timed_out:
+            raise Timeout(f"{tool.id} took longer than {limit:g} s", limit=limit)
+        raise Cancelled(f"{tool.id}: the gateway stopped before the call was done", code="SHUTTING_DOWN")
+
+    async def drain(self, grace: float) -> None:
+        """Let nothing new run; what runs has `grace` seconds to finish, then it is cancelled."""
+        self.stopping = True
+        await self._until_empty(grace)
+        for run in list(self._runs):
+            run.scope.cancel()
+        await self._until_empty(CANCEL_SECONDS)
+
+    def _refuse_when_stopping(self) -> None:
+        if self.stopping:
+            raise Unavailable("the gateway is stopping; call again when it is back", code="SHUTTING_DOWN")
+
+    def _slots_of(self, owner: str | None) -> _Slots:
+        slots = self._slots.get(owner)
+        if slots is None:
+            slots = self._slots[owner] = _Slots(self._concurrency)
+        return slots
+
+    def _clock(self, limit: float) -> Later:
+        clock = self._clocks.get(limit)
+        if clock is None:
+            clock = self._clocks[limit] = Later(limit)
+        return clock
+
+    def _over(self, run: _Run) -> None:
+        self._runs.discard(run)
+        if not self._runs and self._empty:
+            self._empty.set()
+
+    async def _until_empty(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while self._runs:
+                    self._empty = asyncio.Event()
+                    await self._empty.wait()
+        except TimeoutError:
+            return
+
+
+class _Run:
+    """A call under way, which may be ended."""
+
+    __slots__ = ("scope", "timed_out")
+
+    def __init__(self) -> None:
+        self.scope = cancel_scope()
+        self.timed_out = False
+
+    def time_out(self) -> None:
+        self.timed_out = not self.scope.cancel_called
+        self.scope.cancel()
+
+
+class _Slots:
+    """So many at once; the others wait in the order in which they came, as long as they are not too many. A slot goes
+    from who had it to who waits for it, so that nobody who comes at that moment gets in between."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._free = number
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take(self) -> bool:
+        """Take one, if it is to be had at once."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    async def wait(self) -> None:
+        """Take one, once it is free."""
+        if len(self._waiting) >= self._number * QUEUE_FACTOR:
+            raise Unavailable(
+                f"{self._number} calls are running and too many wait (limits.concurrency)", code="OVERLOADED"
+            )
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            elif not turn.cancelled():  # it was given one at the very moment it was called off
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

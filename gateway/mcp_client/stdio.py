@@ -1,0 +1,114 @@
+"""The wire to a child: a line per message in either direction."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from gateway.calls import to_json
+from gateway.errors import Unavailable
+from gateway.mcp_client.endpoints import StdioEndpoint
+from gateway.mcp_client.errors import LinkLost
+from gateway.mcp_client.lines import Lines, TooLong
+from gateway.mcp_client.messages import MESSAGE_LIMIT, Message, decode, refusal
+from gateway.mcp_client.pending_request import Exchange
+from gateway.mcp_client.process import Child, KeptChild
+from gateway.protocol import jsonrpc
+
+if TYPE_CHECKING:
+    from gateway.mcp_client.client import Link
+
+FAREWELL_SECONDS = 1.0
+"""How long a child that closed its output has to end by itself, so that we learn how."""
+
+CALM_SECONDS = 0.5
+"""How often it is seen whether a server still has requests to answer; one that has none costs next to nothing."""
+
+_log = logging.getLogger(__name__)
+
+
+class StdioWire:
+    """Nothing on this wire says which request a question of the server belongs to; see `Attribution`."""
+
+    one_each = False
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._lines = Lines(MESSAGE_LIMIT)
+        self._loop = asyncio.get_running_loop()
+        self._child: Child
+        self._watching: asyncio.Task[None]
+
+    async def start(self, endpoint: StdioEndpoint) -> None:
+        if endpoint.sandbox is None:
+            self._child = await KeptChild.start(endpoint, self._read)
+        else:
+            # Imported by the first who needs it: all kinds of sandboxes come with it.
+            from gateway.mcp_client.sandboxed_process import SandboxedChild
+
+            self._child = await SandboxedChild.start(endpoint, self._read)
+        self._watching = self._loop.create_task(self._watch())
+        self._loop.call_later(CALM_SECONDS, self._calm_down)
+
+    async def carry(self, exchange: Exchange, message: Message) -> None:
+        line = to_json(message) + b"\n"
+        exchange.sent = True
+        if not self._child.busy:
+            self._child.busy = True
+            self._loop.call_later(CALM_SECONDS, self._calm_down)
+        self._child.stdin.write(line)
+        with suppress(ConnectionError):  # the end of its output tells why
+            await self._child.stdin.drain()
+
+    async def tell(self, message: Message) -> None:
+        self.say(message)
+
+    def say(self, message: Message) -> None:
+        if not self._child.stdin.is_closing():
+            self._child.stdin.write(to_json(message) + b"\n")
+
+    async def close(self) -> None:
+        await self._child.end()
+        self._watching.cancel()
+
+    def _calm_down(self) -> None:
+        if self._link.is_waiting:
+            self._loop.call_later(CALM_SECONDS, self._calm_down)
+        else:
+            self._child.busy = False
+
+    def _read(self, chunk: bytes) -> None:
+        for line in self._lines.feed(chunk):
+            if isinstance(line, TooLong):
+                self._refuse(line)
+                continue
+            messages = decode(line)
+            if not messages and line.strip():
+                _log.debug("%s wrote what is no message: %.200r", self._link.label, line)
+            for message in messages:
+                self._link.receive(message)
+
+    def _refuse(self, line: TooLong) -> None:
+        _log.warning("%s sent a message over %d bytes, which was dropped", self._link.label, MESSAGE_LIMIT)
+        if line.number is not None:
+            error = {
+                "code": jsonrpc.INTERNAL_ERROR,
+                "message": f"the answer has more than {MESSAGE_LIMIT} bytes",
+            }
+            self._link.receive(refusal(line.number, error))
+
+    async def _watch(self) -> None:
+        await self._child.over.wait()
+        label = self._link.label
+        try:
+            ended = await self._child.wait(FAREWELL_SECONDS)
+        except Unavailable as error:
+            self._link.lose(LinkLost(f"{label} did not start: {error.message}"))
+            return
+        how = "closed its output" if ended is None else f"ended with exit code {ended.code}"
+        if ended is not None and ended.killed:
+            how = f"was ended because it went over the sandbox's limit of {ended.killed}"
+        code = None if ended is None else ended.code
+        self._link.lose(LinkLost(f"{label} {how}", exit_code=code, stderr=self._child.last_words))

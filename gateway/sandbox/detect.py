@@ -1,0 +1,141 @@
+"""Which sandbox this machine offers: found by starting a program in each, best first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.config import SandboxSettings
+from gateway.errors import GatewayError, Unavailable
+from gateway.sandbox import Limits, Mount, Program, Sandbox
+from gateway.sandbox.bwrap import Bubblewrap
+from gateway.sandbox.landlock import Landlock
+from gateway.sandbox.run import run
+from gateway.sandbox.seatbelt import Seatbelt
+from gateway.sandbox.unconfined import Unconfined
+
+_log = logging.getLogger(__name__)
+_PATIENCE = 20.0
+
+_CAUSES = (
+    ("not installed", "bubblewrap is not installed"),
+    ("uid map", "AppArmor forbids user namespaces to ordinary programs (Ubuntu 23.10 and newer)"),
+    ("RTM_NEWADDR", "AppArmor forbids user namespaces to ordinary programs (Ubuntu 23.10 and newer)"),
+    ("mount proc", "the container forbids mounting /proc"),
+    ("namespace", "user namespaces are disabled here"),
+    ("no Landlock", "the kernel has no Landlock (needs Linux 5.13 or newer, with lsm=landlock)"),
+)
+"""What bubblewrap says when it fails, and what that means."""
+
+FIXES = (
+    "Debian, Ubuntu: sudo apt install bubblewrap",
+    "Fedora: sudo dnf install bubblewrap",
+    "Ubuntu 23.10 and newer: add an AppArmor profile that allows userns to /usr/bin/bwrap",
+    "Docker: run on a host with Landlock, or allow user namespaces in the container's seccomp profile",
+    "any system: pip install 'toolgate-mcp[monty]' (a part of Python, no bash, no toolsets)",
+    "last resort: sandbox.allow_unsandboxed: true (code then has all rights of your account)",
+)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A sandbox that does not work here, why, and in whose words."""
+
+    backend: str
+    reason: str
+    raw: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What this machine offers: the sandbox that is used, or none, and those that did not work."""
+
+    sandbox: Sandbox | None
+    tried: tuple[Tried, ...] = ()
+
+
+async def choose(settings: SandboxSettings) -> Sandbox:
+    """The best sandbox that works here; `SANDBOX_UNAVAILABLE` when there is none, unless the operator
+    allowed programs to run without."""
+    found = await survey()
+    if found.sandbox is not None:
+        return found.sandbox
+    if settings.allow_unsandboxed:
+        return _unconfined()
+    raise Unavailable(
+        f"this machine offers no sandbox, and code is never run without one; {FIXES[0]} (more: toolgate doctor)",
+        code="SANDBOX_UNAVAILABLE",
+        **_details(found),
+    )
+
+
+async def survey() -> Survey:
+    """Try each sandbox, once per process; a machine does not change under us."""
+    if not _known:
+        _known.append(await _survey())
+    return _known[0]
+
+
+_known: list[Survey] = []
+_allowed: list[Unconfined] = []
+
+
+async def _survey() -> Survey:
+    tried: list[Tried] = []
+    for name, make in _candidates():
+        try:
+            return Survey(await _proven(make), tuple(tried))
+        except GatewayError as error:
+            tried.append(Tried(name, _cause(error.message), error.message))
+            _log.info("no %s sandbox: %s", name, error.message)
+    return Survey(None, tuple(tried))
+
+
+def _candidates() -> Iterator[tuple[str, Callable[[], Sandbox]]]:
+    if sys.platform == "linux":
+        yield "bwrap", Bubblewrap
+        yield "landlock", Landlock
+    elif sys.platform == "darwin":
+        yield "seatbelt", Seatbelt
+
+
+async def _proven(make: Callable[[], Sandbox]) -> Sandbox:
+    """The sandbox, after a program has run in it."""
+    sandbox = await asyncio.get_running_loop().run_in_executor(None, make)
+    with tempfile.TemporaryDirectory(prefix="toolgate-") as folder:
+        finished = await run(sandbox, _nothing(Path(folder)), timeout=_PATIENCE)
+    if finished.exit.code != 0:
+        said = finished.stderr.decode(errors="replace").strip()
+        raise Unavailable(f"a program that does nothing ended with {finished.exit.code}: {said}")
+    return sandbox
+
+
+def _nothing(folder: Path) -> Program:
+    """A program that does nothing, in a folder as programs are given."""
+    limits, mounts = Limits(cpu_seconds=10), (Mount(folder.resolve(), "/workspace", writable=True),)
+    if true := shutil.which("true", path="/usr/bin:/bin"):
+        return Program((true,), mounts, limits=limits)
+    prefixes = tuple({Path(sys.prefix), Path(sys.base_prefix)})
+    return Program((sys.executable, "-I", "-S", "-c", ""), mounts, prefixes, limits=limits)
+
+
+def _cause(message: str) -> str:
+    return next((cause for words, cause in _CAUSES if words in message), message)
+
+
+def _details(found: Survey) -> dict[str, Any]:
+    return {"tried": [asdict(attempt) for attempt in found.tried], "fix": list(FIXES)}
+
+
+def _unconfined() -> Unconfined:
+    if not _allowed:
+        _log.warning("no sandbox works here; code runs with all rights of this account (sandbox.allow_unsandboxed)")
+        _allowed.append(Unconfined())
+    return _allowed[0]

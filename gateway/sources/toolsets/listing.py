@@ -1,0 +1,79 @@
+"""An installed toolset's tools as the catalog lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gateway.bundles import PythonTool, ShellTool
+from gateway.bundles.installed import Installed, InstalledTool
+from gateway.errors import Invalid
+from gateway.render import declare
+from gateway.tools import Access, Permission, Renderer, Tool
+
+CATEGORY = "toolsets"
+"""Where a tool stands that names no category."""
+
+WORKSPACE, HOME = "/workspace", "/toolset"
+"""Where a toolset's program finds the chat's files and its own."""
+
+
+def tools_of(toolset: Installed) -> Iterator[Tool]:
+    """Every tool of the toolset; one that cannot be called says why."""
+    for item in toolset.tools:
+        yield _tool(toolset, item)
+
+
+def _tool(toolset: Installed, item: InstalledTool) -> Tool:
+    said, spec = item.said, toolset.spec
+    return Tool(
+        id=item.id,
+        description=item.description,
+        input_schema=_input_schema(item),
+        output_schema=said("output_schema"),
+        kind=item.spec.type,  # type: ignore[attr-defined]  # each kind of tool has one
+        owner=toolset.id,
+        title=item.name,
+        category=said("category") or spec.category or CATEGORY,
+        permission=Permission(said("permission") or spec.permission or Permission.READ_WRITE),
+        access=Access(said("access") or Access.WRITE),
+        requires_confirmation=item.requires_confirmation,
+        destructive=bool(said("destructive", False)),
+        idempotent=bool(said("idempotent", False)),
+        open_world=bool(said("open_world", False)),
+        tags=tuple(said("tags", ())),
+        timeout=said("timeout"),
+        calls_per_minute=item.spec.calls_per_minute,
+        renderer=_renderer(item),
+        home=toolset.directory,
+        withheld=_withheld(toolset, item),
+    )
+
+
+def _input_schema(item: InstalledTool) -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = item.said("input_schema") or {}
+    if schema or not isinstance(item.spec, ShellTool):
+        return {"type": "object", **schema}
+    names = sorted({name for _, name in item.spec.placeholders() if not name.isupper()})
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
+
+
+def _renderer(item: InstalledTool) -> Renderer | None:
+    if item.override.renderer is None:
+        return None
+    try:
+        return declare(item.override.renderer, item.override.renderer_config or {})
+    except Invalid:  # refused at install; a person's own change may still say what cannot be shown
+        return None
+
+
+def _withheld(toolset: Installed, item: InstalledTool) -> str | None:
+    if not toolset.enabled:
+        return f"the toolset {toolset.id!r} is off; turn it on with: toolgate toolset enable {toolset.id}"
+    if item.missing is not None:
+        return f"{item.missing}; it comes back when the toolset has it again"
+    if not item.enabled:
+        return f"it is turned off; turn it on with: toolgate toolset override {item.id} --enable"
+    if not isinstance(item.spec, PythonTool | ShellTool):
+        return f"tools of type {item.spec.type!r} are not run by this version"  # type: ignore[attr-defined]
+    return None

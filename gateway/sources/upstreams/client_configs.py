@@ -1,0 +1,319 @@
+"""Other clients' settings files: the servers in them, as ours; nothing is read, written or started here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from gateway.bundles.field_types import RESERVED
+from gateway.config import UpstreamSettings
+from gateway.db.upstreams import checked_settings
+from gateway.errors import Invalid
+from gateway.sources.upstreams import jsonc
+from gateway.sources.upstreams.masking import VARIABLE, Names, mask, missing, upper
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+SERVERS_LIMIT = 500
+_KEYS = ("mcpServers", "servers", "mcp.servers", "context_servers")
+"""Under which the servers stand: in the files of Claude, Cursor, Windsurf and most others, in VS Code's own file,
+in VS Code's settings, in Zed's."""
+_URLS = ("url", "serverUrl", "httpUrl", "uri")
+_SAYING = frozenset(["command", *_URLS])
+_TRANSPORTS = {"stdio": None, "local": None, "remote": None, "sse": "sse", "http": "http", "streamablehttp": "http"}
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+_DEFAULTED = re.compile(r"(?P<name>[A-Za-z_]\w*):-(?P<default>.*)", re.DOTALL)
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_FOLDER = re.compile(r"workspaceFolder(?::.*)?|workspaceRoot|CLAUDE_PROJECT_DIR")
+_ASSIGNMENT = re.compile(r"\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<value>.*?)\s*", re.ASCII)
+_OURS = re.compile(r"toolgate(?:\.exe)?(?:[@=<>~\[].*)?")
+_OUR_PORT = 8420
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a file may speak of without saying it: the home, the folder of the project it belongs to, the
+    environment. `read` gives the text of a file of variables, or None where it cannot be read."""
+
+    home: Path
+    workspace: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    read: Callable[[Path], str | None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A server to take in. `values` are the secrets that stood in its settings, by the variables that stand there
+    now; `asks` what the client would have asked the person for, by variable."""
+
+    name: str
+    settings: Mapping[str, Any]
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    asks: Mapping[str, str] = field(default_factory=dict)
+    place: str = ""
+
+    def missing(self, environment: Mapping[str, str]) -> list[str]:
+        """The variables it needs that neither the file nor the environment has."""
+        return missing(self.settings, {**environment, **self.values})
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A server that is not taken in, and why; the reason never quotes a value."""
+
+    name: str
+    reason: str
+    place: str = ""
+
+
+class _Group(NamedTuple):
+    place: str
+    servers: Mapping[str, Any]
+    inputs: Mapping[str, Mapping[str, Any]]
+    around: Around
+
+
+def read(text: str, around: Around, names: Names | None = None) -> list[Candidate | Skipped]:
+    """Every server of a file, in order. Refused when it is no JSON, or says nothing of servers.
+
+    `names` are shared by files that are read together, so that no two of their secrets get one name.
+    """
+    groups = list(_groups(jsonc.loads(text), around))
+    if not groups:
+        raise Invalid(
+            "it has no MCP servers; they would stand under 'mcpServers', 'servers', 'mcp' or 'context_servers'",
+            code="NO_SERVERS",
+        )
+    found = [(group, name, entry) for group in groups for name, entry in group.servers.items()]
+    if len(found) > SERVERS_LIMIT:
+        raise Invalid(f"it has more than {SERVERS_LIMIT} servers", code="TOO_MANY")
+    names = names or Names()
+    return [_taken(group, name, entry, names) for group, name, entry in found]
+
+
+def clean_name(name: str) -> str:
+    """A server's name as ours can be: what cannot stand in it becomes `-`. Empty when nothing is left."""
+    cleaned = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:64]
+    return f"{cleaned}-server" if cleaned.lower() in RESERVED else cleaned
+
+
+def is_toolgate(settings: Mapping[str, Any]) -> bool:
+    """Whether this is ourselves, started or reached: we would call ourselves without end."""
+    words = [str(settings.get("command") or ""), *map(str, settings.get("args") or ())]
+    if _OURS.fullmatch(re.split(r"[/\\]", words[0])[-1]):
+        return True
+    pairs = list(zip(words, [*words[1:], ""], strict=True))
+    if any(_OURS.fullmatch(word) or (word, after) == ("-m", "gateway") for word, after in pairs):
+        return True
+    if any(_OURS.fullmatch(PurePath(word).name) and after == "serve" for word, after in pairs):
+        return True
+    return any(_is_our_address(word) for word in (*words, str(settings.get("url") or "")))
+
+
+def _groups(data: Any, around: Around) -> Iterator[_Group]:
+    if not isinstance(data, Mapping):
+        return
+    for key in _KEYS:
+        if isinstance(servers := data.get(key), Mapping):
+            yield _Group("", servers, _inputs(data), around)
+    if isinstance(mcp := data.get("mcp"), Mapping):
+        nested = mcp.get("servers")
+        yield _Group("", nested if isinstance(nested, Mapping) else _entries(mcp), _inputs(mcp), around)
+    if isinstance(projects := data.get("projects"), Mapping):
+        for folder, project in projects.items():
+            servers = project.get("mcpServers") if isinstance(project, Mapping) else None
+            if isinstance(servers, Mapping) and servers:
+                within = Around(around.home, Path(folder), around.environment, around.read)
+                yield _Group(folder, servers, {}, within)
+    if data and len(_entries(data)) == len(data):  # the inside of such an object, as it is handed around
+        yield _Group("", data, {}, around)
+
+
+def _entries(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: entry for name, entry in data.items() if isinstance(entry, Mapping) and not _SAYING.isdisjoint(entry)}
+
+
+def _inputs(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    listed = data.get("inputs")
+    return {str(each.get("id")): each for each in listed or () if isinstance(each, Mapping)} if listed else {}
+
+
+def _taken(group: _Group, name: str, entry: Any, names: Names) -> Candidate | Skipped:
+    ours = clean_name(name)
+    try:
+        if not ours:
+            raise Invalid("its name has no letter or digit")
+        if not isinstance(entry, Mapping):
+            raise Invalid("it is no JSON object")
+        reading = _Reading(group)
+        settings = reading.settings(_flat(entry))
+        if name.lower() == "toolgate" or is_toolgate(settings):
+            raise Invalid("it is this gateway, which would call itself")
+        masked, values = mask(ours, settings, names)
+        values |= {variable: value for variable, value in reading.values.items() if variable not in values}
+        UpstreamSettings.model_validate(masked)
+        checked_settings(masked)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        return Skipped(name, f"{'.'.join(map(str, fault['loc'])) or 'it'}: {fault['msg']}", group.place)
+    except Invalid as error:
+        return Skipped(name, error.message, group.place)
+    return Candidate(ours, masked, values, reading.asks, group.place)
+
+
+def _flat(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An entry in one layer: some name the transport or the command in an object of its own."""
+    for key, inner in (("transport", "type"), ("command", "path")):
+        if isinstance(nested := entry.get(key), Mapping):
+            rest = {name: value for name, value in entry.items() if name != key}
+            entry = {**rest, **nested} if inner == "type" else {**rest, **nested, "command": nested.get(inner)}
+    command = entry.get("command")
+    if isinstance(command, list) and command:
+        entry = {**entry, "command": command[0], "args": [*command[1:], *(entry.get("args") or ())]}
+    return entry
+
+
+class _Reading:
+    """One entry, its variables put into our words. `asks` and `values` gather what they stand for."""
+
+    def __init__(self, group: _Group) -> None:
+        self.asks: dict[str, str] = {}
+        self.values: dict[str, str] = {}
+        self._inputs = group.inputs
+        self._around = group.around
+
+    def settings(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        url = next((entry[key] for key in _URLS if isinstance(entry.get(key), str)), None)
+        command = entry.get("command")
+        if entry.get("headersHelper"):
+            raise Invalid("its headers come from a program (headersHelper), which is not run here")
+        if url is None and not isinstance(command, str):
+            raise Invalid("it names neither a command nor a URL")
+        settings = self._reached(entry, url) if url is not None else self._started(entry, str(command))
+        if entry.get("disabled") is True or entry.get("enabled") is False:
+            settings["enabled"] = False
+        return settings
+
+    def _reached(self, entry: Mapping[str, Any], url: str) -> dict[str, Any]:
+        address = self._text(url)
+        try:
+            whole = VARIABLE.match(address) or urlsplit(address).scheme in ("http", "https")
+        except ValueError:
+            whole = False
+        if not whole:
+            raise Invalid("its URL is none of http or https")
+        said = str(entry.get("type") or entry.get("transport") or "http")
+        kind = re.sub(r"[-_ ]", "", said).lower()
+        if kind not in _TRANSPORTS:
+            raise Invalid(f"its transport {said!r} is not known here")
+        settings: dict[str, Any] = {"url": address}
+        if _TRANSPORTS[kind] == "sse":
+            settings["type"] = "sse"
+        if headers := self._texts(entry.get("headers") or entry.get("http_headers"), "headers"):
+            settings["headers"] = headers
+        return settings
+
+    def _started(self, entry: Mapping[str, Any], command: str) -> dict[str, Any]:
+        arguments = entry.get("args") or []
+        if not isinstance(arguments, list):
+            raise Invalid("its 'args' are no list")
+        settings: dict[str, Any] = {"command": self._text(command)}
+        if arguments:
+            settings["args"] = [self._text(_spelled(each, "args")) for each in arguments]
+        own = self._texts(entry.get("env") or entry.get("environment"), "env")
+        if env := {**self._file(entry.get("envFile")), **own}:
+            settings["env"] = env
+        if (folder := self._folder(entry.get("cwd"))) is not None:
+            settings["cwd"] = folder
+        return settings
+
+    def _folder(self, said: Any) -> str | None:
+        """Where it starts: clients start the servers of a project in its folder."""
+        project = self._around.workspace
+        if not isinstance(said, str) or not said:
+            return str(project) if project is not None else None
+        folder = self._text(said)
+        return folder if project is None or VARIABLE.match(folder) else str(project / folder)
+
+    def _file(self, said: Any) -> dict[str, str]:
+        """The variables of the file it names."""
+        if not isinstance(said, str) or not said:
+            return {}
+        path = Path(self._text(said))
+        text = self._around.read(path if self._around.workspace is None else self._around.workspace / path)
+        if text is None:
+            raise Invalid(f"the file of its variables cannot be read: {said}")
+        found = (match for line in text.splitlines() if (match := _ASSIGNMENT.fullmatch(line)) is not None)
+        return {match["name"]: _unquoted(match["value"]) for match in found}
+
+    def _texts(self, said: Any, key: str) -> dict[str, str]:
+        if said is None:
+            return {}
+        if not isinstance(said, Mapping):
+            raise Invalid(f"its {key!r} are no object")
+        return {name: self._text(_spelled(value, key)) for name, value in said.items() if value is not None}
+
+    def _text(self, text: str) -> str:
+        replaced = _REFERENCE.sub(lambda match: self._reference(match[1]), text)
+        if replaced.count("${") != len(VARIABLE.findall(replaced)):
+            raise Invalid("it has a '${' that is no variable, or one inside another")
+        return replaced
+
+    def _reference(self, said: str) -> str:
+        kind, colon, rest = said.partition(":")
+        if said in ("userHome", "pathSeparator", "/"):
+            return str(self._around.home) if said == "userHome" else "/"
+        if _FOLDER.fullmatch(said) or said == "workspaceFolderBasename":
+            return self._workspace(said)
+        if kind == "input" and colon:
+            return self._asked(rest)
+        if (defaulted := _DEFAULTED.fullmatch(said)) is not None:
+            known = defaulted["name"] in self._around.environment
+            return f"${{{defaulted['name']}}}" if known else defaulted["default"]
+        name = rest if kind == "env" and colon else said
+        if not _IDENTIFIER.fullmatch(name):
+            raise Invalid(f"it speaks of ${{{said}}}, which only its client knows")
+        return f"${{{name}}}"
+
+    def _workspace(self, said: str) -> str:
+        folder = self._around.workspace
+        if folder is None:
+            raise Invalid(f"it speaks of ${{{said}}}; say which folder that is with --workspace DIR")
+        return folder.name if said == "workspaceFolderBasename" else str(folder)
+
+    def _asked(self, identifier: str) -> str:
+        """What the client asks the person for, once: a variable to be set, or the default it proposes."""
+        variable, asked = upper(identifier), self._inputs.get(identifier, {})
+        self.asks[variable] = str(asked.get("description") or identifier)
+        if isinstance(default := asked.get("default"), str) and default and not asked.get("password"):
+            self.values[variable] = default
+        return f"${{{variable}}}"
+
+
+def _spelled(value: Any, key: str) -> str:
+    """A value as a text: numbers and truths are written without quotes by many."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise Invalid(f"its {key!r} hold something that is no text")
+
+
+def _unquoted(value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return value.partition(" #")[0].rstrip()
+
+
+def _is_our_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        local = parts.hostname in ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # noqa: S104 - compared, not bound
+        return local and parts.port == _OUR_PORT
+    except ValueError:
+        return False

@@ -1,0 +1,184 @@
+"""What an upstream says of itself, as values with a digest: each tool, prompt, template, and its instructions."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from gateway.errors import GatewayError, Invalid
+
+NAME_LIMIT = 128
+"""Characters of a name, as MCP has it; a template's URI may have sixteen times as many."""
+DEFINITION_LIMIT = 256 * 1024
+DEPTH_LIMIT = 64
+COUNT_LIMIT = 2000
+"""Definitions of one server; what comes after is left out."""
+
+UNPINNED = frozenset(["_meta", "icons", "execution"])
+"""What neither a model nor a policy reads: metadata and pictures, which may be new with every answer, and how
+the protocol of one era runs the tool. Everything else is pinned, keys we do not know among it: they too
+reach the client."""
+
+_SAFE_INTEGER = 2**53
+_INSTRUCTIONS = "instructions"
+
+
+class Kind(str, enum.Enum):
+    """Resources are not among them: they are content, and come and go as content does."""
+
+    TOOL = "tool"
+    PROMPT = "prompt"
+    TEMPLATE = "template"
+    INSTRUCTIONS = "instructions"
+
+
+class Key(NamedTuple):
+    """Which definition of a server; a template is known by its URI template, instructions by their kind."""
+
+    kind: Kind
+    name: str
+
+
+_NAMED_BY = {Kind.TOOL: "name", Kind.PROMPT: "name", Kind.TEMPLATE: "uriTemplate"}
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One definition, as far as it is pinned. `text` is canonical JSON: equal definitions have equal texts."""
+
+    key: Key
+    text: str
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.key.kind.value}\n{self.text}".encode()).hexdigest()
+
+    @cached_property
+    def value(self) -> dict[str, Any]:
+        said: dict[str, Any] = json.loads(self.text)
+        return said
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """All that a server says now, and what of it cannot be taken; the first of two with one name counts."""
+
+    found: Mapping[Key, Definition]
+    problems: tuple[GatewayError, ...] = ()
+
+
+def define(kind: Kind, raw: Any) -> Definition:
+    """The definition in what a server sent. Refused with the reason when it has no usable name, is too
+    large, nested too deep, or no JSON."""
+    name = name_of(kind, raw)
+    try:
+        text = canonical(pinned(raw))
+    except Invalid as problem:
+        raise Invalid(f"the {kind.value} {name!r} {problem.message}", code=problem.code) from None
+    return Definition(Key(kind, name), text)
+
+
+def define_all(
+    tools: Iterable[Any] = (),
+    prompts: Iterable[Any] = (),
+    templates: Iterable[Any] = (),
+    instructions: str | None = None,
+) -> Definitions:
+    """Every definition of a server by its key; one that is refused spoils no other."""
+    found: dict[Key, Definition] = {}
+    problems: list[GatewayError] = []
+    for kind, raw in _each(tools, prompts, templates, instructions):
+        try:
+            definition = define(kind, raw)
+            if definition.key in found:
+                name = definition.key.name
+                raise Invalid(f"two {kind.value}s are named {name!r}; the first counts", code="DUPLICATE")
+            if len(found) >= COUNT_LIMIT:
+                raise Invalid(f"it says more than {COUNT_LIMIT} definitions; the rest is left out", code="TOO_MANY")
+        except Invalid as problem:
+            problems.append(problem)
+            if problem.code == "TOO_MANY":
+                break
+        else:
+            found[definition.key] = definition
+    return Definitions(found, tuple(problems))
+
+
+def name_of(kind: Kind, raw: Any) -> str:
+    """What a definition is known by; refused when that is missing, too long or unprintable."""
+    if not isinstance(raw, Mapping):
+        raise Invalid(f"this {kind.value} is no JSON object", code="INVALID_DEFINITION")
+    if kind is Kind.INSTRUCTIONS:
+        return _INSTRUCTIONS
+    key = _NAMED_BY[kind]
+    name = raw.get(key)
+    if not isinstance(name, str) or not name:
+        raise Invalid(f"this {kind.value} has no {key!r}", code="INVALID_DEFINITION")
+    limit = NAME_LIMIT * 16 if kind is Kind.TEMPLATE else NAME_LIMIT
+    if len(name) > limit:
+        raise Invalid(f"the {kind.value} {name[:40]!r}… has a name of over {limit} characters", code="NAME_TOO_LONG")
+    if any(ord(character) < 32 or "\ud800" <= character <= "\udfff" for character in name):
+        raise Invalid(f"the {kind.value} {name!r} has control characters in its name", code="INVALID_DEFINITION")
+    return name
+
+
+def pinned(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a definition that a model or a policy reads.
+
+    Of `_meta` that is only who may see a tool of MCP Apps, without the address of its view, which hosts want
+    renamed with every release. A key without a value is as good as absent.
+    """
+    said = {key: value for key, value in raw.items() if key not in UNPINNED and value is not None}
+    if isinstance(annotations := said.get("annotations"), Mapping):
+        said["annotations"] = {key: value for key, value in annotations.items() if value is not None}
+    meta = raw.get("_meta")
+    view = meta.get("ui") if isinstance(meta, Mapping) else None
+    if isinstance(view, Mapping) and (seen := {key: value for key, value in view.items() if key != "resourceUri"}):
+        said["_meta"] = {"ui": seen}
+    return said
+
+
+def canonical(value: Any) -> str:
+    """JSON that is the same for the same value: keys sorted, numbers in one spelling, plain ASCII, so that any
+    database holds it and nothing in it is invisible."""
+    try:
+        text = json.dumps(_normal(value, 0), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError):
+        raise Invalid("is no JSON we can carry", code="INVALID_DEFINITION") from None
+    if len(text) > DEFINITION_LIMIT:
+        raise Invalid(f"is larger than {DEFINITION_LIMIT // 1024} KiB", code="DEFINITION_TOO_LARGE")
+    return text
+
+
+def _each(
+    tools: Iterable[Any], prompts: Iterable[Any], templates: Iterable[Any], instructions: str | None
+) -> Iterator[tuple[Kind, Any]]:
+    if instructions:
+        yield Kind.INSTRUCTIONS, {_INSTRUCTIONS: instructions}
+    for kind, listed in ((Kind.TOOL, tools), (Kind.PROMPT, prompts), (Kind.TEMPLATE, templates)):
+        for raw in listed:
+            yield kind, raw
+
+
+def _normal(value: Any, depth: int) -> Any:
+    if depth > DEPTH_LIMIT:
+        raise Invalid(f"is nested deeper than {DEPTH_LIMIT} levels", code="DEFINITION_TOO_DEEP")
+    if isinstance(value, Mapping):
+        return {str(key): _listed(key, _normal(item, depth + 1)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_normal(item, depth + 1) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < _SAFE_INTEGER:
+        return int(value)
+    return value
+
+
+def _listed(key: str, value: Any) -> Any:
+    """JSON Schema's `required` is a set, and some servers say it in another order each time."""
+    if key == "required" and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return sorted(value)
+    return value

@@ -1,0 +1,246 @@
+"""What upstreams have besides tools: prompts, resources and completions, found again under our names for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from gateway import names
+from gateway.calls import Call, Caller, Peer
+from gateway.errors import GatewayError, NotFound
+from gateway.mcp_client import McpFault
+from gateway.sources.upstreams.labels import label_fault
+from gateway.sources.upstreams.requests import Request
+from gateway.sources.upstreams.source import UpstreamSource
+from gateway.sources.upstreams.tools import KIND
+from gateway.sources.upstreams.upstream import Upstream
+from gateway.sources.upstreams.uris import inner, outer, outer_blocks, prefix_of
+from gateway.tools import Permission, Tool
+
+READ_SECONDS = 60.0
+LIST_SECONDS = 3.0
+"""How long a list of resources waits for one server; what comes later is not in it."""
+
+LIST_LIMIT = 1000
+_PAGES = 20
+
+REQUEST_SECONDS = 3600.0
+"""How long a request may take with all that its server asks meanwhile; an answer of the server has its own limit."""
+
+_COMPLETE = "completion/complete"
+
+log = logging.getLogger(__name__)
+
+Pass = Callable[[Call, Tool, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""Does the work where rules, permissions and limits allow it, and records it; raises what refuses it."""
+
+Refuses = Callable[[Tool, Mapping[str, Any]], bool]
+"""Returns whether a rule refuses a request."""
+
+
+class Relay:
+    """Each thing goes to the server it came from: a prompt by its name, a resource by its address. `source` gives
+    the one that has the servers, None while there are none; requests go through `passing`. Lists leave out what
+    `refuses` says is refused to who asks for it."""
+
+    def __init__(self, source: Callable[[], UpstreamSource | None], passing: Pass, refuses: Refuses) -> None:
+        self._source = source
+        self._pass = passing
+        self._refuses = refuses
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """Every prompt under its public name, by name."""
+        return [
+            {**raw, "name": name}
+            for name, (upstream, raw) in sorted(self._prompts().items())
+            if not self._refuses(_tool(upstream, "prompts/get"), {"name": raw["name"]})
+        ]
+
+    def templates(self) -> list[dict[str, Any]]:
+        return [
+            {**raw, "uriTemplate": outer(_prefix(upstream), raw["uriTemplate"])}
+            for upstream in self._upstreams().values()
+            for raw in upstream.templates
+            if not self._refuses(_tool(upstream, "resources/read"), {"uri": raw["uriTemplate"]})
+        ]
+
+    def instructions(self) -> str | None:
+        """What the servers say of themselves, together."""
+        said = {name: each.instructions for name, each in self._upstreams().items() if each.instructions}
+        return "\n\n".join(f"{name}: {text}" for name, text in said.items()) or None
+
+    async def resources(self, caller: Caller, chat: str) -> list[dict[str, Any]]:
+        """The resources of every server that answers now."""
+        lists = await asyncio.gather(
+            *(self._resources(upstream, caller, chat) for upstream in self._upstreams().values())
+        )
+        return [resource for listed in lists for resource in listed]
+
+    async def get_prompt(
+        self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, peer: Peer
+    ) -> dict[str, Any]:
+        known = self._prompts()
+        if name not in known:
+            raise NotFound(f"no prompt is named {name!r}{names.did_you_mean(name, known)}", code="UNKNOWN_PROMPT")
+        upstream, raw = known[name]
+        params = {"name": raw["name"], "arguments": dict(arguments)}
+        result = await self._answer(upstream, "prompts/get", params, raw["name"], _call(caller, chat, peer))
+        messages = result.get("messages")
+        if isinstance(messages, list):
+            result["messages"] = [_outer_message(_prefix(upstream), message) for message in messages]
+        return result
+
+    def owns(self, uri: str) -> bool:
+        """Whether the URI is an upstream's."""
+        return self._owner(uri) is not None
+
+    async def read(self, uri: str, caller: Caller, chat: str, peer: Peer) -> dict[str, Any]:
+        owner = self._owner(uri)
+        if owner is None:
+            raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
+        upstream, own = owner
+        result = await self._answer(upstream, "resources/read", {"uri": own}, own, _call(caller, chat, peer))
+        contents = result.get("contents")
+        if isinstance(contents, list):
+            result["contents"] = [
+                {**each, "uri": outer(_prefix(upstream), each["uri"])}
+                if isinstance(each, dict) and isinstance(each.get("uri"), str)
+                else each
+                for each in contents
+            ]
+        return result
+
+    async def follow(self, uri: str, told: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]:
+        """Have `told` called when the resource changes, until the returned function is."""
+        owner = self._owner(uri)
+        if owner is None:
+            raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
+        upstream, own = owner
+        call = _call(caller, chat, None).but(name="resources/subscribe", arguments={"uri": own})
+        await self._pass(call, _tool(upstream, call.name), partial(asyncio.sleep, 0))  # checked before it is done
+        try:
+            return await upstream.subscriptions.follow(own, told)
+        except McpFault as fault:
+            raise label_fault(upstream.spec.name, fault, upstream.spec.terms.trusted) from None
+
+    async def complete(self, params: Mapping[str, Any], caller: Caller, chat: str, peer: Peer) -> dict[str, Any] | None:
+        """A server's completion of an argument of its prompt or template; None when the reference is nobody's."""
+        ref = params.get("ref") or {}
+        if ref.get("type") == "ref/prompt":
+            found = self._prompts().get(str(ref.get("name")))
+            if found is None:
+                raise NotFound(f"no prompt is named {ref.get('name')!r}", code="UNKNOWN_PROMPT")
+            upstream, raw = found
+            own: dict[str, Any] = {**ref, "name": raw["name"]}
+        else:
+            owner = self._owner(str(ref.get("uri")))
+            if owner is None:
+                return None
+            upstream, uri = owner
+            own = {**ref, "uri": uri}
+        about = str(own.get("name") or own.get("uri"))
+        return await self._answer(upstream, _COMPLETE, {**params, "ref": own}, about, _call(caller, chat, peer))
+
+    async def _answer(
+        self, upstream: Upstream, method: str, params: Mapping[str, Any], about: str, call: Call
+    ) -> dict[str, Any]:
+        """What the server answers, or asks; its own errors as it gave them. Nobody is asked about a completion."""
+        source = self._source()
+        assert source is not None  # noqa: S101 - the server was found there
+        server = upstream.spec.name
+        request = Request(
+            method, params, call, f"{server}:{about[:200]}", server, READ_SECONDS, upstream.spec.terms.trusted
+        )
+        work = partial(source.asking.answer, upstream, request)
+        passing = call.but(name=method, arguments=params, confirmed=method == _COMPLETE)
+        result: dict[str, Any] = await self._pass(passing, _tool(upstream, method), work)
+        return result
+
+    def _upstreams(self) -> Mapping[str, Upstream]:
+        source = self._source()
+        return source.upstreams if source is not None else {}
+
+    def _prompts(self) -> dict[str, tuple[Upstream, dict[str, Any]]]:
+        found = {
+            f"{upstream.spec.name}:{raw['name']}": (upstream, raw)
+            for upstream in self._upstreams().values()
+            for raw in upstream.prompts
+        }
+        wishes = {each: names.wire_name(each, found[each][0].spec.settings.prefix) for each in found}
+        return {name: found[each] for each, name in names.assign(wishes, {}).items()}
+
+    def _owner(self, uri: str) -> tuple[Upstream, str] | None:
+        """Whose a URI is: the prefix in it says so; one without is the first server's that has none."""
+        named = inner(uri)
+        for upstream in self._upstreams().values():
+            if named is not None and _prefix(upstream) == named[0] and named[0]:
+                return upstream, named[1]
+        return next(((upstream, uri) for upstream in self._upstreams().values() if not _prefix(upstream)), None)
+
+    async def _resources(self, upstream: Upstream, caller: Caller, chat: str) -> list[dict[str, Any]]:
+        """What one server lists, if it answers soon; one that is known to be down is not waited for."""
+        if upstream.error is not None:
+            return []
+        try:
+            async with asyncio.timeout(LIST_SECONDS):
+                listed = await _listed(upstream, caller, chat)
+        except (GatewayError, McpFault, TimeoutError) as error:
+            log.debug("the resources of %s are not listed: %s", upstream.spec.name, error)
+            return []
+        return [
+            {**raw, "uri": outer(_prefix(upstream), raw["uri"])}
+            for raw in listed
+            if not self._refuses(_tool(upstream, "resources/read"), {"uri": raw["uri"]})
+        ]
+
+
+async def _listed(upstream: Upstream, caller: Caller, chat: str) -> list[dict[str, Any]]:
+    """All pages of what it lists, if it has resources at all. Nobody is asked anything for a list, so it waits for
+    no turn."""
+    found: list[dict[str, Any]] = []
+    cursor: Any = None
+    lane = upstream.lane(_call(caller, chat, None))
+    with lane.use():
+        link = await lane.link()
+        for _ in range(_PAGES if "resources" in link.capabilities else 0):
+            page = await link.request("resources/list", {"cursor": cursor} if cursor else None, capabilities={})
+            listed = page.get("resources")
+            found += [raw for raw in listed or () if isinstance(raw, dict) and isinstance(raw.get("uri"), str)]
+            cursor = page.get("nextCursor")
+            if not cursor or len(found) >= LIST_LIMIT:
+                break
+    return found[:LIST_LIMIT]
+
+
+def _call(caller: Caller, chat: str, peer: Peer | None) -> Call:
+    """Who wants something that is no tool's work."""
+    return Call(name="", arguments={}, chat=chat, caller=caller, peer=peer)
+
+
+def _tool(upstream: Upstream, method: str) -> Tool:
+    """A tool that stands for a request of this method in rules, limits and the record."""
+    terms = upstream.spec.terms
+    return Tool(
+        f"{terms.server}:{method}",
+        "",
+        kind=KIND,
+        owner=terms.server,
+        category=terms.category,
+        permission=Permission.READ_ONLY,
+        timeout=REQUEST_SECONDS,
+        is_tool=False,
+    )
+
+
+def _prefix(upstream: Upstream) -> str:
+    return prefix_of(upstream.spec)
+
+
+def _outer_message(prefix: str, message: Any) -> Any:
+    if not isinstance(message, Mapping) or "content" not in message:
+        return message
+    [content] = outer_blocks(prefix, [message["content"]])
+    return {**message, "content": content}

@@ -1,0 +1,174 @@
+"""Characters that hide, reorder or imitate text, told from the same characters in the scripts that need them."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+from gateway.sources.upstreams.poisoning.finding import HIGH, LOW, MEDIUM, UNSEEN, Remark, Severity, excerpt, visible
+
+_MANY = 4  # zero-width characters in one text: fewer may have been pasted along
+_STYLED_LIMIT = 6
+
+_FLAGS = re.compile("\U0001f3f4\U000e0067\U000e0062[\U000e0061-\U000e007a]{3}\U000e007f")
+"""England, Scotland and Wales: the only tag characters an ordinary text has."""
+
+_RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
+_JOINING = re.compile(
+    "[\u0600-\u07ff\u0840-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u18af\u1b00-\u1bff\ua840-\ua8ff\uabc0-\uabff"
+    "\ufb50-\ufdff\ufe70-\ufefc]"
+)
+"""Scripts in which joiners shape letters: Arabic and its neighbours, those of India, Tibet, Burma, Mongolia."""
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
+"""Scripts without spaces, where a zero-width space says where a line may break."""
+_IDEOGRAPHS = re.compile("[\u1800-\u18af\u2200-\u22ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+
+_TAGS = "hidden text in tag characters"
+_SELECTORS = "variation selectors, which can carry hidden text"
+_DIRECTION = "characters that change the direction of text"
+_ZERO_WIDTH = "zero-width characters"
+_CONTROL = "control characters"
+_BROKEN = "characters that are none"
+_PRIVATE = "characters of private use"
+_SEPARATOR = "unusual line separators"
+
+_PRIVATE_USE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
+_STYLED = re.compile("[\u24b6-\u24e9\U0001d400-\U0001d7ff\U0001f110-\U0001f189]")
+_WORD = re.compile(r"\w+")
+_LATIN = re.compile("[A-Za-z]")
+_ALIKE = str.maketrans(
+    "аеорсухіјѕԁԛԝһӏѵАВЕКМНОРСТХУІЈЅοΑΒΕΖΗΙΚΜΝΟΡΤΥΧօսɡɑ",
+    "aeopcyxijsdqwhlvABEKMHOPCTXYIJSoABEZHIKMNOPTYXouga",
+)
+"""Letters of other alphabets that look like Latin ones."""
+
+
+def hidden_characters(text: str, identifier: bool = False, pattern: bool = False) -> Iterator[Remark]:
+    """What cannot be seen in a text. An identifier has no use for any of it; a regular expression may name
+    some of it in order to refuse it."""
+    text = _FLAGS.sub("\U0001f3f4", text)
+    found: dict[str, tuple[int, int, Severity]] = {}
+    turned = _RIGHT_TO_LEFT.search(text) is not None
+    for match in UNSEEN.finditer(text):
+        what, severity = _judged(text, match.start(), match[0], turned)
+        if severity is not None:
+            count, first, worst = found.get(what, (0, match.start(), severity))
+            found[what] = (count + 1, first, max(worst, severity, key=lambda each: each.rank))
+    for what, (count, first, severity) in found.items():
+        if identifier or (count >= _MANY and what == _ZERO_WIDTH):
+            severity = HIGH
+        if pattern and count < 2 * _MANY:
+            severity = LOW
+        shown = _decoded(text) if what == _TAGS else excerpt(text, first, first + 1)
+        yield Remark(what, shown, severity)
+    if private := _PRIVATE_USE.search(text):
+        yield Remark(_PRIVATE, excerpt(text, private.start(), private.end()), MEDIUM if identifier else LOW)
+
+
+def look_alikes(text: str, identifier: bool = False) -> Iterator[Remark]:
+    """Words that mix alphabets so as to look like other words, and letters that are drawings of letters."""
+    if text.isascii():
+        return
+    for match in _WORD.finditer(text):
+        word = match[0]
+        if not word.isascii() and _LATIN.search(word) and word.translate(_ALIKE) != word:
+            yield Remark(
+                "letters of another alphabet that look like Latin ones",
+                excerpt(text, match.start(), match.end()) + f" (in it: {_spelled(word)})",
+                HIGH if identifier else MEDIUM,
+            )
+            break
+    if identifier and (text.translate(_ALIKE).isascii() or unicodedata.normalize("NFKC", text) != text):
+        yield Remark("a name that looks like another", f"{excerpt(text, 0, len(text))} ({_spelled(text)})", HIGH)
+    styled = _STYLED.findall(text)
+    if len(styled) >= _STYLED_LIMIT:
+        start = text.index(styled[0])
+        yield Remark("letters that are mathematical or enclosed symbols", excerpt(text, start, start + 40), MEDIUM)
+
+
+def fold(text: str) -> str:
+    """The text as it reads: nothing invisible, one kind of letters and quotes, single spaces."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", UNSEEN.sub("", text)).replace("’", "'").replace("‘", "'")
+        text = _WORD.sub(_latin, text)
+    else:
+        text = UNSEEN.sub("", text)
+    return " ".join(text.split())
+
+
+def skeleton(text: str) -> str:
+    """The folded text in small Latin letters without accents, wherever another letter looks like one."""
+    parts = unicodedata.normalize("NFKD", fold(text).translate(_ALIKE))
+    return "".join(each for each in parts if not unicodedata.combining(each)).casefold()
+
+
+def spell_out(text: str) -> str:
+    """The text with every character spelled out that hides or moves others, except where its script needs it."""
+    turned = _RIGHT_TO_LEFT.search(text) is not None
+    return UNSEEN.sub(
+        lambda found: visible(found[0]) if _judged(text, found.start(), found[0], turned)[1] else found[0], text
+    )
+
+
+def _latin(match: re.Match[str]) -> str:
+    word = match[0]
+    return word if word.isascii() or not _LATIN.search(word) else word.translate(_ALIKE)
+
+
+def _judged(text: str, index: int, character: str, turned: bool) -> tuple[str, Severity | None]:
+    """What the character is, and how grave it is there; None where it belongs. `turned` is a text with letters
+    that are written from right to left."""
+    code = ord(character)
+    if 0xE0000 <= code <= 0xE007F:
+        return _TAGS, HIGH
+    if 0xFE00 <= code <= 0xFE0F or 0xE0080 <= code <= 0xE0FFF or 0x180B <= code <= 0x180F:
+        return _SELECTORS, _selector(text, index)
+    if code in (0x202D, 0x202E):
+        return _DIRECTION, HIGH
+    if 0x202A <= code <= 0x202C or 0x2066 <= code <= 0x2069:
+        return _DIRECTION, LOW if turned else HIGH
+    if code in (0x200E, 0x200F, 0x061C):
+        return _DIRECTION, None if turned else MEDIUM
+    if code < 0xA0:
+        return _CONTROL, HIGH if character in "\x08\x1b\x7f\x9b" else MEDIUM
+    if code in (0x2028, 0x2029):
+        return _SEPARATOR, LOW
+    if 0xD800 <= code <= 0xDFFF or (0xFFF9 <= code <= 0xFFFF and code != 0xFFFC):
+        return _BROKEN, MEDIUM
+    return _ZERO_WIDTH, _zero_width(text, index, character)
+
+
+def _zero_width(text: str, index: int, character: str) -> Severity | None:
+    before, after = text[index - 1 : index], text[index + 1 : index + 2]
+    if character in "\u200c\u200d" and (_JOINING.match(before) or (_is_picture(before) and _is_picture(after))):
+        return None
+    if character == "\u200b" and (_UNSPACED.match(before) or _UNSPACED.match(after)):
+        return None
+    if character == "\u00ad" or (character == "\ufeff" and index == 0):
+        return LOW
+    return MEDIUM
+
+
+def _selector(text: str, index: int) -> Severity | None:
+    before = text[index - 1 : index]
+    if before and (UNSEEN.match(before) and before != "\u200d"):
+        return HIGH
+    if not before or not (_is_picture(before) or before in "0123456789#*" or _IDEOGRAPHS.match(before)):
+        return MEDIUM
+    return None
+
+
+def _is_picture(character: str) -> bool:
+    """An emoji or another symbol, with what may stand between it and a joiner."""
+    return character != "" and (character == "\ufe0f" or unicodedata.category(character) in ("So", "Sk", "Sm"))
+
+
+def _decoded(text: str) -> str:
+    """What the tag characters of a text say."""
+    said = "".join(chr(ord(each) - 0xE0000) for each in text if 0xE0020 <= ord(each) <= 0xE007E)
+    return excerpt(said, 0, min(len(said), 140)) or "tag characters without text"
+
+
+def _spelled(word: str) -> str:
+    return " ".join(sorted({f"U+{ord(each):04X}" for each in word if not each.isascii()})[:6])

@@ -1,0 +1,225 @@
+"""What differs between two versions of a chat's files, for people to read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Literal, NamedTuple
+
+from gateway.errors import Unavailable
+from gateway.workspace.os_errors import shown
+from gateway.workspace.selection import Selection
+from gateway.workspace.tree import EXECUTABLE, LINK, PLAIN, Changes, Tree, changes, diff, locate
+from gateway.workspace.unified_diff import hunks
+
+TEXT_LIMIT = 1024 * 1024
+"""Bytes of a file up to which its lines are compared."""
+OUTPUT_LIMIT = 64 * 1024
+FILES_LIMIT = 1000
+
+Status = Literal["added", "changed", "deleted", "renamed", "kind"]
+OpenBlob = Callable[[str], BinaryIO]
+
+_MODES = {PLAIN: "100644", EXECUTABLE: "100755", LINK: "120000"}
+_WORDS = {PLAIN: "file", EXECUTABLE: "executable file", LINK: "link"}
+_NOTHING = "/dev/null"
+_BINARY = "no text"
+_NO_BYTES = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One path. `kind` is a change of what it is and not of what is in it; `was` is where a renamed
+    file was before; `note` says what it is now and was, where that changed."""
+
+    path: str
+    status: Status
+    was: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The differences by path, and a diff in git's format; `truncated` when not all of either is here."""
+
+    files: tuple[Difference, ...] = ()
+    text: str = ""
+    truncated: bool = False
+
+
+def compare(
+    old: Tree,
+    new: Tree,
+    open_blob: OpenBlob,
+    selection: Selection | None = None,
+    *,
+    limit: int = OUTPUT_LIMIT,
+    check_cancelled: Callable[[], None] = lambda: None,
+) -> Comparison:
+    """What to do to `old` to have `new`. Reads one file at a time, and none beyond `limit`; blocks."""
+    pairs = _pairs(old, new, _selected(changes(old, diff(old, new)), selection or Selection()))
+    text, complete = _bounded(_sections(pairs[:FILES_LIMIT], open_blob, check_cancelled), limit)
+    return Comparison(tuple(map(_difference, pairs[:FILES_LIMIT])), text, not complete or len(pairs) > FILES_LIMIT)
+
+
+def readable(path: str) -> str:
+    """A path of a tree as text on one line; a directory ends in `/`."""
+    return shown(locate(path.rstrip("/"))) + ("/" if path.endswith("/") else "")
+
+
+def summary(what: Changes, limit: int = 5) -> str:
+    """`2 added (a, b), 7 changed (c, d and 5 more)`: each kind of change with its first paths."""
+    told = [f"{len(paths)} {verb} ({_enumerated(paths, limit)})" for verb, paths in vars(what).items() if paths]
+    return ", ".join(told) or "nothing changed"
+
+
+class _Side(NamedTuple):
+    """A path in one of the trees; a directory has no digest."""
+
+    path: str
+    digest: str | None
+    kind: str
+
+
+class _Opaque(NamedTuple):
+    """A content that is not shown."""
+
+    size: str
+    reason: str
+
+
+_Pair = tuple[_Side | None, _Side | None]
+
+
+def _selected(what: Changes, selection: Selection) -> Changes:
+    return Changes(
+        *(tuple(path for path in paths if path in selection) for paths in (what.added, what.changed, what.deleted))
+    )
+
+
+def _pairs(old: Tree, new: Tree, what: Changes) -> list[_Pair]:
+    """Before and after of everything that differs, sorted by path."""
+    gone = {path: _side(old, path) for path in what.deleted}
+    came = {path: _side(new, path) for path in what.added}
+    moved = [(gone.pop(before), came.pop(after)) for before, after in _renames(gone.values(), came.values())]
+    pairs: list[_Pair] = [(_side(old, path), _side(new, path)) for path in what.changed]
+    pairs += [*moved, *((side, None) for side in gone.values()), *((None, side) for side in came.values())]
+    return sorted(pairs, key=_place)
+
+
+def _renames(gone: Iterable[_Side], came: Iterable[_Side]) -> list[tuple[str, str]]:
+    """Paths of equal content that left one place and came to another, equal names first."""
+    sources: dict[tuple[str | None, str], list[str]] = {}
+    for side in gone:
+        if side.digest not in (None, _NO_BYTES):
+            sources.setdefault((side.digest, side.kind), []).append(side.path)
+    moved = []
+    for side in sorted(came, key=lambda side: side.path):
+        candidates = sources.get((side.digest, side.kind))
+        if candidates:
+            best = min(candidates, key=lambda path: (_name(path) != _name(side.path), path))
+            candidates.remove(best)
+            moved.append((best, side.path))
+    return moved
+
+
+def _side(tree: Tree, path: str) -> _Side:
+    return _Side(path, tree.files.get(path), tree.meta.get(path, PLAIN))
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _place(pair: _Pair) -> str:
+    old, new = pair
+    side = new or old
+    return side.path if side else ""
+
+
+def _difference(pair: _Pair) -> Difference:
+    old, new = pair
+    path = readable(_place(pair))
+    if old is None or new is None:
+        return Difference(path, "added" if old is None else "deleted")
+    note = None if old.kind == new.kind else f"{_WORDS[old.kind]} → {_WORDS[new.kind]}"
+    if old.path != new.path:
+        return Difference(path, "renamed", readable(old.path))
+    return Difference(path, "kind" if old.digest == new.digest else "changed", note=note)
+
+
+def _sections(pairs: Sequence[_Pair], open_blob: OpenBlob, check_cancelled: Callable[[], None]) -> Iterator[str]:
+    for old, new in pairs:
+        check_cancelled()
+        place = _place((old, new))
+        if place.endswith("/"):
+            yield f"empty directory {'added' if old is None else 'deleted'}: {readable(place)}\n"
+        else:
+            yield _header(old, new) + _body(old, new, open_blob)
+
+
+def _header(old: _Side | None, new: _Side | None) -> str:
+    before, after = (readable(side.path) if side else "" for side in (old, new))
+    lines = [f"diff --git a/{before or after} b/{after or before}"]
+    if old is None or new is None:
+        side, verb = (new, "new") if old is None else (old, "deleted")
+        lines.append(f"{verb} file mode {_MODES[side.kind if side else PLAIN]}")
+    elif old.kind != new.kind:
+        lines += [f"old mode {_MODES[old.kind]}", f"new mode {_MODES[new.kind]}"]
+    elif before != after:
+        lines += ["similarity index 100%", f"rename from {before}", f"rename to {after}"]
+    return "\n".join([*lines, ""])
+
+
+def _body(old: _Side | None, new: _Side | None, open_blob: OpenBlob) -> str:
+    if old and new and old.digest == new.digest:
+        return ""
+    before, after = (_content(side, open_blob) for side in (old, new))
+    names = [f"{letter}/{readable(side.path)}" if side else _NOTHING for letter, side in (("a", old), ("b", new))]
+    if isinstance(before, _Opaque) or isinstance(after, _Opaque):
+        sizes = [f"{name} ({_size(content)})" for name, content in zip(names, (before, after), strict=True)]
+        reasons = {content.reason for content in (before, after) if isinstance(content, _Opaque)}
+        word = "Binary files" if reasons == {_BINARY} else "Files"
+        return f"{word} {' and '.join(sizes)} differ; not shown: {', '.join(sorted(reasons))}\n"
+    changed = hunks(before, after)
+    return f"--- {names[0]}\n+++ {names[1]}\n{changed}" if changed else ""
+
+
+def _content(side: _Side | None, open_blob: OpenBlob) -> str | _Opaque:
+    if side is None or side.digest is None:
+        return ""
+    try:
+        with open_blob(side.digest) as blob:
+            size = os.fstat(blob.fileno()).st_size
+            content = blob.read() if size <= TEXT_LIMIT else None
+    except Unavailable as error:  # missing or damaged, which spoils no other file
+        return _Opaque("unreadable", error.code)
+    told = f"{size} bytes"
+    if content is None:
+        return _Opaque(told, f"larger than {TEXT_LIMIT // 2**20} MiB")
+    try:
+        return _Opaque(told, _BINARY) if b"\0" in content else content.decode()
+    except UnicodeDecodeError:
+        return _Opaque(told, _BINARY)
+
+
+def _size(content: str | _Opaque) -> str:
+    return content.size if isinstance(content, _Opaque) else f"{len(content.encode())} bytes"
+
+
+def _bounded(sections: Iterable[str], limit: int) -> tuple[str, bool]:
+    """As many whole lines as fit, and whether that was all."""
+    taken: list[str] = []
+    left = limit
+    for section in sections:
+        if len(section) > left:
+            return "".join([*taken, section[: section.rfind("\n", 0, left) + 1]]), False
+        taken.append(section)
+        left -= len(section)
+    return "".join(taken), True
+
+
+def _enumerated(paths: Sequence[str], limit: int) -> str:
+    named = ", ".join(map(readable, paths[:limit]))
+    return named if len(paths) <= limit else f"{named} and {len(paths) - limit} more"

@@ -1,0 +1,147 @@
+"""Removing contents that no version names any more, and what writers left behind; and what the rest weighs."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import re
+import stat
+from collections import deque
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.workspace.blobs import FileBlobs
+from gateway.workspace.openat import LISTING, Parts, Way, best_way
+from gateway.workspace.remove_tree import remove_tree
+from gateway.workspace.walk import TEMPORARY, WALK_LIMIT
+
+_SHARD = re.compile("[0-9a-f]{2}")
+_LEFTOVER = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep removed."""
+
+    blobs: int = 0
+    temporary: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is kept."""
+
+    blobs: int = 0
+    bytes: int = 0
+
+
+def sweep(blobs: FileBlobs, live: Collection[str], older_than: float, now: float) -> Swept:
+    """Remove blobs not in `live`, and temporary files, that nobody wrote or found for `older_than` seconds.
+
+    A writer in another process may rely on any blob it finds: it makes it young first, and both do so
+    under one lock. What it relies on must be in `live` before `older_than` seconds have passed.
+    """
+    before = now - older_than
+    blobs.begin_epoch()
+    removed = [_sweep_shard(shard, live, before, blobs) for shard in _shards(blobs)]
+    leftovers = _remove_older(blobs.temporary.iterdir(), before)
+    return Swept(sum(map(len, removed)), len(leftovers), sum(map(sum, removed)) + sum(leftovers))
+
+
+def remove_leftovers(folder: Path, before: float, way: Way | None = None) -> int:
+    """Remove what writers that were killed left in a workspace; how many there were.
+
+    Only names as ours are, and older than `before`. Nothing is followed; a folder of more than
+    `WALK_LIMIT` directories is looked through in part.
+    """
+    removed, pending = 0, list[Parts]([()])
+    root = os.open(folder, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
+    try:
+        for _ in range(WALK_LIMIT):
+            if not pending:
+                break
+            gone, below = _remove_leftovers(way or best_way(), root, pending.pop(), before)
+            pending += below
+            removed += gone
+    finally:
+        os.close(root)
+    return removed
+
+
+def size(blobs: FileBlobs) -> Size:
+    found = [_stat(path) for shard in _shards(blobs) for path in shard.iterdir()]
+    sizes = [stat.st_size for stat in found if stat is not None]
+    return Size(len(sizes), sum(sizes))
+
+
+def sizes(chats: Path, limit: int = WALK_LIMIT) -> tuple[dict[str, Size], bool]:
+    """What is kept for each folder in `chats`, and whether that is all: at most `limit` files are counted."""
+    found: dict[str, list[int]] = {}
+    blobs = chats.glob("*/blobs/[0-9a-f][0-9a-f]/*")
+    for path in itertools.islice(blobs, limit):
+        stat_result = _stat(path)
+        if stat_result is not None:
+            found.setdefault(path.parts[-4], []).append(stat_result.st_size)
+    return {chat: Size(len(each), sum(each)) for chat, each in found.items()}, next(blobs, None) is None
+
+
+def _remove_leftovers(way: Way, root: int, parts: Parts, before: float) -> tuple[int, list[Parts]]:
+    """How many were removed from a directory, and the directories in it."""
+    try:
+        directory = way.open(root, parts, LISTING)
+    except OSError:  # gone, closed to us, or on another file system
+        return 0, []
+    try:
+        with os.scandir(directory) as entries:
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        gone = [
+            name for name, _ in found if _LEFTOVER.fullmatch(name) and _remove_leftover(way, directory, name, before)
+        ]
+        return len(gone), [(*parts, name) for name, is_dir in found if is_dir and not _LEFTOVER.fullmatch(name)]
+    finally:
+        os.close(directory)
+
+
+def _remove_leftover(way: Way, directory: int, name: str, before: float) -> bool:
+    with suppress(OSError):  # someone else was first, or may and we may not
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if max(found.st_mtime, found.st_ctime) >= before:
+            return False
+        if stat.S_ISDIR(found.st_mode):  # what was deleted with a tree too deep to delete in one go
+            deque(remove_tree(way, directory, (name,)), maxlen=0)
+        else:
+            os.unlink(name, dir_fd=directory)
+        return True
+    return False
+
+
+def _shards(blobs: FileBlobs) -> list[Path]:
+    return sorted(path for path in blobs.directory.iterdir() if _SHARD.fullmatch(path.name))
+
+
+def _sweep_shard(shard: Path, live: Collection[str], before: float, blobs: FileBlobs) -> list[int]:
+    dead = [path for path in shard.iterdir() if path.name not in live]
+    with blobs.held(fcntl.LOCK_EX):  # a writer that finds one of them now waits, and then finds nothing
+        return _remove_older(dead, before)
+
+
+def _remove_older(paths: Iterable[Path], before: float) -> list[int]:
+    """Sizes of the files that were older, and are gone."""
+    sizes = []
+    for path in paths:
+        found = _stat(path)
+        if found is not None and found.st_mtime < before:
+            path.unlink(missing_ok=True)
+            sizes.append(found.st_size)
+    return sizes
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:  # another sweep, or its writer, was first
+        return None

@@ -1,0 +1,101 @@
+"""A chat's versions as people read them: newest first, each with what it changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from gateway.db.manifests import ManifestRow
+from gateway.workspace.tree import EMPTY, Changes, Patch, Tree, apply, changes, diff
+
+if TYPE_CHECKING:
+    from gateway.workspace.versions import Versions
+
+NOW = "now"
+SHORT = 18
+"""Characters of an id that tell a version from every other one: its millisecond and twelve random bits."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version: what made it, what it changed against its parent, and whether the chat stands at it.
+
+    `message` is the latest message whose files these are, where a client names messages.
+    """
+
+    id: str
+    parent: str | None
+    created: str
+    source: str
+    source_ref: str | None
+    message: str | None
+    head: bool
+    changes: Changes
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def history(versions: Versions, chat: str, *, before: str | None = None, limit: int = 20) -> list[Version]:
+    """The chat's versions of all branches, newest first; `before` is the id of the last one already seen."""
+    rows = await versions.manifests.history(chat, before=before, limit=limit)
+    if not rows:
+        return []
+    head = await versions.manifests.head(chat)
+    messages = await versions.manifests.messages(chat, rows[-1].id, rows[0].id)
+    made = await _changes(versions, chat, rows)
+    return [
+        Version(
+            id=row.id,
+            parent=row.parent_id,
+            created=row.created_at,
+            source=row.source,
+            source_ref=row.source_ref,
+            message=messages.get(row.id),
+            head=row.id == head.manifest_id,
+            changes=made[row.id],
+        )
+        for row in rows
+    ]
+
+
+async def endpoints(
+    versions: Versions, chat: str, principal: str, from_: str | None, to: str | None
+) -> tuple[str | None, str | None]:
+    """The two manifests to compare. `to` is a version, NOW (the files on disk, which are kept as one), or
+    else the head; `from_` is a version, or else what was before `to`."""
+    if to == NOW:
+        async with versions.hold(chat, principal) as files:
+            before, after = files.head.manifest_id, await files.save("edit")
+    else:
+        after = (await versions.find(chat, to)).id if to else (await versions.manifests.head(chat)).manifest_id
+        before = (await versions.manifests.find(after)).parent_id if after and not from_ else None
+    return (await versions.find(chat, from_)).id if from_ else before, after
+
+
+async def _changes(versions: Versions, chat: str, rows: Sequence[ManifestRow]) -> dict[str, Changes]:
+    """What each row changed. A tree is made from its parent's, and let go when no row needs it any more."""
+    needed = Counter(row.parent_id for row in rows)
+    trees: dict[str | None, Tree] = {}
+    made: dict[str, Changes] = {}
+    for row in reversed(rows):
+        parent = row.parent_id
+        old = trees.pop(parent) if parent in trees else await versions.tree(chat, parent)
+        made[row.id], new = await versions.in_thread(_step, old, row)
+        needed[parent] -= 1
+        if needed[parent]:
+            trees[parent] = old
+        if needed[row.id]:
+            trees[row.id] = new
+    return made
+
+
+def _step(old: Tree, row: ManifestRow) -> tuple[Changes, Tree]:
+    patch = Patch(orjson.loads(row.patch), orjson.loads(row.meta_patch))
+    if row.depth == 0:  # kept whole, so it says nothing of what is gone
+        patch = diff(old, apply(EMPTY, patch))
+    return changes(old, patch), apply(old, patch)

@@ -1,0 +1,74 @@
+"""One chat while it is in use: its lock, its stat cache, the tree of its head, and when it was last swept."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.workspace import gc as sweeping
+from gateway.workspace import unlock
+from gateway.workspace.blobs import FileBlobs
+from gateway.workspace.checkout import Checkout
+from gateway.workspace.lock import ChatLock
+from gateway.workspace.package_dirs import Environments
+from gateway.workspace.tree import EMPTY, Patch, Tree, diff
+
+INDEX_SECONDS = 30.0
+LEFTOVER_SECONDS = 3600.0
+"""How old a file that somebody was writing is when that somebody is certainly gone."""
+
+
+class OpenChat:
+    """What stays in memory of one chat. Its methods block."""
+
+    def __init__(self, chat: str, directory: Path, folder: Path, attached: bool) -> None:
+        directory.mkdir(0o700, parents=True, exist_ok=True)
+        self.chat = chat
+        self.lock = ChatLock(directory / "lock")
+        self.blobs = FileBlobs(directory / "blobs")
+        self.running = directory / "running"
+        self.folder = folder
+        self.protected = directory / "protected" if attached else None
+        self._swept = directory / "swept"
+        if not self._swept.exists():
+            self._swept.touch(0o600)
+        self.swept_at = self._swept.stat().st_mtime
+        self._attached = attached
+        ignore = _ignore() if attached else Environments()
+        self.checkout = Checkout(folder, self.blobs, directory / "index", ignore, ours=not attached)
+        self.manifest: str | None = None
+        self.tree = EMPTY
+        self._index_saved = time.monotonic()
+
+    def changed_since(self, old: Tree) -> tuple[Tree, Patch]:
+        """What is in the folder now, and how it differs."""
+        new = self.checkout.snapshot()
+        if time.monotonic() - self._index_saved > INDEX_SECONDS:
+            self._index_saved = time.monotonic()
+            self.checkout.save()
+        return new, diff(old, new)
+
+    def sweep(self, patches: Sequence[str], older_than: float) -> sweeping.Swept:
+        """Sweep, `patches` being all those of the chat's manifests."""
+        unlock.ensure(self.folder, ours=not self._attached)
+        self._swept.touch()
+        now = time.time()
+        leftovers = sweeping.remove_leftovers(self.folder, now - LEFTOVER_SECONDS)
+        swept = sweeping.sweep(self.blobs, _digests(patches), older_than, now)
+        return replace(swept, temporary=swept.temporary + leftovers)
+
+
+def _ignore() -> Any:
+    # pathspec takes a while to import, and only in a person's own folder it counts what .gitignore says
+    return importlib.import_module(".ignore", __package__).Ignore()
+
+
+def _digests(patches: Iterable[str]) -> set[str]:
+    """Every content that a patch brings in: together, all that any manifest needs."""
+    return {digest for patch in patches for digest in orjson.loads(patch).values() if digest is not None}

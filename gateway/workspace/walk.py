@@ -1,0 +1,143 @@
+"""What lies in a directory: entries, and a walk over them that follows nothing and ends."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from gateway.workspace.openat import LISTING, Parts, Way
+from gateway.workspace.os_errors import refusing, shown
+
+TEMPORARY = ".toolgate-"
+"""How names of files begin that are still being written; nothing lists them, a sweep removes them."""
+
+DEPTH_LIMIT = 64
+ANY_DEPTH = DEPTH_LIMIT + 1
+"""For a walk: as deep as a path can go, and to say so when the tree goes deeper."""
+WALK_LIMIT = 100_000
+
+Kind = Literal["file", "directory", "symlink", "other"]
+
+_VANISHED = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+_EARLIEST, _LATEST = -62_135_596_800, 253_402_300_799  # years 1 to 9999: what ISO 8601 and datetime can say
+
+
+def kind(found: os.stat_result) -> Kind:
+    if stat.S_ISREG(found.st_mode):
+        return "file"
+    if stat.S_ISDIR(found.st_mode):
+        return "directory"
+    return "symlink" if stat.S_ISLNK(found.st_mode) else "other"
+
+
+def modified(found: os.stat_result) -> str:
+    return timestamp(found.st_mtime_ns)
+
+
+def timestamp(nanoseconds: int) -> str:
+    """ISO 8601 in UTC; a time beyond the calendar, which anyone may set on a file, is its last day."""
+    seconds, rest = divmod(nanoseconds, 1_000_000_000)
+    moment = datetime.fromtimestamp(min(max(seconds, _EARLIEST), _LATEST), UTC).replace(tzinfo=None)
+    return f"{moment.isoformat()}.{rest // 1_000_000:03d}Z"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing in a directory, as itself: a link is a link. `parts` count from the root."""
+
+    parts: Parts
+    stat: os.stat_result
+
+    @property
+    def name(self) -> str:
+        return self.parts[-1]
+
+    @property
+    def kind(self) -> Kind:
+        return kind(self.stat)
+
+    @property
+    def path(self) -> str:
+        return shown(self.parts)
+
+    @property
+    def hidden(self) -> bool:
+        return self.name.startswith(".")
+
+
+Entries = Generator[Entry, None, None]
+Enter = Callable[[Entry], bool]
+"""Whether a walk goes into a directory."""
+
+
+class Walk:
+    """Entries under a directory, depth first, sorted by name, a directory before what is in it.
+
+    `truncated` says afterwards that a limit on depth or number cut it short. What vanishes on the
+    way, or cannot be entered, is passed over.
+    """
+
+    def __init__(self, way: Way, start: Callable[[], int], base: Parts, depth: int, enter: Enter) -> None:
+        self.truncated = False
+        self._way = way
+        self._left = WALK_LIMIT
+        self._enter = enter
+        self._entries = self._from(start, base, depth)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return self._entries
+
+    def __enter__(self) -> Walk:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._entries.close()
+
+    def _from(self, start: Callable[[], int], base: Parts, depth: int) -> Entries:
+        with refusing(base):
+            yield from self._under(start(), base, depth)
+
+    def _under(self, directory: int, base: Parts, depth: int) -> Entries:
+        try:
+            for name in self._names(directory):
+                entry = _look(directory, (*base, name))
+                if entry is None:
+                    continue
+                yield entry
+                if entry.kind == "directory" and depth > 1 and self._enter(entry):
+                    yield from self._inside(directory, entry, depth - 1)
+        finally:
+            os.close(directory)
+
+    def _inside(self, directory: int, entry: Entry, depth: int) -> Entries:
+        if len(entry.parts) >= DEPTH_LIMIT:
+            self.truncated = True
+            return
+        try:
+            inner = self._way.open(directory, (entry.name,), LISTING)
+        except OSError as error:
+            if error.errno not in _VANISHED:
+                raise
+            return
+        yield from self._under(inner, entry.parts, depth)
+
+    def _names(self, directory: int) -> list[str]:
+        with os.scandir(directory) as found:
+            names = [entry.name for entry in itertools.islice(found, self._left + 1)]
+        self.truncated = self.truncated or len(names) > self._left
+        names = sorted(name for name in names[: self._left] if not name.startswith(TEMPORARY))
+        self._left -= len(names)
+        return names
+
+
+def _look(directory: int, parts: Parts) -> Entry | None:
+    try:
+        return Entry(parts, os.stat(parts[-1], dir_fd=directory, follow_symlinks=False))
+    except (FileNotFoundError, PermissionError):  # gone, or in a directory that may be listed but not entered
+        return None
