@@ -40,7 +40,7 @@ class End(asyncio.Protocol):
             self.other.transport.close()
 
 
-class Front(End):
+class FastHttpProtocol(End):
     """The end clients speak to: it opens the other."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -54,7 +54,7 @@ class Front(End):
 
 
 async def main(host: str, port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(lambda: Front(host, port), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: FastHttpProtocol(host, port), "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 

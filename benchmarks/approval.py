@@ -25,7 +25,7 @@ from gateway.calls import Call, Caller, Outcome, Peer
 from gateway.config.approval import ApprovalRule
 from gateway.extensions import stack
 from gateway.extensions.approval import Approval
-from gateway.serve.approval import Consulting, Seal
+from gateway.serve.approval import ApprovalFlow, Seal
 from gateway.tools import Permission, Tool
 
 PENDING = 200
@@ -55,7 +55,7 @@ class Measure(NamedTuple):
     rate: float
 
 
-async def measure(calls: Consulting) -> Measure:
+async def measure(calls: ApprovalFlow) -> Measure:
     remaining = iter(range(CALLS))
 
     async def worker() -> None:
@@ -71,7 +71,7 @@ async def measure(calls: Consulting) -> Measure:
 
 
 @asynccontextmanager
-async def waiting(calls: Consulting, peer: Peer | None, asked: Callable[[], Awaitable[int]]) -> AsyncIterator[None]:
+async def waiting(calls: ApprovalFlow, peer: Peer | None, asked: Callable[[], Awaitable[int]]) -> AsyncIterator[None]:
     """200 calls that wait for a person, until left."""
     async with anyio.create_task_group() as tasks:
         for number in range(PENDING):
@@ -91,7 +91,7 @@ async def throughput() -> list[tuple[Measure, Measure, Measure]]:
             "approval": {"without_elicitation": "queue", "queue_wait": 600, "pending": 10_000},
         }
         async with Gateway.open(settings, sources=[Bare()]) as gateway:
-            calls = Consulting(gateway.executor, gateway.desk, Seal([], Path(data)), gateway.records.record_finished)
+            calls = ApprovalFlow(gateway.executor, gateway.desk, Seal([], Path(data)), gateway.records.record_finished)
             thinking = 0
 
             async def ask(_: str, __: Mapping[str, Any]) -> dict[str, Any]:

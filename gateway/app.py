@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from gateway.bundles.installed import Installed
     from gateway.sources.toolsets.assembly import Workshop
     from gateway.sources.upstreams.passthrough import Relay
-    from gateway.sources.upstreams.registry import Switchboard
+    from gateway.sources.upstreams.registry import UpstreamRegistry
     from gateway.sources.upstreams.upstream import Upstream
 
 log = logging.getLogger(__name__)
@@ -176,12 +176,12 @@ class Gateway:
         return made
 
     @cached_property
-    def switchboard(self) -> Switchboard:
+    def switchboard(self) -> UpstreamRegistry:
         """The upstream servers."""
         # Imported by the first who needs it, for the same reason.
-        from gateway.sources.upstreams.registry import Switchboard
+        from gateway.sources.upstreams.registry import UpstreamRegistry
 
-        made = Switchboard(self._db, self.settings, self._refresh_soon, self._installed)
+        made = UpstreamRegistry(self._db, self.settings, self._refresh_soon, self._installed)
         self._sources.append(made.source)
         return made
 

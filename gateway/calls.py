@@ -158,7 +158,7 @@ class Call:
         return self.but(arguments=arguments)
 
 
-class Delivered(dict[str, Any]):
+class RawResult(dict[str, Any]):
     """An upstream's result, and the `message` it came in: the answer to the caller's own request, byte for byte."""
 
     __slots__ = ("message",)

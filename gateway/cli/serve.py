@@ -17,7 +17,7 @@ from gateway.cli import clients, staying
 from gateway.cli.options import settings_options
 from gateway.config import Settings
 from gateway.errors import Forbidden
-from gateway.serve.approval import Consulting, Seal
+from gateway.serve.approval import ApprovalFlow, Seal
 from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.server import McpServer
 from gateway.serve.stdio import serve_stdio
@@ -76,7 +76,7 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
         stop = anyio.Event()
         tasks.start_soon(_stop_on_signal, stop)
         seal = Seal(settings.approval.keys, settings.data_dir)
-        calls = Consulting(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
+        calls = ApprovalFlow(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
         handlers = Handlers(gateway.executor, gateway.versions, gateway.chat, gateway.records, gateway.relay, calls)
         gateway.watch_upstreams(handlers.upstreams_changed)
         server = McpServer(handlers)

@@ -49,7 +49,7 @@ class Promised:
             yield Promised(self.writing, [row])
 
 
-class Book:
+class JournalFile:
     """One file of lines: the statements that write its rows, then the rows. Locked as long as its owner lives."""
 
     def __init__(self, path: Path) -> None:
@@ -119,7 +119,7 @@ def heading(writing: Writing) -> bytes:
     return orjson.dumps([[insert.sql, insert.places] for insert in writing]) + b"\n"
 
 
-class Promises:
+class Journal:
     """The books of one writer. They are opened, cleared and closed inside the gate, in which alone anybody looks for
     those of the dead; the event loop notes in them."""
 
@@ -127,8 +127,8 @@ class Promises:
         self._name = f"{database.name}.promised-"
         self._directory = database.parent.absolute()
         self._owner = new_id()
-        self._books: list[Book] = []
-        self._current: Book | None = None
+        self._books: list[JournalFile] = []
+        self._current: JournalFile | None = None
         self.wanted = False
         """Whether somebody would have promised something, had there been a book."""
 
@@ -152,14 +152,14 @@ class Promises:
             return False
         return len(line) <= LONGEST and self._current.note(writing, row, line)
 
-    def turn_over(self) -> Book | None:
+    def turn_over(self) -> JournalFile | None:
         """The book that was noted in until now, if it holds anything; from now on it is another."""
         if not self.any:
             return None
         full, self._current = self._current, None
         return full
 
-    def _next(self) -> Book | None:
+    def _next(self) -> JournalFile | None:
         self.wanted = not self._books
         for book in self._books:
             if book.free:
@@ -174,7 +174,7 @@ class Promises:
         self.wanted = False
         try:
             for number in range(BOOKS):
-                self._books.append(Book(self._directory / f"{self._name}{self._owner}-{number}"))
+                self._books.append(JournalFile(self._directory / f"{self._name}{self._owner}-{number}"))
         except OSError as error:
             log.warning("rows are written one by one, there is no place to note them: %s", error)
 

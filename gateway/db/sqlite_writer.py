@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.db import Row, Statement, Writing
-from gateway.db.journal import Book, Promised, Promises
+from gateway.db.journal import Journal, JournalFile, Promised
 from gateway.db.lock import Gate, create_private, require_local
 from gateway.db.sqlite_connection import BUSY_TIMEOUT, connect, execute, refusal, storage_failed, transaction
 from gateway.errors import GatewayError
@@ -37,7 +37,7 @@ class Job:
 
     future: asyncio.Future[Rows]
     statements: Sequence[Statement]
-    book: Book | None = None
+    book: JournalFile | None = None
 
     @property
     def weight(self) -> int:
@@ -58,7 +58,7 @@ class Writer:
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._promises = Promises(path)
+        self._promises = Journal(path)
         self._due = False  # a clock runs for what is promised
         self._making_good: asyncio.Future[Rows] | None = None
         self._kept: list[Job] = []  # books the disk did not take; they go before whatever is written next

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.calls import Delivered, Outcome, to_json
+from gateway.calls import Outcome, RawResult, to_json
 
 _MEASURED_APART = frozenset({"content", "structuredContent"})
 
@@ -16,7 +16,7 @@ def result_size(outcome: Outcome) -> int:
     wire = outcome.wire
     if wire is None:
         return len(outcome.value_json)
-    if isinstance(wire, Delivered):
+    if isinstance(wire, RawResult):
         return len(wire.message)
     size = len(to_json({key: value for key, value in wire.items() if key not in _MEASURED_APART}))
     if outcome.error is None:

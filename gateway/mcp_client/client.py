@@ -16,7 +16,7 @@ from gateway.mcp_client import routing_headers
 from gateway.mcp_client.attribution import ABANDONED_SECONDS, Attribution
 from gateway.mcp_client.endpoints import ClientFace
 from gateway.mcp_client.errors import BadAnswer, LinkLost, McpFault, Unreachable
-from gateway.mcp_client.messages import Handwriting, Message, notification, request_number
+from gateway.mcp_client.messages import Message, RequestEncoder, notification, request_number
 from gateway.mcp_client.pending_request import Asker, Exchange, Log, Reports
 from gateway.mcp_client.subscription import Listening
 from gateway.mcp_client.transport import Wire
@@ -58,7 +58,7 @@ class Link:
         self.wire: Wire
         self.header_maps: dict[str, routing_headers.HeaderMap] = {}
         self.face = face
-        self._writing = Handwriting(face, "")
+        self._writing = RequestEncoder(face, "")
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._under_way: dict[int, Exchange] = {}
@@ -72,7 +72,7 @@ class Link:
     def speak(self, version: str) -> None:
         """From now on write as `version` has it."""
         self.era = version
-        self._writing = Handwriting(self.face, version)
+        self._writing = RequestEncoder(self.face, version)
         self.modern = self._writing.modern
 
     async def request(
@@ -93,7 +93,7 @@ class Link:
 
         What the server asks meanwhile goes to `ask`. `meta` and, to a modern server, `capabilities` are
         handed on as they are; a log level rides in `meta`. With `reply_to`, over a wire that can, the request goes
-        by this id, and its result comes `Delivered`: with the message it came in.
+        by this id, and its result comes `RawResult`: with the message it came in.
         """
         reports = Reports(progress, log) if progress is not None or log is not None else None
         exchange = self._begin(method, ask, reports)

@@ -24,7 +24,7 @@ _ENVELOPE = (
 )
 
 
-class Handwriting:
+class RequestEncoder:
     """How requests are written to one server: a modern one is told with each who asks and what the client can."""
 
     def __init__(self, face: ClientFace, version: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from gateway.calls import Delivered
+from gateway.calls import RawResult
 from gateway.mcp_client.errors import BadAnswer, LinkLost, Unauthorized
 from gateway.mcp_client.http_connection import Reply
 from gateway.mcp_client.http_headers import header_lines
@@ -86,7 +86,7 @@ def settle(link: Link, exchange: Exchange, reply: Reply) -> None:
         )
 
 
-def _delivered(reply_to: int | str, body: bytes) -> Delivered | None:
+def _delivered(reply_to: int | str, body: bytes) -> RawResult | None:
     """A result in a message that can be passed on as it is: nothing but an answer to this id, and JSON to anybody."""
     try:
         message = orjson.loads(body)
@@ -97,7 +97,7 @@ def _delivered(reply_to: int | str, body: bytes) -> Delivered | None:
     number, result = message.get("id"), message.get("result")
     if type(number) is not type(reply_to) or number != reply_to or not isinstance(result, dict):
         return None
-    return Delivered(result, body) if result.get("resultType") == "complete" else None
+    return RawResult(result, body) if result.get("resultType") == "complete" else None
 
 
 def check(link: Link, method: str, reply: Reply) -> None:

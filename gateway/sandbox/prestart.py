@@ -48,7 +48,7 @@ class _Spare:
         self.process.kill()
 
 
-class Spares:
+class PrestartedSandboxes:
     """Runs Python code in sandboxes of which the next is always ready: one for each of the `kept` programs
     used last, dropped when `idle` seconds have passed since.
 

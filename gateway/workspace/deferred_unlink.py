@@ -9,7 +9,7 @@ _HELD = 256  # files whose space is still taken; beyond that it is given back on
 _HOLD = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Farewell:
+class DeferredUnlink:
     """Unlinks files. To give back the space of one takes longer than all else about it, and waits until
     its last descriptor is closed; a crash before that costs nothing, since the system does it then."""
 

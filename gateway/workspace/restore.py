@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from gateway.errors import Conflict, Invalid
 from gateway.workspace.blobs import BlobStore, copy
-from gateway.workspace.deferred_unlink import Farewell
+from gateway.workspace.deferred_unlink import DeferredUnlink
 from gateway.workspace.exchange import exchange
 from gateway.workspace.index import File, Index
 from gateway.workspace.openat import DIRECTORY, LISTING, Parts, Way
@@ -36,7 +36,7 @@ class Restore:
         self._way = way
         self._blobs = blobs
         self._index = index
-        self._farewell = Farewell()
+        self._farewell = DeferredUnlink()
 
     def run(self, plan: Plan) -> dict[Parts, File]:
         """What was written, as it is on disk now."""

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from gateway import Gateway
 from gateway.calls import Call
 from gateway.cli import toolgate
-from gateway.serve.approval import Consulting, Seal
+from gateway.serve.approval import ApprovalFlow, Seal
 
 pytestmark = pytest.mark.promise("C5")
 
@@ -37,7 +37,7 @@ def waiting(tmp_path: Path) -> dict[str, Any]:
     async def queue() -> None:
         settings = {"data_dir": str(tmp_path), "approval": {"without_elicitation": "queue", "queue_wait": 0}}
         async with Gateway.open(settings) as gateway:
-            calls = Consulting(gateway.executor, gateway.desk, Seal([], tmp_path), gateway.records.record_finished)
+            calls = ApprovalFlow(gateway.executor, gateway.desk, Seal([], tmp_path), gateway.records.record_finished)
             await calls.call_tool(Call(name="delete_file", arguments={"path": "\x1b[2Jx"}))
             await calls.call_tool(Call(name="delete_file", arguments={"path": "a.txt"}))
 

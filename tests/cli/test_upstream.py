@@ -22,7 +22,7 @@ from sources.toolset.writing import require_sandbox
 from gateway.app import Gateway
 from gateway.cli.upstream import upstream
 from gateway.errors import GatewayError
-from gateway.sources.upstreams.secret_store import Vault
+from gateway.sources.upstreams.secret_store import SecretStore
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -290,7 +290,7 @@ def test_a_kept_secret_reaches_its_server_and_nobody_else(run: Run, home: Path) 
 
 
 def test_what_is_kept_comes_before_the_environment(tmp_path: Path) -> None:
-    vault = Vault(tmp_path)
+    vault = SecretStore(tmp_path)
     environment = vault.environment("lab", {"TOKEN": "of another", "PATH": "/bin"})
     assert environment["TOKEN"] == "of another"
     vault.keep("lab", {"TOKEN": "own"})
@@ -307,11 +307,11 @@ def test_what_is_kept_comes_before_the_environment(tmp_path: Path) -> None:
 
 
 def test_secrets_kept_at_once_are_all_kept(tmp_path: Path) -> None:
-    keep = "import sys; from pathlib import Path; from gateway.sources.upstreams.secret_store import Vault\n"
-    keep += "for n in range(20): Vault(Path(sys.argv[1])).keep(sys.argv[2], {f'V{n}': 'x'})"
+    keep = "import sys; from pathlib import Path; from gateway.sources.upstreams.secret_store import SecretStore\n"
+    keep += "for n in range(20): SecretStore(Path(sys.argv[1])).keep(sys.argv[2], {f'V{n}': 'x'})"
     started = [subprocess.Popen([sys.executable, "-c", keep, str(tmp_path), name]) for name in "ab"]
     assert [process.wait() for process in started] == [0, 0]
-    assert [len(Vault(tmp_path).names(name)) for name in "ab"] == [20, 20]
+    assert [len(SecretStore(tmp_path).names(name)) for name in "ab"] == [20, 20]
 
 
 # Taken over from others
@@ -345,7 +345,7 @@ def test_a_clients_servers_are_taken_over_with_one_command(run: Run, home: Path)
     assert "lab: TOKEN" in told
     assert "toolgate upstream secret docs DOCS_TOKEN" in told
     assert SECRET not in told + dry + stored(home)
-    assert Vault(home / ".local/share/toolgate").environment("lab")["TOKEN"] == SECRET
+    assert SecretStore(home / ".local/share/toolgate").environment("lab")["TOKEN"] == SECRET
     assert {each["name"]: each["state"] for each in run("list", "--json")} == {
         "docs": "new",
         "lab": "new",

@@ -122,7 +122,7 @@ async def killed_after(place: Path) -> None:
     """After the COMMIT and before the lines are gone."""
     async with opened(place) as db:
         await promise_some(place, db, "n", 100)
-        setattr(journal.Book, "clear", die)  # noqa: B010 - mypy
+        setattr(journal.JournalFile, "clear", die)  # noqa: B010 - mypy
         await notes(db)
 
 

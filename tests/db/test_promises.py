@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.db import Insert, Statement, sqlite_writer
-from gateway.db.journal import BOOKS, LONGEST, ROWS, SIZE, Book, Promises, heading
+from gateway.db.journal import BOOKS, LONGEST, ROWS, SIZE, Journal, JournalFile, heading
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Unavailable
 
@@ -199,7 +199,7 @@ async def test_a_value_that_would_be_another_in_the_file_is_not_promised(value: 
         assert await notes(db) == ["b"]
 
 
-def _noted(book: Book, name: str, body: str | None = None) -> bool:
+def _noted(book: JournalFile, name: str, body: str | None = None) -> bool:
     row = [name, 1, body]
     return book.note(WRITING, row, orjson.dumps(row))
 
@@ -210,7 +210,7 @@ async def test_a_row_for_which_the_disk_has_no_room_is_not_promised_and_harms_no
     header = len(heading(WRITING))
     rooms = [0, 1, header + 10, header + 60]  # for a part of the statements, of the first row, of the second
     for room in rooms:
-        book = Book(tmp_path / f"toolgate.db.promised-{room:03}-0")
+        book = JournalFile(tmp_path / f"toolgate.db.promised-{room:03}-0")
         with no_file_longer_than(room):
             first = _noted(book, f"{room} first", "x" * 20)
             assert not _noted(book, f"{room} refused", "x" * 200)
@@ -280,7 +280,7 @@ async def test_closing_tries_once_more_what_the_disk_did_not_take(tmp_path: Path
     assert await left(tmp_path) == ["0", "a"]
 
 
-def make_unwritable(book: Book | None) -> None:
+def make_unwritable(book: JournalFile | None) -> None:
     assert book is not None
     with Path("/dev/null").open("rb") as unwritable:
         os.dup2(unwritable.fileno(), book._descriptor)
@@ -333,7 +333,7 @@ async def test_without_a_place_for_books_rows_are_written_one_by_one_and_nothing
         raise OSError("no locks left")
 
     open_before = os.listdir("/proc/self/fd") if Path("/proc/self/fd").exists() else []
-    promises = Promises(tmp_path / "toolgate.db")
+    promises = Journal(tmp_path / "toolgate.db")
     with monkeypatch.context() as refusing:
         refusing.setattr(fcntl, "flock", refuse)
         for _ in range(3):

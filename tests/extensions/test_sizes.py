@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls import Call, Delivered, Outcome, to_json
+from gateway.calls import Call, Outcome, RawResult, to_json
 from gateway.errors import ToolFailed
 from gateway.extensions import stack
 from gateway.extensions.result_size import result_size, value_size
@@ -56,7 +56,7 @@ async def test_all_of_an_upstreams_result_counts(kind: str) -> None:
 def test_a_result_that_came_with_its_bytes_is_measured_by_them() -> None:
     wire = {"content": [{"type": "text", "text": "ü"}]}
     message = json.dumps({"result": wire}).encode()
-    outcome = Outcome(value=wire["content"], content=wire["content"], wire=Delivered(wire, message))
+    outcome = Outcome(value=wire["content"], content=wire["content"], wire=RawResult(wire, message))
     assert result_size(outcome) == len(message)
     assert "value_json" not in outcome.__dict__
 

@@ -13,7 +13,7 @@ import pytest
 from mcp import Client
 
 from gateway import Gateway
-from gateway.serve.approval import Consulting, Seal
+from gateway.serve.approval import ApprovalFlow, Seal
 from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.server import McpServer
 
@@ -45,7 +45,7 @@ async def nested(place: Path, era: Any, asked: list[str], **outer: Any) -> Async
     settings = {"data_dir": str(place / "outer"), "mcpServers": {"inner": server}, **outer}
     async with Gateway.open(settings) as gateway:
         seal = Seal(gateway.settings.approval.keys, place)
-        calls = Consulting(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
+        calls = ApprovalFlow(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
         face = McpServer(Handlers(gateway.executor, gateway.versions, "c", relay=gateway.relay, calls=calls))
         async with Client(face.sdk, mode=era, cache=None, elicitation_callback=agree) as client:
             yield client

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gateway.sandbox import Killed, Limits, Process, Sandbox
-from gateway.sandbox.prestart import Spares
+from gateway.sandbox.prestart import PrestartedSandboxes
 from gateway.sandbox.process_tree import usage
 from gateway.sandbox.run import finish
 
@@ -107,7 +107,7 @@ async def explode_prestarted(sandbox: Sandbox, folder: Path, code: str) -> Peak:
     """The same in a sandbox that waited for the code."""
     program = python("", limits=Limits(processes=LIMIT), **workspace(folder, sandbox))
     program = replace(program, argv=(INTERPRETER, "-I", "-S", "-u"))
-    spares = Spares(sandbox)
+    spares = PrestartedSandboxes(sandbox)
     try:
         spares.expect(program, now=True)
         while not spares.waiting:  # noqa: ASYNC110 - nothing tells

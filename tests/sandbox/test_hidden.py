@@ -12,7 +12,7 @@ import pytest
 
 from gateway.errors import Unavailable
 from gateway.sandbox import Program, Sandbox
-from gateway.sandbox.prestart import Spares
+from gateway.sandbox.prestart import PrestartedSandboxes
 from gateway.sandbox.run import finish, run
 from gateway.workspace.hidden import ENTRIES, MOST, Hidden, find_hidden, hidden_paths
 
@@ -156,7 +156,7 @@ async def test_a_sandbox_that_cannot_hide_files_refuses_with_the_rule_the_file_a
 
 async def test_a_spare_started_before_a_hidden_file_was_replaced_is_not_used(folder: Path) -> None:
     sandbox = make("bwrap")
-    spares = Spares(sandbox)
+    spares = PrestartedSandboxes(sandbox)
     reading = "try: print(open('a.env').read())\nexcept OSError: print('hidden')"
 
     def program() -> Program:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.sandbox import Mount, Program, Sandbox
-from gateway.sandbox.prestart import Spares
+from gateway.sandbox.prestart import PrestartedSandboxes
 from gateway.sandbox.protected_paths import Kept, kept
 from gateway.sandbox.run import Finished, finish, run
 
@@ -117,7 +117,7 @@ async def test_a_file_in_the_place_of_a_folder_that_holds_what_is_kept_is_kept(s
 
 
 async def test_one_that_waited_keeps_what_came_meanwhile(sandbox: Sandbox, folder: Path) -> None:
-    spares = Spares(sandbox)
+    spares = PrestartedSandboxes(sandbox)
     (folder / "a/settings").unlink()
     program = keeping("", folder, sandbox)
     program = replace(program, argv=program.argv[:3])

@@ -19,7 +19,7 @@ from gateway.errors import Unavailable
 from gateway.net import Policy
 from gateway.sandbox import Program, Sandbox, proxy
 from gateway.sandbox.network import network_of
-from gateway.sandbox.prestart import Spares
+from gateway.sandbox.prestart import PrestartedSandboxes
 from gateway.sandbox.run import finish, run
 
 from .conftest import make
@@ -273,7 +273,7 @@ async def test_a_spare_has_its_network_too(site: Site, tmp_path: Path) -> None:
     sandbox = make("bwrap")
     whole = python("", network=to(site), **workspace(tmp_path / "ws", sandbox))
     program = replace(whole, argv=whole.argv[:3])
-    spares = Spares(sandbox)
+    spares = PrestartedSandboxes(sandbox)
     try:
         for _ in range(2):
             spares.expect(program)

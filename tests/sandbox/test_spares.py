@@ -16,21 +16,21 @@ import pytest
 
 from gateway.errors import Invalid, Unavailable
 from gateway.sandbox import Exit, Limits, Program, Sandbox
-from gateway.sandbox.prestart import Spares
+from gateway.sandbox.prestart import PrestartedSandboxes
 from gateway.sandbox.run import Finished, finish
 
 from .siege import python, workspace
 
 pytestmark = pytest.mark.anyio
-Make = Callable[..., Spares]
+Make = Callable[..., PrestartedSandboxes]
 
 
 @pytest.fixture
 async def make(any_sandbox: Sandbox) -> AsyncIterator[Make]:
-    made: list[Spares] = []
+    made: list[PrestartedSandboxes] = []
 
-    def make(**options: Any) -> Spares:
-        made.append(Spares(any_sandbox, **options))
+    def make(**options: Any) -> PrestartedSandboxes:
+        made.append(PrestartedSandboxes(any_sandbox, **options))
         return made[-1]
 
     yield make
@@ -50,20 +50,22 @@ def interpreter(sandbox: Sandbox, folder: Path, **options: Any) -> Program:
     return replace(whole, argv=whole.argv[:3])
 
 
-async def ready(spares: Spares, program: Program, count: int = 1) -> None:
+async def ready(spares: PrestartedSandboxes, program: Program, count: int = 1) -> None:
     spares.expect(program)
     with anyio.fail_after(60):
         while spares.waiting < count:  # noqa: ASYNC110 - nothing tells of it
             await anyio.sleep(0.005)
 
 
-async def use(spares: Spares, program: Program, code: str, *, given: bytes = b"", **options: Any) -> Finished:
+async def use(
+    spares: PrestartedSandboxes, program: Program, code: str, *, given: bytes = b"", **options: Any
+) -> Finished:
     process = await spares.start(program, code, stdin=bool(given), **options)
     return await finish(process, input=given, timeout=60)
 
 
 @pytest.fixture(params=["warm", "cold"])
-async def spares(request: pytest.FixtureRequest, make: Make, program: Program) -> Spares:
+async def spares(request: pytest.FixtureRequest, make: Make, program: Program) -> PrestartedSandboxes:
     """Once with a sandbox that waits, once without: it is the same to the code."""
     spares = make()
     if request.param == "warm":
@@ -71,7 +73,9 @@ async def spares(request: pytest.FixtureRequest, make: Make, program: Program) -
     return spares
 
 
-async def test_code_finds_what_a_program_of_its_own_would(spares: Spares, program: Program, tmp_path: Path) -> None:
+async def test_code_finds_what_a_program_of_its_own_would(
+    spares: PrestartedSandboxes, program: Program, tmp_path: Path
+) -> None:
     (tmp_path / "ws/helper.py").write_text("word = 'helped'")
     code = """
 import os, sys, helper
@@ -86,12 +90,14 @@ sys.exit(7)
     assert finished.stdout == b"__main__ ['<code>', 'one', '$two'] red helped input True\n"
 
 
-async def test_nobody_writes_to_code_that_wants_no_input(spares: Spares, program: Program) -> None:
+async def test_nobody_writes_to_code_that_wants_no_input(spares: PrestartedSandboxes, program: Program) -> None:
     finished = await use(spares, program, "import sys; print(repr(sys.stdin.read()))")
     assert finished.stdout == b"''\n", finished
 
 
-async def test_a_traceback_shows_the_code_and_nothing_of_ours(spares: Spares, program: Program, tmp_path: Path) -> None:
+async def test_a_traceback_shows_the_code_and_nothing_of_ours(
+    spares: PrestartedSandboxes, program: Program, tmp_path: Path
+) -> None:
     (tmp_path / "ws/traceback.py").write_text("raise SystemExit('not the one of the library')")
     finished = await use(spares, program, "def fail():\n    raise ValueError('no')\n\nfail()\n")
     assert finished.exit == Exit(1)
@@ -107,7 +113,9 @@ async def test_a_traceback_shows_the_code_and_nothing_of_ours(spares: Spares, pr
     assert finished.stderr.decode().splitlines()[:2] == ['  File "<code>", line 1', "    x = = 1"]
 
 
-async def test_the_channel_is_closed_and_the_code_on_no_command_line(spares: Spares, program: Program) -> None:
+async def test_the_channel_is_closed_and_the_code_on_no_command_line(
+    spares: PrestartedSandboxes, program: Program
+) -> None:
     code = """
 import os
 word = "a-word" "-of-the-code"
@@ -266,14 +274,18 @@ async def test_many_at_once_run_each_its_own(make: Make, program: Program) -> No
 
 
 @pytest.mark.parametrize("moment", [0, 0.001, 0.004, 0.02])
-async def test_a_use_can_be_cancelled_at_any_moment(spares: Spares, program: Program, moment: float) -> None:
+async def test_a_use_can_be_cancelled_at_any_moment(
+    spares: PrestartedSandboxes, program: Program, moment: float
+) -> None:
     with anyio.move_on_after(moment):
         await use(spares, program, "import time; time.sleep(300)")
     await spares.close()
     assert [task for task in asyncio.all_tasks() if "sandbox" in repr(task.get_coro())] == []
 
 
-async def test_large_code_arrives_whole_and_too_large_code_is_refused(spares: Spares, program: Program) -> None:
+async def test_large_code_arrives_whole_and_too_large_code_is_refused(
+    spares: PrestartedSandboxes, program: Program
+) -> None:
     code = f"text = {'x' * 2_000_000!r}\nprint(len(text))"
     assert (await use(spares, program, code)).stdout == b"2000000\n"
     with pytest.raises(Invalid):
@@ -322,7 +334,7 @@ def test_it_is_the_same_on_uvloop(any_sandbox: Sandbox, tmp_path: Path) -> None:
     program = interpreter(any_sandbox, tmp_path / "ws")
 
     async def main() -> None:
-        spares = Spares(any_sandbox)
+        spares = PrestartedSandboxes(any_sandbox)
         for _ in range(2):
             await ready(spares, program)
             assert (await use(spares, program, "print(input())", given=b"hello\n")).stdout == b"hello\n"

@@ -30,7 +30,7 @@ from gateway.errors import ToolFailed, UpstreamFault
 from gateway.protocol.jsonrpc import RpcError
 from gateway.serve import stdio
 from gateway.serve.http.app import PATH, Door, HttpFace
-from gateway.serve.http.protocol import Front, Heads, Shortcut
+from gateway.serve.http.protocol import FastHttpProtocol, HeaderCache, Shortcut
 from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.server import McpServer
 from gateway.serve.stdio import serve_stdio
@@ -428,14 +428,14 @@ class Wire:
 
     def __init__(self, app: ASGIApp, shortcut: Shortcut) -> None:
         self._shortcut = shortcut
-        self._heads = Heads()
+        self._heads = HeaderCache()
         self._config = uvicorn.Config(app, log_config=None, access_log=False, proxy_headers=False, lifespan="off")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, state = asyncio.get_running_loop(), ServerState()
         theirs, ours = socket.socketpair()
         served, _ = await loop.connect_accepted_socket(
-            lambda: Front(self._shortcut, self._heads, self._config, state, {}), theirs
+            lambda: FastHttpProtocol(self._shortcut, self._heads, self._config, state, {}), theirs
         )
         line = Line(*await asyncio.open_connection(sock=ours))
         asking = loop.create_task(self._ask(scope, receive, line))

@@ -18,7 +18,7 @@ from gateway.calls import Call, Caller, Outcome, Peer
 from gateway.errors import Invalid
 from gateway.extensions.approval.store import ROUNDS
 from gateway.protocol.jsonrpc import RpcError
-from gateway.serve.approval import Consulting, Seal
+from gateway.serve.approval import ApprovalFlow, Seal
 from gateway.serve.approval.queue import News
 from gateway.tools import Permission, Tool
 
@@ -69,7 +69,7 @@ class Pad:
 @dataclass
 class Stand:
     gateway: Gateway
-    calls: Consulting
+    calls: ApprovalFlow
     pad: Pad
 
     async def modern(self, answers: Mapping[str, Any] | None = None, **changed: Any) -> Outcome:
@@ -106,7 +106,7 @@ async def standing(place: Path, pad: Pad | None = None, **approval: Any) -> Asyn
     async with Gateway.open({"data_dir": str(place), "approval": approval}, sources=[pad]) as gateway:
         seal = Seal(gateway.settings.approval.keys, place)
 
-        calls = Consulting(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
+        calls = ApprovalFlow(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
         yield Stand(gateway, calls, pad)
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gateway import Gateway
 from gateway.calls import Call, Caller, Outcome, Peer
-from gateway.serve.approval import Consulting, Seal
+from gateway.serve.approval import ApprovalFlow, Seal
 from gateway.serve.approval.request_state import PREFIX, Claims
 from gateway.tools import Permission, Tool
 
@@ -53,7 +53,7 @@ class Range:
     portal: BlockingPortal
     gateway: Gateway
     pads: Pads
-    calls: Consulting
+    calls: ApprovalFlow
     seal: Seal
 
     def call(self, answers: dict[str, Any] | None = None, **changed: Any) -> Outcome:
@@ -80,7 +80,7 @@ def range_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Range]:
         opened = Gateway.open({"data_dir": str(place), "approval": {"pending": 10_000}}, sources=[pads])
         gateway = stack.enter_context(portal.wrap_async_context_manager(opened))
         seal = Seal([], place)
-        calls = Consulting(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
+        calls = ApprovalFlow(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
         yield Range(portal, gateway, pads, calls, seal)
 
 
@@ -211,7 +211,7 @@ def test_a_state_shows_nothing_and_grows_with_nothing_that_was_sent(range_: Rang
 
 def test_a_call_expires_with_its_question(range_: Range) -> None:
     state, before = range_.ask(), range_.pads.runs
-    later = Consulting(
+    later = ApprovalFlow(
         range_.gateway.executor,
         range_.gateway.desk,
         range_.seal,

@@ -1,4 +1,4 @@
-"""Heads that are known: whoever sends one is answered as if it had never been seen before."""
+"""HeaderCache that are known: whoever sends one is answered as if it had never been seen before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from gateway.serve.http.protocol import HEAD, HEAD_KNOWN, HEADS_KNOWN, Front, Heads
+from gateway.serve.http.protocol import HEAD, HEAD_KNOWN, HEADS_KNOWN, FastHttpProtocol, HeaderCache
 
 pytestmark = pytest.mark.promise("G3")
 
@@ -45,7 +45,7 @@ class Echo:
         return None if body.startswith(b"long") else _say(b"short", headers.get(b"x-said", b""), body, send)
 
 
-class Nothing(Heads):
+class Nothing(HeaderCache):
     """Knows none."""
 
     def read(self, request: bytes) -> None:
@@ -73,7 +73,7 @@ async def _app(scope: Scope, receive: Receive, send: Send) -> None:
 class Place:
     """Where connections are served, each with the same heads known."""
 
-    heads: Heads = field(default_factory=Heads)
+    heads: HeaderCache = field(default_factory=HeaderCache)
     echo: Echo = field(default_factory=Echo)
     state: ServerState = field(default_factory=ServerState)
 
@@ -83,7 +83,7 @@ class Place:
         theirs, ours = socket.socketpair()
         ours.setblocking(False)
         transport, front = await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: Front(self.echo, self.heads, config, self.state, {}), theirs
+            lambda: FastHttpProtocol(self.echo, self.heads, config, self.state, {}), theirs
         )
         try:
             yield Line(ours, front, self.state)
@@ -103,7 +103,7 @@ class Line:
     """A client's end of a connection, and the other one."""
 
     ours: socket.socket
-    front: Front
+    front: FastHttpProtocol
     state: ServerState
 
     async def say(self, packet: bytes, wait: bool = False) -> bytes:
@@ -167,10 +167,10 @@ REQUESTS = [
 
 
 @cache
-def everything() -> Heads:
+def everything() -> HeaderCache:
     """With every head known that could be."""
 
-    async def main() -> Heads:
+    async def main() -> HeaderCache:
         place = Place()
         for each in REQUESTS:
             await place.told([each])
@@ -219,7 +219,7 @@ def test_so_many_heads_are_known_and_none_that_takes_much_room() -> None:
         heads.keep(request, {b"content-length": b"4"} | dict.fromkeys(lines, b""))
         return heads.read(request) is not None
 
-    heads = Heads()
+    heads = HeaderCache()
     assert [known(b"n: %d" % number) for number in range(HEADS_KNOWN * 2)] == [True] * HEADS_KNOWN * 2
     assert len(heads._known) <= HEADS_KNOWN
     assert known(b"x" * (HEAD_KNOWN - 200)) and not known(b"x" * HEAD_KNOWN)

@@ -17,7 +17,7 @@ from sources.toolset.writing import install, require_sandbox, write_toolset
 from gateway import Gateway
 from gateway.sandbox import detect
 from gateway.sandbox.landlock import Landlock
-from gateway.serve.approval import Consulting, Seal
+from gateway.serve.approval import ApprovalFlow, Seal
 from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.server import McpServer
 
@@ -83,7 +83,7 @@ async def served(place: Path, era: Any, *rules: dict[str, Any]) -> AsyncIterator
     async with Gateway.open(settings) as gateway:
         folder(gateway).mkdir(parents=True, exist_ok=True)
         seal = Seal(gateway.settings.approval.keys, place)
-        calls = Consulting(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
+        calls = ApprovalFlow(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
         face = McpServer(Handlers(gateway.executor, gateway.versions, "c", calls=calls))
         async with Client(face.sdk, mode=era, cache=None, elicitation_callback=agree) as client:
             yield gateway, client

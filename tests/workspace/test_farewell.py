@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eventually import eventually
 
-from gateway.workspace.deferred_unlink import Farewell
+from gateway.workspace.deferred_unlink import DeferredUnlink
 
 
 def open_descriptors() -> set[str]:
@@ -22,7 +22,7 @@ def test_names_are_gone_at_once_and_nothing_stays_open(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     directory = os.open(tmp_path, os.O_RDONLY)
     before = open_descriptors()
-    farewell = Farewell()
+    farewell = DeferredUnlink()
     for name in sorted(path.name for path in tmp_path.iterdir()):
         farewell.unlink(directory, name)
     assert not list(tmp_path.iterdir())

@@ -21,8 +21,8 @@ from gateway.names import did_you_mean
 from gateway.sources.upstreams.client_configs import NAME
 from gateway.sources.upstreams.oauth.account import Account
 from gateway.sources.upstreams.oauth.credentials import Access
-from gateway.sources.upstreams.registry import FACE, Switchboard
-from gateway.sources.upstreams.secret_store import Vault
+from gateway.sources.upstreams.registry import FACE, UpstreamRegistry
+from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 from gateway.sources.upstreams.upstream import Upstream
 
@@ -33,13 +33,13 @@ class Desk:
     for a person's consent, each with its toolset."""
 
     settings: Settings
-    board: Switchboard
+    board: UpstreamRegistry
     specs: Mapping[str, Spec]
     toolsets: frozenset[str]
     held: Mapping[str, Installed]
 
     @property
-    def vault(self) -> Vault:
+    def vault(self) -> SecretStore:
         return self.board.vault
 
     def spec(self, name: str) -> Spec:
@@ -125,7 +125,7 @@ async def desk(settings: Settings) -> AsyncIterator[Desk]:
         async def installed() -> Sequence[Installed]:
             return await gateway.workshop.library.list() if await Toolsets(db).revision() else ()
 
-        board = Switchboard(db, settings, _unheard, installed)
+        board = UpstreamRegistry(db, settings, _unheard, installed)
         stack.push_async_callback(board.close)
         await board.sync()
         toolsets, specs = await installed(), await _specs(settings, board)
@@ -134,7 +134,7 @@ async def desk(settings: Settings) -> AsyncIterator[Desk]:
         yield Desk(settings, board, specs, frozenset(toolset.id for toolset in toolsets), brought)
 
 
-async def _specs(settings: Settings, board: Switchboard) -> dict[str, Spec]:
+async def _specs(settings: Settings, board: UpstreamRegistry) -> dict[str, Spec]:
     found = {spec.name: spec for spec in await board.specs()}
     for name, said in settings.upstreams.items():
         found.setdefault(name, Spec.of(name, said, SETTINGS))

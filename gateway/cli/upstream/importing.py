@@ -20,7 +20,7 @@ from gateway.names import did_you_mean
 from gateway.sources.upstreams.client_configs import Around, Candidate, Skipped, read
 from gateway.sources.upstreams.masking import Names
 from gateway.sources.upstreams.poisoning import visible
-from gateway.sources.upstreams.secret_store import Vault
+from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.spec import ADDED
 
 FILE_LIMIT = 64 * 1024 * 1024
@@ -92,7 +92,9 @@ def _keeps(found: Sequence[tuple[str, Candidate | Skipped]], settings: Settings)
     names = sorted({name for _, each in found if isinstance(each, Candidate) for name in each.values})
     if not names or not sys.stdin.isatty():
         return False
-    question = f"Keep the values of {', '.join(names)} in {Vault(settings.data_dir).path}, which only you can read?"
+    question = (
+        f"Keep the values of {', '.join(names)} in {SecretStore(settings.data_dir).path}, which only you can read?"
+    )
     return click.confirm(question, err=True)
 
 
@@ -230,7 +232,7 @@ def _hints(rows: Sequence[Row], settings: Settings, keep: bool, dry_run: bool) -
     taken = [row for row in rows if row.candidate is not None]
     kept = [f"{row.name}: {', '.join(sorted(row.candidate.values))}" for row in taken if row.candidate.values]  # type: ignore[union-attr]
     if keep and kept:
-        where = Vault(settings.data_dir).path
+        where = SecretStore(settings.data_dir).path
         yield f"\n{'would keep' if dry_run else 'kept'} in {where}, which only you can read:"
         yield from (f"  {line}" for line in kept)
     lacking = [(row, variable) for row in taken for variable in row.missing]

@@ -43,7 +43,7 @@ class Way(enum.Enum):
     REFUSED = "not at all"
 
 
-class Consulting:
+class ApprovalFlow:
     """Carries calls to the executor. Where one needs a person's consent it asks, and calls again with the answer, under
     the same call id; while a person thinks, nothing is held."""
 

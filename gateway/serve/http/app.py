@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import __version__
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
 from gateway.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
-from gateway.serve.http.fastpath import ExpressHttp
+from gateway.serve.http.fastpath import HttpFastPath
 from gateway.serve.http.session_limit import SessionLimit
 from gateway.serve.mcp.server import McpServer
 
@@ -46,7 +46,7 @@ class HttpFace:
             custom_starlette_routes=[Route("/healthz", self._healthz), Route("/readyz", self._readyz)],
         )
         SessionLimit(mcp.sdk.session_manager)
-        express = ExpressHttp(mcp.handlers, self._ending(routes), mcp.sdk.session_manager, PATH)
+        express = HttpFastPath(mcp.handlers, self._ending(routes), mcp.sdk.session_manager, PATH)
         self.app = door.before(express)
         self.shortcut = Guarded(door, express)
 
@@ -193,7 +193,7 @@ class Guarded:
 
     path = PATH.encode()
 
-    def __init__(self, door: Door, express: ExpressHttp) -> None:
+    def __init__(self, door: Door, express: HttpFastPath) -> None:
         self._door = door
         self._express = express
         self.answering = express.answering

@@ -46,7 +46,7 @@ _METHODS = frozenset(method.encode() for method in fastpath.METHODS)
 _MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
 
 
-class ExpressHttp:
+class HttpFastPath:
     """An ASGI application: answers what it can, and hands the rest to `app` as it came."""
 
     def __init__(self, handlers: Handlers, app: ASGIApp, manager: StreamableHTTPSessionManager, path: str) -> None:

@@ -60,9 +60,9 @@ class Shortcut(Protocol):
         ...
 
 
-class Heads:
-    """Heads of requests that took the shortcut, by their bytes: what they say, and how long a request with such a head
-    is. What of it may change with time (whether a session is alive, say) the shortcut sees each time."""
+class HeaderCache:
+    """Parsed request headers, keyed by their raw bytes, with the length of a request that begins so. What may change
+    with time, such as whether a session is alive, is checked for each request."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[Headers, int]] = {}
@@ -85,7 +85,7 @@ class Heads:
         self._known[request[:size]] = headers, len(request)
 
 
-class Front(HttpToolsProtocol):
+class FastHttpProtocol(HttpToolsProtocol):
     """A request that takes the shortcut is read whole, becomes one task, and its answer leaves in one piece; it never
     gets the scope, events and queues of ASGI. Any other goes on to uvicorn from the beginning, as if nothing had been.
 
@@ -93,7 +93,7 @@ class Front(HttpToolsProtocol):
     looked at; the parser never sees it.
     """
 
-    def __init__(self, shortcut: Shortcut, heads: Heads, *arguments: Any, **named: Any) -> None:
+    def __init__(self, shortcut: Shortcut, heads: HeaderCache, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._shortcut = shortcut
         self._heads = heads
@@ -291,7 +291,7 @@ class _Cycle:
     """One request and its answer, as far as uvicorn's protocol asks for them: `disconnected`, `message_event.set` when
     its client has left, `keep_alive`, and whether the next one may begin."""
 
-    def __init__(self, front: Front, keep_alive: bool) -> None:
+    def __init__(self, front: FastHttpProtocol, keep_alive: bool) -> None:
         self.keep_alive = keep_alive
         self.disconnected = False
         self.response_complete = False

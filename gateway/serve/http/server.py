@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.errors import Invalid, Unavailable
-from gateway.serve.http.protocol import Front, Heads, Shortcut
+from gateway.serve.http.protocol import FastHttpProtocol, HeaderCache, Shortcut
 
 KEEP_ALIVE = 75
 """Seconds an idle connection stays open: longer than clients keep theirs, so that none is closed under a request."""
@@ -31,7 +31,7 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # once a second, so that no request needs a timer of its own
             now = asyncio.get_running_loop().time()
-            for connection in cast(list[Front], list(self.server_state.connections)):
+            for connection in cast(list[FastHttpProtocol], list(self.server_state.connections)):
                 connection.close_if_late(now)
         return await super().on_tick(counter)
 
@@ -65,7 +65,7 @@ async def serve_http(
     server = _Server(
         uvicorn.Config(
             app,
-            http=cast(type[asyncio.Protocol], partial(Front, shortcut, Heads())),
+            http=cast(type[asyncio.Protocol], partial(FastHttpProtocol, shortcut, HeaderCache())),
             ws="none",  # whatever else is installed
             log_config=None,
             access_log=False,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.calls import Call, Delivered, Outcome, check_chat, to_json
+from gateway.calls import Call, Outcome, RawResult, check_chat, to_json
 from gateway.catalog import Catalog
 from gateway.executor import Executor
 from gateway.protocol import is_version_at_least
@@ -85,7 +85,7 @@ class Tools:
         if outcome.call_id is not None:  # it continues an earlier call
             call = call.but(id=outcome.call_id)
         wire, plan = outcome.wire, outcome.render_plan
-        if type(wire) is Delivered and plan is None and outcome.content is wire.get("content") and not _is_ours(wire):
+        if type(wire) is RawResult and plan is None and outcome.content is wire.get("content") and not _is_ours(wire):
             return Answer(call_id=call.id, message=wire.message)
         result = tool_result(call, outcome, structured=call.name in self._view.structured)
         if not is_version_at_least(request.version, RESOURCE_LINKS):

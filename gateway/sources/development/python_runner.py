@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from gateway.errors import GatewayError
 from gateway.sandbox import Mount, Process, Program, Sandbox
 from gateway.sandbox.monty import MODULES, Monty
-from gateway.sandbox.prestart import Spares
+from gateway.sandbox.prestart import PrestartedSandboxes
 from gateway.sandbox.run import Finished, Said, finish
 from gateway.sandbox.supervisor import refuse_hidden
 
@@ -55,7 +55,7 @@ class Sandboxed:
     """The workspace's Python or the machine's, in an interpreter that may be waiting already."""
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self._spares = Spares(sandbox)
+        self._spares = PrestartedSandboxes(sandbox)
 
     async def run(self, bench: Bench, script: Script, said: Said) -> Finished:
         began = time.monotonic()

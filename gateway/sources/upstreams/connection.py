@@ -32,7 +32,7 @@ class Taken(Exception):
     """Somebody is being asked something on this lane, and that may take long: go another way."""
 
 
-class Lane:
+class UpstreamConnection:
     """Hands out its link. One caller opens it for all; while the server keeps failing, callers are told at once.
 
     `opened` hears of each new link before anybody has it. A lane nobody uses for `idle` seconds is closed, and
@@ -45,7 +45,7 @@ class Lane:
         open_: Open,
         opened: Opened,
         idle: float | None = None,
-        left: Callable[[Lane], None] = lambda _: None,
+        left: Callable[[UpstreamConnection], None] = lambda _: None,
         mended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._name = name
@@ -234,7 +234,7 @@ class Lane:
 class _Use:
     """One for all who use a lane: every call does, so it is made but once."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: UpstreamConnection) -> None:
         self._lane = lane
 
     def __enter__(self) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 from gateway.calls import Ask, no_progress
 from gateway.errors import Timeout, ToolFailed, Unavailable
 from gateway.mcp_client import Link, McpFault
-from gateway.sources.upstreams.connection import Lane, Taken
+from gateway.sources.upstreams.connection import Taken, UpstreamConnection
 from gateway.sources.upstreams.labels import label_fault, label_question, unwrap_state, wrap_state
 from gateway.sources.upstreams.logs import heard, tune
 from gateway.sources.upstreams.questions import askable, asked_in, put, shown
 from gateway.sources.upstreams.requests import Request
-from gateway.sources.upstreams.suspended_calls import STATE, Parking
+from gateway.sources.upstreams.suspended_calls import STATE, SuspendedCalls
 from gateway.sources.upstreams.upstream import Upstream
 
 INVALID_PARAMS = -32602
@@ -35,8 +35,8 @@ class Asking:
     """A client of the handshake era is asked while its request runs; one of the newest gets the questions as the
     answer, and comes again with its answers."""
 
-    def __init__(self, parking: Parking | None = None) -> None:
-        self._parking = parking or Parking()
+    def __init__(self, parking: SuspendedCalls | None = None) -> None:
+        self._parking = parking or SuspendedCalls()
 
     async def answer(self, upstream: Upstream, request: Request) -> Result:
         """The server's result; its own error as `UpstreamFault`. `input_required` leaves only for a client of the
@@ -88,7 +88,7 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Resul
                 upstream.asks = upstream.asks or link.asks_mid_call
 
 
-def _asker(upstream: Upstream, lane: Lane, link: Link, ask: Ask) -> Ask:
+def _asker(upstream: Upstream, lane: UpstreamConnection, link: Link, ask: Ask) -> Ask:
     """`ask`, naming the server, and letting others know that the lane waits for an answer."""
 
     async def asked(method: str, params: Mapping[str, Any]) -> Result:

@@ -16,7 +16,7 @@ from gateway.db.upstreams import UpstreamRow, Upstreams
 from gateway.errors import GatewayError
 from gateway.mcp_client import ClientFace
 from gateway.sources.upstreams.oauth.store import Logins
-from gateway.sources.upstreams.secret_store import Vault
+from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.source import UpstreamSource
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 from gateway.sources.upstreams.tools import Override
@@ -37,7 +37,7 @@ FACE = ClientFace(
 _KEPT = ("command", "cwd", "url", "enabled", "requires_confirmation", "prefix", "permission", "timeout")
 
 
-class Switchboard:
+class UpstreamRegistry:
     """The upstreams of one gateway. `changed` is told whenever another catalog may be due."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Switchboard:
         self.source = UpstreamSource()
         self.memory = Upstreams(db)
         self.pins = Pins(db)
-        self.vault = Vault(settings.data_dir)
+        self.vault = SecretStore(settings.data_dir)
         self.logins = Logins(settings.data_dir)
         self._settings = settings
         self._changed = changed

@@ -18,7 +18,7 @@ SIZE_LIMIT = 1024 * 1024
 _Kept = dict[str, dict[str, str]]
 
 
-class Vault:
+class SecretStore:
     """One file only its owner can read: `{server: {variable: value}}`. It is read whenever a variable is
     resolved, so that what is kept now counts for whoever connects next, in any process."""
 

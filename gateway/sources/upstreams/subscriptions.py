@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.errors import GatewayError, Invalid
 from gateway.mcp_client import Link
-from gateway.sources.upstreams.connection import Lane
+from gateway.sources.upstreams.connection import UpstreamConnection
 from gateway.sources.upstreams.resource_updates import AGAIN_SECONDS, Listened, Subscribed
 
 LIMIT = 1000
@@ -23,7 +23,7 @@ class Subscriptions:
     """The followers of one server's resources. `lane` is where its notifications come from; for as long as anybody
     follows anything it stays open, and is opened again when it was lost."""
 
-    def __init__(self, lane: Callable[[], Lane]) -> None:
+    def __init__(self, lane: Callable[[], UpstreamConnection]) -> None:
         self._lane = lane
         self._followers: dict[str, list[Told]] = {}
         self._way: Listened | Subscribed | None = None
@@ -83,7 +83,7 @@ class Subscriptions:
                 self.updated(uri)  # what changed meanwhile, nobody heard
             return
 
-    async def _keep(self, lane: Lane) -> None:
+    async def _keep(self, lane: UpstreamConnection) -> None:
         """Have the server there for its followers."""
         with lane.use():
             while True:

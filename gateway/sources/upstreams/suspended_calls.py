@@ -38,7 +38,7 @@ class _Question:
     answer: asyncio.Future[Result]
 
 
-class Parking:
+class SuspendedCalls:
     """Holds calls between a question and its answer: for a while, for so many, and each for its own caller alone."""
 
     def __init__(self, seconds: float = PARKED_SECONDS) -> None:

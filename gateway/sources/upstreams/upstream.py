@@ -15,7 +15,7 @@ from gateway.db.pins import Pins
 from gateway.db.upstreams import Upstreams
 from gateway.errors import Forbidden, GatewayError, Timeout, Unavailable
 from gateway.mcp_client import ClientFace, Link, McpFault, open_link
-from gateway.sources.upstreams.connection import Lane
+from gateway.sources.upstreams.connection import UpstreamConnection
 from gateway.sources.upstreams.definitions import Kind, define, define_all
 from gateway.sources.upstreams.oauth.credentials import Access
 from gateway.sources.upstreams.oauth.store import Logins
@@ -97,7 +97,7 @@ class Upstream:
         self._access = Access(spec, environment, logins, settings)
         self._era: str | None = None
         self._said: Said | None = None
-        self._lanes: dict[Key, Lane] = {}
+        self._lanes: dict[Key, UpstreamConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.subscriptions = Subscriptions(lambda: self._lane(self._main))
         self._taking = asyncio.Lock()
@@ -173,7 +173,7 @@ class Upstream:
             self._spawn(self._keep())
         await self._tried.wait()
 
-    def lane(self, call: Call) -> Lane:
+    def lane(self, call: Call) -> UpstreamConnection:
         """The way this call takes: no two principals share a server that may keep state. While a call waits for an
         answer on a lane that takes one at a time, the next has another."""
         lane, number = self._lane(self._key(call.caller.principal, call.chat)), 0
@@ -201,7 +201,7 @@ class Upstream:
         sharing = self.spec.settings.sharing
         return ("" if sharing == "all" else principal, chat if sharing == "chat" else "", number)
 
-    def _lane(self, key: Key) -> Lane:
+    def _lane(self, key: Key) -> UpstreamConnection:
         lane = self._lanes.get(key)
         if lane is not None:
             return lane
@@ -211,7 +211,9 @@ class Upstream:
             self._make_room()
         idle = IDLE_SECONDS if self.spec.settings.lazy or not main else None
         opened = self._opened if main else _unheard
-        lane = self._lanes[key] = Lane(self.spec.name, self._open, opened, idle, self._forget, self._access.changed)
+        lane = self._lanes[key] = UpstreamConnection(
+            self.spec.name, self._open, opened, idle, self._forget, self._access.changed
+        )
         return lane
 
     def _make_room(self) -> None:
@@ -229,7 +231,7 @@ class Upstream:
             code="OVERLOADED",
         )
 
-    def _forget(self, lane: Lane) -> None:
+    def _forget(self, lane: UpstreamConnection) -> None:
         self._lanes = {key: each for key, each in self._lanes.items() if each is not lane}
 
     async def _keep(self) -> None:

@@ -17,7 +17,7 @@ from journeys.servers import labs
 from gateway.errors import Unavailable
 from gateway.mcp_client import ClientFace, HttpEndpoint, Link, StdioEndpoint, open_link
 from gateway.sources.upstreams import connection as lanes
-from gateway.sources.upstreams.connection import Lane, Taken
+from gateway.sources.upstreams.connection import Taken, UpstreamConnection
 
 pytestmark = pytest.mark.anyio
 
@@ -27,8 +27,8 @@ FACE = ClientFace("lanes", "1", {})
 @asynccontextmanager
 async def lane_to(
     endpoint: StdioEndpoint | HttpEndpoint, opened: Callable[[Link], None] = lambda _: None, **options: Any
-) -> AsyncIterator[Lane]:
-    lane = Lane("lab", lambda: open_link(endpoint, client=FACE, timeout=TIMEOUT), opened, **options)
+) -> AsyncIterator[UpstreamConnection]:
+    lane = UpstreamConnection("lab", lambda: open_link(endpoint, client=FACE, timeout=TIMEOUT), opened, **options)
     try:
         yield lane
     finally:
@@ -126,17 +126,17 @@ async def test_a_bug_is_a_failed_start_too() -> None:
     async def broken() -> Link:
         raise ZeroDivisionError
 
-    lane = Lane("lab", broken, lambda _: None)
+    lane = UpstreamConnection("lab", broken, lambda _: None)
     with pytest.raises(Unavailable, match="its log has the reason; it is tried again in"):
         await lane.link()
     await lane.close()
 
 
 async def test_a_lane_nobody_uses_is_closed_and_one_in_use_is_not() -> None:
-    left: list[Lane] = []
+    left: list[UpstreamConnection] = []
     gone = asyncio.Event()
 
-    def leave(lane: Lane) -> None:
+    def leave(lane: UpstreamConnection) -> None:
         left.append(lane)
         gone.set()
 

@@ -1,4 +1,4 @@
-"""Parking: a call goes on while its caller is away with the questions, but not for ever, and for nobody else."""
+"""SuspendedCalls: a call goes on while its caller is away with the questions, but not for ever, and for nobody else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.errors import Invalid, Unavailable
 from gateway.sources.upstreams import suspended_calls
 from gateway.sources.upstreams.forward import Asking
 from gateway.sources.upstreams.requests import Request
-from gateway.sources.upstreams.suspended_calls import Parking
+from gateway.sources.upstreams.suspended_calls import SuspendedCalls
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +36,7 @@ async def gateway_to(
     said = {**labs.on_stdio("handshake", LAB_FILE=str(directory / "notes"), LAB_HABITS=habits), "sharing": sharing}
     settings = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, "mcpServers": {"lab": said}}
     async with Gateway.open(settings) as gateway:
-        gateway.switchboard.source.asking = Asking(Parking(seconds))
+        gateway.switchboard.source.asking = Asking(SuspendedCalls(seconds))
         yield gateway
 
 
@@ -142,7 +142,7 @@ async def test_while_one_is_asked_the_next_call_waits_for_nobody(tmp_path: Path,
 
 
 async def test_nobody_else_can_use_a_state() -> None:
-    parked = Parking()
+    parked = SuspendedCalls()
 
     async def start(ask: Any, _: Request) -> dict[str, Any]:
         return dict(await ask("elicitation/create", {"message": "who"}))
@@ -160,7 +160,7 @@ async def test_nobody_else_can_use_a_state() -> None:
 
 async def test_one_principal_cannot_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suspended_calls, "PARKED_EACH", 2)
-    parked, ended = Parking(), 0
+    parked, ended = SuspendedCalls(), 0
 
     async def start(ask: Any, _: Request) -> dict[str, Any]:
         nonlocal ended
@@ -196,7 +196,7 @@ async def test_reports_go_to_whoever_waits_now() -> None:
         await told_request.call.progress(2, None, None)
         return {}
 
-    parked = Parking()
+    parked = SuspendedCalls()
     asked = Outcome(wire=await parked.run(request(progress=reporting("first")), start))
     await parked.resume(request(answering(asked), progress=reporting("second")))
     assert told == [("first", 1), ("second", 2)]

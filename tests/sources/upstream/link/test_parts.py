@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.mcp_client import ClientFace, McpFault
 from gateway.mcp_client.attribution import ABANDONED_SECONDS, Attribution
-from gateway.mcp_client.messages import Handwriting, decode
+from gateway.mcp_client.messages import RequestEncoder, decode
 from gateway.mcp_client.pending_request import PROGRESS_LIMIT, Exchange, Reports
 from gateway.mcp_client.sse_events import Event, EventParser, EventTooLarge
 
@@ -65,9 +65,9 @@ def test_what_python_writes_is_read() -> None:
 
 def test_a_request_is_written_as_its_era_has_it() -> None:
     meta = {"trace": 1, "io.modelcontextprotocol/logLevel": "info", "progressToken": "theirs"}
-    old = Handwriting(FACE, "2025-06-18").request(7, "tools/call", {"name": "t"}, meta, {"sampling": {}}, True)
+    old = RequestEncoder(FACE, "2025-06-18").request(7, "tools/call", {"name": "t"}, meta, {"sampling": {}}, True)
     assert old["params"] == {"name": "t", "_meta": {"trace": 1, "progressToken": 7}}
-    new = Handwriting(FACE, "2026-07-28").request(7, "tools/list", None, meta, None, False)
+    new = RequestEncoder(FACE, "2026-07-28").request(7, "tools/list", None, meta, None, False)
     assert new["params"]["_meta"] == {
         "trace": 1,
         "io.modelcontextprotocol/logLevel": "info",
@@ -75,7 +75,7 @@ def test_a_request_is_written_as_its_era_has_it() -> None:
         "io.modelcontextprotocol/clientInfo": {"name": "n", "version": "1"},
         "io.modelcontextprotocol/clientCapabilities": {"roots": {}},
     }
-    assert Handwriting(FACE, "2025-06-18").request(7, "ping", None, None, None, False) == {
+    assert RequestEncoder(FACE, "2025-06-18").request(7, "ping", None, None, None, False) == {
         "jsonrpc": "2.0",
         "id": 7,
         "method": "ping",

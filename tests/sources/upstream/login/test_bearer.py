@@ -17,7 +17,7 @@ from gateway.app import Gateway
 from gateway.config import Settings, UpstreamSettings
 from gateway.errors import GatewayError
 from gateway.mcp_client import Link, Unauthorized, open_link
-from gateway.sources.upstreams.connection import Lane
+from gateway.sources.upstreams.connection import UpstreamConnection
 from gateway.sources.upstreams.oauth.bearer import Bearer
 from gateway.sources.upstreams.oauth.credentials import Access
 from gateway.sources.upstreams.oauth.store import Logins
@@ -293,7 +293,7 @@ async def test_a_server_is_tried_at_once_when_somebody_has_logged_in() -> None:
     async def failing() -> Link:
         raise Unauthorized("log in first")
 
-    lane = Lane("lab", failing, lambda link: None, mended=lambda: mended)
+    lane = UpstreamConnection("lab", failing, lambda link: None, mended=lambda: mended)
     for _ in range(5):
         lane._not_before = 0.0
         with pytest.raises(GatewayError) as refused:
