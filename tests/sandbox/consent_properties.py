@@ -174,7 +174,7 @@ class Declared:
         return self.shape.startswith("shell")
 
     def to_manifest(self) -> dict[str, Any]:
-        said: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "id": self.id,
             "permission": self.permission,
             "access": self.access,
@@ -182,20 +182,20 @@ class Declared:
             "destructive": self.destructive,
         }
         if self.asks:
-            said["requires_confirmation"] = True
+            entry["requires_confirmation"] = True
         if self.shape == "shell-named":
             script = SHELL + 'perform "$1" "$2" "$3" "$4"; exit 0'
             words = [f"${{{name}}}" for name in ("effect", "path", "other", "content")]
-            return said | {"type": "shell", "command": ["sh", "-c", script, "act", *words]}
+            return entry | {"type": "shell", "command": ["sh", "-c", script, "act", *words]}
         if self.shape == "shell-concealed":
             script = SHELL + 'eval "$(printf %s "$1" | base64 -d)"; exit 0'
-            return said | {"type": "shell", "command": ["sh", "-c", script, "act", "${script}"]}
-        return said | {"entrypoint": f"code:{self.id}"}
+            return entry | {"type": "shell", "command": ["sh", "-c", script, "act", "${script}"]}
+        return entry | {"entrypoint": f"code:{self.id}"}
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One call: the paths that its arguments name, and those that it may change if it does what it says."""
+    """One call: `named` are the paths among its arguments, `effects` what its code tries."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -227,6 +227,8 @@ class Person:
 
 @dataclass(frozen=True)
 class Rule:
+    """A rule of `approval.rules`: by tool, by the name of a file, or by the argument `path`."""
+
     tool: str
     then: str
     path: str | None = None
@@ -529,6 +531,11 @@ def is_of_git(path: str) -> bool:
     return ".git" in path.split("/") and not is_protected(path)
 
 
+def has_copy(files: Snapshot, token: str) -> bool:
+    """True if the secret is in a file that no rule by path is about, as after an approved move."""
+    return any(token.encode() in content for path, (_, content) in files.items() if not path.endswith(".env"))
+
+
 def covers(above: str, path: str) -> bool:
     above, path = (os.path.normpath(each).lower().removeprefix("/workspace/") for each in (above, path))
     return above == path or path.startswith(f"{above}/")
@@ -746,8 +753,12 @@ class _Judge:
         hidden = {path: policy.hides(tool, path) for path in SECRET}
         agreed = {path for path in SECRET for each in self.attempt.named if covers(each, path) and self.person.approved}
         kept = [path for path, then in hidden.items() if then == "deny" or (then == "ask" and path not in agreed)]
-        if len(kept) == len(SECRET) and self.example.token in text:
-            yield "a file that a rule keeps from the tool was shown"
+        token = self.example.token
+        if len(kept) == len(SECRET) and not has_copy(self.before, token):
+            if token in text:
+                yield "a file that a rule keeps from the tool was shown"
+            if tool not in FILE_TOOLS and has_copy(self.after, token):
+                yield "a file that a rule keeps from the tool was copied"
         for path in kept:
             if path in self.changed and tool not in FILE_TOOLS:
                 yield f"{path} changed, which a rule keeps from the tool"
