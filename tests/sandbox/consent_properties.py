@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -140,10 +140,10 @@ import base64, json
 from covalt_toolset import get_context, tool
 {EFFECTS}
 
-def named(effect: str, path: str, other: str, content: str) -> str:
-    '''Try one effect.'''
+def named(effect: str, path: str, other: str, content: str, script: str) -> str:
+    '''Try one effect, and others that the arguments do not show.'''
     os.chdir(get_context().workspace)
-    return perform(effect, path, other, content)
+    return perform(effect, path, other, content) + "; " + concealed(script)
 
 def concealed(script: str) -> str:
     '''Try effects that the arguments do not show.'''
@@ -442,19 +442,23 @@ def _effect(rng: random.Random, world: Outside) -> tuple[str, str, str]:
 
 def _toolset_attempt(rng: random.Random, tool: Declared, world: Outside) -> Attempt:
     content = f"written-{rng.randrange(3)}"  # often the same, so that an agreed change is made again
-    count = rng.choice([1, 2, 4, 6]) if "concealed" in tool.shape else 1
-    effects = tuple(_effect(rng, world) for _ in range(count))
-    arguments: dict[str, Any]
-    if "concealed" in tool.shape:
-        plan = [(*effect, content) for effect in effects]
-        script = json.dumps(plan)
-        if tool.is_shell:
-            script = "\n".join(" ".join(["perform", *(f"'{word}'" for word in each)]) for each in plan)
-        arguments = {"script": base64.b64encode(script.encode()).decode()}
-        return Attempt(f"lab:{tool.id}", arguments, (), effects)
-    effect, path, other = effects[0]
-    arguments = {"effect": effect, "path": path, "other": other, "content": content}
-    return Attempt(f"lab:{tool.id}", arguments, (path, other), effects)
+    effects = [_effect(rng, world) for _ in range(rng.choice([1, 2, 4, 6]))]
+    shown = [] if "concealed" in tool.shape else effects[:1]
+    plan = [(*effect, content) for effect in effects[len(shown) :]]
+    arguments: dict[str, Any] = {}
+    for effect, path, other in shown:
+        arguments = {"effect": effect, "path": path, "other": other, "content": content}
+    if tool.shape == "shell-named":
+        effects = shown
+    else:
+        script = _to_shell(plan) if tool.is_shell else json.dumps(plan)
+        arguments["script"] = base64.b64encode(script.encode()).decode()
+    named = tuple(path for _, *paths in shown for path in paths)
+    return Attempt(f"lab:{tool.id}", arguments, named, tuple(effects))
+
+
+def _to_shell(plan: Sequence[Sequence[str]]) -> str:
+    return "\n".join(" ".join(["perform", *(f"'{word}'" for word in each)]) for each in plan)
 
 
 def _builtin_attempt(rng: random.Random, tool: str, world: Outside) -> Attempt:
@@ -490,7 +494,7 @@ def _builtin_attempt(rng: random.Random, tool: str, world: Outside) -> Attempt:
         calls = "\n".join(f"print(perform({a!r}, {b!r}, {c!r}, 'written'))" for a, b, c in effects)
         arguments, named = {"language": "python", "code": f"{EFFECTS}\n{calls}"}, ()
     else:
-        calls = "\n".join(" ".join(["perform", *(f"'{word}'" for word in (*each, "written"))]) for each in effects)
+        calls = _to_shell([(*each, "written") for each in effects])
         arguments, named = {"command": f"{SHELL}\n{calls}"}, ()
     return Attempt(tool, arguments, named, effects if tool.startswith("run_") else ())
 
