@@ -10,8 +10,8 @@ import json
 import os
 from pathlib import Path
 
-from gateway.runtime.worker.calls import Calls
-from gateway.runtime.worker.channel import Channel
+from .calls import Calls
+from .channel import Channel
 
 
 def main(setup: str) -> None:
@@ -21,7 +21,7 @@ def main(setup: str) -> None:
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - the one file there is in every sandbox
         os.dup2(nothing.fileno(), 0)
     if "filter" in said:
-        from gateway.runtime.worker.rights import install_filter  # brings ctypes, which most workers do not need
+        from .rights import install_filter  # brings ctypes, which most workers do not need
 
         install_filter(bytes.fromhex(said["filter"]))
     Calls(channel, said["toolset"], Path(said["directory"]).resolve(), Path(said["workspace"])).serve()

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from covalt_toolset import BadReturn, ToolContext, describe, invoke, load, set_context
-from gateway.runtime.worker.channel import Channel, TooLarge, end
-from gateway.runtime.worker.coroutines import Coroutine, Coroutines
-from gateway.runtime.worker.failures import failure
-from gateway.runtime.worker.reports import Reports
+
+from .channel import Channel, TooLarge, end
+from .coroutines import Coroutine, Coroutines
+from .failures import failure
+from .reports import Reports
 
 THREADS = 8
 Message = dict[str, Any]

@@ -6,7 +6,8 @@ import threading
 import time
 
 from covalt_toolset import Log, Progress
-from gateway.runtime.worker.channel import Channel
+
+from .channel import Channel
 
 _INTERVAL = 0.02
 _LINES_LIMIT = 500
