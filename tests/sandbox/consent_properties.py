@@ -728,7 +728,7 @@ class _Judge:
         named = [path for question in self.person.approved for path in re.findall(r"'([^']+)'", question.reason)]
         is_file_tool = self.attempt.tool in FILE_TOOLS
         for path in filter(is_protected, self.changed):
-            if any(covers(each, path) and is_protected(each) for each in named):
+            if any(covers(each, path) and is_protected(f"{each}/config") for each in named):
                 continue
             above = [each for each in self.attempt.named if covers(each, path)]
             if is_file_tool and above and self._is_allowed_by_operator(decision):
