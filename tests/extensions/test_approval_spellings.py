@@ -16,6 +16,7 @@ from gateway.config.approval import ApprovalRule
 from gateway.extensions import stack
 from gateway.extensions.approval import Answer, Approval, ConsentNeeded, Question
 from gateway.tools import Tool
+from gateway.workspace.protected import FILES_LIMIT
 
 pytestmark = pytest.mark.promise("C5")
 
@@ -298,7 +299,7 @@ async def test_directory_with_protected_files_is_moved_or_deleted_only_after_a_q
             assert refused.error is not None and refused.error.code == "DECLINED", tool
             assert "'sub/deep/.git'" in asked[-1] or "'sub/.envrc'" in asked[-1]
         assert (folder / "sub/.envrc").exists() and (folder / "sub/deep/.git/hooks/pre-commit").exists()
-        for number in range(201):
+        for number in range(FILES_LIMIT + 1):
             (folder / "many" / str(number)).mkdir(parents=True)
             (folder / "many" / str(number) / ".envrc").touch()
         refused = await gateway.call("move_file", {"from": "many", "to": "elsewhere"}, approver=refuse)
