@@ -121,12 +121,11 @@ async def test_what_a_killed_gateway_left_of_a_toolset_call_is_taken_back_at_the
         f"""
         import asyncio, json, sys
         from gateway import Gateway
-        from gateway.sandbox import choose
         from gateway.sandbox.landlock import Landlock
-        from gateway.sources.toolsets import workshop
+        from gateway.sources.toolsets import assembly
         if {sandbox!r} == "landlock":
             async def chosen(_): return Landlock()
-            workshop.choose = chosen
+            assembly.choose = chosen
         async def main():
             async with Gateway.open(json.loads({json.dumps(settings)!r})) as gateway:
                 await gateway.call("slow:change")

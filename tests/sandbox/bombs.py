@@ -31,11 +31,11 @@ print("begun", flush=True)
 for _ in range(100):
     try:
         if os.fork() == 0:
-            time.sleep(20)
+            time.sleep(200)
             os._exit(0)
     except OSError:
         break
-time.sleep(20)
+time.sleep(200)
 """
 
 THREAD_BOMB = """
