@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.sources.web.reader.duckduckgo import found
-from gateway.sources.web.reader.markdown import to_markdown
-from gateway.sources.web.reader.tree import Tree
+from .duckduckgo import found
+from .markdown import to_markdown
+from .tree import Tree
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.sources.web.reader.tree import Element
+from .tree import Element
 
 _ROLES_AROUND = frozenset({"navigation", "search", "banner", "contentinfo", "complementary", "menu", "menubar"})
 _PROSE = frozenset({"p", "pre", "li", "dd", "dt", "td", "th", "blockquote", "h1", "h2", "h3", "h4", "figcaption"})

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable
 from urllib.parse import urljoin, urlsplit
 
-from gateway.sources.web.reader.lines import Lines
-from gateway.sources.web.reader.main_content import is_around, main_part
-from gateway.sources.web.reader.tree import Element, Tree
+from .lines import Lines
+from .main_content import is_around, main_part
+from .tree import Element, Tree
 
 _BLOCKS = frozenset(
     {"address", "article", "aside", "body", "caption", "center", "details", "div", "dl", "fieldset", "figcaption"}

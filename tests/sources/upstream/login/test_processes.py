@@ -48,7 +48,7 @@ def test_nothing_that_speaks_to_authorization_servers_is_loaded_before_it_is_nee
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     login = "gateway.sources.upstreams.oauth"
     assert {name for name in loaded if name.startswith(f"{login}.")} == {
-        f"{login}.{name}" for name in ("access", "account", "bearer", "challenge", "store")
+        f"{login}.{name}" for name in ("credentials", "account", "bearer", "challenge", "store")
     }
     assert "gateway.net.client" not in loaded
 
