@@ -187,7 +187,10 @@ async def test_a_server_of_a_toolset_runs_in_the_sandbox_unless_it_says_otherwis
         toolset = write_toolset(tmp_path / name, manifest)
         shutil.copy(Path(__file__).parent / "link/servers/reaching.py", toolset)
         async with gateway_to(tmp_path) as gateway:
-            await gateway.workshop.library.install(toolset, source_type="local", source_ref=str(toolset))
+            library = gateway.workshop.library
+            installed = await library.install(toolset, source_type="local", source_ref=str(toolset))
+            digests = {server.id: installed.server_digest(server) for server in installed.servers}
+            await library.allow_servers(installed.id, digests, "a person")
         async with gateway_to(tmp_path) as gateway:
             outcome = await gateway.call(f"{name}-server__read", {"path": str(tmp_path / "secret")}, confirmed=True)
             assert ("a secret" in str(outcome)) == (name == "outside"), outcome
