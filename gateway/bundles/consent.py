@@ -1,4 +1,4 @@
-"""What a person agrees to before a toolset's MCP server runs: its digest, and a description that cannot be misread."""
+"""Consent to a toolset's MCP server: the digest a person agrees to, and a description that cannot be misread."""
 
 from __future__ import annotations
 
