@@ -24,8 +24,8 @@ NAMESPACE = "io.modelcontextprotocol/"
 PATIENCE = 30.0
 OFFER = {"protocolVersion": VERSIONS["handshake"], "capabilities": {}, "clientInfo": INFO}
 INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+# All numbers are as long as this, so that a request's length is known before its number is.
 FIRST_ID = 10_000_000
-"""All numbers are as long as this, so that a request's length is known before its number is."""
 _IDS = count(FIRST_ID)
 _ID = re.compile(rb'"id":(\d+)')
 

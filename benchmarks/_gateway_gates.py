@@ -19,8 +19,8 @@ RELAY = [sys.executable, "-m", "benchmarks._gateway_bare"]
 DIRECT, BARE = "direct", "bare relay"
 
 Servers = Mapping[str, Mapping[str, Any]]
+# For the name of an upstream: where it is called, and the name of its tool `echo` there.
 Address = Callable[[str], tuple[str, str]]
-"""For the name of an upstream: where it is called, and the name of its tool `echo` there."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Gate:
     running: Running
     address: Address
     pipe: Pipe | None = None
+    # The only one it can be spoken to in.
     era: Era | None = None
-    """The only one it can be spoken to in."""
 
     def client(self, case: Case) -> Client | Pipe:
         return self.pipe or Client(self.address(case.upstream)[0], self.era or case.era)

@@ -17,8 +17,8 @@ from benchmarks._gateway_processes import Processes, Running
 
 WIDTHS = (1, 16, 64)
 TEXT = "the quick brown fox"
+# Seconds of calls before any that count.
 SETTLE = 0.3
-"""Seconds of calls before any that count."""
 
 Work = Callable[[], Awaitable[object]]
 Works = dict[str, tuple[Running, Sequence[Work]]]

@@ -10,8 +10,8 @@ from benchmarks._gateway_measures import Figures
 
 OURS, ANCHOR = "Toolgate", "SDK composition"
 
+# Where an upstream's answer is passed on byte for byte.
 RELAY = "modern → HTTP modern"
-"""Where an upstream's answer is passed on byte for byte."""
 
 HTTP_CPU_MS, STDIO_CPU_MS, RELAY_CPU_MS = 1.3, 0.7, 0.4
 P50_RATIO, RELAY_P50_RATIO = 3.0, 1.8

@@ -31,21 +31,21 @@ from benchmarks._gateway_client import Client, Era, Refused
 from benchmarks._gateway_processes import Processes, Running
 
 SECONDS = 60.0
+# Of one upstream, one after the other, where there is time. The first two may be bad luck; by the third it is left
+# alone for a moment.
 KILLS = 3
-"""Of one upstream, one after the other, where there is time. The first two may be bad luck; by the third it is left
-alone for a moment."""
 
+# From one kill to the next, unless the one that was killed needs longer.
 KILL_SECONDS = 1.0
-"""From one kill to the next, unless the one that was killed needs longer."""
 
+# Between phases; counted in neither.
 SETTLE_SECONDS = 0.3
-"""Between phases; counted in neither."""
 
+# Between two calls of one caller, by chance, so that they do not march in step; there is one for each upstream.
 PAUSE_SECONDS = (0.015, 0.045)
-"""Between two calls of one caller, by chance, so that they do not march in step; there is one for each upstream."""
 
+# What a start may take above the back-off, on a machine that is busy with all of this.
 START_SECONDS = 1.0
-"""What a start may take above the back-off, on a machine that is busy with all of this."""
 
 RATIO_LIMIT = 2.0
 DESCRIPTORS_LIMIT = 8

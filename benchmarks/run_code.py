@@ -31,16 +31,16 @@ from gateway.sandbox.landlock import Landlock, version
 from gateway.sources.development.host import interpreter
 
 ROUNDS, COLD_ROUNDS = 60, 15
+# Seconds between two calls: as fast as anyone who reads an answer calls again, and time for what makes ready.
 PAUSE = 0.25
-"""Seconds between two calls: as fast as anyone who reads an answer calls again, and time for what makes ready."""
 
 WARM_LIMIT, COLD_LIMIT = 1.5, 3.0
 ARGUMENTS = {"language": "python", "code": "print(1)"}
 ON = {"categories": {"development": {"enabled": True}}}
 
 ANCHOR = "bare python3 -I -c"
+# A call in a chat.
 Way = Callable[[str], Awaitable[None]]
-"""A call in a chat."""
 
 
 async def bare(python: str) -> None:

@@ -63,20 +63,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# What an operator should correct about the tools; commands other than `serve` count them instead.
 PROBLEMS = logging.getLogger("gateway.problems")
-"""What an operator should correct about the tools; commands other than `serve` count them instead."""
 
+# The sources of strangers' tools.
 TOOLSETS, UPSTREAMS = "toolsets", "upstreams"
-"""The sources of strangers' tools."""
 
+# Seconds a process that follows waits for toolsets and upstreams before it serves; what comes later is announced.
 START_PATIENCE = 5.0
-"""Seconds a process that follows waits for toolsets and upstreams before it serves; what comes later is announced."""
 
+# The same for a process that lists once and is done.
 LOOK_PATIENCE = 30.0
-"""The same for a process that lists once and is done."""
 
+# How often a process that follows asks whether another has changed the toolsets.
 FOLLOW_SECONDS = 0.5
-"""How often a process that follows asks whether another has changed the toolsets."""
 
 
 class Gateway:

@@ -15,22 +15,22 @@ from gateway.names import CHAT_LIMIT, new_id
 from gateway.tools import Permission, Tool
 
 DEFAULT_CHAT = "default"
+# The principal of whoever started this process: the only one there is without authentication.
 LOCAL = "local"
-"""The principal of whoever started this process: the only one there is without authentication."""
 
+# Bytes of a render plan as JSON, whatever a call brings.
 PLAN_LIMIT = 256 * 1024
-"""Bytes of a render plan as JSON, whatever a call brings."""
 
+# Tells the caller how far a call has come: done, total, message.
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
-"""Tells the caller how far a call has come: done, total, message."""
 
 Proceed = Callable[["Call"], Awaitable["Outcome"]]
 
+# Puts an MCP request of a server (elicitation, sampling, roots) to the caller's client, and brings its result.
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
-"""Puts an MCP request of a server (elicitation, sampling, roots) to the caller's client, and brings its result."""
 
+# Hands on a log message of a server, as MCP writes it.
 Log = Callable[[Mapping[str, Any]], Awaitable[None]]
-"""Hands on a log message of a server, as MCP writes it."""
 
 
 _Value = TypeVar("_Value")

@@ -7,8 +7,8 @@ from typing import Any
 
 from gateway.tools import Permission, Tool
 
+# In the `_meta` of a tool and of what links to a plan: the renderer that shows the outcome.
 RENDERER = "dev.toolgate/renderer"
-"""In the `_meta` of a tool and of what links to a plan: the renderer that shows the outcome."""
 
 
 def mcp_tool(name: str, tool: Tool) -> dict[str, Any]:

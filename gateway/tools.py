@@ -25,11 +25,11 @@ class Hides(Protocol):
     def __call__(self, path: str, agreed: frozenset[str] = frozenset()) -> str | None: ...
 
 
+# Returns for a tool which files it must not show or see.
 HidesFor = Callable[["Tool"], Hides]
-"""Returns for a tool which files it must not show or see."""
 
+# Decides per call whether a person must agree first: the reason, or None to go on.
 ConfirmationRule = Callable[["Call"], Awaitable[str | None]]
-"""Decides per call whether a person must agree first: the reason, or None to go on."""
 
 
 class Permission(str, enum.Enum):
@@ -156,8 +156,8 @@ LIST_RESOURCES = Tool(
 )
 
 
+# Requests to an upstream besides its tools; in rules and limits it has the id `server:method`.
 REQUESTS = ("resources/read", "resources/subscribe", "prompts/get", "completion/complete")
-"""Requests to an upstream besides its tools; in rules and limits it has the id `server:method`."""
 
 
 def hide_nothing_for(_: Tool) -> Hides:

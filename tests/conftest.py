@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 
 QUICK = bool(os.environ.get("TOOLGATE_QUICK"))
 MEMORY = Path("/dev/shm")
+# What the files of all tests take at most, several times over; a container's /dev/shm has far less.
 ROOM = 2 * 1024**3
-"""What the files of all tests take at most, several times over; a container's /dev/shm has far less."""
 
 # The time an example takes says little on a busy machine, so no test fails for it.
 settings.register_profile("full", deadline=None, suppress_health_check=[HealthCheck.too_slow])

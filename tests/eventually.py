@@ -11,13 +11,13 @@ import anyio
 
 T = TypeVar("T")
 
+# Seconds until a condition counts as broken. Far above what a busy machine needs, below the suite's own timeout.
 TIMEOUT = 60.0
-"""Seconds until a condition counts as broken. Far above what a busy machine needs, below the suite's own timeout."""
 
 INTERVAL = 0.01
 
+# Time limits to try in turn, for a program that a limit must end but that needs some time to begin.
 TIME_LIMITS = (0.5, 5.0, 50.0)
-"""Time limits to try in turn, for a program that a limit must end but that needs some time to begin."""
 
 
 def eventually(check: Callable[[], T], timeout: float = TIMEOUT) -> T:

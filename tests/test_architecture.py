@@ -12,6 +12,7 @@ GATEWAY = ROOT / "gateway"
 MODULE_LINES = 600
 FUNCTION_LINES = 60
 
+# The reading order: a module imports its own room and rooms above it, never below.
 ROOMS = (
     "secrets",
     "errors",
@@ -38,11 +39,11 @@ ROOMS = (
     "cli",
     "__main__",
 )
-"""The reading order: a module imports its own room and rooms above it, never below."""
 
+# Rooms that may not be imported although they stand above.
 FORBIDDEN = {"serve": {"db", "sources"}}
-"""Rooms that may not be imported although they stand above."""
 
+# Imports inside functions, for the start-up time of the command; each has a comment that says so.
 LAZY = {
     "gateway/__init__.py": 1,
     "gateway/app.py": 3,
@@ -56,12 +57,11 @@ LAZY = {
     "gateway/sources/upstreams/oauth/bearer.py": 1,
     "gateway/sources/web/__init__.py": 2,
 }
-"""Imports inside functions, for the start-up time of the command; each has a comment that says so."""
 
 MODULES = sorted(GATEWAY.rglob("*.py"))
 
+# A line, and what is wrong there.
 Violation = tuple[int, str]
-"""A line, and what is wrong there."""
 
 
 def violations(rule: Callable[[Path], Iterator[Violation]]) -> list[str]:

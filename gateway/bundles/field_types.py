@@ -213,10 +213,10 @@ Directory = Annotated[str, AfterValidator(_relative), AfterValidator(_plain)]
 Argument = Annotated[str, Field(max_length=TEXT_LIMIT)]
 Value = Annotated[Argument, AfterValidator(_line)]
 PlainValue = Annotated[Value, AfterValidator(_plain)]
+# A value whose `${NAME}`s are variables of the environment.
 Setting = Annotated[Value, AfterValidator(_with_variables)]
-"""A value whose `${NAME}`s are variables of the environment."""
+# A value whose `${name}`s are arguments of the call or declared secrets.
 Template = Annotated[Value, AfterValidator(_template)]
-"""A value whose `${name}`s are arguments of the call or declared secrets."""
 Content = Annotated[Argument, AfterValidator(_template)]
 Body = Annotated[Any, AfterValidator(_templates)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]

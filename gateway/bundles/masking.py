@@ -14,26 +14,26 @@ from gateway.bundles.kinds import ShellTool
 from gateway.bundles.spec import Server, Toolset
 
 _SECRET_FIELDS = ("token", "username", "password", "value", "secret", "client_secret")
+# Headers that say what is wanted, never who asks; without them an HTTP tool would no longer work.
 _PUBLIC_HEADERS = frozenset(
     ["accept", "accept-charset", "accept-encoding", "accept-language", "cache-control", "content-type", "user-agent"]
 )
-"""Headers that say what is wanted, never who asks; without them an HTTP tool would no longer work."""
 
 _SCHEME = re.compile(r"\b(?:bearer|basic|token|key|apikey|digest)\b|[\W_]", re.IGNORECASE)
+# Names of query parameters and options whose values are secrets.
 _TELLING = re.compile(
     r"(?:.*(?:api|app|access|auth|client|private|secret|subscription)[_.-]?)?key|.*token|.*secret"
     r"|(?:.*[_.-])?(?:password|passwd|pwd|auth|sig|signature|credentials?)",
     re.IGNORECASE,
 )
-"""Names of query parameters and options whose values are secrets."""
 
 _HARMLESS = re.compile(r"[a-z]{1,10}|[A-Z]{1,10}|[A-Z][a-z]{1,9}|[0-9]{1,5}")
+# Names of variables and headers that may stand for a secret, however plain the value looks.
 _SUSPICIOUS = re.compile(
     r"key|token|secret|pass|pwd|auth|cred|cookie|session|salt|private|login|user|account|bearer|webhook"
     r"|(?:^|[^a-z])(?:pin|otp|code|id|sig|pat|jwt|hash|seed|dsn)(?:$|[^a-z])",
     re.IGNORECASE,
 )
-"""Names of variables and headers that may stand for a secret, however plain the value looks."""
 
 _PARAMETER = re.compile(r"(?P<start>[?&](?P<name>[^=&#]+)=)(?P<value>[^&#]*)")
 _OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w-]*)(?P<value>=.*)?", re.DOTALL)

@@ -10,21 +10,21 @@ DEPTH_LIMIT = 16
 PATH_LIMIT = 512
 NAME_LIMIT = 128
 
+# Names that Windows gives to devices, whatever stands after a dot.
 DEVICES = frozenset(
     ["con", "prn", "aux", "nul", "conin$", "conout$"]
     + [f"{port}{number}" for port in ("com", "lpt") for number in "0123456789¹²³"]
 )
-"""Names that Windows gives to devices, whatever stands after a dot."""
 
+# What tools leave in folders and archives; never part of a bundle.
 SKIPPED = frozenset([".git", ".DS_Store", "__pycache__", "__MACOSX"])
-"""What tools leave in folders and archives; never part of a bundle."""
 
 _SECRETS = re.compile(
     r"\.env(?:\..+)?|\.?_?netrc|\.pypirc|\.git-credentials|\.htpasswd|\.vault[-_]pass(?:word)?|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?"
     r"|.*\.(?:pem|key|p12|pfx|jks|keystore|kdbx|ppk|ovpn)"
 )
+# An example of a file with secrets has none.
 _SECRETS_SHOWN = re.compile(r"\.env\.(?:example|sample|template|dist)")
-"""An example of a file with secrets has none."""
 
 _DRIVE = re.compile(r"[A-Za-z]:")
 _FOREIGN = re.compile(r'[<>:"|?*]')

@@ -17,8 +17,8 @@ from gateway.db.toolsets import FileRow, OverrideRow, ServerRow, StoredToolset, 
 from gateway.names import new_id
 
 SourceType = Literal["zip", "local", "url"]
+# How many tools that are gone are remembered of a toolset, the latest first.
 KEPT_LIMIT = 1000
-"""How many tools that are gone are remembered of a toolset, the latest first."""
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,10 @@ class ZipEntry:
     packed: int
     size: int
     mode: int
+    # Where its local header is.
     header: int
-    """Where its local header is."""
+    # Where its data is.
     start: int = 0
-    """Where its data is."""
 
     @property
     def is_directory(self) -> bool:

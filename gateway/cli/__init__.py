@@ -17,6 +17,7 @@ from gateway import __version__
 from gateway.errors import GatewayError
 from gateway.secrets import KNOWN, MaskingFormatter
 
+# Each command, the module of this room it lives in, and what `--help` says of it.
 COMMANDS = {
     "serve": ("serve", "Run the gateway, over stdio or HTTP."),
     "tool": ("tool", "List, show and call tools."),
@@ -28,7 +29,6 @@ COMMANDS = {
     "client": ("clients", "Put the gateway into an MCP client's settings."),
     "doctor": ("doctor", "Say what works on this machine, and how to mend the rest."),
 }
-"""Each command, the module of this room it lives in, and what `--help` says of it."""
 
 
 @contextmanager

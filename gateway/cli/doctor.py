@@ -32,8 +32,8 @@ from gateway.workspace import Openat2, best_way
 from gateway.workspace.gc import sizes
 
 WAL_RESET_FIXED = (3, 51, 3)
+# Chats named for their size.
 LARGEST = 3
-"""Chats named for their size."""
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.server import McpServer
 from gateway.serve.stdio import serve_stdio
 
+# A message may be this many times the limit on arguments, so that escaped text reaches the check that can name the
+# tool and the limit; a larger one is turned away unread.
 MESSAGE_FACTOR = 4
-"""A message may be this many times the limit on arguments, so that escaped text reaches the check
-that can name the tool and the limit; a larger one is turned away unread."""
 
 
 @click.command()

@@ -13,8 +13,8 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+# One pattern or several, `*` and `?` as in a shell; one of them must fit.
 Patterns = Annotated[list[str], BeforeValidator(_listed)]
-"""One pattern or several, `*` and `?` as in a shell; one of them must fit."""
 
 
 class ApprovalCondition(Section):

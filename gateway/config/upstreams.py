@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from gateway.config.section import Section
 from gateway.tools import Permission
 
+# YAML reads `off` as False when nobody quotes it.
 _UNQUOTED = BeforeValidator(lambda said: "off" if said is False else said)
-"""YAML reads `off` as False when nobody quotes it."""
 
 _OR_OFF = BeforeValidator(lambda said: {"over": None} if said in (False, "off") else said)
 

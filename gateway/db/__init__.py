@@ -28,8 +28,8 @@ class Insert(NamedTuple):
     places: tuple[int, ...]
 
 
+# All that is written for promised rows, in one transaction.
 Writing = tuple[Insert, ...]
-"""All that is written for promised rows, in one transaction."""
 
 
 class Database(Protocol):

@@ -14,8 +14,8 @@ from gateway.errors import Conflict, Invalid, NotFound, Unavailable
 from gateway.names import new_id
 
 SUBJECT = "approvals"
+# Questions that may be open in all, whoever asked them.
 OPEN_LIMIT = 10_000
-"""Questions that may be open in all, whoever asked them."""
 
 PAGE_LIMIT = 1000
 

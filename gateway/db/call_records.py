@@ -25,8 +25,8 @@ DOCUMENT_LIMIT = 64 * 1024  # bytes of arguments or result kept whole
 PREVIEW_LIMIT = 4 * 1024
 FOLLOWING = 32  # results that wait, whole, for their digest; of one more it is made at once
 PAGE_LIMIT = 1000
+# How many calls of a chat are looked at for plans: with most calls having none, the look must end somewhere.
 PLANS_LOOKBACK = 1000
-"""How many calls of a chat are looked at for plans: with most calls having none, the look must end somewhere."""
 _NO_JSON = (GatewayError, TypeError, ValueError, RecursionError)
 
 _NAMES = (

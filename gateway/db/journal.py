@@ -29,9 +29,9 @@ BOOKS = 3  # one to write in, while others are being made good
 ROWS = 512  # promised together
 SIZE = 1024 * 1024  # bytes of a full book
 LONGEST = 256 * 1024  # bytes of a line
+# How many rows a statement writes. For each that it executes Python gives up its lock and must have it again, for
+# which it may have to wait; with more at once than these nothing is won.
 _TOGETHER = (16, 8, 4, 2, 1)
-"""How many rows a statement writes. For each that it executes Python gives up its lock and must have it again, for
-which it may have to wait; with more at once than these nothing is won."""
 
 
 @dataclass(slots=True)

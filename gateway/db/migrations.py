@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from gateway.db import schema
 from gateway.errors import Unavailable
 
+# Statements that run as one transaction.
 Migration = Sequence[str]
-"""Statements that run as one transaction."""
 
 INSTALLED_TOOLSETS: Migration = (
     # A row's `spec` is what toolset.yaml says there, whole; the columns beside it say the same to whoever queries.

@@ -11,8 +11,8 @@ from gateway.db import Database, Statement, timestamp
 from gateway.errors import Conflict, NotFound
 
 SUBJECT = "pins"
+# Who decided, where nobody did: a server's first words were believed.
 FIRST_SIGHT = "first sight"
-"""Who decided, where nobody did: a server's first words were believed."""
 WAITING_LIMIT = 1000
 
 State = Literal["accepted", "held", "rejected"]

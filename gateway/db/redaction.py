@@ -15,8 +15,8 @@ from gateway.secrets import REDACTED, is_secret
 _HINTS = ("pass", "secret", "token", "key", "auth", "cookie", "credential", "bearer", "jwt", "pwd")
 _ENCODED_HINTS = tuple(map(str.encode, _HINTS))
 
+# A text that is a URL and nothing else. No command is: whoever has to agree to one must see all of it.
 _URL = re.compile(r"(?:[A-Za-z][\w+.-]{0,30}:)?/[^\s$;|<>`\"'\\]+")
-"""A text that is a URL and nothing else. No command is: whoever has to agree to one must see all of it."""
 _PARAMETER = re.compile(r"([?&#])([^?&#=]+)=([^&#]+)")
 
 

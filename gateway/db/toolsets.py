@@ -134,12 +134,13 @@ class StoredToolset:
     consents: tuple[ConsentRow, ...] = ()
 
 
+# The columns of each kind of row, and which of them are switches.
 _COLUMNS: dict[type[Any], dict[str, bool]] = {
     kind: {field.name: str(field.type).startswith("bool") for field in fields(kind)}
     for kind in (ToolsetRow, FileRow, ToolRow, OverrideRow, ServerRow, UserOverrideRow, ConsentRow)
 }
-"""The columns of each kind of row, and which of them are switches."""
 
+# The tables of a toolset in the order of `StoredToolset`, each with its order.
 _PARTS: tuple[tuple[str, type[Any], str], ...] = (
     ("toolset_files", FileRow, "path"),
     ("tools", ToolRow, "position, tool_id"),
@@ -148,7 +149,6 @@ _PARTS: tuple[tuple[str, type[Any], str], ...] = (
     ("user_overrides", UserOverrideRow, "tool_id"),
     ("server_consents", ConsentRow, "server_id"),
 )
-"""The tables of a toolset in the order of `StoredToolset`, each with its order."""
 
 _REPLACED = ("toolset_files", "tools", "tool_overrides", "toolset_mcp_servers")
 _REVISION = "SELECT revision FROM revisions WHERE subject = ?"

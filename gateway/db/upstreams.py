@@ -17,18 +17,18 @@ from gateway.secrets import KNOWN, is_secret
 
 SUBJECT = "upstreams"
 SETTINGS_LIMIT = 64 * 1024
+# Bytes of one remembered list of definitions.
 LIST_LIMIT = 4 * 1024 * 1024
-"""Bytes of one remembered list of definitions."""
 ERROR_LIMIT = 2000
 
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _SCHEME = re.compile(r"\b(?:bearer|basic|token|key|apikey|digest)\b|[\W_]", re.IGNORECASE)
 _OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w-]*)(?:=(?P<value>.*))?", re.DOTALL)
+# Tokens whose issuers gave them a shape of their own.
 _WELL_KNOWN = re.compile(
     r"\b(?:sk-[\w-]{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|xox[abprs]-[\w-]{10}|AKIA[0-9A-Z]{12}"
     r"|AIza[\w-]{20}|eyJ[\w-]{10,}\.eyJ[\w-]{10})"
 )
-"""Tokens whose issuers gave them a shape of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ class Extension:
     """
 
     mode: ClassVar[Literal["gate", "observer"]] = "gate"
+    # Says of an observer that it sees to its own failures, so that nobody need stand around it, and calls the way on
+    # `proceed`, as here. It says nothing of those derived from it.
     contained: ClassVar[bool] = False
-    """Says of an observer that it sees to its own failures, so that nobody need stand around it, and calls the way on
-    `proceed`, as here. It says nothing of those derived from it."""
 
     def concerns(self, tool: Tool) -> bool:
         """Whether it has anything to do with calls of this tool. Asked once for each tool of a catalog; calls of a

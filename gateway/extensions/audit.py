@@ -16,8 +16,8 @@ from gateway.extensions.shared_timer import Later
 
 log = logging.getLogger(__name__)
 
+# Seconds after which a call under way gets a `running` row; a shorter one costs a single write.
 MOMENT = 0.25
-"""Seconds after which a call under way gets a `running` row; a shorter one costs a single write."""
 
 
 class Recorder(Protocol):

@@ -11,11 +11,11 @@ from gateway.extensions import Extension
 from gateway.extensions.cancel_scope import cancel_scope
 from gateway.extensions.shared_timer import Later
 
+# Calls that may wait for a slot, per slot; one more is told to come back instead.
 QUEUE_FACTOR = 16
-"""Calls that may wait for a slot, per slot; one more is told to come back instead."""
 
+# How long a cancelled call may take to let go before it is left behind.
 CANCEL_SECONDS = 2.0
-"""How long a cancelled call may take to let go before it is left behind."""
 
 
 class Running(Extension):

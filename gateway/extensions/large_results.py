@@ -22,15 +22,15 @@ from gateway.workspace.paths import parse
 from gateway.workspace.versions import HeldChat, Versions
 
 DIRECTORY = "results"
+# A part of a large result that is not larger than this is answered as it is.
 STAYS = 16 * 1024
-"""A part of a large result that is not larger than this is answered as it is."""
 
 PREVIEW_LINES, PREVIEW_CHARACTERS = 40, 4000
+# Files made of one result; of one with more parts, one file is made.
 FILES = 100
-"""Files made of one result; of one with more parts, one file is made."""
 
+# How long a result may wait for the chat's files; then it is answered whole.
 SECONDS = 30.0
-"""How long a result may wait for the chat's files; then it is answered whole."""
 
 _ENDINGS = {"plain": "txt", "markdown": "md", "jpeg": "jpg", "mpeg": "mp3", "octet-stream": "bin", "javascript": "js"}
 _FOREIGN = re.compile(r"[^A-Za-z0-9_-]+")
@@ -39,8 +39,8 @@ _NAME_LIMIT = 64
 log = logging.getLogger(__name__)
 
 Block = Mapping[str, Any]
+# From how many bytes on a call's result is kept; None for never.
 Over = Callable[[Call], int | None]
-"""From how many bytes on a call's result is kept; None for never."""
 
 
 class LargeResults(Extension):

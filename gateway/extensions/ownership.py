@@ -9,8 +9,8 @@ from gateway.calls import Call
 from gateway.errors import Forbidden
 from gateway.extensions import Extension
 
+# Make `principal` the owner of `chat` if it has none; answers who owns it.
 Claim = Callable[[str, str], Awaitable[str]]
-"""Make `principal` the owner of `chat` if it has none; answers who owns it."""
 
 REMEMBERED = 10_000
 

@@ -17,8 +17,8 @@ from gateway.render import make_plan
 from gateway.secrets import KNOWN, blot
 from gateway.tools import Renderer, Tool
 
+# Bytes of arguments and value up to which a plan is made at once; a larger one is made in a thread.
 IN_PLACE = 64 * 1024
-"""Bytes of arguments and value up to which a plan is made at once; a larger one is made in a thread."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from gateway.calls import Call, Outcome, Proceed
 from gateway.extensions import Extension
 
+# Upper bounds of the duration buckets, in seconds; one more holds all above.
 BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
-"""Upper bounds of the duration buckets, in seconds; one more holds all above."""
 
 
 @dataclass

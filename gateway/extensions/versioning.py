@@ -19,8 +19,8 @@ from gateway.workspace.review import Review
 from gateway.workspace.tree import Changes, Tree
 from gateway.workspace.versions import HeldChat, Versions
 
+# Raises unless somebody agreed to a call for a reason, with these changes.
 Consent = Callable[[Call, str, str], Awaitable[None]]
-"""Raises unless somebody agreed to a call for a reason, with these changes."""
 
 TIMEOUT = 120.0
 DIFF_BYTES = 32 * 1024

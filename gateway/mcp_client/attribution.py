@@ -8,11 +8,11 @@ from gateway.mcp_client.errors import McpFault
 from gateway.mcp_client.pending_request import Exchange
 from gateway.protocol import jsonrpc
 
+# So long a request that was called off may still ask, unless the server shows sooner that it knows.
 ABANDONED_SECONDS = 5.0
-"""So long a request that was called off may still ask, unless the server shows sooner that it knows."""
 
+# What a server works on while it asks; whoever sends something else with an asker counts as well.
 _ASKING = ("tools/call", "prompts/get", "resources/read", "completion/complete")
-"""What a server works on while it asks; whoever sends something else with an asker counts as well."""
 
 
 class Attribution:

@@ -22,8 +22,8 @@ from gateway.mcp_client.subscription import Listening
 from gateway.mcp_client.transport import Wire
 from gateway.protocol import jsonrpc
 
+# Requests a server may have open with us at once.
 ASK_LIMIT = 64
-"""Requests a server may have open with us at once."""
 
 ACKNOWLEDGE_SECONDS = 30.0
 

@@ -17,8 +17,8 @@ from gateway.mcp_client.sse import SseWire
 from gateway.mcp_client.stdio import StdioWire
 from gateway.protocol import jsonrpc
 
+# How servers that speak only the old HTTP+SSE answer a POST.
 _ONLY_SSE = (400, 404, 405)
-"""How servers that speak only the old HTTP+SSE answer a POST."""
 
 
 async def open_link(endpoint: Endpoint, *, client: ClientFace, timeout: float = 30.0, era: str | None = None) -> Link:

@@ -12,16 +12,16 @@ import httptools
 from gateway.mcp_client.messages import MESSAGE_LIMIT
 from gateway.mcp_client.sse_events import Event, EventParser, EventTooLarge
 
+# Bytes of all headers of a reply.
 HEADER_LIMIT = 64 * 1024
-"""Bytes of all headers of a reply."""
 
+# How long a stream that has brought its answer may take to end before its connection is given up.
 LINGER_SECONDS = 5.0
-"""How long a stream that has brought its answer may take to end before its connection is given up."""
 
 _CHALLENGE = b"www-authenticate"
 
+# Takes the events of a stream, as they come; true when it needs no more of them.
 Sink = Callable[[Event], bool]
-"""Takes the events of a stream, as they come; true when it needs no more of them."""
 
 
 class Reply:

@@ -13,6 +13,7 @@ from gateway.mcp_client.endpoints import HttpEndpoint
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LINE_BREAK = re.compile(r"[\r\n\0]")
 _SAFE = "%/:=&?~+!$,;'@()*[]"
+# Headers that are ours to set; what a configuration says of them does not count.
 _OURS = frozenset(
     (
         *("accept", "accept-encoding", "connection", "content-length", "content-type", "expect", "last-event-id"),
@@ -20,7 +21,6 @@ _OURS = frozenset(
         *("te", "trailer", "transfer-encoding", "upgrade"),
     )
 )
-"""Headers that are ours to set; what a configuration says of them does not count."""
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,18 @@ from gateway.mcp_client.http_connection import Connection, Reply, Sink
 from gateway.mcp_client.http_headers import Target, endpoint_headers, frame
 
 CONNECT_SECONDS = 15.0
+# Connections to one server at once, streams included.
 CONNECTIONS = 256
-"""Connections to one server at once, streams included."""
 
 IDLE_CONNECTIONS = 32
 IDLE_SECONDS = 20.0
+# What must not be sent twice goes only over connections used so recently: common servers close them after five
+# seconds of rest, and one about to be closed loses what is sent.
 FRESH_SECONDS = 4.0
-"""What must not be sent twice goes only over connections used so recently: common servers close them after
-five seconds of rest, and one about to be closed loses what is sent."""
 
 REDIRECTS = 3
+# Answers after which the request may be sent once more: elsewhere, or with another token.
 _NOT_YET = frozenset((301, 302, 303, 307, 308, 401, 403))
-"""Answers after which the request may be sent once more: elsewhere, or with another token."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gateway.mcp_client.client import Link
 
 
+# Tools whose routing headers are remembered.
 TOOLS = 10_000
-"""Tools whose routing headers are remembered."""
 
 
 class StatelessWire:

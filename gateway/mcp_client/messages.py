@@ -11,8 +11,8 @@ import orjson
 from gateway import protocol
 from gateway.mcp_client.endpoints import ClientFace
 
+# Bytes of one message of a server, whatever it comes in.
 MESSAGE_LIMIT = 64 * 1024 * 1024
-"""Bytes of one message of a server, whatever it comes in."""
 
 Message = dict[str, Any]
 

@@ -11,10 +11,10 @@ from gateway.mcp_client.errors import BadAnswer, McpFault
 from gateway.protocol import jsonrpc
 
 PROBE_SECONDS = 1.5
+# After so long without an answer to `server/discover` the handshake is offered besides: old servers that ignore what
+# they do not know are not waited for, and a modern one that starts slowly still answers first. The longer one is for
+# a server that was modern last time.
 PROBE_KNOWN_SECONDS = 10.0
-"""After so long without an answer to `server/discover` the handshake is offered besides: old servers that
-ignore what they do not know are not waited for, and a modern one that starts slowly still answers first.
-The longer one is for a server that was modern last time."""
 
 
 async def discover(link: Link, version: str = protocol.LATEST_MODERN_VERSION) -> bool:

@@ -10,17 +10,17 @@ from typing import Any
 
 from gateway.calls import Progress
 
+# Log messages kept while the listener is busy; the oldest go first.
 REPORT_LIMIT = 256
-"""Log messages kept while the listener is busy; the oldest go first."""
 
+# Reports that may wait for the listener before progress is coalesced. A server's messages can arrive several in one
+# read, also when the listener keeps up, and clients expect each report of a short burst.
 PROGRESS_LIMIT = 8
-"""Reports that may wait for the listener before progress is coalesced. A server's messages can arrive several in one
-read, also when the listener keeps up, and clients expect each report of a short burst."""
 
 FLUSH_SECONDS = 1.0
 
+# Answers a request the server makes while a call runs; may raise `McpFault`.
 Asker = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
-"""Answers a request the server makes while a call runs; may raise `McpFault`."""
 
 Log = Callable[[dict[str, Any]], Awaitable[None]]
 

@@ -21,11 +21,11 @@ from gateway.mcp_client.stderr import Stderr
 from gateway.sandbox import Exit, Hear
 from gateway.sandbox.process import when_dead, widen
 
+# What a program gets of our environment. Everything else of it, our secrets above all, is ours.
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "USER")
-"""What a program gets of our environment. Everything else of it, our secrets above all, is ours."""
 
+# How long a server has to end after its stdin was closed, and again after SIGTERM and SIGKILL.
 LEAVE_SECONDS = 2.0
-"""How long a server has to end after its stdin was closed, and again after SIGTERM and SIGKILL."""
 
 _RUN_DRY = 0.2
 _KEEPER = str(Path(__file__).with_name("supervisor_main.py"))

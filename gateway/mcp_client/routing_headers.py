@@ -19,8 +19,8 @@ from gateway.protocol import (
     X_MCP_HEADER_KEY,
 )
 
+# Which arguments of a tool travel as headers too: the path of each, and its header's name.
 HeaderMap = Mapping[tuple[str, ...], str]
-"""Which arguments of a tool travel as headers too: the path of each, and its header's name."""
 
 
 def routing_headers(

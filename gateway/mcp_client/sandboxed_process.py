@@ -30,8 +30,8 @@ _USER = "sandbox"
 _NEVER_GIVEN = tuple(map(Path, ("/proc", "/sys", "/dev")))
 _PROJECT_FILES = ("package.json", "pyproject.toml")
 _PREFIX_FOLDERS = ("bin", "lib", "lib64")
+# Links and interpreters that are followed from a command.
 _STEPS = 16
-"""Links and interpreters that are followed from a command."""
 
 _OUTSIDE = "if you trust the server with all rights of your account, set its `sandbox` to false"
 

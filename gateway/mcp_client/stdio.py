@@ -20,11 +20,11 @@ from gateway.protocol import jsonrpc
 if TYPE_CHECKING:
     from gateway.mcp_client.client import Link
 
+# How long a child that closed its output has to end by itself, so that we learn how.
 FAREWELL_SECONDS = 1.0
-"""How long a child that closed its output has to end by itself, so that we learn how."""
 
+# How often it is seen whether a server still has requests to answer; one that has none costs next to nothing.
 CALM_SECONDS = 0.5
-"""How often it is seen whether a server still has requests to answer; one that has none costs next to nothing."""
 
 _log = logging.getLogger(__name__)
 

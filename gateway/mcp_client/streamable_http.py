@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 POSTED = header_lines((("content-type", "application/json"), ("accept", "application/json, text/event-stream")))
 HEARD = header_lines((("accept", "text/event-stream"),))
 
+# Requests that do no harm when a server gets them twice. Calls of tools are not among them.
 REPEATABLE = frozenset(
     {
         "completion/complete",
@@ -34,11 +35,10 @@ REPEATABLE = frozenset(
         "tools/list",
     }
 )
-"""Requests that do no harm when a server gets them twice. Calls of tools are not among them."""
 
 
+# How long a server may take to accept what needs no answer.
 TELL_SECONDS = 30.0
-"""How long a server may take to accept what needs no answer."""
 
 
 class Hearing:

@@ -20,6 +20,7 @@ _DOCUMENTATION = "an address for documentation"
 _TUNNEL = "an address of a tunnel"
 _UNSPECIFIED = "the unspecified address"
 
+# The first network that holds an address says what it is.
 _SPECIAL: tuple[tuple[IPv4Network | IPv6Network, str], ...] = tuple(
     (ip_network(network), kind)
     for network, kind in (
@@ -58,11 +59,10 @@ _SPECIAL: tuple[tuple[IPv4Network | IPv6Network, str], ...] = tuple(
         ("ff00::/8", _MULTICAST),
     )
 )
-"""The first network that holds an address says what it is."""
 
 _PUBLIC_V6 = IPv6Network("2000::/3")
+# IPv6 forms of an IPv4 address that lead to it: mapped, and through a NAT64 gateway.
 _CARRIERS = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
-"""IPv6 forms of an IPv4 address that lead to it: mapped, and through a NAT64 gateway."""
 
 
 def parse_address(text: str) -> Address:

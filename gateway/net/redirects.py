@@ -19,14 +19,14 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 _METHODS = IDEMPOTENT | {"POST", "PATCH"}
 
+# Headers that decide where a request ends and an answer begins; a caller has no say in them.
 _OURS = frozenset(
     {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "te", "trailer"}
     | {"transfer-encoding", "upgrade"}
 )
-"""Headers that decide where a request ends and an answer begins; a caller has no say in them."""
 
+# Headers another server may see too. Any other can be a key: `X-Api-Key` is as good as `Authorization`.
 _FOR_ANYONE = frozenset({"accept", "accept-language", "content-language", "content-type", "user-agent"})
-"""Headers another server may see too. Any other can be a key: `X-Api-Key` is as good as `Authorization`."""
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")

@@ -27,8 +27,8 @@ _CONNECTIONS = 64
 _IDLE_CONNECTIONS = 8
 _IDLE_SECONDS = 15.0
 _LOOKUPS = 64
+# How many of a name's addresses are tried; each gets its share of the time there is to connect.
 _TRIES = 4
-"""How many of a name's addresses are tried; each gets its share of the time there is to connect."""
 
 # At DEBUG it writes every header of an answer: cookies, and redirects with signed queries.
 logging.getLogger("httpcore2").setLevel(logging.INFO)

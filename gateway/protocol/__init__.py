@@ -6,11 +6,11 @@ a stdio client waits for at start; a test compares the two.
 
 from __future__ import annotations
 
+# Versions that begin with an `initialize` request, oldest first.
 HANDSHAKE_PROTOCOL_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-"""Versions that begin with an `initialize` request, oldest first."""
 
+# Stateless versions: each request says its own version and capabilities.
 MODERN_PROTOCOL_VERSIONS = ("2026-07-28",)
-"""Stateless versions: each request says its own version and capabilities."""
 
 LATEST_HANDSHAKE_VERSION = HANDSHAKE_PROTOCOL_VERSIONS[-1]
 LATEST_MODERN_VERSION = MODERN_PROTOCOL_VERSIONS[-1]
@@ -25,11 +25,11 @@ SUBSCRIPTION_ID_META_KEY = "io.modelcontextprotocol/subscriptionId"
 MCP_PROTOCOL_VERSION_HEADER = "mcp-protocol-version"
 MCP_METHOD_HEADER = "mcp-method"
 MCP_NAME_HEADER = "mcp-name"
+# Marks a property of an input schema whose value is sent as an HTTP header too.
 X_MCP_HEADER_KEY = "x-mcp-header"
-"""Marks a property of an input schema whose value is sent as an HTTP header too."""
 
+# Methods with the parameter that is repeated in the `Mcp-Name` header.
 NAME_BEARING_METHODS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""Methods with the parameter that is repeated in the `Mcp-Name` header."""
 
 LOG_LEVELS = frozenset({"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"})
 

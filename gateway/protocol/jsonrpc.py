@@ -11,11 +11,11 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 UNSUPPORTED_PROTOCOL_VERSION = -32022
 CONNECTION_CLOSED = -32000
+# Only in the handshake versions; 2026-07-28 uses INVALID_PARAMS.
 RESOURCE_NOT_FOUND = -32002
-"""Only in the handshake versions; 2026-07-28 uses INVALID_PARAMS."""
 
+# The answer to a cancelled request of a handshake version, as the SDK sends it.
 REQUEST_CANCELLED = -32800
-"""The answer to a cancelled request of a handshake version, as the SDK sends it."""
 
 RequestId = int | str
 

@@ -18,8 +18,8 @@ from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
 from pygments.token import Text
 from pygments.util import ClassNotFound
 
+# Characters; what is longer is shown plain.
 CODE_LIMIT = 512 * 1024
-"""Characters; what is longer is shown plain."""
 
 CLASS_PREFIX = "hl-"
 PLAIN = "text"

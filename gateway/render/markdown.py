@@ -13,8 +13,8 @@ from markdown_it.token import Token
 
 from gateway.render.highlight import CLASS_PREFIX, highlight
 
+# Characters; what is longer is shown as plain text.
 MARKDOWN_LIMIT = 256 * 1024
-"""Characters; what is longer is shown as plain text."""
 
 _HTML_LIMIT = 4000  # tags; cleaning takes the square of how deep they nest, and beyond this it shows
 _FENCE_SECONDS = 0.25

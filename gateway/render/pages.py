@@ -13,18 +13,18 @@ from gateway.render.artifact import inject
 from gateway.render.highlight import highlight, stylesheet
 from gateway.render.markdown import to_html
 
+# Characters of code shown in colours, which take some six times the room of the text and as much time.
 COLOURED = 64 * 1024
-"""Characters of code shown in colours, which take some six times the room of the text and as much time."""
+# Characters of code with its colours; what would take more is shown without.
 COLOURS_LIMIT = 384 * 1024
-"""Characters of code with its colours; what would take more is shown without."""
 
 NO_RIGHTS = ""
+# For a document's links, which open in a window of their own that knows nothing of this one.
 LINKS = "allow-popups allow-popups-to-escape-sandbox"
-"""For a document's links, which open in a window of their own that knows nothing of this one."""
 
 SCRIPTS = "allow-scripts"
+# Without `allow-same-origin`, which would let a page that shares its address with whoever shows it break out.
 FRAME = "allow-scripts allow-forms allow-popups"
-"""Without `allow-same-origin`, which would let a page that shares its address with whoever shows it break out."""
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 

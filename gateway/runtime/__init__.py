@@ -21,8 +21,8 @@ from gateway.sandbox import Limits, Sandbox
 
 __all__ = ["Described", "Environments", "Installed", "Job", "Runtime"]
 
+# How large one call's arguments or result may be, as JSON.
 FRAME_BYTES = 32 * 1024 * 1024
-"""How large one call's arguments or result may be, as JSON."""
 
 _DESCRIPTIONS = 2
 _MEBIBYTE = 1024 * 1024

@@ -21,8 +21,8 @@ SECONDS = 20.0
 _END_SECONDS = 5.0
 
 
+# By tool id: a `covalt_toolset.ToolDescription` as a mapping, or in words why there is none.
 Described = dict[str, Mapping[str, Any] | str]
-"""By tool id: a `covalt_toolset.ToolDescription` as a mapping, or in words why there is none."""
 
 
 async def describe(

@@ -15,11 +15,11 @@ from gateway.runtime.backoff import Backoff
 from gateway.runtime.job import Key, Place
 from gateway.runtime.worker_process import Worker
 
+# Workers that may wait to be started, per worker there may be; a call for one more is told to come back.
 QUEUE_FACTOR = 16
-"""Workers that may wait to be started, per worker there may be; a call for one more is told to come back."""
 
+# For so long calls may join workers that are there while others wait for room to start one.
 PATIENCE = 2.0
-"""For so long calls may join workers that are there while others wait for room to start one."""
 
 CLOSE_SECONDS = 5.0
 

@@ -15,17 +15,17 @@ from gateway.runtime.pending_call import Running
 from gateway.runtime.worker_output import Output
 from gateway.sandbox import Exit, Limits, Process
 
+# How long a cancelled coroutine has to give up before its worker is retired.
 CANCEL_SECONDS = 1.0
-"""How long a cancelled coroutine has to give up before its worker is retired."""
 
+# How long a worker that closed its channel has to end by itself, so that we learn how.
 LEAVE_SECONDS = 0.5
-"""How long a worker that closed its channel has to end by itself, so that we learn how."""
 
+# After so long without a call a worker is told to the sandbox as idle; at each call it would cost too much.
 REST_SECONDS = 1.0
-"""After so long without a call a worker is told to the sandbox as idle; at each call it would cost too much."""
 
+# More reports than this are no accident: the worker itself sends far fewer.
 REPORTS_PER_SECOND = 1000
-"""More reports than this are no accident: the worker itself sends far fewer."""
 
 Message = dict[str, Any]
 _log = logging.getLogger("gateway.toolset")

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 _MEBIBYTE = 1024 * 1024
 
+# The weakness of a sandbox that does not keep paths.
 PUT_BACK = (
     "protected files of an attached folder, such as git hooks, are put back after a program ends, not held before"
 )
-"""The weakness of a sandbox that does not keep paths."""
 
+# The limit for which a program was ended.
 Killed = Literal["memory", "disk", "processes", "output", "timeout"]
-"""The limit for which a program was ended."""
 
+# Takes what a program writes, as it comes.
 Hear = Callable[[bytes], None]
-"""Takes what a program writes, as it comes."""
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,11 @@ _RUN_BYTES = 1024 * 1024
 _SHM_BYTES = 16 * 1024 * 1024
 _USER = "1000"
 _CHILD = re.compile(rb'"child-pid": *(\d+)\D')
+# How often the first process inside is killed before bubblewrap itself is.
 _PATIENCE = 50
-"""How often the first process inside is killed before bubblewrap itself is."""
 
+# Seconds for what was killed to be gone: one that waits for a disk takes its time.
 _LAST_BREATH = 5.0
-"""Seconds for what was killed to be gone: one that waits for a disk takes its time."""
 
 
 class Bubblewrap:

@@ -18,8 +18,8 @@ from gateway.sandbox import Killed, Limits
 _log = logging.getLogger(__name__)
 _NEEDED = {"memory", "pids"}
 _OURS = "toolgate-gateway"
+# Tasks in the group that are not the program's: the first process of bubblewrap's namespace, or the launcher.
 _OTHER_TASKS = 1
-"""Tasks in the group that are not the program's: the first process of bubblewrap's namespace, or the launcher."""
 
 _numbers = itertools.count(1)
 

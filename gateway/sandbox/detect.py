@@ -24,6 +24,7 @@ from gateway.sandbox.unconfined import Unconfined
 _log = logging.getLogger(__name__)
 _PATIENCE = 20.0
 
+# What bubblewrap says when it fails, and what that means.
 _CAUSES = (
     ("not installed", "bubblewrap is not installed"),
     ("uid map", "AppArmor forbids user namespaces to ordinary programs (Ubuntu 23.10 and newer)"),
@@ -32,7 +33,6 @@ _CAUSES = (
     ("namespace", "user namespaces are disabled here"),
     ("no Landlock", "the kernel has no Landlock (needs Linux 5.13 or newer, with lsm=landlock)"),
 )
-"""What bubblewrap says when it fails, and what that means."""
 
 FIXES = (
     "Debian, Ubuntu: sudo apt install bubblewrap",

@@ -22,23 +22,23 @@ from gateway.sandbox import Program
 from gateway.sandbox.process_tree import DeletedFiles, Work, read, work_of
 from gateway.sandbox.run_user import account
 
+# Deeper folders are not measured, so a program that changes one there has gone too far.
 DEPTH_LIMIT = 256
-"""Deeper folders are not measured, so a program that changes one there has gone too far."""
 
 _CLOCK_TICK = 0.02
+# Seconds a program runs before its folders are walked; most have ended by then.
 _FIRST_WALK = 0.4
-"""Seconds a program runs before its folders are walked; most have ended by then."""
 
 _STALE = 5.0
 _FOLDER = 0  # stands for a closed folder among the numbers of closed processes
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# No kernel makes a file in less: a program that used less CPU cannot have made so many.
 _CPU_SECONDS_PER_FILE = 2e-6
-"""No kernel makes a file in less: a program that used less CPU cannot have made so many."""
 
+# File systems whose writes the kernel counts for the process that makes them; not so in memory or over FUSE.
 _COUNTED_FILE_SYSTEMS = frozenset(
     ("bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "nfs", "nfs4", "overlay", "vfat", "xfs", "zfs")
 )
-"""File systems whose writes the kernel counts for the process that makes them; not so in memory or over FUSE."""
 
 _CAPABILITIES = re.compile(rb"^CapEff:\s+(\w+)", re.MULTILINE)
 _CAP_SYS_PTRACE = 19

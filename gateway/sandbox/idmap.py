@@ -25,8 +25,8 @@ from gateway.sandbox.run_user import Account, owner
 
 T = TypeVar("T")
 
+# Covered in the namespace of the mounts. It is everywhere, and nothing in it is ever lent.
 _STAGE = "/sys"
-"""Covered in the namespace of the mounts. It is everywhere, and nothing in it is ever lent."""
 
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _SETRESUID, _SETRESGID, _SETGROUPS = (147, 149, 159) if platform.machine() == "aarch64" else (117, 119, 116)

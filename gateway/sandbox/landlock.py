@@ -22,8 +22,8 @@ from gateway.sandbox.supervisor import launch, refuse_hidden, refuse_network
 from gateway.sandbox.system import SYSTEM_FILES, SYSTEM_FOLDERS
 
 _CREATE, _VERSION = 444, 1
+# How many rights on files a version knows; later ones know 16.
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""How many rights on files a version knows; later ones know 16."""
 
 _READ = 0b1101  # execute, read file, read folder
 _USE = 0b0110  # write file, read file

@@ -31,20 +31,20 @@ from gateway.sandbox.process import unavailable
 from gateway.sandbox.run import HARD_LIMIT, OUTPUT_LIMIT, Finished, Kept, Said, heard
 from gateway.sandbox.watchdog import Watch
 
+# What code can import.
 MODULES = (
     *("asyncio", "base64", "binascii", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal"),
     *("functools", "hashlib", "itertools", "json", "math", "os", "pathlib", "random", "re", "sys", "time", "tomllib"),
     *("typing", "unicodedata"),
 )
-"""What code can import."""
 
 _PACKAGE = "pydantic_monty"
 _FOLDER = "/workspace"
+# Seconds beyond its time after which code is ended that waits for us and not for itself, as for a file.
 _GRACE = 0.5
-"""Seconds beyond its time after which code is ended that waits for us and not for itself, as for a file."""
 
+# The most it may have, whatever is allowed: what it fails with is told to us in one piece.
 _MEMORY = 256 * 1024 * 1024
-"""The most it may have, whatever is allowed: what it fails with is told to us in one piece."""
 
 _ENDED = 128 + 9
 

@@ -21,11 +21,11 @@ from gateway.sandbox import Mount, Process, Program, Sandbox
 
 CODE_BYTES = 16 * 1024 * 1024
 _VESSEL = Path(__file__).with_name("prestart_main.py")
+# Seconds before a spare that was used is replaced: most code has ended by then, and is not disturbed.
 _PAUSE = 0.05
-"""Seconds before a spare that was used is replaced: most code has ended by then, and is not disturbed."""
 
+# Seconds an interpreter may take until it has the code.
 STARTING = 30.0
-"""Seconds an interpreter may take until it has the code."""
 
 _CLOSING = 5.0
 

@@ -22,11 +22,11 @@ _NEXT_BLOW = 0.02
 _RUN_DRY = 0.2
 _PATIENCE = 10.0
 _BEGINNING = 2048
+# Seconds in which what is left in the pipes of an ended program can still be read, also by a busy event loop.
 _LAST_WORDS = 10.0
-"""Seconds in which what is left in the pipes of an ended program can still be read, also by a busy event loop."""
 
+# Bytes a program may write ahead of us; all pipes of a user together may have 64 MiB on Linux.
 PIPE_SIZE = 256 * 1024
-"""Bytes a program may write ahead of us; all pipes of a user together may have 64 MiB on Linux."""
 
 
 class Hold(Protocol):

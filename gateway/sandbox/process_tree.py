@@ -35,8 +35,8 @@ _MAPS_BYTES = 8 * 1024 * 1024  # /proc/PID/maps has at most 65,530 lines
 _MOST_DESCRIPTORS = 20_000
 _SIGCHLD_BIT = 1 << 16
 _TICK = 0.01  # USER_HZ, the unit of times in /proc
+# No core copies memory into the page cache faster: an upper bound where the kernel does not count for us.
 _BYTES_PER_CPU_SECOND = 16 * 1024**3
-"""No core copies memory into the page cache faster: an upper bound where the kernel does not count for us."""
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ OUTPUT_LIMIT = 256 * _KIBIBYTE
 HARD_LIMIT = 32 * _KIBIBYTE * _KIBIBYTE
 _CHUNK = 64 * _KIBIBYTE
 _PATIENCE = 10.0
+# Seconds to read what an ended program left in its pipes: the event loop may be busy, or someone else holds them.
 _LAST_WORDS = 5.0
-"""Seconds to read what an ended program left in its pipes: the event loop may be busy, or someone else holds them."""
 
+# Is told which stream, and what was written to it.
 Said = Callable[[str, bytes], None]
-"""Is told which stream, and what was written to it."""
 
 
 @dataclass(frozen=True)

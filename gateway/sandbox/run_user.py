@@ -12,11 +12,11 @@ from pathlib import Path
 if sys.platform != "win32":
     import pwd
 
+# An operator can name the account by making one of this name.
 USER = "toolgate"
-"""An operator can name the account by making one of this name."""
 
+# Without one: a number that neither distributions nor systemd give to anyone, and containers have.
 _UID = 60700
-"""Without one: a number that neither distributions nor systemd give to anyone, and containers have."""
 
 _MAP = Path("/proc/self/uid_map")
 

@@ -34,6 +34,7 @@ _SYSTEM = (
 )
 _FILES = ("/", "/dev", "/dev/random", "/dev/urandom", "/private/etc/localtime", "/private/var/select/sh")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/dtracehelper")
+# Not those that tell of other processes: their arguments and environment are among them.
 _SYSCTLS = (
     "kern.argmax",
     "kern.boottime",
@@ -50,7 +51,6 @@ _SYSCTLS = (
     "kern.version",
     "vm.loadavg",
 )
-"""Not those that tell of other processes: their arguments and environment are among them."""
 
 _RULES = f"""\
 (version 1)

@@ -33,8 +33,8 @@ with open(int(sys.argv[1]), "rb") as file:
 exec(code, room := {"__name__": "launcher"})
 room["main"](order)
 """
+# How often the launcher is asked to end everything before it is ended itself.
 _PATIENCE = 50
-"""How often the launcher is asked to end everything before it is ended itself."""
 
 
 async def launch(

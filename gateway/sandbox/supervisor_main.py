@@ -28,8 +28,8 @@ CAP_DAC_OVERRIDE = 1
 SECCOMP_FILTER = 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 LANDLOCK_PATH_BENEATH = 1
+# The Landlock rights that mean something for a file: execute, write, read, truncate, device ioctl.
 FILE_RIGHTS = 0b1100_0000_0000_0111
-"""The Landlock rights that mean something for a file: execute, write, read, truncate, device ioctl."""
 
 CAPABILITY_VERSION_3 = 0x20080522
 DIRECTORY = 0o040000

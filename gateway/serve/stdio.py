@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHUNK = 256 * 1024
+# The time a cancelled call has to end.
 CLOSE_SECONDS = 2.0
-"""The time a cancelled call has to end."""
 
+# The id of the request that shows the SDK how the connection began.
 OPENING = "toolgate-opening"
-"""The id of the request that shows the SDK how the connection began."""
 
 _LEADING_ID = re.compile(rb'\{"jsonrpc":\s?"2\.0",\s?"id":\s?(\d{1,18}|"[^"\\]{0,200}")')
 _TRAILING_ID = re.compile(rb',\s?"id":\s?(\d{1,18}|"[^"\\]{0,200}")\}\s*$')

@@ -22,8 +22,8 @@ from gateway.workspace.tree import is_digest
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+# How much of a content is in memory at a time; what is shorter is handled in one piece.
 CHUNK = 256 * 1024
-"""How much of a content is in memory at a time; what is shorter is handled in one piece."""
 
 _CLONE = 0x40049409  # FICLONE of linux/fs.h
 _EACH = 8  # up to here syncing one by one costs less than syncing the whole file system

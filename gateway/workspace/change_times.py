@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 
+# Change times as the kernel has them: the seconds of all, and the nanoseconds of all.
 Moments = tuple[list[int], list[int]]
-"""Change times as the kernel has them: the seconds of all, and the nanoseconds of all."""
 
+# No file's change time.
 NEVER = (-1, -1)
-"""No file's change time."""
 
 _SECOND = 1_000_000_000
 _NO_FOLLOW, _CHANGE_TIME = 0x100, 0x80

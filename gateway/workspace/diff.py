@@ -13,8 +13,8 @@ from gateway.workspace.selection import Selection
 from gateway.workspace.tree import EXECUTABLE, LINK, PLAIN, Changes, Tree, changes, diff, locate
 from gateway.workspace.unified_diff import hunks
 
+# Bytes of a file up to which its lines are compared.
 TEXT_LIMIT = 1024 * 1024
-"""Bytes of a file up to which its lines are compared."""
 OUTPUT_LIMIT = 64 * 1024
 FILES_LIMIT = 1000
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from gateway.errors import Unavailable
 from gateway.tools import Hides
 
+# Files and directories to hide: path, reason, and what identifies each if it is replaced later.
 Hidden = tuple[tuple[str, str, int, int], ...]
-"""Files and directories to hide: path, reason, and what identifies each if it is replaced later."""
 
+# Files and directories that are looked at before a program starts.
 ENTRIES = 200_000
-"""Files and directories that are looked at before a program starts."""
 
 DEPTH = 200
+# Mounts in one sandbox: hidden files, and the directories above them. Each takes longer than the one before, and all
+# together about a second.
 MOST = 250
-"""Mounts in one sandbox: hidden files, and the directories above them. Each takes longer than the one before, and all
-together about a second."""
 
 
 def find_hidden(folder: Path, hides: Hides) -> Hidden:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gateway.workspace.versions import Versions
 
 NOW = "now"
+# Characters of an id that tell a version from every other one: its millisecond and twelve random bits.
 SHORT = 18
-"""Characters of an id that tell a version from every other one: its millisecond and twelve random bits."""
 
 
 @dataclass(frozen=True)

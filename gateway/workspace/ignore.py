@@ -14,11 +14,11 @@ from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from gateway.workspace.openat import READING, Way
 
+# Read in this order in every directory; the later wins.
 FILES = (".gitignore", ".toolgateignore")
-"""Read in this order in every directory; the later wins."""
 
+# What matches, and whether that is ignored or brought back; the last line of a file first, since it wins.
 Patterns = tuple[tuple[re.Pattern[str], bool], ...]
-"""What matches, and whether that is ignored or brought back; the last line of a file first, since it wins."""
 
 _ALWAYS = ".git"
 _KEPT = 256
@@ -32,8 +32,8 @@ class Rules:
     base: str
     patterns: Patterns
     above: Rules | None
+    # Equal for equal rules, now and in another process.
     key: str
-    """Equal for equal rules, now and in another process."""
 
     def ignores(self, path: str, is_directory: bool) -> bool:
         """Whether git would pass over `path`, given that it does not pass over the directory it is in."""

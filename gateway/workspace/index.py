@@ -20,12 +20,13 @@ from gateway.workspace.openat import Parts
 from gateway.workspace.remove_tree import temporary_name
 from gateway.workspace.tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, PLAIN, Tree, decode, encode
 
+# Something that changed this recently may change again without its times showing it: clocks tick coarsely.
 RACY_NANOSECONDS = 20_000_000
-"""Something that changed this recently may change again without its times showing it: clocks tick coarsely."""
 
 _HEADER = b"toolgate-index-2"
 
 
+# What shows that a file has changed, when one of it has.
 stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter(
     "st_mtime_ns",
     "st_ctime_ns",  # moves also when the modification time is set back
@@ -33,7 +34,6 @@ stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter(
     "st_ino",
     "st_mode",
 )
-"""What shows that a file has changed, when one of it has."""
 
 
 class File(NamedTuple):
@@ -62,8 +62,8 @@ class File(NamedTuple):
         return max(self.stamp[:2])
 
 
+# When a directory's names last changed, and its inode, since two directories can trade names.
 Stamp = tuple[int, int, int]
-"""When a directory's names last changed, and its inode, since two directories can trade names."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from gateway.workspace.package_dirs import Environments
 from gateway.workspace.tree import EMPTY, Patch, Tree, diff
 
 INDEX_SECONDS = 30.0
+# How old a file that somebody was writing is when that somebody is certainly gone.
 LEFTOVER_SECONDS = 3600.0
-"""How old a file that somebody was writing is when that somebody is certainly gone."""
 
 
 class OpenChat:

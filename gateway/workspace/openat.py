@@ -10,17 +10,17 @@ import stat
 import sys
 from typing import Protocol
 
+# The components of a path, from the directory it is relative to. Empty: that directory itself.
 Parts = tuple[str, ...]
-"""The components of a path, from the directory it is relative to. Empty: that directory itself."""
 
+# Flags for a directory that things are done in.
 DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
-"""Flags for a directory that things are done in."""
 
+# Flags for a directory that is listed.
 LISTING = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_RDONLY
-"""Flags for a directory that is listed."""
 
+# Flags for a file that is read: opening a FIFO, a device or a leased file never waits.
 READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-"""Flags for a file that is read: opening a FIFO, a device or a leased file never waits."""
 
 _OPENAT2 = 437  # the same number on every architecture Python runs on
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08

@@ -15,8 +15,8 @@ from gateway.workspace.tree import Tree
 
 PLACES = (".venv", "node_modules")
 MARK = ".gitignore"
+# The whole of a `.gitignore` by which a directory takes itself out, as uv and Python write it.
 EVERYTHING = b"*"
-"""The whole of a `.gitignore` by which a directory takes itself out, as uv and Python write it."""
 
 _KEY = "environment"
 

@@ -13,6 +13,7 @@ from gateway.errors import Unavailable
 from gateway.workspace import unlock
 from gateway.workspace.openat import LISTING
 
+# Names of files, or of directories with all that is in them, wherever they are in a folder.
 PROTECTED_NAMES = frozenset(
     {
         ".git",  # hooks, and settings that name programs
@@ -29,8 +30,8 @@ PROTECTED_NAMES = frozenset(
         *(".zlogin", ".zlogout", ".zprofile", ".zshenv", ".zshrc"),
     }
 )
-"""Names of files, or of directories with all that is in them, wherever they are in a folder."""
 
+# Of a repository only what names programs to run, or other places that do. A program may change the rest of it.
 _REPOSITORY = {
     ".git": (
         "hooks",
@@ -42,23 +43,22 @@ _REPOSITORY = {
     ),
     ".hg": ("hgrc",),
 }
-"""Of a repository only what names programs to run, or other places that do. A program may change the rest of it."""
 
+# Many packages bring folders of editors, which obey them only in a folder that somebody opens as a project.
 _IN_PACKAGES = PROTECTED_NAMES - {".vscode", ".idea"}
-"""Many packages bring folders of editors, which obey them only in a folder that somebody opens as a project."""
 
 _PACKAGES = ("node_modules", "site-packages")
 
+# Protected files and directories of a folder; with more of them a call is refused.
 FILES_LIMIT = 1000
-"""Protected files and directories of a folder; with more of them a call is refused."""
 
+# Protected paths that are mounted; the others are copied. Bubblewrap takes longer by the square of them: 0.1 s for
+# 10, 1 s for 40, 5 s for 130.
 MOUNTS_LIMIT = 16
-"""Protected paths that are mounted; the others are copied. Bubblewrap takes longer by the square of them: 0.1 s for 10,
-1 s for 40, 5 s for 130."""
 
 DEPTH_LIMIT = 100
+# What is gone meanwhile, or another user's own.
 PASSED_OVER = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""What is gone meanwhile, or another user's own."""
 
 
 class ProtectedFile(NamedTuple):

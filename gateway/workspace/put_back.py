@@ -49,8 +49,8 @@ _NOTE = "note"
 _TICK = 1_000_000_000
 _ASIDE = ".toolgate-removed-"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Directories of a repository that hold what is committed: they are not copied.
 _CONTENTS = frozenset({"objects", "refs", "logs", "lfs"})
-"""Directories of a repository that hold what is committed: they are not copied."""
 
 
 class TakenBack(NamedTuple):

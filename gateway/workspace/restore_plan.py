@@ -26,21 +26,21 @@ class Content(NamedTuple):
 class Plan:
     """Steps in their order; a step that a crash has already taken is taken again without harm."""
 
+    # All of it, as a change of the tree.
     patch: Patch
-    """All of it, as a change of the tree."""
+    # Files and links that go.
     removed: tuple[Parts, ...]
-    """Files and links that go."""
+    # Pipes, sockets and devices where something else is to be.
     obstacles: tuple[Parts, ...]
-    """Pipes, sockets and devices where something else is to be."""
+    # Directories that may go when nothing is left in them, deepest first.
     emptied: tuple[Parts, ...]
-    """Directories that may go when nothing is left in them, deepest first."""
+    # Those of them in whose place a file comes.
     cleared: frozenset[Parts]
-    """Those of them in whose place a file comes."""
+    # Directories something is going to be in.
     kept: frozenset[Parts]
-    """Directories something is going to be in."""
     written: Mapping[Parts, Content]
+    # Directories with nothing in them.
     made: tuple[Parts, ...]
-    """Directories with nothing in them."""
 
 
 def plan(index: Index, target: Tree) -> Plan:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from gateway.workspace.index import Index
 from gateway.workspace.tree import LINK, Changes, Patch, Tree, apply, diff, encode, locate
 
+# Place of the mode in the stamp of a file.
 MODE = 4
-"""Place of the mode in the stamp of a file."""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ ODD = "a pipe, socket or device"
 UNREADABLE = "not readable by the gateway"
 ELSEWHERE = "on another file system, or too deep"
 
+# A file, why it was skipped, or None when it is gone.
 Finding = File | str | None
-"""A file, why it was skipped, or None when it is gone."""
 
 _ATTEMPTS = 3
 _UNKNOWN_CLOCK = 2_000_000_000

@@ -11,8 +11,8 @@ from gateway.errors import Invalid
 from gateway.workspace.openat import Parts
 from gateway.workspace.walk import TEMPORARY
 
+# The kinds of things in a tree; a plain file is what `meta` does not mention.
 PLAIN, EXECUTABLE, LINK, EMPTY_DIRECTORY = "", "x", "l", "d"
-"""The kinds of things in a tree; a plain file is what `meta` does not mention."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ESCAPED = re.compile("[\uef80-\uefff]")

@@ -35,19 +35,19 @@ from gateway.workspace.workspaces import Workspaces
 
 log = logging.getLogger(__name__)
 
+# Chats whose stat cache and tree stay in memory.
 CHATS_OPEN = 64
-"""Chats whose stat cache and tree stay in memory."""
 
 GRACE_SECONDS = 24 * 3600.0
+# How long after a sweep of a chat the next one is due.
 SWEEP_SECONDS = 24 * 3600.0
-"""How long after a sweep of a chat the next one is due."""
 PREFIX_LENGTH = 4
+# How long a start waits for another process that holds a chat.
 RECOVER_SECONDS = 1.0
-"""How long a start waits for another process that holds a chat."""
 
 Result = TypeVar("Result")
+# Told the chat and what changed in its files.
 Listener = Callable[[str, Changes], None]
-"""Told the chat and what changed in its files."""
 
 
 class Versions:

@@ -14,12 +14,12 @@ from typing import Literal
 from gateway.workspace.openat import LISTING, Parts, Way
 from gateway.workspace.os_errors import refusing, shown
 
+# How names of files begin that are still being written; nothing lists them, a sweep removes them.
 TEMPORARY = ".toolgate-"
-"""How names of files begin that are still being written; nothing lists them, a sweep removes them."""
 
 DEPTH_LIMIT = 64
+# For a walk: as deep as a path can go, and to say so when the tree goes deeper.
 ANY_DEPTH = DEPTH_LIMIT + 1
-"""For a walk: as deep as a path can go, and to say so when the tree goes deeper."""
 WALK_LIMIT = 100_000
 
 Kind = Literal["file", "directory", "symlink", "other"]
@@ -72,8 +72,8 @@ class Entry:
 
 
 Entries = Generator[Entry, None, None]
+# Whether a walk goes into a directory.
 Enter = Callable[[Entry], bool]
-"""Whether a walk goes into a directory."""
 
 
 class Walk:

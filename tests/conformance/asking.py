@@ -14,8 +14,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 LEVELS: list[types.LoggingLevel] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 
+# The capability a client must have declared before it is asked with this method.
 NEEDS = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
-"""The capability a client must have declared before it is asked with this method."""
 
 ANSWERS: dict[str, type[types.Result]] = {
     "elicitation/create": types.ElicitResult,

@@ -13,8 +13,8 @@ from .asking import Call, Context, form, is_modern
 from .changes import CHANGES
 from .media import IMAGE, PNG, embedded
 
+# The handshake era's code for it; 2026-07-28 has -32602.
 RESOURCE_NOT_FOUND = -32002
-"""The handshake era's code for it; 2026-07-28 has -32602."""
 
 TEMPLATE = "test://template/{id}/data"
 WORDS = ["paris", "park", "party", "test", "testing"]

@@ -33,14 +33,14 @@ from .asking import Call, Context, InputNeeded, ToolFailed, connection, is_moder
 from .changes import CHANGES
 from .tools import TOOLS, listed
 
+# Known and fixed: a call made again may reach another process than the one that asked.
 STATE_KEY = b"every process of this server opens what any other has sealed"
-"""Known and fixed: a call made again may reach another process than the one that asked."""
 
+# Messages kept for clients that come back for them.
 EVENTS = 1024
-"""Messages kept for clients that come back for them."""
 
+# Milliseconds after which a client whose stream was closed comes back.
 RETRY = 100
-"""Milliseconds after which a client whose stream was closed comes back."""
 
 Era = Literal["modern", "handshake", "both"]
 

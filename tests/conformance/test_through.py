@@ -20,19 +20,19 @@ pytestmark = [
     pytest.mark.promise("G2"),
 ]
 
+# Scenarios a client of the version does not pass over an upstream of the transport, which it passes directly.
 EXPECTED: dict[tuple[str, str], set[str]] = {
     (HANDSHAKE, "http"): set(),
     (HANDSHAKE, "stdio"): set(),
     (MODERN, "http"): set(),
     (MODERN, "stdio"): set(),
 }
-"""Scenarios a client of the version does not pass over an upstream of the transport, which it passes directly."""
 
+# Scenarios that are run and not scored, and are to pass all the same.
 BEYOND = {
     HANDSHAKE: {"json-schema-2020-12", "server-session-lifecycle"},
     MODERN: {"json-schema-2020-12", "http-header-validation", "http-custom-header-server-validation"},
 }
-"""Scenarios that are run and not scored, and are to pass all the same."""
 
 
 @pytest.fixture(scope="module", params=["http", "stdio"])

@@ -15,8 +15,8 @@ from .asking import NEEDS, Call, ToolFailed, form, sample
 from .changes import CHANGES
 from .media import IMAGE, SOUND, embedded
 
+# Seconds between two messages of one call, as the suite describes them.
 STEP = 0.05
-"""Seconds between two messages of one call, as the suite describes them."""
 
 Content = str | list[types.ContentBlock]
 Run = Callable[[Call], Awaitable[Content]]

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.promise("X3")
 
 ECHO = Tool("echo", "")
 Act = Literal["pass", "refuse", "break"]
+# What was asked of which extension, by its place.
 Heard = list[tuple[str, int]]
-"""What was asked of which extension, by its place."""
 
 
 def call(**changes: Any) -> Call:

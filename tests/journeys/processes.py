@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+# Seconds until an answer counts as missing: far above what any needs, below the suite's own timeout.
 PATIENCE = 30.0
-"""Seconds until an answer counts as missing: far above what any needs, below the suite's own timeout."""
 
+# How a gateway says where it listens, on stderr, once it does.
 LISTENING = r"http://127\.0\.0\.1:\d+/mcp"
-"""How a gateway says where it listens, on stderr, once it does."""
 
+# What every gateway of this run writes to stderr; the end of it is shown with a test that fails.
 LOGS: list[Path] = []
-"""What every gateway of this run writes to stderr; the end of it is shown with a test that fails."""
 
 
 def serve_command(data_dir: Path, *options: str) -> list[str]:

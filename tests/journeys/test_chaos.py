@@ -21,8 +21,8 @@ from .servers import labs
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.promise("G1")]
 
 STARTED, REACHED = 6, 4
+# Kills in all, a second apart, so that each server has its turn and some are down at the same time.
 KILLS = 15
-"""Kills in all, a second apart, so that each server has its turn and some are down at the same time."""
 
 RESTARTS, SIDE_BY_SIDE = 1000, 4
 
@@ -31,15 +31,15 @@ RESTARTS, SIDE_BY_SIDE = 1000, 4
 class Watched:
     """The calls of one server and its kills, in order."""
 
+    # The process that answered last.
     pid: int = 0
-    """The process that answered last."""
 
+    # The process that was killed last, until another one answers.
     killed_pid: int | None = None
-    """The process that was killed last, until another one answers."""
 
     kills: int = 0
+    # Failures while the server was not down.
     failures: list[str] = field(default_factory=list)
-    """Failures while the server was not down."""
 
     def can_be_killed(self) -> bool:
         return bool(self.pid) and self.killed_pid is None

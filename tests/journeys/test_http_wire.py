@@ -19,8 +19,8 @@ pytestmark = pytest.mark.timeout(240)
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
+# Bytes of one request, with default settings: four times what a tool's arguments may have.
 LIMIT = 32 * 1024 * 1024
-"""Bytes of one request, with default settings: four times what a tool's arguments may have."""
 
 
 @pytest.mark.promise("G7")

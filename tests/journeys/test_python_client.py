@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 READING = {"list_directory", "read_file", "find_files", "search_code", "workspace_history", "workspace_diff"}
 WRITING = {"write_file", "edit_file", "apply_patch", "move_file", "delete_file"}
 WRITING |= {"workspace_restore", "workspace_branch"}
+# Arguments and returns every client may count on; a tool may take and give more.
 SEED = {
     "list_directory": ({"path", "recursive", "includeHidden"}, {"entries"}),
     "read_file": ({"path", "encoding"}, {"content", "size", "modified"}),
@@ -27,7 +28,6 @@ SEED = {
     "delete_file": ({"path", "recursive"}, {"deleted"}),
     "move_file": ({"from", "to", "overwrite"}, {"from", "to"}),
 }
-"""Arguments and returns every client may count on; a tool may take and give more."""
 
 
 @pytest.mark.promise("G3")

@@ -16,8 +16,8 @@ from .wire import HANDSHAKE, INITIALIZE, INITIALIZED, MODERN, call, nested, requ
 
 pytestmark = pytest.mark.timeout(240)
 
+# Bytes of one message, as configured here: four times what a tool's arguments may have.
 LIMIT = 256 * 1024
-"""Bytes of one message, as configured here: four times what a tool's arguments may have."""
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
 
 

@@ -22,10 +22,10 @@ from .wire import HANDSHAKE, MODERN
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.promise("G1", "G3")]
 
 AS_DEFINED = ("title", "description", "inputSchema", "outputSchema", "annotations")
+# What `everything` offers only to a client that can be asked: the gateway can, the Inspector's command line cannot.
 TO_WHOM_CAN_ASK = {
     f"everything__trigger-{what}" for what in ("elicitation-request", "sampling-request", "url-elicitation")
 }
-"""What `everything` offers only to a client that can be asked: the gateway can, the Inspector's command line cannot."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from .conftest import Bench
 
 pytestmark = pytest.mark.anyio
 
+# Turns of the event loop in which a cancelled call must have returned.
 TURNS = 10
-"""Turns of the event loop in which a cancelled call must have returned."""
 
 TOOLS = """
     import asyncio, os, threading, time

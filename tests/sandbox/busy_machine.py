@@ -38,12 +38,12 @@ from gateway.sandbox.landlock import Landlock
 MEBIBYTE = 2**20
 GIBIBYTE = 2**30
 
+# More than the default limits of memory and disk, which are 1 GiB each.
 FILL_BYTES = 1280 * MEBIBYTE
-"""More than the default limits of memory and disk, which are 1 GiB each."""
 
 FREE_DISK = 5 * GIBIBYTE
+# What the load leaves free.
 FREE_MEMORY = 4 * GIBIBYTE
-"""What the load leaves free."""
 
 LOAD_SECONDS = 500.0
 CONCURRENCY = 4

@@ -22,16 +22,16 @@ from .siege import BACKENDS, plant
 
 REQUIRED = bool(os.environ.get("TOOLGATE_REQUIRE_SANDBOX"))
 
+# One for each that runs tests beside us: the kernel counts the processes of a user, whoever started them.
 NORMAL_USER = 64001 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-"""One for each that runs tests beside us: the kernel counts the processes of a user, whoever started them."""
 
 _ROOT = Path(__file__).parents[2]
 _LIBRARY = _ROOT / "toolsets/covalt_toolset"
+# What is heavy and not needed, and what another process is just writing.
 _LEFT_OUT = ("pip", "setuptools", "mypy*", "*mypyc*", "*.pyc.*")
-"""What is heavy and not needed, and what another process is just writing."""
 
+# Tried with the whole: the inner loop keeps to the sandbox most machines use.
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("landlock", "unconfined")]
-"""Tried with the whole: the inner loop keeps to the sandbox most machines use."""
 
 
 @pytest.fixture(params=["bwrap", OTHERS[0]])

@@ -37,13 +37,13 @@ from gateway.extensions.approval import Answer, Question
 
 from .busy_machine import use_sandbox
 
+# Calls of each example.
 CALLS = 30
-"""Calls of each example."""
 
 LEVELS = ("read-only", "read-write", "execute")
 REFUSALS = ("DECLINED", "DISMISSED", "EXPIRED", "DENIED_BY_RULE", "PERMISSION_DENIED", "CATEGORY_TOO_LOW")
+# Printed by a program that a tool starts; no argument has it.
 STARTED = "started-42"
-"""Printed by a program that a tool starts; no argument has it."""
 
 PLAIN = ("notes.txt", "src/app.py", "sub/readme.txt", "free/a.txt")
 NEW = ("new.txt", "fresh/deep/new.txt", "free/new.txt")
@@ -299,8 +299,8 @@ BUILTINS: Mapping[str, tuple[str, str]] = {
     "run_command": ("development", "execute"),
     "git_diff": ("development", "read-only"),
 }
+# How often files are denied by path; under Landlock programs are then refused as long as there is such a file.
 HIDING = {"bwrap": 0.4, "landlock": 0.1}
-"""How often files are denied by path; under Landlock programs are then refused as long as there is such a file."""
 
 FILE_TOOLS = ("write_file", "edit_file", "apply_patch", "move_file", "delete_file")
 

@@ -31,13 +31,14 @@ from gateway.sources.development.python_runner import Sandboxed
 from .busy_machine import use_sandbox
 
 OPENING, CALLING = "opening", "calling"
+# Seconds after the first process of a gateway that opens, or that makes its calls.
 LATEST_KILL = 0.2
-"""Seconds after the first process of a gateway that opens, or that makes its calls."""
 
+# Seconds a busy machine may take to end what was killed.
 _PATIENCE = 30.0
-"""Seconds a busy machine may take to end what was killed."""
 
 _BIN = 0.04
+# Processes by a part of their command line.
 _KINDS = {
     "bwrap --args": "bubblewrap",
     "marshal.load(file)": "launcher",
@@ -46,7 +47,6 @@ _KINDS = {
     "/server.py": "server",
     "toolgate_worker": "worker",
 }
-"""Processes by a part of their command line."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -40,12 +40,12 @@ BACKENDS: dict[str, Callable[[], Sandbox]] = {"bwrap": Bubblewrap, "landlock": L
 WORD = "a-word-nobody-inside-may-know"
 BARE = "bare"
 NOT_RUN = "broken"
+# Of each attack: `stopped`, `open` or `broken`, and why. A broken one says nothing about the sandbox.
 Verdicts = dict[str, list[str]]
-"""Of each attack: `stopped`, `open` or `broken`, and why. A broken one says nothing about the sandbox."""
 
 _PATIENCE = 60.0
+# How much longer a bomb is given when it had no time to go off, as on a busy machine.
 _SLOWER = (1, 4, 16)
-"""How much longer a bomb is given when it had no time to go off, as on a busy machine."""
 
 _LAST_BREATH = 1.0
 _OUTPUT = 2**20

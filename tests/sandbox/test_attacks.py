@@ -11,6 +11,7 @@ from . import attacks
 from .conftest import World, make
 from .siege import BARE, Verdicts, besiege
 
+# Attacks that a normal user, a container or the kernel may be refused without our help.
 DEPENDS_ON_THE_MACHINE = {
     "become_root",
     "change_an_attribute_of_a_file",
@@ -33,7 +34,6 @@ DEPENDS_ON_THE_MACHINE = {
     "watch_page_faults",
     "write_the_core_pattern",
 }
-"""Attacks that a normal user, a container or the kernel may be refused without our help."""
 
 _fought: dict[str, Verdicts] = {}
 

@@ -31,13 +31,13 @@ from .test_table import SANDBOXES, USERS, besiege_as
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the load and both sandboxes need Linux")
 
 COMBINATIONS = list(product(SANDBOXES, USERS))
+# For each of the four combinations: 500 in all.
 CALLS = 125
-"""For each of the four combinations: 500 in all."""
 
 LEAST_INCREASES = 5
+# The load was effective if the disk, the folder and the shared memory each rose by more than 1 GiB so often, and
+# while so many calls ran.
 LEAST_CALLS = 10
-"""The load was effective if the disk, the folder and the shared memory each rose by more than 1 GiB so often, and
-while so many calls ran."""
 
 
 @pytest.mark.slow

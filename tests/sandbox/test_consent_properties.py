@@ -20,8 +20,8 @@ pytestmark = [
 ]
 
 EXAMPLES = int(os.environ.get("TOOLGATE_CONSENT_EXAMPLES", "3"))
+# The first seed; each example has the next one.
 SEED = int(os.environ.get("TOOLGATE_CONSENT_SEED", "1"))
-"""The first seed; each example has the next one."""
 
 
 @pytest.mark.parametrize(("backend", "user"), list(product(SANDBOXES, USERS)))

@@ -25,6 +25,7 @@ from gateway.sandbox.supervisor_main import remove
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 NOTHING = Size(-1, -1)
 
+# Ways for a process to keep a deleted file.
 HOLDS = {
     "descriptor": "kept = file",
     "mapping": "libc.mmap(None, 4096, 1, 1, file.fileno(), 0); file.close()",
@@ -50,7 +51,6 @@ threading.Thread(target=end, daemon=True).start()
 libc.syscall(93 if os.uname().machine == "aarch64" else 60, 0)
 """,
 }
-"""Ways for a process to keep a deleted file."""
 
 QUIET: dict[str, Any] = {
     "stdout": subprocess.PIPE,

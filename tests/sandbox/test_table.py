@@ -88,6 +88,7 @@ SANDBOXES = ("bwrap", "landlock")
 NOT_MOUNTED = 77
 USERS = ("root", "user")
 
+# What is closed to one of the two on any machine, sandbox or not, and with which answer.
 KERNEL_SAYS: dict[str, dict[str, set[str]]] = {
     "user": {
         "read_the_passwords": {"Permission denied"},
@@ -100,11 +101,11 @@ KERNEL_SAYS: dict[str, dict[str, set[str]]] = {
     },
     "root": {"run_a_setuid_program": {"nothing gained"}},  # there is nobody above
 }
-"""What is closed to one of the two on any machine, sandbox or not, and with which answer."""
 
+# So these rows say nothing about a sandbox to one of them: the other shows that the attack works.
 CLOSED_ROWS = {"user": {1, 18, 19, 20, 22}, "root": {21}}
-"""So these rows say nothing about a sandbox to one of them: the other shows that the attack works."""
 
+# What the settings of a machine may refuse besides: `kernel.unprivileged_bpf_disabled` and its kind.
 SETTINGS = {
     "user": {
         "change_an_attribute_of_a_file",
@@ -121,8 +122,8 @@ SETTINGS = {
     },
     "root": {"change_an_attribute_of_a_file", "make_a_disk", "open_a_disk", "open_the_sysrq_trigger"},
 }
-"""What the settings of a machine may refuse besides: `kernel.unprivileged_bpf_disabled` and its kind."""
 
+# What the root of a container may be refused.
 OF_A_WHOLE_ROOT = {
     "clone_into_a_user_namespace",
     "join_a_keyring",
@@ -138,7 +139,6 @@ OF_A_WHOLE_ROOT = {
     "watch_page_faults",
     "write_the_core_pattern",
 }
-"""What the root of a container may be refused."""
 
 REFUSALS = {
     "Function not implemented",
@@ -188,6 +188,7 @@ def test_without_a_sandbox_every_row_is_open(user: str, world: World) -> None:
     assert {name: closed[name] for name in unexplained | (closed.keys() - may_be_closed)} == {}
 
 
+# Becomes a normal user, where /proc shows nobody's processes but one's own, and not even those that are locked.
 HIDE = f"""
 import ctypes, os, sys
 libc = ctypes.CDLL(None)
@@ -200,7 +201,6 @@ os.setresgid(*[{NORMAL_USER}] * 3)
 os.setresuid(*[{NORMAL_USER}] * 3)
 os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Becomes a normal user, where /proc shows nobody's processes but one's own, and not even those that are locked."""
 
 
 @pytest.mark.slow

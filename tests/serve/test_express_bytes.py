@@ -21,10 +21,10 @@ from .roads import Answer, Bench, Client, bench, call, on_pipes, request
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
 
 TEXT = '{"type": "text", "text": "gr\\u00fc\\u00dfe"}'
+# As no library of ours would write it; ID is the id it answers.
 ODD = f"""{{ "id":"ID" , "result":{{"tomorrow":[1.50,1e2],"content":[{TEXT}],
 "resultType":"complete"}},"jsonrpc":"2.0"}}
 """
-"""As no library of ours would write it; ID is the id it answers."""
 
 LEVEL = "io.modelcontextprotocol/logLevel"
 
@@ -91,8 +91,8 @@ async def front(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield opened.over(request.param), upstream
 
 
+# For what bytes over a connection have a part in; the rest goes over one with the whole only.
 everywhere = pytest.mark.parametrize("front", ["short", "wire"], indirect=True)
-"""For what bytes over a connection have a part in; the rest goes over one with the whole only."""
 
 
 async def spoken(desk: Bench, number: int | str = 1, **meta: Any) -> Answer:

@@ -28,10 +28,10 @@ async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield opened.over(request.param)
 
 
+# For what a client that is gone cannot see.
 in_process = pytest.mark.parametrize("desk", ["short"], indirect=True)
-"""For what a client that is gone cannot see."""
+# For what a connection has a part in; the rest goes over one with the whole only.
 everywhere = pytest.mark.parametrize("desk", ["short", "wire"], indirect=True)
-"""For what a connection has a part in; the rest goes over one with the whole only."""
 
 
 @pytest.fixture

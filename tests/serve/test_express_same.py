@@ -53,10 +53,10 @@ async def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield opened.over(request.param)
 
 
+# For what has nothing to do with bytes over a connection.
 in_process = pytest.mark.parametrize("both", ["short"], indirect=True)
-"""For what has nothing to do with bytes over a connection."""
+# For what has; the rest goes over a connection with the whole only.
 everywhere = pytest.mark.parametrize("both", ["short", "wire"], indirect=True)
-"""For what has; the rest goes over a connection with the whole only."""
 
 
 @pytest.fixture(scope="module")
@@ -388,12 +388,12 @@ async def test_what_wants_no_answer_calls_no_tool(both: Bench, road: str) -> Non
     assert both.stall.heard() == []
 
 
+# An empty line is no message; what is a request and an answer too may be either to the SDK.
 STDIO = {
     name: message
     for name, message in (MESSAGES | ENVELOPES).items()
     if message not in (b"", b"[]") and "besides" not in name
 }
-"""An empty line is no message; what is a request and an answer too may be either to the SDK."""
 
 
 @in_process

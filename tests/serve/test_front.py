@@ -36,8 +36,8 @@ from .roads import HANDSHAKE, INITIALIZED, LIMIT, Line, Stall, call, chunk, init
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
 
 ECHO, LIST, WAIT = call("stall__echo", {"a": 1}), request("tools/list"), call("stall__wait", number="w")
+# What the short way leaves to the application.
 LONG = request("resources/templates/list", number="long")
-"""What the short way leaves to the application."""
 
 
 @pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["uvloop", "asyncio"])

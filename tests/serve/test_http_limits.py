@@ -22,8 +22,8 @@ from .test_front import ECHO, WAIT, Served, posted, say, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
 
+# Targets of the fast path and of the ASGI application.
 SHORT, LONG = "POST /mcp HTTP/1.1", "POST /mcp?chat=x HTTP/1.1"
-"""Targets of the fast path and of the ASGI application."""
 
 each_road = pytest.mark.parametrize("target", [SHORT, LONG], ids=["fast path", "application"])
 

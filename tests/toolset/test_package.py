@@ -13,8 +13,8 @@ from covalt_toolset import describe, load
 
 PACKAGE = Path(covalt_toolset.__file__).parent
 MODULES = sorted(PACKAGE.glob("*.py"))
+# Pydantic, and what cannot be missing where it is installed.
 NEEDED = {"pydantic", "pydantic_core", "typing_extensions"}
-"""Pydantic, and what cannot be missing where it is installed."""
 
 
 def python(*arguments: str, cwd: Path | None = None) -> str:

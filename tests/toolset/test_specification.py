@@ -149,6 +149,7 @@ def run_command(workspace: Path, command: str) -> dict:
     }
 """
 
+# What the first example uses and leaves to the reader.
 SURROUNDINGS = """\
 import json
 
@@ -156,7 +157,6 @@ def process(data):
     return {"rows": len(data.splitlines())}
 
 """
-"""What the first example uses and leaves to the reader."""
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from gateway.workspace.workspaces import Workspaces
 from .folders import sha, write
 
 STRANGER = 64101
+# Root is kept out by no mode: to it these show that the next program finds its folder open again.
 USERS = ["ourselves"] + ["stranger"] * (os.geteuid() == 0)
-"""Root is kept out by no mode: to it these show that the next program finds its folder open again."""
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "ü ñ\n"])
 CONTENTS = st.sampled_from([b"", b"1", b"2", b"22", b"\xff\x00"])
 STEPS, EXAMPLES = 60, amount(12, 4)
 
+# The model: path → content and whether it is executable.
 Files = dict[str, tuple[bytes, bool]]
-"""The model: path → content and whether it is executable."""
 
 
 class VersionsAgree(RuleBasedStateMachine):

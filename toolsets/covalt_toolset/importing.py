@@ -20,8 +20,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+# The folder whose modules are also found without naming it.
 TOOLS = "tools"
-"""The folder whose modules are also found without naming it."""
 
 
 @functools.cache

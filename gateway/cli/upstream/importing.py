@@ -23,8 +23,8 @@ from gateway.sources.upstreams.poisoning import visible
 from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.spec import ADDED
 
+# Claude Code keeps more than settings in its file.
 FILE_LIMIT = 64 * 1024 * 1024
-"""Claude Code keeps more than settings in its file."""
 _VARIABLES_LIMIT = 1024 * 1024
 _PROJECT_FOLDERS = (".cursor", ".vscode", ".idea")
 

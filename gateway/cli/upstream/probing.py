@@ -26,8 +26,8 @@ from gateway.tools import Tool
 _LAST_WORDS = 300
 _LINES = 3
 _AT_ONCE = 8
+# What is remembered, by the capability that promises it.
 _REMEMBERED = {"tools": "tools", "prompts": "prompts", "templates": "resources"}
-"""What is remembered, by the capability that promises it."""
 
 
 @dataclass(frozen=True)

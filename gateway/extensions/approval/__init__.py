@@ -30,15 +30,15 @@ __all__ = ["Answer", "Approval", "Approver", "ConsentNeeded", "Mode", "Preview",
 
 Mode = Literal["never", "unsafe_only", "always"]
 
+# Whether somebody agreed to such a question before, for longer than one call.
 Remembered = Callable[[Question], Awaitable[bool]]
-"""Whether somebody agreed to such a question before, for longer than one call."""
 
+# Whether a chat works in a person's own folder.
 Attached = Callable[[str], bool]
-"""Whether a chat works in a person's own folder."""
 
 TOOLS = 10_000
+# Paths of which it is remembered whether a rule hides them.
 PATHS = 262_144
-"""Paths of which it is remembered whether a rule hides them."""
 
 
 class Preview(Protocol):

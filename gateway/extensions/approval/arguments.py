@@ -18,12 +18,12 @@ from gateway.tools import Tool
 
 T = TypeVar("T")
 
+# How long all rules together may look at one call, in steps of about 30 ns: a character compared is one, a text some
+# more. The event loop waits that long.
 STEPS = 400_000
-"""How long all rules together may look at one call, in steps of about 30 ns: a character compared is one, a text some
-more. The event loop waits that long."""
 
+# Characters; a longer text is no path.
 LONGEST_PATH = 4096
-"""Characters; a longer text is no path."""
 
 EACH_TEXT = 15
 EACH_VALUE = 5
@@ -37,8 +37,8 @@ _BESIDE = re.compile(r'(?<=\S) (?="?[a-z]/)')
 _ESCAPED = re.compile(rb"\\([0-7]{1,3}|.)", re.DOTALL)
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
 
+# Whether a file of the call's chat is there under one of these paths.
 Overwrites = Callable[[Call, Sequence[str]], Awaitable[bool]]
-"""Whether a file of the call's chat is there under one of these paths."""
 
 
 class TooMuch(Exception):

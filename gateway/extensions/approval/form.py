@@ -11,11 +11,11 @@ from gateway.extensions.approval.question import Answer, Decision, Question, wit
 from gateway.tools import Tool
 
 FIELDS = 30
+# Characters of an argument that may be edited in a form; a longer one is shown cut, and stays as it is.
 TEXT = 2000
-"""Characters of an argument that may be edited in a form; a longer one is shown cut, and stays as it is."""
 
+# Characters of all prefilled values together.
 FORM = 32 * 1024
-"""Characters of all prefilled values together."""
 
 DECISION = "decision"
 _ARGUMENT = "argument_"

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 
 from gateway.extensions.approval.arguments import Look, folded
 
+# What is said of a text that may mean anything, and so fits any pattern.
 UNTOLD = "cannot be told"
-"""What is said of a text that may mean anything, and so fits any pattern."""
 
 EACH_MATCH = 30
 LONGEST_COMMAND = 64 * 1024

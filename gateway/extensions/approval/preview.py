@@ -16,11 +16,11 @@ from gateway.workspace import Parts, Root, Workspaces, parse, shown
 from gateway.workspace.protected import find_protected
 from gateway.workspace.unified_diff import unified_diff
 
+# Bytes of a file that are compared; of a larger one only the size is told.
 READ = 64 * 1024
-"""Bytes of a file that are compared; of a larger one only the size is told."""
 
+# Files counted in a directory that is to go.
 COUNTED = 1000
-"""Files counted in a directory that is to go."""
 
 PATHS = 200
 WORKERS = 2

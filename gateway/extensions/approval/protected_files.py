@@ -13,8 +13,8 @@ from gateway.workspace.protected import PROTECTED_NAMES
 
 _NAMED = 3
 
+# Returns the protected files in those of the paths that are directories.
 Inside = Callable[[Call, Sequence[str]], Awaitable[Sequence[str]]]
-"""Returns the protected files in those of the paths that are directories."""
 
 
 class Touched(NamedTuple):

@@ -18,19 +18,19 @@ from gateway.db.redaction import redact
 from gateway.errors import InputRequired
 from gateway.tools import Tool
 
+# Characters of one argument in a message: the beginning and the end of a longer one.
 SHOWN = 600
-"""Characters of one argument in a message: the beginning and the end of a longer one."""
 
 SHOWN_ARGUMENTS = 40
 CHANGES_SHOWN = 4000
+# Characters of all arguments, and of the changes, in what is written down.
 KEPT = 64 * 1024
-"""Characters of all arguments, and of the changes, in what is written down."""
 
+# Agree to this call, to this tool in this chat, to this very tool for good; refuse; or leave it open.
 Decision = Literal["once", "chat", "always", "deny", "dismiss"]
-"""Agree to this call, to this tool in this chat, to this very tool for good; refuse; or leave it open."""
 
+# Where a question may be answered: by the client's own person, or in the queue alone.
 Route = Literal["ask", "queue"]
-"""Where a question may be answered: by the client's own person, or in the queue alone."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class Question:
         }
 
 
+# Puts a question to a person and brings the answer.
 Approver = Callable[[Question], Awaitable[Answer]]
-"""Puts a question to a person and brings the answer."""
 
 
 class ConsentNeeded(InputRequired):

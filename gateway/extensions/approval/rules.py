@@ -17,13 +17,13 @@ from gateway.extensions.approval.patterns import UNTOLD, CommandPatterns, HostPa
 from gateway.names import SEPARATOR, did_you_mean
 from gateway.tools import READ_RESOURCE, REQUESTS, Tool
 
+# The kind of tools that come from servers.
 UPSTREAM = "mcp"
-"""The kind of tools that come from servers."""
 
 _STEERING = frozenset(";&|$`<>(){}\n\r\\\0")
 
+# What of a call fits, in words; None when nothing does.
 Condition = Callable[[Look], Awaitable[str | None]]
-"""What of a call fits, in words; None when nothing does."""
 
 
 class Rule:

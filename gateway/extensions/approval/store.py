@@ -29,8 +29,8 @@ from gateway.names import new_id
 from gateway.secrets import KNOWN
 from gateway.tools import Tool
 
+# Questions about one call: an edit may raise another, and a file may change under each.
 ROUNDS = 4
-"""Questions about one call: an edit may raise another, and a file may change under each."""
 
 ELICITATION, QUEUE, TERMINAL, CALLBACK = "elicitation", "queue", "terminal", "callback"
 

@@ -8,8 +8,8 @@ import os
 import threading
 from typing import Any, NoReturn
 
+# The channel's descriptor is at least this: above what a tool opens, below the limit of open files.
 _HIGH = 200
-"""The channel's descriptor is at least this: above what a tool opens, below the limit of open files."""
 
 _CHUNK = 64 * 1024
 _HEADER = 4

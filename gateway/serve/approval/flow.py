@@ -23,13 +23,13 @@ from gateway.serve.approval.queue import Queue
 from gateway.serve.approval.request_state import PREFIX, Claims, Seal
 from gateway.tools import Tool
 
+# Under which our question stands among those of an answer.
 KEY = "approval"
-"""Under which our question stands among those of an answer."""
 
 ELICIT = "elicitation/create"
 
+# Writes down a call that never reaches the executor.
 Record = Callable[[Call, Outcome], Awaitable[None]]
-"""Writes down a call that never reaches the executor."""
 
 log = logging.getLogger(__name__)
 

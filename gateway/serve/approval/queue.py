@@ -12,8 +12,8 @@ from gateway.errors import Conflict, GatewayError, InputRequired
 from gateway.extensions.approval import ConsentNeeded, Question
 from gateway.extensions.approval.store import QUEUE, ROUNDS, Case, Desk, agreed, declined, run
 
+# How often one look for all who wait asks whether anything was decided.
 LOOK_SECONDS = 0.25
-"""How often one look for all who wait asks whether anything was decided."""
 
 
 class Queue:

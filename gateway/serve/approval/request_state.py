@@ -20,14 +20,14 @@ from gateway.errors import Invalid
 if TYPE_CHECKING:
     from mcp.server.request_state import AESGCMRequestStateCodec
 
+# How our states begin; any other is an upstream's, and none of our business.
 PREFIX = "toolgate-approval."
-"""How our states begin; any other is an upstream's, and none of our business."""
 
 KEY_FILE = "approval.key"
 KEY_BYTES = 32
 VERSION = 1
+# Characters of a state, with what an upstream put into its own.
 STATE_LIMIT = 1024 * 1024
-"""Characters of a state, with what an upstream put into its own."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from gateway.serve.http.fastpath import HttpFastPath
 from gateway.serve.http.session_limit import SessionLimit
 from gateway.serve.mcp.server import McpServer
 
+# Raises `Unavailable` while the gateway cannot serve.
 Ready = Callable[[], Awaitable[None]]
-"""Raises `Unavailable` while the gateway cannot serve."""
 
 PATH = "/mcp"
 _CHECKED = frozenset({b"host", b"origin", b"content-length"})

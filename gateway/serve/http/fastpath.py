@@ -29,8 +29,8 @@ from gateway.serve.mcp.sessions import Session
 
 Headers = Mapping[bytes, bytes]
 
+# Seconds after which somebody looks whether the client of a call is still there.
 MOMENT = 0.1
-"""Seconds after which somebody looks whether the client of a call is still there."""
 
 PING_SECONDS = 15.0
 PING = b": ping\r\n\r\n"

@@ -15,29 +15,29 @@ from gateway.serve.mcp.fastpath import SIZE
 
 Headers = Mapping[bytes, bytes]
 
+# Maximum bytes of a request head, from the request line to the empty line. Trailers and chunk headers have the same
+# limit, checked once per read.
 HEAD = 64 * 1024
-"""Maximum bytes of a request head, from the request line to the empty line. Trailers and chunk headers have the same
-limit, checked once per read."""
 
+# Time limit for a request head from its first byte, and for a new connection to send that byte.
 HEAD_SECONDS = 30.0
-"""Time limit for a request head from its first byte, and for a new connection to send that byte."""
 
+# Time limits for a request body: between two reads, and in total. A body of known length has, up to the total, the
+# first limit and a second for each `BODY_RATE` bytes.
 BODY_IDLE_SECONDS, BODY_SECONDS, BODY_RATE = 30.0, 300.0, 16 * 1024
-"""Time limits for a request body: between two reads, and in total. A body of known length has, up to the total, the
-first limit and a second for each `BODY_RATE` bytes."""
 
+# Maximum number of empty lines in a body in chunks: each could be its end. JSON has none within its strings.
 EMPTY_LINES = 1000
-"""Maximum number of empty lines in a body in chunks: each could be its end. JSON has none within its strings."""
 
 HEADS_KNOWN = 1000
 HEAD_KNOWN = 4 * 1024
+# How many heads are known when they come again, the bytes of one, and its lines, which take more room than they do.
 LINES_KNOWN = 40
-"""How many heads are known when they come again, the bytes of one, and its lines, which take more room than they do."""
 
 _END = b"\r\n\r\n"
 _LINE_ENDS = re.compile(rb"[\r\n]*")
+# Bytes of an answer up to which one copy of it is cheaper than two pieces.
 _COPIED = 64 * 1024
-"""Bytes of an answer up to which one copy of it is cheaper than two pieces."""
 
 _FAILED = b"Internal Server Error"
 

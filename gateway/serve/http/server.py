@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 from gateway.errors import Invalid, Unavailable
 from gateway.serve.http.protocol import FastHttpProtocol, HeaderCache, Shortcut
 
+# Seconds an idle connection stays open: longer than clients keep theirs, so that none is closed under a request.
 KEEP_ALIVE = 75
-"""Seconds an idle connection stays open: longer than clients keep theirs, so that none is closed under a request."""
 
 
 class _Server(uvicorn.Server):

@@ -16,8 +16,8 @@ from gateway.tools import LIST_RESOURCES, READ_RESOURCE, Hides
 from gateway.workspace.versions import Versions
 from gateway.workspace.walk import Entry
 
+# What the protocol allows in one answer.
 LIMIT = 100
-"""What the protocol allows in one answer."""
 
 _HISTORY = 1000
 _VARIABLES = {

@@ -30,19 +30,19 @@ from gateway.serve.mcp.request import Request, caller_of, client_name
 from gateway.serve.mcp.results import shape
 from gateway.serve.mcp.sessions import Notify, Session
 
+# The largest request that is parsed here, in bytes.
 SIZE = 1024 * 1024
-"""The largest request that is parsed here, in bytes."""
 
 _DIGITS = bytes(ord("0") if chr(each).isdigit() and each < 128 else ord(" ") for each in range(256))
+# A number that may have more than 64 bits, which the fast parser would round.
 LONG_NUMBER = b"0" * 19
-"""A number that may have more than 64 bits, which the fast parser would round."""
 
+# Requests answered here over any transport.
 METHODS = frozenset({"tools/call", "tools/list"})
-"""Requests answered here over any transport."""
 
 STDIO_HANDSHAKE_METHODS = METHODS | {"ping"}
+# Requests answered here over stdio, whose client waits for the start of the process.
 STDIO_MODERN_METHODS = METHODS | {"server/discover"}
-"""Requests answered here over stdio, whose client waits for the start of the process."""
 
 _MESSAGE = frozenset({"jsonrpc", "id", "method", "params"})
 _IDS = (int, str)  # exact types: bool is a subclass of int

@@ -27,23 +27,23 @@ from gateway.workspace.versions import Versions
 if TYPE_CHECKING:
     from gateway.render.pages import Page
 
+# In the `_meta` of a page: what the `sandbox` of the iframe that shows it may allow, and nothing more.
 SANDBOX = "dev.toolgate/sandbox"
-"""In the `_meta` of a page: what the `sandbox` of the iframe that shows it may allow, and nothing more."""
 
+# Bytes of a toolset's own page.
 ARTIFACT_LIMIT = 5 * 1024 * 1024
-"""Bytes of a toolset's own page."""
 
+# Bytes of a file that its page shows, so that the page itself can be read at once.
 FILE_LIMIT = 256 * 1024
-"""Bytes of a file that its page shows, so that the page itself can be read at once."""
 
+# Plans that are listed: what a person who looks for one has just made.
 LISTED = 20
-"""Plans that are listed: what a person who looks for one has just made."""
 
+# Plans among which a call's id is completed.
 COMPLETED = 1000
-"""Plans among which a call's id is completed."""
 
+# How long a client may keep a plan, which never changes.
 PLAN_SECONDS = 3600
-"""How long a client may keep a plan, which never changes."""
 
 _PAGES_AT_ONCE = 2
 Result = TypeVar("Result")

@@ -15,8 +15,8 @@ from gateway.workspace.os_errors import is_directory, is_link
 from gateway.workspace.tree import LINK, Tree, locate
 from gateway.workspace.versions import Versions
 
+# In the `_meta` of what was read: how many bytes the whole has, so that a reader of ranges knows the end.
 SIZE = "dev.toolgate/size"
-"""In the `_meta` of what was read: how many bytes the whole has, so that a reader of ranges knows the end."""
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,14 @@ from gateway.workspace.tree import Tree, changes, diff, encode, locate
 from gateway.workspace.versions import Versions
 from gateway.workspace.walk import Entry, Walk, modified
 
+# Files on one page of `resources/list`.
 PAGE = 500
-"""Files on one page of `resources/list`."""
 
+# Directories whose files are not listed; by its URI each of them is read like any other.
 PASSED_OVER = frozenset({".git", "node_modules", "__pycache__"})
-"""Directories whose files are not listed; by its URI each of them is read like any other."""
 
+# How long a client may keep what it read of a version, which never changes.
 VERSION_SECONDS = 3600
-"""How long a client may keep what it read of a version, which never changes."""
 
 _RANGES = f"A file over {SPAN_LIMIT} bytes is read in ranges: add ?offset=0&length={SPAN_LIMIT}, counted in bytes."
 FILE, VERSION, MANIFEST = "workspace://{chat}/{+path}", "workspace://{chat}/{+path}{?manifest}", "manifest://{id}"

@@ -11,8 +11,8 @@ from gateway.errors import GatewayError, NotFound, Unavailable, UpstreamFault
 from gateway.protocol import SERVER_INFO_META_KEY
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, RESOURCE_NOT_FOUND, RpcError
 
+# The beginning of every `_meta` key that only the gateway may write.
 OWN_PREFIX = "dev.toolgate/"
-"""The beginning of every `_meta` key that only the gateway may write."""
 
 CALL_ID = "dev.toolgate/call_id"
 ERROR = "dev.toolgate/error"

@@ -45,11 +45,11 @@ from gateway.serve.mcp.subscriber import (
     Subscriber,
 )
 
+# `subscriptions/listen` requests open at a time.
 STREAMS = 1024
-"""`subscriptions/listen` requests open at a time."""
 
+# Methods whose results leave as the handlers made them.
 AS_GIVEN = frozenset({"tools/list", "tools/call"})
-"""Methods whose results leave as the handlers made them."""
 
 PARAMS: Mapping[str, type[BaseModel]] = {
     "completion/complete": types.CompleteRequestParams,

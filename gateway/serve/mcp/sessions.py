@@ -12,14 +12,14 @@ from gateway.calls import Caller
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, RpcError
 from gateway.serve.mcp.subscriber import Send, Subscriber
 
+# The most questions one client is asked at the same time.
 QUESTIONS = 64
-"""The most questions one client is asked at the same time."""
 
+# The time to tell a client that a question is withdrawn.
 WITHDRAW_SECONDS = 1.0
-"""The time to tell a client that a question is withdrawn."""
 
+# Sends a message to the client, on the stream of the request it belongs to.
 Notify = Callable[[Mapping[str, Any]], Awaitable[None]]
-"""Sends a message to the client, on the stream of the request it belongs to."""
 
 
 class Cancellable(Protocol):

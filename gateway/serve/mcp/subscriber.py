@@ -12,11 +12,11 @@ from gateway.errors import Invalid
 from gateway.serve.mcp.uris import Address, FileAddress
 from gateway.workspace.tree import Changes
 
+# The time a client has to read one notification.
 SEND_SECONDS = 5.0
-"""The time a client has to read one notification."""
 
+# Files, and lists of files, that one subscriber may follow.
 SUBSCRIPTIONS = 1000
-"""Files, and lists of files, that one subscriber may follow."""
 
 log = logging.getLogger(__name__)
 

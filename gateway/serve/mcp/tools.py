@@ -17,11 +17,11 @@ from gateway.serve.mcp.results import OWN_PREFIX, shape, tool_result
 MESSAGE = "dev.toolgate/message"
 PARENT_MESSAGE = "dev.toolgate/parent_message"
 
+# Tools on one page of `tools/list`: small enough for any client, large enough to be one page for most.
 PAGE = 200
-"""Tools on one page of `tools/list`: small enough for any client, large enough to be one page for most."""
 
+# The first version whose clients accept links in a result; earlier ones refuse the whole result.
 RESOURCE_LINKS = "2025-06-18"
-"""The first version whose clients accept links in a result; earlier ones refuse the whole result."""
 
 
 class Calls(Protocol):

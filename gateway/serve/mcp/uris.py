@@ -12,8 +12,8 @@ from gateway.errors import Invalid, NotFound
 from gateway.workspace.os_errors import is_directory
 from gateway.workspace.tree import decode, encode, locate
 
+# Bytes read at once: base64 makes a third more of them, and the Python SDK's client takes no event above 1 MiB.
 SPAN_LIMIT = 512 * 1024
-"""Bytes read at once: base64 makes a third more of them, and the Python SDK's client takes no event above 1 MiB."""
 
 _SEGMENTS = "/!$&'()*+,;=:@"  # what RFC 3986 lets stand in a path, beside letters, digits and -._~
 _HIDDEN = re.compile("[%#?\x00-\x1f\x7f\uef80-\uefff]")

@@ -43,8 +43,8 @@ ON_VERSIONS: Sequence[Builtin] = (
 )
 BUILTINS: Sequence[Builtin] = (*ON_FILES, *ON_VERSIONS)
 
+# Calls running at once; more wait their turn, and nothing else waits for them.
 WORKERS = 8
-"""Calls running at once; more wait their turn, and nothing else waits for them."""
 
 
 class BuiltinSource:

@@ -19,11 +19,10 @@ from gateway.tools import Access, Hides, Permission, Tool, hide_nothing
 from gateway.workspace import Root
 from gateway.workspace.versions import Versions
 
+# Takes a context and the arguments by name; returns a `Shape`, or one and the text a model reads, or these and the
+# `Versioned` files. A plain function gets a `Context` and runs in a thread; an `async` one gets what its source works
+# with (a `VersionContext` for those on a chat's versions), runs in the event loop and must not block it.
 Function = Callable[..., Any]
-"""Takes a context and the arguments by name; returns a `Shape`, or one and the text a model reads, or
-these and the `Versioned` files. A plain function gets a `Context` and runs in a thread; an `async`
-one gets what its source works with (a `VersionContext` for those on a chat's versions), runs in the event
-loop and must not block it."""
 
 
 def _spelled(name: str) -> str:

@@ -15,8 +15,8 @@ from gateway.workspace.walk import ANY_DEPTH, modified
 
 Type = Literal["file", "directory", "symlink", "other"]
 
+# Directories nobody means when searching; hidden ones such as `.git` and `.venv` are passed over anyway.
 IGNORED = frozenset({"node_modules", "__pycache__"})
-"""Directories nobody means when searching; hidden ones such as `.git` and `.venv` are passed over anyway."""
 
 
 class ListedEntry(Shape):

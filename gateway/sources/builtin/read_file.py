@@ -17,8 +17,8 @@ from gateway.tools import Access, Permission
 from gateway.workspace import Parts, parse, shown
 from gateway.workspace.walk import modified
 
+# Bytes of a file in one answer.
 RESULT_LIMIT = 256 * 1024
-"""Bytes of a file in one answer."""
 
 _SCAN_LIMIT = 64 * 1024 * 1024  # how far lines are counted, to find the first or to tell the total
 _CHUNK = 256 * 1024

@@ -25,8 +25,8 @@ _EVENT_LIMIT = 4 * 1024 * 1024  # one matching line as JSON; a longer one is not
 _COMPLAINT_LIMIT = 4096
 _REFUSED = 2
 
+# Stands among the events for matches that were too long to carry.
 OMITTED: dict[str, Any] = {"type": "omitted"}
-"""Stands among the events for matches that were too long to carry."""
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,17 @@ from gateway.workspace.put_back import protecting
 
 T = TypeVar("T")
 
+# Where a program finds the chat's files, in a sandbox with a file system of its own.
 WORKSPACE = "/workspace"
-"""Where a program finds the chat's files, in a sandbox with a file system of its own."""
 
 VENV, NODE_MODULES = ".venv", "node_modules"
 _OWN_PROGRAMS = (f"{VENV}/bin", f"{NODE_MODULES}/.bin")
 
+# Programs that install_package can install, and with what.
 _PACKAGED = {"pytest": "pip", "ruff": "pip", "black": "pip", "prettier": "npm"}
-"""Programs that install_package can install, and with what."""
 
+# Node and git stop where the machine's settings are there and cannot be opened, as under Landlock, and git where
+# files are another user's, as they are when a gateway that is root runs programs as someone else.
 _AT_HOME = {
     "OPENSSL_CONF": "/dev/null",
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -44,8 +46,6 @@ _AT_HOME = {
     "GIT_CONFIG_KEY_0": "safe.directory",
     "GIT_CONFIG_VALUE_0": "*",
 }
-"""Node and git stop where the machine's settings are there and cannot be opened, as under Landlock, and git where
-files are another user's, as they are when a gateway that is root runs programs as someone else."""
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:

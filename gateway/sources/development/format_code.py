@@ -35,13 +35,13 @@ _PARSED = 64 * 1024
 _COPY = "/copy"
 _BATCH = 200
 
+# Files that say how others are formatted; they are copied along.
 _STYLES = (
     "pyproject.toml", "ruff.toml", ".ruff.toml", "setup.cfg", ".editorconfig", ".prettierrc", ".prettierrc.json",
     ".prettierrc.yaml", ".prettierrc.yml", ".prettierrc.toml", ".prettierrc.js", ".prettierrc.cjs", ".prettierrc.mjs",
     "prettier.config.js", "prettier.config.cjs", "prettier.config.mjs", "package.json", "rustfmt.toml", ".rustfmt.toml",
     "go.mod", ".prettierignore",
 )  # fmt: skip
-"""Files that say how others are formatted; they are copied along."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Formatter:
     endings: tuple[str, ...]
 
 
+# The first that is here and knows a file's ending formats it.
 FORMATTERS = (
     Formatter("ruff", ("format", "--no-cache"), (".py", ".pyi")),
     Formatter("black", ("--quiet",), (".py", ".pyi")),
@@ -68,7 +69,6 @@ FORMATTERS = (
     Formatter("rustfmt", ("--edition", "2021"), (".rs",)),
     Formatter("shfmt", ("-w",), (".sh", ".bash")),
 )
-"""The first that is here and knows a file's ending formats it."""
 
 _KNOWN = {ending for each in FORMATTERS for ending in each.endings}
 

@@ -38,9 +38,10 @@ Paths = Annotated[list[str], Field(max_length=1000, description="Only these file
 _HASH = re.compile("[0-9a-f]{40,64}")
 _REVISION = re.compile(r"[^-\s\x00-\x1f\x7f][^\s\x00-\x1f\x7f]*")
 
+# The only way out of a sandbox that has one.
 _DOOR = f"http://127.0.0.1:{PORT}"
-"""The only way out of a sandbox that has one."""
 
+# What holds whatever the repository says.
 SETTINGS: Mapping[str, str] = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -87,8 +88,8 @@ SETTINGS: Mapping[str, str] = {
     "safe.directory": "*",
     "safe.bareRepository": "explicit",
 }
-"""What holds whatever the repository says."""
 
+# Keys with a name of the repository's own choosing in them, and what they are set to.
 _BY_NAME = (
     (re.compile(r"filter\..+\.(clean|smudge|process)", re.IGNORECASE | re.DOTALL), ""),
     (re.compile(r"filter\..+\.required", re.IGNORECASE | re.DOTALL), "false"),
@@ -103,7 +104,6 @@ _BY_NAME = (
     (re.compile(r"remote\..+\.(promisor|partialclonefilter)", re.IGNORECASE | re.DOTALL), ""),
     (re.compile(r"submodule\..+\.update", re.IGNORECASE | re.DOTALL), "none"),
 )
-"""Keys with a name of the repository's own choosing in them, and what they are set to."""
 
 _ELSEWHERE = re.compile(r"not a git repository: (.+)")
 

@@ -22,8 +22,8 @@ _CHANGES: dict[str, Change] = {
     "U": "conflict",
 }
 
+# A commit as `commits` reads it; the command has -z, which ends each with another NUL.
 COMMIT = "%H%x00%P%x00%an%x00%ae%x00%aI%x00%D%x00%s%x00%b"
-"""A commit as `commits` reads it; the command has -z, which ends each with another NUL."""
 
 BRANCH = "%(refname)%00%(HEAD)%00%(objectname)%00%(upstream:short)%00%(committerdate:iso-strict)%00%(contents:subject)"
 

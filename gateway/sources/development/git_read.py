@@ -25,14 +25,14 @@ from gateway.tools import Access, Permission, hide_nothing
 from gateway.workspace import parse
 
 FILES = 2000
+# Characters of a diff or a file that are shown.
 DIFF = 256 * 1024
-"""Characters of a diff or a file that are shown."""
 
+# For diffs: by git itself, and without a look into other repositories, whose own settings would count there.
 AS_IT_IS = (
     *("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty", "--submodule=short"),
     "--find-renames",
 )
-"""For diffs: by git itself, and without a look into other repositories, whose own settings would count there."""
 
 
 @builtin(

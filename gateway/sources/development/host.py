@@ -14,8 +14,8 @@ from gateway.sandbox import Sandbox
 from gateway.sandbox.monty import installed
 from gateway.sandbox.system import SYSTEM_FOLDERS
 
+# Where programs are looked for that a sandbox sees too; never on the gateway's own PATH.
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
-"""Where programs are looked for that a sandbox sees too; never on the gateway's own PATH."""
 
 _WANTED = ("bash", "sh", "git", "pytest", "npm", "node", "go", "cargo", "make")
 _FORMATTERS = ("ruff", "black", "prettier", "gofmt", "rustfmt", "shfmt")

@@ -32,9 +32,11 @@ _INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "npm_config_registry
 _UV_LINE = re.compile(r"^ \+ (\S+?)==(\S+)", re.MULTILINE)
 
 _CACHE = f"{TEMPORARY}packages"
+# What a manager makes in a workspace that has none of it yet.
 _MADE = {"pip": (VENV,), "npm": (NODE_MODULES, "package.json", "package-lock.json")}
-"""What a manager makes in a workspace that has none of it yet."""
 
+# The cache lies in the workspace while it is needed, as there is not much room in /tmp. The mark keeps what is
+# installed out of the versions, and out of git.
 _PIP = f"""
 set -eu
 uv=$1; python=$2; shift 2
@@ -45,8 +47,6 @@ export UV_CACHE_DIR="$PWD/$cache" UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_PYTHON_DOWN
 "$uv" pip install --color never --python {VENV} "$@"
 [ -e {VENV}/{MARK} ] || echo '*' > {VENV}/{MARK}
 """
-"""The cache lies in the workspace while it is needed, as there is not much room in /tmp. The mark keeps what is
-installed out of the versions, and out of git."""
 
 _NPM = f"""
 set -eu

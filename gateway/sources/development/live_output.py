@@ -10,14 +10,14 @@ import time
 
 from gateway.calls import Progress, no_progress
 
+# Seconds between two reports: as often as a person can follow. Before the first, most programs have ended.
 INTERVAL = 0.3
-"""Seconds between two reports: as often as a person can follow. Before the first, most programs have ended."""
 
+# Seconds after which a program that writes nothing is reported to be alive.
 SILENCE = 10.0
-"""Seconds after which a program that writes nothing is reported to be alive."""
 
+# Characters of a report; of more, the newest.
 MESSAGE = 2000
-"""Characters of a report; of more, the newest."""
 
 _PATIENCE = 1.0
 _log = logging.getLogger(__name__)

@@ -19,12 +19,12 @@ from gateway.sandbox.supervisor import refuse_hidden
 if TYPE_CHECKING:
     from gateway.sources.development.call_context import Bench
 
+# What a model is told of run_code where Monty runs it.
 SUBSET = f"""Run a program in a subset of Python, in the workspace's root.
 
 Monty runs it, a small interpreter. Only these can be imported: {", ".join(MODULES)}; no packages, none of the
 workspace's modules. No class inheritance, yield, del, input() or sys.exit(). It reads and writes the workspace's files
 and nothing else; memory, time and output are limited. A program that fails is no error: look at exitCode and stderr."""
-"""What a model is told of run_code where Monty runs it."""
 
 
 @dataclass(frozen=True)

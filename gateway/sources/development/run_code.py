@@ -20,15 +20,15 @@ from gateway.tools import Access, Permission
 Language = Literal["python", "bash"]
 LANGUAGES: tuple[Language, ...] = ("python", "bash")
 
+# The exit code of what took too long, as `timeout(1)` has it.
 TIMED_OUT = 124
-"""The exit code of what took too long, as `timeout(1)` has it."""
 
 _CODE = 1024 * 1024
 _VARIABLES = 200
 _WORD, _WORDS = 100_000, 500_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Variables that make an interpreter run something other than the code it is given.
 _REFUSED = re.compile(r"(LD_|DYLD_|PYTHON).*|BASH_ENV|ENV|BASH_FUNC_.*")
-"""Variables that make an interpreter run something other than the code it is given."""
 
 Timeout = Annotated[float | None, Field(gt=0, description="Seconds it may take; by default, all that are allowed")]
 

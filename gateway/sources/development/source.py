@@ -52,14 +52,14 @@ TOOLS: Sequence[Builtin] = (
     install_package,
 )
 
+# Calls that run programs at once, over all chats; more wait their turn.
 PLACES = 16
-"""Calls that run programs at once, over all chats; more wait their turn."""
 
+# Seconds a call may take beyond its program: for the versions before and after.
 GRACE = 30.0
-"""Seconds a call may take beyond its program: for the versions before and after."""
 
+# Consents remembered between the question and the run; each took a person to give.
 CONSENTS = 10_000
-"""Consents remembered between the question and the run; each took a person to give."""
 
 Choice = Callable[[], Awaitable[Sandbox]]
 

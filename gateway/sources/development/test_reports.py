@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
+# Characters kept of what a test said when it failed.
 MESSAGE = 2000
-"""Characters kept of what a test said when it failed."""
 
 _TAP = re.compile(r"^(\s*)(not )?ok\b\s*(\d+)?\s*-?\s*(.*?)\s*(?:#\s*(skip|todo)\b.*)?$", re.IGNORECASE)
 _CARGO = re.compile(r"^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED|ignored)", re.MULTILINE)

@@ -22,6 +22,7 @@ _DEPTH = 3
 _PYTEST_FILES = ("pytest.ini", ".pytest.ini", "conftest.py")
 _PYTEST_SECTIONS = (("pyproject.toml", b"[tool.pytest"), ("setup.cfg", b"[tool:pytest]"), ("tox.ini", b"[pytest]"))
 
+# Python's own tests, told to the channel that is the last argument.
 UNITTEST = """
 import json, sys, unittest
 
@@ -49,7 +50,6 @@ Result.out.write('["end"]\\n')
 Result.out.close()
 sys.exit(not ran.wasSuccessful())
 """
-"""Python's own tests, told to the channel that is the last argument."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,7 @@ def _has_pytest(bench: Bench) -> bool:
     return bench.has_venv() and bench.found((VENV, "bin", "pytest")) is not None
 
 
+# In this order: the first that fits.
 _DETECTED: Sequence[tuple[Name, Callable[[Bench, Parts], bool]]] = (
     ("pytest", _is_pytest),
     ("npm", _is_npm),
@@ -185,7 +186,6 @@ _DETECTED: Sequence[tuple[Name, Callable[[Bench, Parts], bool]]] = (
     ("unittest", _has_python_tests),
     ("make", lambda bench, here: b"\ntest:" in b"\n" + _read(bench, (*here, "Makefile"))),
 )
-"""In this order: the first that fits."""
 
 
 def _read(bench: Bench, parts: Parts) -> bytes:

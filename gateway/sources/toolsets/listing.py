@@ -11,11 +11,11 @@ from gateway.errors import Invalid
 from gateway.render import declare
 from gateway.tools import Access, Permission, Renderer, Tool
 
+# Where a tool stands that names no category.
 CATEGORY = "toolsets"
-"""Where a tool stands that names no category."""
 
+# Where a toolset's program finds the chat's files and its own.
 WORKSPACE, HOME = "/workspace", "/toolset"
-"""Where a toolset's program finds the chat's files and its own."""
 
 
 def tools_of(toolset: Installed) -> Iterator[Tool]:

@@ -20,9 +20,9 @@ from gateway.sources.upstreams.masking import VARIABLE, Names, mask, missing, up
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 SERVERS_LIMIT = 500
+# Under which the servers stand: in the files of Claude, Cursor, Windsurf and most others, in VS Code's own file, in
+# VS Code's settings, in Zed's.
 _KEYS = ("mcpServers", "servers", "mcp.servers", "context_servers")
-"""Under which the servers stand: in the files of Claude, Cursor, Windsurf and most others, in VS Code's own file,
-in VS Code's settings, in Zed's."""
 _URLS = ("url", "serverUrl", "httpUrl", "uri")
 _SAYING = frozenset(["command", *_URLS])
 _TRANSPORTS = {"stdio": None, "local": None, "remote": None, "sse": "sse", "http": "http", "streamablehttp": "http"}

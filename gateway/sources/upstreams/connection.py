@@ -10,17 +10,17 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from gateway.errors import GatewayError, Unavailable
 from gateway.mcp_client import Link, McpFault, Unauthorized
 
+# Seconds until a server that did not start is tried again, doubled with every failure.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
-"""Seconds until a server that did not start is tried again, doubled with every failure."""
 
+# How often it is looked whether a server may be tried before its time.
 LOOK_SECONDS = 1.0
-"""How often it is looked whether a server may be tried before its time."""
 
+# How long a link must have lived for its end to count as bad luck rather than as a failure to start.
 STEADY_SECONDS = 10.0
-"""How long a link must have lived for its end to count as bad luck rather than as a failure to start."""
 
+# Of failures that only a change of the settings or the machine mends.
 _KEPT_CODES = ("SANDBOX_UNAVAILABLE", "NETWORK_UNAVAILABLE")
-"""Of failures that only a change of the settings or the machine mends."""
 
 log = logging.getLogger(__name__)
 

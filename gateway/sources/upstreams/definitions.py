@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 from gateway.errors import GatewayError, Invalid
 
+# Characters of a name, as MCP has it; a template's URI may have sixteen times as many.
 NAME_LIMIT = 128
-"""Characters of a name, as MCP has it; a template's URI may have sixteen times as many."""
 DEFINITION_LIMIT = 256 * 1024
 DEPTH_LIMIT = 64
+# Definitions of one server; what comes after is left out.
 COUNT_LIMIT = 2000
-"""Definitions of one server; what comes after is left out."""
 
+# What neither a model nor a policy reads: metadata and pictures, which may be new with every answer, and how the
+# protocol of one era runs the tool. Everything else is pinned, keys we do not know among it: they too reach the
+# client.
 UNPINNED = frozenset(["_meta", "icons", "execution"])
-"""What neither a model nor a policy reads: metadata and pictures, which may be new with every answer, and how
-the protocol of one era runs the tool. Everything else is pinned, keys we do not know among it: they too
-reach the client."""
 
 _SAFE_INTEGER = 2**53
 _INSTRUCTIONS = "instructions"

@@ -20,11 +20,11 @@ from gateway.sources.upstreams.suspended_calls import STATE, SuspendedCalls
 from gateway.sources.upstreams.upstream import Upstream
 
 INVALID_PARAMS = -32602
+# How often a server may ask before it answers.
 ROUNDS = 16
-"""How often a server may ask before it answers."""
 
+# How long a client may take for one answer to a request that has a limit.
 ANSWER_SECONDS = 600.0
-"""How long a client may take for one answer to a request that has a limit."""
 
 _PRIVATE_META = ("io.modelcontextprotocol/", "dev.toolgate/")
 

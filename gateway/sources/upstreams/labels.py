@@ -16,8 +16,8 @@ from gateway.sources.upstreams.poisoning.finding import excerpt
 
 SERVER_META = "dev.toolgate/server"
 STATE_PREFIX = "toolgate-"  # every `requestState` of the gateway itself begins so
+# Stands before the `requestState` of a trusted server, which may be another Toolgate.
 RELAYED = "relayed-"
-"""Stands before the `requestState` of a trusted server, which may be another Toolgate."""
 
 SECRET_FLAG = "Toolgate: this looks like a secret. MCP servers must not ask for secrets in a form."  # noqa: S105
 URL_ELICITATION_REQUIRED = -32042  # 2025-11-25: an error whose data holds elicitations

@@ -11,13 +11,12 @@ from gateway.secrets import is_secret
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,119}")
+# Names that may stand for a secret. Too many are taken for one rather than too few: a value kept apart works as well.
 _TELLING = re.compile(
     r"key|token|secret|pass|pwd|auth|cred|cookie|session|salt|private|bearer|webhook"
     r"|(?:^|[^a-z])(?:pat|pin|otp|jwt|sig|dsn|seed)(?:$|[^a-z])",
     re.IGNORECASE,
 )
-"""Names that may stand for a secret. Too many are taken for one rather than too few: a value kept apart works
-as well."""
 _TRIVIAL = re.compile(r"true|false|yes|no|on|off|none|null|[0-9]{1,5}|", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z]{1,10}|[0-9]{1,5}")
 _WELL_KNOWN = re.compile(
@@ -25,8 +24,8 @@ _WELL_KNOWN = re.compile(
 )
 _RUN = re.compile(r"[A-Za-z0-9_-]{20,}")
 _SWITCH = re.compile(r"(?<=[A-Za-z])[0-9]|(?<=[0-9])[A-Za-z]")
+# Tokens leap between letters and digits; words, versions and dates do not.
 _SWITCHES = 4
-"""Tokens leap between letters and digits; words, versions and dates do not."""
 
 _SCHEME = re.compile(r"(?P<scheme>(?:bearer|basic|token|digest|apikey|key)\s+)?(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _ONLY_SCHEME = re.compile(r"(?:\b(?:bearer|basic|token|key|apikey|digest)\b|[\W_])*", re.IGNORECASE)

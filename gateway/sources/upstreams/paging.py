@@ -7,12 +7,12 @@ from typing import Any
 from gateway.mcp_client import Link, McpFault
 from gateway.sources.upstreams.definitions import COUNT_LIMIT
 
+# By the capability that promises it: how a list is asked for, and under which key it comes.
 LISTS = {
     "tools": ("tools/list", "tools"),
     "prompts": ("prompts/list", "prompts"),
     "resources": ("resources/templates/list", "resourceTemplates"),
 }
-"""By the capability that promises it: how a list is asked for, and under which key it comes."""
 
 METHOD_NOT_FOUND = -32601
 PAGES = 200

@@ -21,24 +21,24 @@ from gateway.sources.upstreams.uris import inner, outer, outer_blocks, prefix_of
 from gateway.tools import Permission, Tool
 
 READ_SECONDS = 60.0
+# How long a list of resources waits for one server; what comes later is not in it.
 LIST_SECONDS = 3.0
-"""How long a list of resources waits for one server; what comes later is not in it."""
 
 LIST_LIMIT = 1000
 _PAGES = 20
 
+# How long a request may take with all that its server asks meanwhile; an answer of the server has its own limit.
 REQUEST_SECONDS = 3600.0
-"""How long a request may take with all that its server asks meanwhile; an answer of the server has its own limit."""
 
 _COMPLETE = "completion/complete"
 
 log = logging.getLogger(__name__)
 
+# Does the work where rules, permissions and limits allow it, and records it; raises what refuses it.
 Pass = Callable[[Call, Tool, Callable[[], Awaitable[Any]]], Awaitable[Any]]
-"""Does the work where rules, permissions and limits allow it, and records it; raises what refuses it."""
 
+# Returns whether a rule refuses a request.
 Refuses = Callable[[Tool, Mapping[str, Any]], bool]
-"""Returns whether a rule refuses a request."""
 
 
 class Relay:

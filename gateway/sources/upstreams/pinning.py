@@ -16,8 +16,8 @@ from gateway.sources.upstreams.poisoning import Finding, Severity, look, visible
 from gateway.workspace.unified_diff import hunks
 
 PINS_LIMIT = 2 * COUNT_LIMIT
+# What the pins of one server may weigh: one that keeps inventing definitions ends here.
 BYTES_LIMIT = 16 * 1024 * 1024
-"""What the pins of one server may weigh: one that keeps inventing definitions ends here."""
 _ATTEMPTS = 10  # each lost one means another process or a person decided at the same moment
 
 

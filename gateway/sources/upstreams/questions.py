@@ -11,12 +11,12 @@ from gateway.mcp_client import McpFault
 from gateway.sources.upstreams.labels import STATE_PREFIX, label_question, refuse_question
 from gateway.sources.upstreams.requests import Request
 
+# By what a server may ask: what a client says that can be asked it.
 CAPABILITIES = {
     "elicitation/create": "elicitation",
     "sampling/createMessage": "sampling",
     "roots/list": "roots",
 }
-"""By what a server may ask: what a client says that can be asked it."""
 
 METHOD_NOT_FOUND = -32601
 

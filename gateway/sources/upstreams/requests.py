@@ -36,5 +36,5 @@ class Request:
         return replace(self, call=call)
 
 
+# For calls that come from no MCP client.
 NOBODY = Peer()
-"""For calls that come from no MCP client."""

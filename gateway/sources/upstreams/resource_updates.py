@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from gateway.errors import GatewayError, Unavailable
 from gateway.mcp_client import Link, Listening, McpFault
 
+# When a server that ended a stream of changes is listened to again.
 AGAIN_SECONDS = 5.0
-"""When a server that ended a stream of changes is listened to again."""
 
+# How long a server may take to agree.
 SECONDS = 30.0
-"""How long a server may take to agree."""
 
+# Streams to one server before they are made one, and where that fails. Each may cost it a connection.
 STREAMS, STREAMS_LIMIT = 8, 32
-"""Streams to one server before they are made one, and where that fails. Each may cost it a connection."""
 
 log = logging.getLogger(__name__)
 

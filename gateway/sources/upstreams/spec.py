@@ -14,8 +14,8 @@ from gateway.mcp_client import Confinement, Endpoint, HttpEndpoint, StdioEndpoin
 from gateway.sources.upstreams.pinning import Policy
 from gateway.sources.upstreams.tools import Override, Terms
 
+# The origins of servers that a person here set up. Those of every other origin run in the sandbox by default.
 SETTINGS, ADDED = "the settings", "added by hand"
-"""The origins of servers that a person here set up. Those of every other origin run in the sandbox by default."""
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from gateway.sources.upstreams.requests import Request
 
 PARKED_SECONDS = 600.0
 PARKED_LIMIT = 1000
+# Calls of one principal that may wait at once.
 PARKED_EACH = 100
-"""Calls of one principal that may wait at once."""
 
+# How the state begins by which a client names a parked call.
 STATE = "toolgate-parked-"
-"""How the state begins by which a client names a parked call."""
 
 Result = dict[str, Any]
 Start = Callable[[Ask, Request], Coroutine[Any, Any, Result]]

@@ -27,6 +27,7 @@ _ANNOTATIONS: Mapping[str, type] = {
     "openWorldHint": bool,
     "title": str,
 }
+# What clients take. One definition of another shape makes some of them refuse the whole list.
 _SHAPE: Mapping[str, type] = {
     "description": str,
     "title": str,
@@ -36,7 +37,6 @@ _SHAPE: Mapping[str, type] = {
     "icons": list,
     "_meta": dict,
 }
-"""What clients take. One definition of another shape makes some of them refuse the whole list."""
 
 
 @dataclass(frozen=True)

@@ -29,18 +29,18 @@ from gateway.tools import Tool
 
 LIST_SECONDS = 30.0
 START_SECONDS = 60.0
+# How long a call waits for a server that was just reached to say what it has.
 VERIFY_SECONDS = 15.0
-"""How long a call waits for a server that was just reached to say what it has."""
 
 IDLE_SECONDS = 600.0
+# How long a server's list must have been quiet before it is asked for: changes come in bursts.
 SETTLE_SECONDS = 0.05
-"""How long a server's list must have been quiet before it is asked for: changes come in bursts."""
 
+# When a server that did not say what it has, or ended the stream of its changes, is asked again.
 AGAIN_SECONDS = 15.0
-"""When a server that did not say what it has, or ended the stream of its changes, is asked again."""
 
+# Connections to one server, or children of it, at once.
 LANES_LIMIT = 64
-"""Connections to one server, or children of it, at once."""
 
 _UPDATED = "notifications/resources/updated"
 _RESOURCES_CHANGED = "notifications/resources/list_changed"
@@ -48,8 +48,8 @@ _CHANGED = frozenset(f"notifications/{what}/list_changed" for what in LISTS)
 
 log = logging.getLogger(__name__)
 
+# Whose a lane is, for which chat, and which of those beside each other.
 Key = tuple[str, str, int]
-"""Whose a lane is, for which chat, and which of those beside each other."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from gateway.sources.upstreams.spec import Spec
 
 APP = "ui://"
+# How older MCP Apps name a tool's page in its `_meta`.
 PAGE = "ui/resourceUri"
-"""How older MCP Apps name a tool's page in its `_meta`."""
 
 _ADDRESSED = ("resource_link", "resource")
 _SCHEME = "mcp+"

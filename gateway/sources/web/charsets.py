@@ -20,13 +20,13 @@ _ALSO = {"x-sjis": "cp932", "windows-31j": "cp932", "ms_kanji": "cp932", "window
 _ALSO |= {"iso-8859-8-i": "iso8859-8", "x-mac-cyrillic": "mac-cyrillic", "x-cp1251": "cp1251", "x-cp1252": "cp1252"}
 """Names of the web that Python does not know."""
 
+# Encodings of the web. Python knows others that are none, and some that take forever.
 _KNOWN = frozenset(
     {"utf-8", "utf-16", "utf-16-le", "utf-16-be", "koi8-r", "koi8-u", "mac-roman", "mac-cyrillic", "cp866", "cp874"}
     | {f"cp125{number}" for number in range(9)}
     | {f"iso8859-{number}" for number in range(2, 17)}
     | {"gb18030", "big5hkscs", "euc_jp", "iso2022_jp", "cp932", "cp949"}
 )
-"""Encodings of the web. Python knows others that are none, and some that take forever."""
 
 
 def decode(body: bytes, content_type: str | None, *, is_markup: bool) -> str:

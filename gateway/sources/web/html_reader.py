@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 UNREADABLE_PAGE = "UNREADABLE_PAGE"
 SECONDS = 20.0
+# Pages being read; more wait their turn.
 AT_ONCE = 4
-"""Pages being read; more wait their turn."""
 
 _MEBIBYTE = 1024 * 1024
 _LIMITS = Limits(memory=1024 * _MEBIBYTE, processes=8, disk=_MEBIBYTE, files=16, cpu_seconds=12)

@@ -20,8 +20,8 @@ from gateway.sources.web.page_cache import Document
 NOT_TEXT = "NOT_TEXT"
 BAD_STATUS = "BAD_STATUS"
 URL_NOT_FOUND = "URL_NOT_FOUND"
+# Of a page; more than anyone reads, and less than would be felt.
 BYTES = 8 * 1024 * 1024
-"""Of a page; more than anyone reads, and less than would be felt."""
 
 _ACCEPT = "text/html, application/xhtml+xml, text/markdown, text/plain, application/json, */*;q=0.5"
 _HTML = ("text/html", "application/xhtml+xml")

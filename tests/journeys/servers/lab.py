@@ -22,8 +22,8 @@ TRANSPORT, ERA = sys.argv[1:3] if __name__ == "__main__" else ("stdio", "modern"
 MODERN = "2026-07-28"
 HABITS = os.environ.get("LAB_HABITS", "").split()
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+# Who is told of changes: how, under which subscription, and of what; None is what the session subscribed to.
 Listener = tuple[Send, Any, dict[str, Any] | None]
-"""Who is told of changes: how, under which subscription, and of what; None is what the session subscribed to."""
 
 BIG = 2**60 + 1
 PLAIN: dict[str, Any] = {

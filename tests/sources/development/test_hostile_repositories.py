@@ -165,8 +165,8 @@ PLANTS: list[tuple[Callable[[Plant], None], list[str], list[Call]]] = [
 ]
 
 
+# Another spelling of what another plant does already; tried with the whole.
 VARIANTS = {hooks_elsewhere, process_filter, textconv, driver_diff, signing_by_ssh, included, per_worktree, editor}
-"""Another spelling of what another plant does already; tried with the whole."""
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from .benign import BENIGN, tool
 from .poisoned import ADD, NEIGHBOURS, POISONED, tags
 
 GRAVE = Severity.HIGH
+# Worth a look, but honest servers do write such things.
 MERELY_ODD = {
     "words_any_other",
     "words_instead",
@@ -32,7 +33,6 @@ MERELY_ODD = {
     "elsewhere_default",
     "elsewhere_instructions",
 }
-"""Worth a look, but honest servers do write such things."""
 
 
 def named(definition: dict[str, Any]) -> str:

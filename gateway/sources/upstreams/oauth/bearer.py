@@ -15,21 +15,21 @@ from gateway.sources.upstreams.oauth.account import Account
 from gateway.sources.upstreams.oauth.challenge import parameter, scopes, wants_token
 from gateway.sources.upstreams.oauth.store import Login, Logins, Mark
 
+# How long another process's login or logout may go unnoticed.
 LOOK_SECONDS = 5.0
-"""How long another process's login or logout may go unnoticed."""
 
+# How long before its end a token is renewed; of a short one, a quarter of its life.
 MARGIN_SECONDS = 30.0
-"""How long before its end a token is renewed; of a short one, a quarter of its life."""
 
+# When a renewal that failed is tried again; until then callers are told at once.
 AGAIN_SECONDS = 3.0
-"""When a renewal that failed is tried again; until then callers are told at once."""
 
+# A token that is refused so soon after it was renewed because of a refusal, by whichever process, is not renewed
+# again: else two of them would take turns at it for as long as the server refuses all.
 HURRY_SECONDS = 10.0
-"""A token that is refused so soon after it was renewed because of a refusal, by whichever process, is not renewed
-again: else two of them would take turns at it for as long as the server refuses all."""
 
+# How long a caller waits for a new token while the old one still holds.
 PATIENCE_SECONDS = 3.0
-"""How long a caller waits for a new token while the old one still holds."""
 
 CLOSE_SECONDS = 10.0
 

@@ -17,8 +17,8 @@ REQUEST_LIMIT = 32 * 1024
 REQUEST_SECONDS = 10.0
 CONCLUDE_SECONDS = 60.0
 CLOSE_SECONDS = 3.0
+# Connections at once; more are closed unread.
 VISITORS = 32
-"""Connections at once; more are closed unread."""
 
 _DONE = "You are signed in", "You may close this window and go back to the terminal."
 _FAILED = "The login did not work", "You may close this window; the terminal says what to do. "

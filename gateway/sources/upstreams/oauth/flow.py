@@ -26,8 +26,8 @@ LOGIN_SECONDS = 300.0
 FAILED = "LOGIN_FAILED"
 _SAID_LIMIT = 200
 
+# Brings a URL before a person.
 Show = Callable[[str], None]
-"""Brings a URL before a person."""
 
 
 async def sign_in(

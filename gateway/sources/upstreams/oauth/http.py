@@ -24,8 +24,8 @@ from gateway.sources.upstreams.poisoning import visible
 LIMITS = Limits(bytes=64 * 1024, seconds=15.0, connect_seconds=8.0, redirects=0)
 _FORM = {"content-type": "application/x-www-form-urlencoded", "accept": "application/json"}
 _SAID_LIMIT = 200
+# Kinds of addresses where networks of one's own are: private, of a carrier or a mesh, link-local.
 _NEAR = frozenset(kind(ip_address(each)) for each in ("10.0.0.0", "100.64.0.0", "169.254.0.0"))
-"""Kinds of addresses where networks of one's own are: private, of a carrier or a mesh, link-local."""
 
 
 @dataclass(frozen=True)

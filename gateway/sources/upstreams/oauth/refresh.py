@@ -13,8 +13,8 @@ from gateway.sources.upstreams.oauth.registration import configured_client
 from gateway.sources.upstreams.oauth.store import Login
 from gateway.sources.upstreams.oauth.tokens import Granted, Refused, obtain
 
+# How OAuth says that a refresh token is worth nothing any more, and how GitHub does.
 _OVER = ("invalid_grant", "bad_refresh_token")
-"""How OAuth says that a refresh token is worth nothing any more, and how GitHub does."""
 
 
 class Ended(Exception):

@@ -13,12 +13,12 @@ from gateway.sources.upstreams.oauth.callback_server import HOST, PATH
 from gateway.sources.upstreams.oauth.discovery import Site
 from gateway.sources.upstreams.oauth.http import Client, Reach
 
+# Ways to prove who we are, best first: servers made with the MCP SDK revoke nothing for a secret in a header.
 _METHODS = ("none", "client_secret_post", "client_secret_basic")
-"""Ways to prove who we are, best first: servers made with the MCP SDK revoke nothing for a secret in a header."""
 
 
+# One to name where a redirect URI must be told beforehand.
 _PORT = 8421
-"""One to name where a redirect URI must be told beforehand."""
 
 _PLAIN = re.compile(r"[ -~]{1,4096}")
 

@@ -22,15 +22,15 @@ from gateway.sources.upstreams.private_file import replace_private
 DIRECTORY = "logins"
 SIZE_LIMIT = 256 * 1024
 _USUAL_SIZE = 16 * 1024
+# How long another process may take to renew a login before we say that it hangs.
 TURN_SECONDS = 45.0
-"""How long another process may take to renew a login before we say that it hangs."""
 
 _POLL_SECONDS = 0.05
 _TOKEN = re.compile(r"[!-~]*")
 _KINDS = {"str": str, "str | None": str | None, "float": float, "float | None": float | None, "bool": bool}
 
+# Tells one version of a file from the next.
 Mark = tuple[int, int, int]
-"""Tells one version of a file from the next."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from gateway.sources.upstreams.poisoning.wording import Foreign, aimed_at_the_mo
 
 __all__ = ["Finding", "Severity", "look", "visible", "worst"]
 
+# Characters of one definition that are read; what is longer is itself grave, since nobody reads it.
 TEXT_LIMIT = 64 * 1024
-"""Characters of one definition that are read; what is longer is itself grave, since nobody reads it."""
 NODES_LIMIT = 20_000
 FINDINGS_LIMIT = 50
 LONG, VERY_LONG = 8_000, 20_000

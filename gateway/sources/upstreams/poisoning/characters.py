@@ -11,17 +11,17 @@ from gateway.sources.upstreams.poisoning.finding import HIGH, LOW, MEDIUM, UNSEE
 _MANY = 4  # zero-width characters in one text: fewer may have been pasted along
 _STYLED_LIMIT = 6
 
+# England, Scotland and Wales: the only tag characters an ordinary text has.
 _FLAGS = re.compile("\U0001f3f4\U000e0067\U000e0062[\U000e0061-\U000e007a]{3}\U000e007f")
-"""England, Scotland and Wales: the only tag characters an ordinary text has."""
 
 _RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
+# Scripts in which joiners shape letters: Arabic and its neighbours, those of India, Tibet, Burma, Mongolia.
 _JOINING = re.compile(
     "[\u0600-\u07ff\u0840-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u18af\u1b00-\u1bff\ua840-\ua8ff\uabc0-\uabff"
     "\ufb50-\ufdff\ufe70-\ufefc]"
 )
-"""Scripts in which joiners shape letters: Arabic and its neighbours, those of India, Tibet, Burma, Mongolia."""
+# Scripts without spaces, where a zero-width space says where a line may break.
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
-"""Scripts without spaces, where a zero-width space says where a line may break."""
 _IDEOGRAPHS = re.compile("[\u1800-\u18af\u2200-\u22ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 _TAGS = "hidden text in tag characters"
@@ -37,11 +37,11 @@ _PRIVATE_USE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
 _STYLED = re.compile("[\u24b6-\u24e9\U0001d400-\U0001d7ff\U0001f110-\U0001f189]")
 _WORD = re.compile(r"\w+")
 _LATIN = re.compile("[A-Za-z]")
+# Letters of other alphabets that look like Latin ones.
 _ALIKE = str.maketrans(
     "аеорсухіјѕԁԛԝһӏѵАВЕКМНОРСТХУІЈЅοΑΒΕΖΗΙΚΜΝΟΡΤΥΧօսɡɑ",
     "aeopcyxijsdqwhlvABEKMHOPCTXYIJSoABEZHIKMNOPTYXouga",
 )
-"""Letters of other alphabets that look like Latin ones."""
 
 
 def hidden_characters(text: str, identifier: bool = False, pattern: bool = False) -> Iterator[Remark]:

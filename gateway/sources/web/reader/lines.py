@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+# Characters of a page; the rest is left out.
 LONGEST = 4_000_000
-"""Characters of a page; the rest is left out."""
 
 _NESTED = 12  # deeper quotes and lists are written as this deep
 _BREAK = "\n"

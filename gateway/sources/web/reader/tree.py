@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+# Levels of a page, several times what people write; what lies deeper is lifted up to there.
 DEEPEST = 120
-"""Levels of a page, several times what people write; what lies deeper is lifted up to there."""
 
+# Elements of a page; the rest of a larger one is left out.
 MOST = 400_000
-"""Elements of a page; the rest of a larger one is left out."""
 
 _UNSEEN = frozenset(
     {"script", "style", "noscript", "template", "iframe", "object", "embed", "canvas", "audio", "video", "svg"}

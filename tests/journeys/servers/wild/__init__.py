@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+# Where `install` puts them.
 THERE = Path(__file__).parents[4] / ".venv/wild"
-"""Where `install` puts them."""
 
 INSTALLED = THERE / ".installed"
 

@@ -19,8 +19,8 @@ from .conftest import FACE, HANDSHAKE, MODERN, HttpServer, server
 
 pytestmark = pytest.mark.anyio
 
+# The inner loop keeps to each transport and each era, and to both where most servers are.
 WITH_THE_WHOLE = {("stdio", HANDSHAKE), ("sse", MODERN)}
-"""The inner loop keeps to each transport and each era, and to both where most servers are."""
 COMBINATIONS = [
     pytest.param(
         (transport, era),
