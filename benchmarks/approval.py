@@ -22,7 +22,7 @@ import anyio
 
 from gateway import Gateway
 from gateway.calls import Call, Caller, Outcome, Peer
-from gateway.config.approval import ApprovalRule
+from gateway.config.settings import ApprovalRule
 from gateway.extensions import stack
 from gateway.extensions.approval import Approval
 from gateway.serve.approval import ApprovalFlow, Seal

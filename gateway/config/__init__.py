@@ -1,17 +1,19 @@
 """Settings: what `toolgate.yaml` may say, its defaults, and how the file is found and read."""
 
 from gateway.config.loader import anchored, find, load, read, resolve, resolve_variables
-from gateway.config.sandbox import SandboxSettings
 from gateway.config.settings import (
     DEFAULT_CATEGORIES,
     ExtensionSettings,
     HttpSettings,
     LimitSettings,
+    OAuthSettings,
+    SandboxSettings,
+    ServerSandbox,
     Settings,
     ToolSettings,
+    UpstreamSettings,
     refuse_unavailable,
 )
-from gateway.config.upstreams import OAuthSettings, ServerSandbox, UpstreamSettings
 
 __all__ = [
     "DEFAULT_CATEGORIES",

@@ -1,21 +1,272 @@
-"""What `toolgate.yaml` may say, and its defaults."""
+"""Settings of `toolgate.yaml`: one class per section, with its defaults and checks."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import Field, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SecretStr,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
-from gateway.config.approval import ApprovalSettings
-from gateway.config.sandbox import SandboxSettings
-from gateway.config.section import Section
-from gateway.config.upstreams import UpstreamSettings
-from gateway.config.web import WebSettings
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
 from gateway.tools import Category, Permission
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class SandboxSettings(Section):
+    """Where strangers' code runs. `workers` is how many toolset processes are kept at once, each for
+    `worker_idle` seconds without a call. With `network` it reaches `allowed_hosts`, or every public host
+    when none is named. `allow_unsandboxed` runs it with all rights of your account."""
+
+    network: bool = False
+    allowed_hosts: list[str] = []
+    memory_mb: int = Field(default=1024, ge=16)
+    cpu_seconds: int = Field(default=60, ge=1)
+    timeout: float = Field(default=60, gt=0)
+    workers: int = Field(default=24, ge=1)
+    worker_idle: float = Field(default=300, gt=0)
+    allow_unsandboxed: bool = False
+    allow_source_packages: bool = False
+
+
+_WITH_A_KEY = ("brave", "tavily")
+
+
+class SearchSettings(Section):
+    """Who answers `web_search`. `url` is where a SearXNG of yours is; the others know their own address,
+    and another one stands in for it. `key` is best written as `${VAR}`: it is looked up when it is used."""
+
+    provider: Literal["searxng", "brave", "tavily", "duckduckgo"]
+    url: str | None = None
+    key: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> SearchSettings:
+        if self.provider == "searxng" and self.url is None:
+            raise ValueError("searxng needs 'url', the address of an instance: http://localhost:8888")
+        if self.url is not None and not self.url.startswith(("http://", "https://", "${")):
+            raise ValueError("'url' must start with https:// or http://")
+        if self.provider in _WITH_A_KEY and self.key is None:
+            raise ValueError(f"{self.provider} needs 'key': write ${{VAR}} and set that variable in the environment")
+        if self.provider not in _WITH_A_KEY and self.key is not None:
+            raise ValueError(f"{self.provider} takes no 'key'; leave it out")
+        return self
+
+
+class WebSettings(Section):
+    """What may be reached. `allowed_hosts` are names, patterns like `*.example.org`, either with a `:port`
+    beyond the usual two, or `*` for every public host. `allow_private` lets them lead to private addresses."""
+
+    allowed_hosts: list[str] = []
+    allow_private: bool = False
+    search: SearchSettings | None = None
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+# One pattern or several, `*` and `?` as in a shell; one of them must fit.
+Patterns = Annotated[list[str], BeforeValidator(_listed)]
+
+
+class ApprovalCondition(Section):
+    """What the arguments must be for a rule to speak; all that is given must hold.
+
+    `path`, `host` and `command` look into every text among the arguments, however deep: at a path and its endings
+    (`*.env`), at the hosts of addresses, at each command of a line. A `path` speaks of what a call names, and of the
+    directories it names itself (`secrets/*` of `secrets`); what it denies to `read_file` is left out of searches and
+    diffs, and cannot be read as a resource. A `command` reminds and does not confine: a shell has more ways to say a
+    thing than patterns can foresee. `arguments` names arguments (`{branch: main, "options.force": "true"}`).
+    `overwrites` asks whether a file of the chat is there already under one of the paths. What there is too much of to
+    look at fits.
+    """
+
+    path: Patterns = []
+    host: Patterns = []
+    command: Patterns = []
+    arguments: dict[str, Patterns] = {}
+    overwrites: bool | None = None
+
+
+class ApprovalRule(Section):
+    """`tool` is a pattern of ids (`read_file`, `git:*`), `toolset` and `server` of owners; all that is given must
+    fit. `then` asks a person, lets the call through unasked, refuses it, or asks in the queue alone, where no
+    client can answer for the person. `why` is shown with the question or the refusal. Without `remember` the
+    answer counts for one call only.
+    """
+
+    tool: Patterns = []
+    toolset: Patterns = []
+    server: Patterns = []
+    category: Patterns = []
+    when: ApprovalCondition = ApprovalCondition()
+    then: Literal["ask", "allow", "deny", "queue"] = "ask"
+    why: str | None = Field(default=None, max_length=500)
+    remember: bool = True
+
+    @model_validator(mode="after")
+    def _trusts_only_what_it_names(self) -> ApprovalRule:
+        said = self.when
+        if self.then == "allow" and (said.path or said.host or said.command):
+            raise ValueError(
+                "a rule that allows must name the arguments it trusts: instead of 'path', 'host' or 'command' "
+                "write 'when: {arguments: {path: ...}}'"
+            )
+        return self
+
+
+class ApprovalSettings(Section):
+    """When a person is asked before a call, and where.
+
+    The first of `rules` that fits decides; where none does, `mode` does: `unsafe_only` asks what the tool itself
+    asks for. A client that cannot be asked is refused (`deny`), or its call waits in the queue for
+    `toolgate approval allow` (`queue`), the caller for `queue_wait` seconds of that. Tools named in `out_of_band`
+    are asked for in the queue alone: a client without a person could answer its own question. `timeout` is how
+    long a question may be answered, `pending` how many of one principal may be open. `keys` seal questions that
+    travel through clients (32 characters or more each; the first seals, all open); without any, a key is kept in
+    data_dir.
+    """
+
+    mode: Literal["never", "unsafe_only", "always"] = "unsafe_only"
+    without_elicitation: Literal["deny", "queue"] = "deny"
+    rules: list[ApprovalRule] = []
+    out_of_band: Patterns = []
+    timeout: float = Field(default=600, gt=0, le=7 * 86400)
+    queue_wait: float = Field(default=15, ge=0, le=600)
+    pending: int = Field(default=500, ge=1, le=10_000)
+    keys: list[str] = []
+
+
+# YAML reads `off` as False when nobody quotes it.
+_UNQUOTED = BeforeValidator(lambda said: "off" if said is False else said)
+
+_OR_OFF = BeforeValidator(lambda said: {"over": None} if said in (False, "off") else said)
+
+_REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+
+
+class ToolFilter(Section):
+    allow: list[str] = []
+    deny: list[str] = []
+
+
+class ToolOverrideSettings(Section):
+    """What you change about one tool of an upstream, by the server's own name for it."""
+
+    name: str | None = None
+    description: str | None = None
+    requires_confirmation: bool | None = None
+    category: str | None = None
+    renderer: str | None = None
+    renderer_config: dict[str, Any] | None = None
+    enabled: bool | None = None
+
+
+class LargeResultSettings(Section):
+    """From how many bytes on a result is kept as a file, None for never. By default that is just below the 1 MiB at
+    which clients begin to refuse one: nothing changes that would have arrived."""
+
+    over: int | None = Field(default=1023 * 1024, ge=32 * 1024)
+
+
+class OAuthSettings(Section):
+    """How to sign in to a server that wants it, where what it says of itself does not suffice. `client_id` is who we
+    are to its authorization server, if we were registered by hand; `client_metadata_url` is a document that says so.
+    `issuer` is the only authorization server that will do: without it the server names one, which then gets the
+    secret. With the grant `client_credentials` the gateway signs in by itself."""
+
+    grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
+    client_id: str | None = Field(default=None, min_length=1)
+    client_secret: str | None = None
+    issuer: str | None = Field(default=None, pattern=r"^https?://[^\s?#]+$")
+    scopes: list[Annotated[str, Field(pattern=r"^[!#-\[\]-~]+$")]] | None = None
+    client_metadata_url: str | None = Field(default=None, pattern=r"^https://[^/\s]+/[^\s#]+$")
+
+    @model_validator(mode="after")
+    def _says_whom_it_means(self) -> OAuthSettings:
+        if self.client_secret is not None and not _REFERENCE.fullmatch(self.client_secret):
+            raise ValueError("'client_secret' is a secret; put it into the environment and write ${VARIABLE} here")
+        if self.client_secret is not None and self.client_id is None:
+            raise ValueError("a 'client_secret' belongs to a 'client_id'")
+        if self.grant == "client_credentials" and self.client_secret is None:
+            raise ValueError("the grant 'client_credentials' needs a 'client_id' and a 'client_secret'")
+        return self
+
+
+class ServerSandbox(Section):
+    """What a server in the sandbox is given beside its own program: `paths`, read-only unless one ends in `:rw`, and
+    the hosts of `network`, which it reaches by HTTP through a proxy."""
+
+    paths: list[Annotated[str, Field(min_length=1, max_length=4096)]] = Field(default=[], max_length=100)
+    network: list[Annotated[str, Field(min_length=1, max_length=300)]] = Field(default=[], max_length=100)
+
+
+# Without a discriminator, a fault in one of the two would be reported as a fault of both.
+SwitchOrRights = Annotated[
+    Annotated[bool, Tag("<switch>")] | Annotated[ServerSandbox, Tag("<rights>")],
+    Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<rights>"),
+]
+
+
+class UpstreamSettings(Section):
+    """One upstream server, in Claude Desktop's shape, with Toolgate's own keys beside it.
+
+    `trusted` believes the server's annotations about what its tools do. `sharing` says who shares one
+    connection to a server that may keep state. `pinning` says whether its first words are believed;
+    with `off` all its later ones are too. `large_results` says which results are kept as files in the
+    chat's workspace; with `off` none is. `sandbox` says whether a command runs in the sandbox and what it
+    is given there; None leaves that to where the server was set up.
+    """
+
+    command: str | None = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    url: str | None = None
+    headers: dict[str, str] = {}
+    oauth: OAuthSettings | None = None
+    type: Literal["stdio", "sse", "http", "streamable-http"] | None = None
+    prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{0,32}$")
+    enabled: bool = True
+    requires_confirmation: bool | None = None
+    category: str = "upstream"
+    permission: Permission | None = None
+    trusted: bool = False
+    timeout: float | None = Field(default=None, gt=0)
+    lazy: bool = True
+    sharing: Literal["principal", "chat", "all"] = "principal"
+    pinning: Annotated[Literal["trust", "hold", "off"], _UNQUOTED] = "trust"
+    large_results: Annotated[LargeResultSettings, _OR_OFF] = LargeResultSettings()
+    sandbox: SwitchOrRights | None = None
+    tools: ToolFilter = ToolFilter()
+    overrides: dict[str, ToolOverrideSettings] = {}
+
+    @model_validator(mode="after")
+    def _is_started_or_reached(self) -> UpstreamSettings:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("a server has either a 'command' to start or a 'url' to reach")
+        if self.oauth is not None and self.url is None:
+            raise ValueError("'oauth' is for a server with a 'url'")
+        if self.sandbox is not None and self.command is None:
+            raise ValueError("'sandbox' is for a server with a 'command'; remove it: a 'url' starts no program here")
+        return self
+
 
 _MEBIBYTE = 1024 * 1024
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import anyio
 
-from gateway.db import Insert, Statement, journal, sqlite_writer
-from gateway.db.sqlite import SqliteDatabase
-from gateway.db.sqlite_connection import execute
+from gateway.db import Insert, Statement, journal, sqlite
+from gateway.db.sqlite import SqliteDatabase, execute
 from gateway.errors import GatewayError
 
 TABLE = Statement(
@@ -114,7 +113,7 @@ async def killed_within(place: Path) -> None:
     """After the statement and before the COMMIT."""
     async with opened(place) as db:
         await promise_some(place, db, "n", 100)
-        setattr(sqlite_writer, "execute", lambda *given: die(execute(*given)))  # noqa: B010 - mypy
+        setattr(sqlite, "execute", lambda *given: die(execute(*given)))  # noqa: B010 - mypy
         await notes(db)
 
 

@@ -11,8 +11,7 @@ import anyio
 import pytest
 
 from gateway.db.migrations import MIGRATIONS
-from gateway.db.sqlite import SqliteDatabase
-from gateway.db.sqlite_connection import connect, migrate
+from gateway.db.sqlite import SqliteDatabase, connect, migrate
 from gateway.errors import Unavailable
 
 WORKER = Path(__file__).with_name("opening_worker.py")

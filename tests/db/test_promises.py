@@ -21,7 +21,7 @@ from eventually import TIMEOUT, async_eventually
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.db import Insert, Statement, sqlite_writer
+from gateway.db import Insert, Statement, sqlite
 from gateway.db.journal import BOOKS, LONGEST, ROWS, SIZE, Journal, JournalFile, heading
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Unavailable
@@ -236,7 +236,7 @@ async def test_while_the_disk_is_full_nothing_is_promised_and_afterwards_it_is(t
 async def test_what_the_disk_did_not_take_is_kept_and_written_in_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sqlite_writer, "IDLE_AFTER", 0.05)
+    monkeypatch.setattr(sqlite, "IDLE_AFTER", 0.05)
     async with opened(tmp_path) as db:
         with no_file_longer_than(await lengthen_the_log(db)):
             assert note(db, "a")
@@ -379,7 +379,7 @@ async def test_who_reads_while_the_database_is_closed_is_told_so(tmp_path: Path)
 async def test_the_log_does_not_grow_without_end_under_promises_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_writer, "CHECKPOINT_AFTER", 100)
+    monkeypatch.setattr(sqlite, "CHECKPOINT_AFTER", 100)
     log, longest = tmp_path / "toolgate.db-wal", 0
     async with opened(tmp_path) as db:
         for number in range(60):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from eventually import async_eventually
 
-from gateway.db import sqlite_writer
+from gateway.db import sqlite
 from gateway.db.journal import heading
 from gateway.db.sqlite import SqliteDatabase
 
@@ -84,7 +84,7 @@ async def test_processes_that_come_and_go_at_once_lose_nothing(tmp_path: Path) -
 
 
 async def test_an_idle_process_writes_what_a_dead_one_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_writer, "IDLE_AFTER", 0.1)
+    monkeypatch.setattr(sqlite, "IDLE_AFTER", 0.1)
     async with opened(tmp_path) as db:
         dead = book_of_the_dead(tmp_path, GOOD)
         assert note(db, "mine")

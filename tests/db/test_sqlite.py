@@ -13,10 +13,9 @@ import anyio
 import pytest
 from eventually import async_eventually
 
-from gateway.db import Statement, sqlite_writer
+from gateway.db import Statement, sqlite
 from gateway.db.lock import require_local
-from gateway.db.sqlite import SqliteDatabase
-from gateway.db.sqlite_writer import CHECKPOINT_AFTER, LOG_LIMIT
+from gateway.db.sqlite import CHECKPOINT_AFTER, LOG_LIMIT, SqliteDatabase
 from gateway.errors import Unavailable
 
 
@@ -78,7 +77,7 @@ def test_a_long_log_is_brought_home_while_we_work(tmp_path: Path) -> None:
 
 
 def test_an_idle_process_leaves_no_long_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_writer, "IDLE_AFTER", 0.2)
+    monkeypatch.setattr(sqlite, "IDLE_AFTER", 0.2)
     log = tmp_path / "toolgate.db-wal"
 
     async def main() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway import Gateway, config
 from gateway.calls import Call, Consent, Outcome
-from gateway.config.approval import ApprovalRule
+from gateway.config.settings import ApprovalRule
 from gateway.errors import Invalid
 from gateway.extensions import stack
 from gateway.extensions.approval import Answer, Approval, ConsentNeeded, Question

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.calls import Call
-from gateway.config.approval import ApprovalRule
+from gateway.config.settings import ApprovalRule
 from gateway.extensions import stack
 from gateway.extensions.approval import Approval
 from gateway.extensions.approval.preview import READ, FilePreview

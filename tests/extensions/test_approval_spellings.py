@@ -12,7 +12,7 @@ import pytest
 
 from gateway import Gateway
 from gateway.calls import Call, Outcome
-from gateway.config.approval import ApprovalRule
+from gateway.config.settings import ApprovalRule
 from gateway.extensions import stack
 from gateway.extensions.approval import Answer, Approval, ConsentNeeded, Question
 from gateway.tools import Tool

@@ -16,7 +16,7 @@ from sources.toolset.writing import install, require_sandbox, write_toolset
 
 from gateway import Gateway
 from gateway.cli import main
-from gateway.config.approval import ApprovalSettings
+from gateway.config.settings import ApprovalSettings
 from gateway.extensions.approval.rules import unknown_tools
 from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.server import McpServer

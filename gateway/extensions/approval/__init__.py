@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import Any, Literal, Protocol
 
 from gateway.calls import Call, Outcome, Proceed
-from gateway.config.approval import ApprovalRule
+from gateway.config.settings import ApprovalRule
 from gateway.errors import Forbidden
 from gateway.extensions import Extension
 from gateway.extensions.approval.arguments import Look, named_paths

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from gateway.calls import Call, to_json
-from gateway.config.approval import ApprovalCondition, ApprovalRule, ApprovalSettings
+from gateway.config.settings import ApprovalCondition, ApprovalRule, ApprovalSettings
 from gateway.errors import Invalid
 from gateway.extensions.approval.arguments import Look, TooMuch
 from gateway.extensions.approval.patterns import UNTOLD, CommandPatterns, HostPatterns, PathPatterns

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.calls import Call, Consent, Outcome, Proceed, text_content, to_json
-from gateway.config.approval import ApprovalSettings
+from gateway.config.settings import ApprovalSettings
 from gateway.db import timestamp
 from gateway.db.approvals import EXPIRED, ApprovalRecord, Approvals, Ending, Scope, Status
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, Timeout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.calls import Call, Outcome
-from gateway.config.web import WebSettings
+from gateway.config.settings import WebSettings
 from gateway.errors import NotFound
 from gateway.sources import Source
 from gateway.tools import Permission, Tool

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from gateway.calls import Call
-from gateway.config.web import WebSettings
+from gateway.config.settings import WebSettings
 from gateway.net import Policy
 from gateway.net.policy import WEB_PORTS
 from gateway.sources.web.page_cache import Remembered

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import orjson
 
 from gateway.config import resolve_variables
-from gateway.config.web import SearchSettings
+from gateway.config.settings import SearchSettings
 from gateway.errors import GatewayError, Invalid, RateLimited, Unavailable
 from gateway.net import Limits, Policy
 from gateway.net.client import Answer, Door

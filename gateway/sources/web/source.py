@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.calls import Call, Outcome
-from gateway.config.web import WebSettings
+from gateway.config.settings import WebSettings
 from gateway.sources.builtin.decorator import Builtin
 from gateway.sources.web.context import Files, Outside, WebContext, web_policy
 from gateway.sources.web.page_cache import Remembered

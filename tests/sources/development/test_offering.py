@@ -67,7 +67,7 @@ def test_while_the_category_is_off_nothing_is_looked_for(tmp_path: Path) -> None
         "async def main():\n"
         f"    async with Gateway.open({{'data_dir': {str(tmp_path)!r}}}): pass\n"
         "asyncio.run(main())\n"
-        "print([name for name in sys.modules if 'sandbox' in name and name != 'gateway.config.sandbox'])\n"
+        "print([name for name in sys.modules if 'sandbox' in name and name != 'gateway.config.settings'])\n"
         "print([name for name in sys.modules if name.startswith('gateway.sources.development.')])\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

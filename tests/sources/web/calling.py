@@ -9,7 +9,7 @@ import orjson
 from eventually import TIMEOUT
 
 from gateway.calls import Call, Outcome
-from gateway.config.web import WebSettings
+from gateway.config.settings import WebSettings
 from gateway.net.transport import Network
 from gateway.sources.web.source import WebSource
 

@@ -96,7 +96,7 @@ def test_a_key_in_the_settings_is_not_shown() -> None:
 def test_a_process_that_reaches_no_web_loads_nothing_for_it() -> None:
     look = "import sys, gateway.app; print([m for m in sys.modules if m in {'httpx2', 'selectolax'} or '.web.' in m])"
     run = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert run.stdout.replace("'gateway.config.web'", "").strip() == "[]"
+    assert run.stdout.replace("'gateway.config.settings'", "").strip() == "[]"
 
 
 async def test_a_page_is_fetched_through_the_whole_gateway(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from eventually import TIMEOUT
 from net.sites import PUBLIC, Lab, Reply, Site, answer, redirect, serving, trusting
 
-from gateway.config.web import WebSettings
+from gateway.config.settings import WebSettings
 from gateway.errors import Forbidden, GatewayError, Invalid, RateLimited, ToolFailed, Unavailable
 from gateway.net import Limits
 from gateway.sources.web import search_providers

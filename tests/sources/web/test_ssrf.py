@@ -10,7 +10,7 @@ import zlib
 import pytest
 from net.sites import OTHER_PUBLIC, PUBLIC, Lab, Reply, answer, redirect, serving, trusting
 
-from gateway.config.web import WebSettings
+from gateway.config.settings import WebSettings
 from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, ToolFailed, Unavailable
 from gateway.sources.web.source import WebSource
 
