@@ -51,8 +51,8 @@ from gateway.sources.development import DevelopmentSource
 from gateway.sources.web import web_sources
 from gateway.tools import HidesFor, Permission, Tool
 from gateway.workspace import Workspaces
-from gateway.workspace.attaching import attached, default_chat
 from gateway.workspace.versions import Versions
+from gateway.workspace.workspaces import attached, default_chat
 
 if TYPE_CHECKING:
     from gateway.bundles.installed import Installed

@@ -19,9 +19,9 @@ from gateway.errors import InputRequired, NotFound
 from gateway.workspace import Entry, Parts, parse
 from gateway.workspace.blobs import CHUNK
 from gateway.workspace.diff import readable, summary
+from gateway.workspace.globs import Selection
 from gateway.workspace.history import SHORT, Version, endpoints, history
 from gateway.workspace.os_errors import is_directory, is_link
-from gateway.workspace.selection import Selection
 from gateway.workspace.tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, Changes, Tree, changes, diff, directories, encode
 from gateway.workspace.versions import Versions
 from gateway.workspace.walk import ANY_DEPTH

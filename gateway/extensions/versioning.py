@@ -14,8 +14,8 @@ from gateway.calls import Call, Outcome, Proceed
 from gateway.errors import GatewayError, InputRequired, ToolFailed
 from gateway.extensions import Extension
 from gateway.tools import Access, Tool
+from gateway.workspace.checkout import Review
 from gateway.workspace.diff import readable, summary
-from gateway.workspace.review import Review
 from gateway.workspace.tree import Changes, Tree
 from gateway.workspace.versions import HeldChat, Versions
 

@@ -18,10 +18,9 @@ from gateway.mcp_client.endpoints import Confinement, StdioEndpoint
 from gateway.mcp_client.errors import Unreachable
 from gateway.mcp_client.process import Child, find_program
 from gateway.net.policy import WEB_PORTS, Policy
-from gateway.sandbox import Hear, Limits, Mount, Process, Program
+from gateway.sandbox import SYSTEM_FOLDERS, Hear, Limits, Mount, Process, Program
 from gateway.sandbox.detect import choose
 from gateway.sandbox.disk_usage import measure
-from gateway.sandbox.system import SYSTEM_FOLDERS
 from gateway.workspace.protected import find_protected, mounted
 
 _MEBIBYTE = 1024 * 1024

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from gateway.net.policy import Policy
 
+
 _MEBIBYTE = 1024 * 1024
 
 # The weakness of a sandbox that does not keep paths.
@@ -132,3 +133,7 @@ class Sandbox(Protocol):
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
         """Start it, from the event loop's own thread; `SANDBOX_UNAVAILABLE` when that fails."""
         ...
+
+
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/ssl/certs")

@@ -14,12 +14,34 @@ from typing import Any
 
 from gateway.config import SandboxSettings
 from gateway.errors import GatewayError, Unavailable
-from gateway.sandbox import Limits, Mount, Program, Sandbox
+from gateway.sandbox import Limits, Mount, Process, Program, Sandbox
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock
 from gateway.sandbox.run import run
 from gateway.sandbox.seatbelt import Seatbelt
-from gateway.sandbox.unconfined import Unconfined
+from gateway.sandbox.supervisor import launch, refuse_hidden
+
+
+class Unconfined:
+    """Programs run with all rights of the gateway's account. They still get only the environment they
+    are given, their limits, and an end."""
+
+    name = "unconfined"
+    keeps_paths = False
+
+    def __init__(self) -> None:
+        self.weaknesses: tuple[str, ...] = ("programs run with all rights of your account, files and network included",)
+        if sys.platform != "linux":
+            self.weaknesses += ("memory and the number of processes are not limited on this system",)
+
+    def inside(self, mount: Mount) -> str:
+        return str(mount.source)
+
+    async def start(self, program: Program, *, stdin: bool = False) -> Process:
+        refuse_hidden(self.name, program)
+        scratch = Path(tempfile.mkdtemp(prefix="toolgate-"))
+        return await launch(program, stdin=stdin, scratch=scratch, task_limit=None)
+
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 20.0

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.sandbox import PUT_BACK, Mount, Process, Program, seccomp
+from gateway.sandbox import PUT_BACK, SYSTEM_FILES, SYSTEM_FOLDERS, Mount, Process, Program, seccomp
 from gateway.sandbox.cgroups import delegated
 from gateway.sandbox.disk_usage import NOT_INSPECTABLE, cannot_inspect_programs
 from gateway.sandbox.process import unavailable
 from gateway.sandbox.rlimits import TaskLimit, count_tasks
 from gateway.sandbox.run_user import Account, account, owner_or
 from gateway.sandbox.supervisor import launch, refuse_hidden, refuse_network
-from gateway.sandbox.system import SYSTEM_FILES, SYSTEM_FOLDERS
 
 _CREATE, _VERSION = 444, 1
 # How many rights on files a version knows; later ones know 16.

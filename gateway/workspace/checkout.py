@@ -5,24 +5,89 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.errors import Conflict, NotFound
 from gateway.workspace import index as indexes
-from gateway.workspace import unlock
 from gateway.workspace.blobs import BlobStore, blob_missing
+from gateway.workspace.folder_access import inaccessible_error, restore_access
 from gateway.workspace.index import RACY_NANOSECONDS, File, Index
 from gateway.workspace.openat import DIRECTORY, Parts, Way, best_way
 from gateway.workspace.os_errors import shown
 from gateway.workspace.package_dirs import without
 from gateway.workspace.put_back import set_aside
-from gateway.workspace.restore import Restore
-from gateway.workspace.restore_plan import Plan, plan
-from gateway.workspace.review import MODE, graft, mode_changes, others
+from gateway.workspace.restore import Plan, Restore, plan
 from gateway.workspace.snapshot import UNREADABLE, Ignore, file_clock, scan
-from gateway.workspace.tree import Changes, Tree, changes, diff, locate
+from gateway.workspace.tree import LINK, Changes, Patch, Tree, apply, changes, diff, encode, locate
+
+# Place of the mode in the stamp of a file.
+MODE = 4
+
+
+@dataclass(frozen=True)
+class Review:
+    """What was done to the files since a version: `old` and `new` are the trees, `modes` the permissions of files
+    before and now where they differ, `before` is what was seen at first."""
+
+    old: Tree
+    new: Tree
+    changes: Changes
+    modes: Mapping[str, tuple[int, int]]
+    before: Index
+
+    @property
+    def existing(self) -> tuple[str, ...]:
+        """The files that were there before and are not as they were."""
+        return tuple(sorted({*self.changes.changed, *self.changes.deleted, *self.modes}))
+
+
+def mode_changes(before: Index, now: Index) -> dict[str, tuple[int, int]]:
+    """The permissions before and now of each file and directory that was there before and has others now."""
+    found = {}
+    for path, folder in now.folders.items():
+        was = before.folders.get(path)
+        if was is None or was is folder:
+            continue
+        if path and was.mode != folder.mode:
+            found[encode(path)] = was.mode, folder.mode
+        for name, file in folder.files.items():
+            known = was.files.get(name)
+            if known is not None and known.kind != LINK != file.kind and known.stamp[MODE] != file.stamp[MODE]:
+                modes = stat.S_IMODE(known.stamp[MODE]), stat.S_IMODE(file.stamp[MODE])
+                found[encode(folder.below(name))] = modes
+    return found
+
+
+def others(old: Tree, after: Tree, now: Index, until: float | None) -> list[str]:
+    """The paths that somebody else than the call has changed."""
+    patch = diff(old, now.tree)
+    found = {
+        path for path in (*patch.files, *patch.meta) if _at(now.tree, path) not in (_at(old, path), _at(after, path))
+    }
+    if until is not None:
+        files = {path: now.find(locate(path)) for path in patch.files}
+        found |= {path for path, file in files.items() if file is not None and file.stamp[1] > until * 1e9}
+    # No directory is empty in which they have a file.
+    return sorted({*found, *(above for path in found for above in _above(path) if above in old.meta)})
+
+
+def _above(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _at(tree: Tree, path: str) -> tuple[str | None, str | None]:
+    return tree.files.get(path), tree.meta.get(path)
+
+
+def graft(tree: Tree, other: Tree, paths: Sequence[str]) -> Tree:
+    """A tree that has at some paths what another has."""
+    files = {path: other.files.get(path) for path in paths}
+    return apply(tree, Patch(files, {path: other.meta.get(path) for path in paths}))
+
 
 _MANY = 64  # from here on waiting until a file's times can be trusted costs less than reading it again
 _TICK_SECONDS = 0.005
@@ -188,14 +253,14 @@ class Checkout:
     @contextmanager
     def _opened(self) -> Iterator[int]:
         if self._ours:
-            unlock.restore(self._directory)
+            restore_access(self._directory)
         try:
             root = os.open(self._directory, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError) as error:
             message = f"the folder {str(self._directory)!r} does not exist; create it or attach another one"
             raise NotFound(message, code="WORKSPACE_NOT_FOUND") from error
         except PermissionError as error:
-            raise unlock.locked(self._directory) from error
+            raise inaccessible_error(self._directory) from error
         try:
             yield root
         finally:

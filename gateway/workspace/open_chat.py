@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 
 from gateway.workspace import gc as sweeping
-from gateway.workspace import unlock
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
+from gateway.workspace.folder_access import ensure_accessible
 from gateway.workspace.lock import ChatLock
 from gateway.workspace.package_dirs import Environments
 from gateway.workspace.tree import EMPTY, Patch, Tree, diff
@@ -56,7 +56,7 @@ class OpenChat:
 
     def sweep(self, patches: Sequence[str], older_than: float) -> sweeping.Swept:
         """Sweep, `patches` being all those of the chat's manifests."""
-        unlock.ensure(self.folder, ours=not self._attached)
+        ensure_accessible(self.folder, ours=not self._attached)
         self._swept.touch()
         now = time.time()
         leftovers = sweeping.remove_leftovers(self.folder, now - LEFTOVER_SECONDS)

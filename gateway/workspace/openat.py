@@ -142,3 +142,18 @@ def _rename_directory(source: int, name: str, target: int, new_name: str) -> Non
         os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
         return
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+
+_EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
+_UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EPERM}
+
+
+def exchange(directory: int, one: str, other: str) -> bool:
+    """Whether they have; False where the system or the file system has no such call."""
+    if not hasattr(_libc(), "renameat2"):
+        return False
+    if _libc().renameat2(directory, os.fsencode(one), directory, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    if (number := ctypes.get_errno()) in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number))

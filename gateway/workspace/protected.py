@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway.errors import Unavailable
-from gateway.workspace import unlock
+from gateway.workspace.folder_access import restore_access_below
 from gateway.workspace.openat import LISTING
 
 # Names of files, or of directories with all that is in them, wherever they are in a folder.
@@ -183,7 +183,7 @@ def opened(directory: int, name: str) -> Iterator[int]:
         inner = os.open(name, LISTING, dir_fd=directory)
     except PermissionError:
         mode = stat.S_IMODE(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
-        unlock.restore_below(directory, name)
+        restore_access_below(directory, name)
         inner = os.open(name, LISTING, dir_fd=directory)
         try:
             yield inner

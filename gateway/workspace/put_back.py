@@ -23,9 +23,8 @@ import anyio.to_thread
 import orjson
 
 from gateway.errors import GatewayError, ToolFailed, Unavailable
-from gateway.workspace import unlock
-from gateway.workspace.exchange import exchange
-from gateway.workspace.openat import DIRECTORY, READING, best_way
+from gateway.workspace.folder_access import restore_access_below
+from gateway.workspace.openat import DIRECTORY, READING, best_way, exchange
 from gateway.workspace.protected import (
     DEPTH_LIMIT,
     PASSED_OVER,
@@ -114,7 +113,7 @@ def set_aside(directory: int, name: str, shown: str) -> str | None:
             try:
                 move()
             except PermissionError:  # the directory is closed, even to its owner
-                unlock.restore_below(directory, ".")
+                restore_access_below(directory, ".")
                 move()
         except FileExistsError:
             continue

@@ -14,10 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, Protocol
 
-from gateway.workspace import unlock
 from gateway.workspace.blobs import BlobStore
-from gateway.workspace.change_times import change_times
-from gateway.workspace.index import RACY_NANOSECONDS, File, Folder, Index, Stamp, stamp_of
+from gateway.workspace.folder_access import restore_access_below, restore_access_open
+from gateway.workspace.index import RACY_NANOSECONDS, File, Folder, Index, Stamp, change_times, stamp_of
 from gateway.workspace.openat import DIRECTORY, LISTING, READING, Parts, Way
 from gateway.workspace.os_errors import refusal
 from gateway.workspace.remove_tree import temporary_name
@@ -147,13 +146,13 @@ class _Scan:
             self._restore(above, parts)
             directory = self._way.open(above, parts, LISTING)
         if self._ours:
-            unlock.restore_open(directory)
+            restore_access_open(directory)
         return directory
 
     def _restore(self, above: int, parts: Parts) -> None:
         parent = self._way.open(above, parts[:-1], DIRECTORY)
         try:
-            unlock.restore_below(parent, parts[-1])
+            restore_access_below(parent, parts[-1])
         finally:
             os.close(parent)
 

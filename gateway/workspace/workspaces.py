@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.errors import NotFound
+from gateway.calls import check_chat
+from gateway.config import Settings
+from gateway.errors import Invalid, NotFound
 from gateway.names import chat_directory
-from gateway.workspace import unlock
+from gateway.workspace.folder_access import ensure_accessible
 from gateway.workspace.openat import Way
 from gateway.workspace.paths import Root
 
@@ -30,13 +33,13 @@ class Workspaces:
         """The folder the chat's files are in, made when it is ours and not there yet. One that is locked is refused
         when it is a person's, and opened again when it is ours."""
         if chat in self._attached:
-            unlock.ensure(self._attached[chat], ours=False)
+            ensure_accessible(self._attached[chat], ours=False)
             return self._attached[chat]
         workspace = self.directory(chat) / "workspace"
         if not workspace.is_dir():
             workspace.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
             workspace.mkdir(_PRIVATE, exist_ok=True)
-        unlock.ensure(workspace, ours=True)
+        ensure_accessible(workspace, ours=True)
         return workspace
 
     def is_attached(self, chat: str) -> bool:
@@ -55,3 +58,31 @@ class Workspaces:
         except (FileNotFoundError, NotADirectoryError) as error:
             message = f"the folder {str(path)!r} of chat {chat!r} does not exist; create it or attach another one"
             raise NotFound(message, code="WORKSPACE_NOT_FOUND") from error
+
+
+def default_chat(settings: Settings) -> str | None:
+    """The chat of calls that name none; an attached folder has one of its own, told by its real path."""
+    if settings.chat is not None:
+        return check_chat(settings.chat)
+    if settings.workspace is None:
+        return None
+    digest = hashlib.sha256(str(settings.workspace.resolve()).encode("utf-8", "surrogateescape")).hexdigest()
+    return f"folder-{digest[:16]}"
+
+
+def attached(settings: Settings) -> dict[str, Path]:
+    """The folders that stand in for a chat's own, by chat."""
+    chat = default_chat(settings)
+    if settings.workspace is None or chat is None:
+        return {}
+    if not settings.workspace.is_dir():
+        raise Invalid(f"--workspace {str(settings.workspace)!r} is no folder", code="WORKSPACE_NOT_FOUND")
+    workspace, data = settings.workspace.resolve(), settings.data_dir.resolve()
+    if data.is_relative_to(workspace) or workspace.is_relative_to(data):
+        # Who can write there could allow its own calls, and read everybody's.
+        raise Invalid(
+            f"the workspace {str(workspace)!r} and the data directory {str(data)!r} lie one in the other, where tools "
+            "could reach what they are held to; choose another with --data-dir, or a folder deeper down",
+            code="WORKSPACE_HOLDS_DATA",
+        )
+    return {chat: settings.workspace}

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.errors import GatewayError
 from gateway.sandbox import Program, Sandbox
+from gateway.sandbox.detect import Unconfined
 from gateway.sandbox.run import run
-from gateway.sandbox.unconfined import Unconfined
 
 MAKERS: dict[str, Callable[[], Sandbox]] = {"unconfined": Unconfined}
 

@@ -318,7 +318,7 @@ import asyncio, sys
 from pathlib import Path
 from gateway.config import SandboxSettings
 from gateway.runtime import Job, Runtime
-from gateway.sandbox.unconfined import Unconfined
+from gateway.sandbox.detect import Unconfined
 
 async def main(folder):
     unconfined = Unconfined()

@@ -27,10 +27,10 @@ from typing import Any
 
 from gateway.sandbox import Killed, Limits, Mount, Program, Sandbox
 from gateway.sandbox.bwrap import Bubblewrap
+from gateway.sandbox.detect import Unconfined
 from gateway.sandbox.landlock import Landlock
 from gateway.sandbox.run import Finished, run
 from gateway.sandbox.supervisor_main import remove
-from gateway.sandbox.unconfined import Unconfined
 
 from .bombs import BOMBS, Bomb
 

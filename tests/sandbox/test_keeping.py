@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.sandbox import Mount, Program, Sandbox
+from gateway.sandbox.bwrap import Kept, kept
 from gateway.sandbox.prestart import PrestartedSandboxes
-from gateway.sandbox.protected_paths import Kept, kept
 from gateway.sandbox.run import Finished, finish, run
 
 from .conftest import make

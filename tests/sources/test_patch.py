@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.errors import Conflict, GatewayError, Invalid
 from gateway.sources.builtin import patch
 from gateway.sources.builtin.patch import FilePatch, Hunk
-from gateway.workspace.unified_diff import split_lines, unified_diff
+from gateway.workspace.diff import split_lines, unified_diff
 
 texts = st.lists(
     st.sampled_from(["a", "b", "ab", "", "--- x", "+++ y", "@@ -1 +1 @@", "\\ x", " ", "ü\r"]), max_size=14

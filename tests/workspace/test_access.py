@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Forbidden
-from gateway.workspace import unlock
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
+from gateway.workspace.folder_access import restore_access, restore_access_below
 from gateway.workspace.openat import Stepwise, Way, best_way
 from gateway.workspace.tree import EMPTY, Tree
 from gateway.workspace.workspaces import Workspaces
@@ -118,8 +118,8 @@ def test_nothing_is_opened_through_a_link_nor_what_is_no_folder(place: Path) -> 
     (place / "link").symlink_to(outside)
     above = os.open(place, os.O_DIRECTORY)
     for name in ("link", "file", "gone"):
-        unlock.restore(place / name)
-        unlock.restore_below(above, name)
+        restore_access(place / name)
+        restore_access_below(above, name)
     os.close(above)
     assert outside.stat().st_mode & 0o777 == 0
     assert (place / "file").stat().st_mode & 0o777 == 0
@@ -130,7 +130,7 @@ def test_what_is_someone_elses_is_not_opened(place: Path) -> None:
     folder = place / "theirs"
     folder.mkdir(0)
     os.chown(folder, STRANGER, STRANGER)
-    unlock.restore(folder)
+    restore_access(folder)
     assert folder.stat().st_mode & 0o777 == 0
 
 

@@ -13,7 +13,7 @@ import pytest
 from gateway.errors import GatewayError
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.diff import Comparison, Difference, compare, summary
-from gateway.workspace.selection import Selection, brought_back
+from gateway.workspace.globs import Selection, brought_back
 from gateway.workspace.tree import EMPTY, Changes, Tree, changes, diff, require_sound
 
 from .folders import disturb, new_checkout, walk, write

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eventually import eventually
 
-from gateway.workspace.deferred_unlink import DeferredUnlink
+from gateway.workspace.restore import DeferredUnlink
 
 
 def open_descriptors() -> set[str]:

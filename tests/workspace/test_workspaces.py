@@ -8,7 +8,7 @@ import pytest
 from gateway.config import Settings
 from gateway.errors import Invalid, NotFound
 from gateway.workspace import Workspaces
-from gateway.workspace.attaching import attached
+from gateway.workspace.workspaces import attached
 
 
 def test_a_chat_gets_a_private_folder_at_first_use(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from gateway.calls import Call
 from gateway.errors import GatewayError
 from gateway.extensions.approval.arguments import is_builtin
 from gateway.workspace import Parts, Root, Workspaces, parse, shown
+from gateway.workspace.diff import unified_diff
 from gateway.workspace.protected import find_protected
-from gateway.workspace.unified_diff import unified_diff
 
 # Bytes of a file that are compared; of a larger one only the size is told.
 READ = 64 * 1024

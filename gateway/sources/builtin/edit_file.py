@@ -13,7 +13,7 @@ from gateway.sources.builtin.decorator import Context, Shape, builtin
 from gateway.sources.builtin.text_files import TEXT_LIMIT, Text, read_text, shortened
 from gateway.tools import Access, Permission
 from gateway.workspace import parse, shown
-from gateway.workspace.unified_diff import split_lines, unified_diff
+from gateway.workspace.diff import split_lines, unified_diff
 
 _LINES_NAMED = 10
 _LINES_COMPARED = 3000

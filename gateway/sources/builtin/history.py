@@ -13,8 +13,8 @@ from gateway.errors import Conflict, Invalid, NotFound
 from gateway.sources.builtin.decorator import Shape, VersionContext, Versioned, builtin, left_out
 from gateway.tools import Access, Permission
 from gateway.workspace.diff import FILES_LIMIT, Difference, Status, readable, summary
+from gateway.workspace.globs import Selection, brought_back
 from gateway.workspace.history import SHORT, Version, endpoints, history
-from gateway.workspace.selection import Selection, brought_back
 from gateway.workspace.tree import Changes, Tree, changes, diff
 from gateway.workspace.versions import HeldChat
 

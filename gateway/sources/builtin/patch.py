@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.errors import Conflict, Invalid
-from gateway.workspace.unified_diff import split_lines
+from gateway.workspace.diff import split_lines
 
 Action = Literal["create", "modify", "delete", "rename"]
 

@@ -21,8 +21,8 @@ from gateway.sources.builtin.list_files import passed_over
 from gateway.sources.development.call_context import NODE_MODULES, Bench, in_thread
 from gateway.tools import Access, Permission
 from gateway.workspace import Entry, Parts, Root, parse, shown
+from gateway.workspace.diff import unified_diff
 from gateway.workspace.protected import PROTECTED_NAMES
-from gateway.workspace.unified_diff import unified_diff
 
 FILES = 2000
 FILE_BYTES = 1024 * 1024

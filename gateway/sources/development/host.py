@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.errors import GatewayError
-from gateway.sandbox import Sandbox
+from gateway.sandbox import SYSTEM_FOLDERS, Sandbox
 from gateway.sandbox.monty import installed
-from gateway.sandbox.system import SYSTEM_FOLDERS
 
 # Where programs are looked for that a sandbox sees too; never on the gateway's own PATH.
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"

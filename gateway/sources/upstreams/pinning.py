@@ -13,7 +13,7 @@ from gateway.db.pins import Pin, Pins, PinTexts, Sighting
 from gateway.errors import Conflict
 from gateway.sources.upstreams.definitions import COUNT_LIMIT, Definition, Key, Kind
 from gateway.sources.upstreams.poisoning import Finding, Severity, look, visible, worst
-from gateway.workspace.unified_diff import hunks
+from gateway.workspace.diff import hunks
 
 PINS_LIMIT = 2 * COUNT_LIMIT
 # What the pins of one server may weigh: one that keeps inventing definitions ends here.

@@ -19,9 +19,8 @@ import orjson
 
 from gateway.errors import ToolFailed
 from gateway.sandbox import Limits, Program, Sandbox
-from gateway.sandbox.detect import survey
+from gateway.sandbox.detect import Unconfined, survey
 from gateway.sandbox.run import Finished, run
-from gateway.sandbox.unconfined import Unconfined
 
 _log = logging.getLogger(__name__)
 

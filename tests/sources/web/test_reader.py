@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from gateway.errors import ToolFailed, Unavailable
 from gateway.sandbox import Sandbox, detect
 from gateway.sandbox.bwrap import Bubblewrap
+from gateway.sandbox.detect import Unconfined
 from gateway.sandbox.landlock import Landlock
-from gateway.sandbox.unconfined import Unconfined
 from gateway.sources.web.html_reader import Reader
 from gateway.sources.web.reader import read
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.workspace import change_times as moments
-from gateway.workspace.change_times import change_times
+from gateway.workspace import index
+from gateway.workspace.index import change_times
 
 
 @pytest.fixture(params=["at once", "one by one"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "one by one":
-        monkeypatch.setattr(moments, "_statx", lambda: None)
-    elif moments._statx() is None:
+        monkeypatch.setattr(index, "_statx", lambda: None)
+    elif index._statx() is None:
         pytest.skip("this system has no statx")
 
 
@@ -27,7 +27,7 @@ def test_each_file_has_its_own_time(tmp_path: Path, way: None, count: int) -> No
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
         asked = [os.stat(name, dir_fd=directory).st_ctime_ns for name in names]
-        assert change_times(directory, names) == moments.moments(asked)
+        assert change_times(directory, names) == index.moments(asked)
     finally:
         os.close(directory)
 
@@ -37,7 +37,7 @@ def test_a_link_is_asked_itself_and_a_missing_file_is_none(tmp_path: Path, way: 
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
         own = (tmp_path / "link").lstat().st_ctime_ns
-        assert change_times(directory, [b"link"]) == moments.moments([own])
+        assert change_times(directory, [b"link"]) == index.moments([own])
         assert change_times(directory, [b"link", b"gone"]) is None
     finally:
         os.close(directory)
