@@ -18,6 +18,8 @@ ROOMS = (
     "errors",
     "names",
     "tools",
+    "files",
+    "text",
     "config",
     "calls",
     "db",
@@ -29,6 +31,7 @@ ROOMS = (
     "render",
     "protocol",
     "mcp_client",
+    "oauth",
     "sources",
     "exports",
     "catalog",
@@ -54,7 +57,7 @@ LAZY = {
     "gateway/serve/stdio.py": 1,
     "gateway/sources/development/__init__.py": 1,
     "gateway/mcp_client/stdio.py": 1,
-    "gateway/sources/upstreams/oauth/bearer.py": 1,
+    "gateway/oauth/bearer.py": 1,
     "gateway/sources/web/__init__.py": 2,
 }
 

@@ -18,8 +18,8 @@ from gateway.cli.options import run
 from gateway.cli.prompt import person
 from gateway.config import Settings
 from gateway.secrets import KNOWN
-from gateway.sources.upstreams.poisoning import visible
 from gateway.sources.upstreams.upstream import Upstream
+from gateway.text import visible
 
 agree = click.option("--yes", is_flag=True, help="Agree to the MCP servers it brings, unseen.")
 

@@ -26,8 +26,8 @@ from gateway.sandbox.detect import FIXES, survey
 from gateway.sandbox.monty import installed
 from gateway.sandbox.run_user import account
 from gateway.secrets import KNOWN
-from gateway.sources.upstreams.poisoning import visible
 from gateway.sources.upstreams.spec import Spec
+from gateway.text import visible
 from gateway.workspace import Openat2, best_way
 from gateway.workspace.gc import sizes
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.mcp_client.client import Link
+from gateway.mcp_client.client import Link, Listening
 from gateway.mcp_client.connect import open_link
 from gateway.mcp_client.endpoints import ClientFace, Confinement, Endpoint, HttpEndpoint, StdioEndpoint
 from gateway.mcp_client.errors import BadAnswer, LinkLost, McpFault, Unauthorized, Unreachable
 from gateway.mcp_client.pending_request import Asker, Log
-from gateway.mcp_client.subscription import Listening
 
 __all__ = [
     "Asker",

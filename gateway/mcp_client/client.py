@@ -1,4 +1,4 @@
-"""One live connection to one upstream server: requests go in, answers come out, and it may end at any moment."""
+"""An MCP client: requests over one connection to one server, and the requests that the server makes in between."""
 
 from __future__ import annotations
 
@@ -7,20 +7,121 @@ import itertools
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from gateway import protocol
 from gateway.calls import Progress, to_json
 from gateway.errors import GatewayError, Timeout, Unavailable
-from gateway.mcp_client import routing_headers
-from gateway.mcp_client.attribution import ABANDONED_SECONDS, Attribution
 from gateway.mcp_client.endpoints import ClientFace
 from gateway.mcp_client.errors import BadAnswer, LinkLost, McpFault, Unreachable
+from gateway.mcp_client.http_headers import HeaderMap, header_maps
 from gateway.mcp_client.messages import Message, RequestEncoder, notification, request_number
 from gateway.mcp_client.pending_request import Asker, Exchange, Log, Reports
-from gateway.mcp_client.subscription import Listening
-from gateway.mcp_client.transport import Wire
 from gateway.protocol import jsonrpc
+
+# So long a request that was called off may still ask, unless the server shows sooner that it knows.
+ABANDONED_SECONDS = 5.0
+
+# What a server works on while it asks; whoever sends something else with an asker counts as well.
+_ASKING = ("tools/call", "prompts/get", "resources/read", "completion/complete")
+
+
+class Attribution:
+    """Which of the requests under way a message without an origin belongs to."""
+
+    def __init__(self, under_way: Mapping[int, Exchange], clock: Callable[[], float]) -> None:
+        self._under_way = under_way
+        self._clock = clock
+        self._abandoned: dict[int, float] = {}
+
+    def abandoned(self, exchange: Exchange) -> None:
+        """Nobody waits for it any more, but the server may not know yet."""
+        self._forget()
+        self._abandoned[exchange.number] = self._clock() + ABANDONED_SECONDS
+
+    def settled(self, number: int) -> None:
+        """The server has answered it after all, or has read that it need not."""
+        self._abandoned.pop(number, None)
+
+    def may_ask(self) -> bool:
+        """Whether any request is under way for whose sake a server would ask."""
+        return any(_may_ask(exchange) for exchange in self._under_way.values())
+
+    def whose(self, method: str, origin: Exchange | None) -> Exchange:
+        """The request a question belongs to, which has an asker; `McpFault` when that is not certain."""
+        if origin is not None and _may_ask(origin):
+            return _asked(method, origin)
+        candidates = [exchange for exchange in self._under_way.values() if _may_ask(exchange)]
+        if not candidates:
+            raise McpFault(jsonrpc.INVALID_REQUEST, f"{method} is answered only while a call runs, and none does")
+        self._forget()
+        if len(candidates) > 1 or self._abandoned:
+            raise McpFault(
+                jsonrpc.INVALID_REQUEST,
+                f"{method} cannot be answered: several calls run on this connection, and nothing says which one asks",
+            )
+        return _asked(method, candidates[0])
+
+    def logger(self) -> Exchange | None:
+        """The request a log message belongs to: the only one there is."""
+        self._forget()
+        calls = [exchange for exchange in self._under_way.values() if exchange.acknowledged is None]
+        return calls[0] if len(calls) == 1 and not self._abandoned else None
+
+    def _forget(self) -> None:
+        now = self._clock()
+        for number in [number for number, until in self._abandoned.items() if until <= now]:
+            del self._abandoned[number]
+
+
+def _may_ask(exchange: Exchange) -> bool:
+    return exchange.ask is not None or exchange.method in _ASKING
+
+
+def _asked(method: str, exchange: Exchange) -> Exchange:
+    if exchange.ask is None:
+        raise McpFault(jsonrpc.METHOD_NOT_FOUND, f"nobody answers {method} for this call")
+    return exchange
+
+
+class Listening:
+    """A subscription that runs until the server, the link or we end it."""
+
+    def __init__(self, honored: dict[str, Any], task: asyncio.Task[Exception | None]) -> None:
+        self.honored = honored
+        self._task = task
+
+    async def ended(self) -> Exception | None:
+        """Returns when it has ended: why, or None when the server or we ended it in good order."""
+        await asyncio.wait([self._task])
+        return None if self._task.cancelled() else self._task.result()
+
+    def close(self) -> None:
+        self._task.cancel()
+
+
+class Wire(Protocol):
+    """How messages travel. What it hears it gives to `Link.receive`, and its end to `Link.lose`.
+    `one_each` says that each request travels apart, so that any id will do for it."""
+
+    one_each: bool
+
+    async def carry(self, exchange: Exchange, message: Message) -> None:
+        """Send a request. Returns when it is sent, or when it is answered, whichever the wire can tell."""
+        ...
+
+    async def tell(self, message: Message) -> None:
+        """Send a notification or an answer of ours; returns when what is sent next comes after it."""
+        ...
+
+    def say(self, message: Message) -> None:
+        """The same, when it can be; nobody waits for it."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything, in bounded time."""
+        ...
+
 
 # Requests a server may have open with us at once.
 ASK_LIMIT = 64
@@ -56,7 +157,7 @@ class Link:
         self.exclusive = asyncio.Lock()
         self.lost: LinkLost | None = None
         self.wire: Wire
-        self.header_maps: dict[str, routing_headers.HeaderMap] = {}
+        self.header_maps: dict[str, HeaderMap] = {}
         self.face = face
         self._writing = RequestEncoder(face, "")
         self._loop = asyncio.get_running_loop()
@@ -153,7 +254,7 @@ class Link:
             match tool:
                 case {"name": str(name)}:
                     self.header_maps.pop(name, None)
-        self.header_maps |= routing_headers.header_maps(tools)
+        self.header_maps |= header_maps(tools)
 
     @property
     def is_waiting(self) -> bool:

@@ -10,7 +10,7 @@ from typing import cast
 import httptools
 
 from gateway.mcp_client.messages import MESSAGE_LIMIT
-from gateway.mcp_client.sse_events import Event, EventParser, EventTooLarge
+from gateway.protocol.sse import Event, EventParser, EventTooLarge
 
 # Bytes of all headers of a reply.
 HEADER_LIMIT = 64 * 1024

@@ -1,14 +1,16 @@
-"""A server that is a program of ours: started with little, read to the last word, and never left behind."""
+"""Server processes: their start, output and end."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
@@ -17,9 +19,43 @@ import anyio
 
 from gateway.mcp_client.endpoints import StdioEndpoint
 from gateway.mcp_client.errors import Unreachable
-from gateway.mcp_client.stderr import Stderr
 from gateway.sandbox import Exit, Hear
 from gateway.sandbox.process import when_dead, widen
+
+KEPT = 8 * 1024
+_LINE = 2000
+
+
+class Stderr:
+    def __init__(self, label: str) -> None:
+        self._log = logging.getLogger(f"gateway.upstream.{label.replace('.', '_')}")
+        self._lines: deque[str] = deque()
+        self._size = 0
+        self._rest = b""
+
+    @property
+    def tail(self) -> str:
+        rest = self._rest[:_LINE].decode(errors="replace").rstrip()
+        return "\n".join((*self._lines, rest) if rest else self._lines)
+
+    def feed(self, data: bytes) -> None:
+        *lines, rest = (self._rest + data).split(b"\n")
+        if len(rest) > _LINE:
+            lines.append(rest)
+            rest = b""
+        self._rest = rest
+        for line in lines:
+            self._note(line[:_LINE].decode(errors="replace").rstrip())
+
+    def _note(self, line: str) -> None:
+        if not line:
+            return
+        self._log.debug("%s", line)
+        self._lines.append(line)
+        self._size += len(line)
+        while self._size > KEPT:
+            self._size -= len(self._lines.popleft())
+
 
 # What a program gets of our environment. Everything else of it, our secrets above all, is ours.
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "USER")

@@ -14,8 +14,8 @@ from gateway.mcp_client.http_headers import Target
 from gateway.mcp_client.http_pool import Pool
 from gateway.mcp_client.messages import Message, decode
 from gateway.mcp_client.pending_request import Exchange
-from gateway.mcp_client.sse_events import Event
 from gateway.mcp_client.streamable_http import HEARD, POSTED, TELL_SECONDS, check
+from gateway.protocol.sse import Event
 
 if TYPE_CHECKING:
     from gateway.mcp_client.client import Link

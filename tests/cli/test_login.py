@@ -10,7 +10,7 @@ from typing import Any
 import click.testing
 import httpx2
 import pytest
-from sources.upstream.login.world import World
+from oauth.world import World
 
 from gateway.cli.doctor import doctor
 from gateway.cli.upstream import upstream
@@ -117,7 +117,7 @@ def test_a_login_without_a_browser_shows_the_address_alone(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr("gateway.sources.upstreams.oauth.flow.LOGIN_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.oauth.flow.LOGIN_SECONDS", 0.1)
     run("add", "lab", "--url", f"{world.base}/mcp")
     message = run("login", "lab", "--no-browser", refused="LOGIN_TIMED_OUT")
     assert "toolgate upstream login lab" in message

@@ -536,7 +536,7 @@ def test_a_server_of_the_sdk_is_added_called_and_found_by_the_doctor(home: Path)
 
 @pytest.mark.slow
 def test_a_server_that_is_reached_is_added(run: Run) -> None:
-    script = Path(__file__).parent.parent / "sources/upstream/link/servers/everything.py"
+    script = Path(__file__).parent.parent / "mcp_client/servers/everything.py"
     with subprocess.Popen([sys.executable, str(script), "http"], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from eventually import async_eventually
 from journeys.servers import labs
-from sources.upstream.link.scripted import Request, Scripted, modern, scripted
+from mcp_client.scripted import Request, Scripted, modern, scripted
 
 from gateway.serve.http import fastpath
 

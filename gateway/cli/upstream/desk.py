@@ -18,9 +18,9 @@ from gateway.db.sqlite import SqliteDatabase
 from gateway.db.toolsets import Toolsets
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound
 from gateway.names import did_you_mean
+from gateway.oauth.store import Account
 from gateway.sources.upstreams.client_configs import NAME
-from gateway.sources.upstreams.oauth.account import Account
-from gateway.sources.upstreams.oauth.credentials import Access
+from gateway.sources.upstreams.credentials import Access
 from gateway.sources.upstreams.registry import FACE, UpstreamRegistry
 from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec

@@ -19,9 +19,9 @@ from gateway.errors import GatewayError, Invalid, NotFound
 from gateway.names import did_you_mean
 from gateway.sources.upstreams.client_configs import Around, Candidate, Skipped, read
 from gateway.sources.upstreams.masking import Names
-from gateway.sources.upstreams.poisoning import visible
 from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.spec import ADDED
+from gateway.text import visible
 
 # Claude Code keeps more than settings in its file.
 FILE_LIMIT = 64 * 1024 * 1024

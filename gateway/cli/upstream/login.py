@@ -15,9 +15,8 @@ from gateway.cli.upstream.probing import Answer, probe
 from gateway.cli.upstream.servers import print_answer
 from gateway.config import Settings
 from gateway.errors import GatewayError, Invalid
-from gateway.sources.upstreams.oauth.account import Account
-from gateway.sources.upstreams.oauth.flow import sign_in, sign_out
-from gateway.sources.upstreams.oauth.store import Login
+from gateway.oauth.flow import sign_in, sign_out
+from gateway.oauth.store import Account, Login
 from gateway.sources.upstreams.spec import Spec
 
 

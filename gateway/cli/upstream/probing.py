@@ -17,10 +17,11 @@ from gateway.secrets import KNOWN
 from gateway.sources.upstreams.definitions import Definition, Key, Kind, define_all
 from gateway.sources.upstreams.masking import missing
 from gateway.sources.upstreams.paging import listed
-from gateway.sources.upstreams.poisoning import Finding, look, visible
+from gateway.sources.upstreams.poisoning import Finding, look
 from gateway.sources.upstreams.registry import FACE
 from gateway.sources.upstreams.spec import Spec
 from gateway.sources.upstreams.upstream import LIST_SECONDS, START_SECONDS
+from gateway.text import visible
 from gateway.tools import Tool
 
 _LAST_WORDS = 300

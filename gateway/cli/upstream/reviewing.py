@@ -19,7 +19,7 @@ from gateway.errors import Conflict, InputRequired, Invalid, NotFound
 from gateway.names import did_you_mean
 from gateway.sources.upstreams.pinning import difference
 from gateway.sources.upstreams.pinning import review as findings_of
-from gateway.sources.upstreams.poisoning import visible
+from gateway.text import visible
 
 BY = "cli"
 _SHORT = 12

@@ -17,11 +17,11 @@ from gateway.cli.upstream.probing import Answer, Standing, probe_all, standing_d
 from gateway.config import Settings
 from gateway.db.upstreams import Memory
 from gateway.errors import GatewayError, Invalid, NotFound
+from gateway.oauth.flow import sign_out
 from gateway.sandbox.supervisor_main import remove as remove_folder
 from gateway.sources.upstreams.masking import VARIABLE, missing
-from gateway.sources.upstreams.oauth.flow import sign_out
-from gateway.sources.upstreams.poisoning import visible
 from gateway.sources.upstreams.spec import Spec
+from gateway.text import visible
 
 _SHOWN_FINDINGS = 10
 

@@ -12,7 +12,8 @@ from typing import Any
 from gateway.db.pins import Pin, Pins, PinTexts, Sighting
 from gateway.errors import Conflict
 from gateway.sources.upstreams.definitions import COUNT_LIMIT, Definition, Key, Kind
-from gateway.sources.upstreams.poisoning import Finding, Severity, look, visible, worst
+from gateway.sources.upstreams.poisoning import Finding, Severity, look, worst
+from gateway.text import visible
 from gateway.workspace.diff import hunks
 
 PINS_LIMIT = 2 * COUNT_LIMIT

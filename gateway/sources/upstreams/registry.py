@@ -15,7 +15,7 @@ from gateway.db.pins import Pins
 from gateway.db.upstreams import UpstreamRow, Upstreams
 from gateway.errors import GatewayError
 from gateway.mcp_client import ClientFace
-from gateway.sources.upstreams.oauth.store import Logins
+from gateway.oauth.store import Logins
 from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.source import UpstreamSource
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec

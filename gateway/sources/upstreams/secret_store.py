@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gateway.db.lock import Gate
 from gateway.errors import Forbidden, Invalid, Unavailable
-from gateway.sources.upstreams.private_file import replace_private
+from gateway.files import replace_private
 
 FILE_NAME = "secrets.json"
 SIZE_LIMIT = 1024 * 1024

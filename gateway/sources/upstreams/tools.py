@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import GatewayError, Invalid
-from gateway.mcp_client.routing_headers import find_invalid_header
+from gateway.mcp_client.http_headers import find_invalid_header
 from gateway.names import did_you_mean
 from gateway.render import declare
 from gateway.sources.upstreams.definitions import Kind, define, name_of

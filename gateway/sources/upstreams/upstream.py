@@ -15,10 +15,10 @@ from gateway.db.pins import Pins
 from gateway.db.upstreams import Upstreams
 from gateway.errors import Forbidden, GatewayError, Timeout, Unavailable
 from gateway.mcp_client import ClientFace, Link, McpFault, open_link
+from gateway.oauth.store import Logins
 from gateway.sources.upstreams.connection import UpstreamConnection
+from gateway.sources.upstreams.credentials import Access
 from gateway.sources.upstreams.definitions import Kind, define, define_all
-from gateway.sources.upstreams.oauth.credentials import Access
-from gateway.sources.upstreams.oauth.store import Logins
 from gateway.sources.upstreams.paging import LISTS, METHOD_NOT_FOUND, listed
 from gateway.sources.upstreams.pinning import Decision, Standing, Verdict, settle
 from gateway.sources.upstreams.spec import Spec

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sources.upstreams.poisoning import FINDINGS_LIMIT, Severity, look, visible, worst
+from gateway.sources.upstreams.poisoning import FINDINGS_LIMIT, Severity, look, worst
+from gateway.text import visible
 
 from .benign import BENIGN, tool
 from .poisoned import ADD, NEIGHBOURS, POISONED, tags

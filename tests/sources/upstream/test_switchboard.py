@@ -185,7 +185,7 @@ async def test_a_server_of_a_toolset_runs_in_the_sandbox_unless_it_says_otherwis
     for name, said in (("inside", ""), ("outside", "\n    sandbox: false")):
         manifest = READER.format(name=name, python=sys.executable, said=said)
         toolset = write_toolset(tmp_path / name, manifest)
-        shutil.copy(Path(__file__).parent / "link/servers/reaching.py", toolset)
+        shutil.copy(Path(__file__).parents[2] / "mcp_client/servers/reaching.py", toolset)
         async with gateway_to(tmp_path) as gateway:
             library = gateway.workshop.library
             installed = await library.install(toolset, source_type="local", source_ref=str(toolset))

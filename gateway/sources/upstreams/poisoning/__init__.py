@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gateway.sources.upstreams.poisoning.characters import fold, hidden_characters, look_alikes
-from gateway.sources.upstreams.poisoning.finding import HIGH, LOW, MEDIUM, Finding, Remark, Severity, excerpt, visible
+from gateway.sources.upstreams.poisoning.finding import HIGH, LOW, MEDIUM, Finding, Remark, Severity, excerpt
 from gateway.sources.upstreams.poisoning.hidden_text import encoded_text, hidden_text
 from gateway.sources.upstreams.poisoning.wording import Foreign, aimed_at_the_model
 
-__all__ = ["Finding", "Severity", "look", "visible", "worst"]
+__all__ = ["Finding", "Severity", "look", "worst"]
 
 # Characters of one definition that are read; what is longer is itself grave, since nobody reads it.
 TEXT_LIMIT = 64 * 1024

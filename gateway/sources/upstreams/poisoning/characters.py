@@ -6,7 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from gateway.sources.upstreams.poisoning.finding import HIGH, LOW, MEDIUM, UNSEEN, Remark, Severity, excerpt, visible
+from gateway.sources.upstreams.poisoning.finding import HIGH, LOW, MEDIUM, Remark, Severity, excerpt
+from gateway.text import UNSEEN, visible
 
 _MANY = 4  # zero-width characters in one text: fewer may have been pasted along
 _STYLED_LIMIT = 6

@@ -15,22 +15,21 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import pytest
 from eventually import TIMEOUT
+from mcp_client.conftest import FACE
 
 from gateway.config import OAuthSettings, UpstreamSettings
 from gateway.errors import GatewayError
 from gateway.mcp_client import HttpEndpoint, Unauthorized, open_link
-from gateway.sources.upstreams.oauth import bearer as bearing
-from gateway.sources.upstreams.oauth import callback_server as browsing
-from gateway.sources.upstreams.oauth.account import Account
-from gateway.sources.upstreams.oauth.challenge import parameter, scopes
-from gateway.sources.upstreams.oauth.credentials import Access
-from gateway.sources.upstreams.oauth.discovery import Challenge, discover
-from gateway.sources.upstreams.oauth.flow import sign_in, sign_out
-from gateway.sources.upstreams.oauth.http import Reply
-from gateway.sources.upstreams.oauth.store import Logins
+from gateway.oauth import bearer as bearing
+from gateway.oauth import callback_server as browsing
+from gateway.oauth.bearer import parameter, scopes
+from gateway.oauth.discovery import Challenge, discover
+from gateway.oauth.flow import sign_in, sign_out
+from gateway.oauth.http import Reply
+from gateway.oauth.store import Account, Logins
+from gateway.sources.upstreams.credentials import Access
 from gateway.sources.upstreams.spec import Spec
 
-from ..link.conftest import FACE
 from .world import Browser, World, aged, bearer, logged_in
 
 pytestmark = pytest.mark.anyio
@@ -344,7 +343,7 @@ async def test_whoever_waits_too_long_for_another_is_told(
 ) -> None:
     _, logins = await logged_in(world, tmp_path)
     aged(logins, seconds_left=-1)
-    monkeypatch.setattr("gateway.sources.upstreams.oauth.store.TURN_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.oauth.store.TURN_SECONDS", 0.1)
     async with Logins(tmp_path).turn("lab"):
         with pytest.raises(GatewayError) as refused:
             await bearer(world, logins).fresh()

@@ -1,8 +1,9 @@
-"""The proof of who we are that requests to one server carry, kept fresh for all connections to it."""
+"""The bearer token of one server, renewed for all connections to it."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import time
 from dataclasses import replace
@@ -10,10 +11,30 @@ from dataclasses import replace
 from gateway.errors import GatewayError, Unavailable
 from gateway.mcp_client import Unauthorized
 from gateway.mcp_client.http_headers import header_lines
+from gateway.oauth.store import Account, Login, Logins, Mark
 from gateway.secrets import KNOWN
-from gateway.sources.upstreams.oauth.account import Account
-from gateway.sources.upstreams.oauth.challenge import parameter, scopes, wants_token
-from gateway.sources.upstreams.oauth.store import Login, Logins, Mark
+
+_BEARER = re.compile(r"\bbearer\b", re.IGNORECASE)
+_PARAMETER = re.compile(r'(?<![\w-])([\w-]+)\s*=\s*(?:"((?:[^"\\]|\\.){0,2000})"|([^\s,"]{1,2000}))', re.ASCII)
+_SCOPE = re.compile(r"[!#-\[\]-~]{1,500}")
+_SCOPES_LIMIT = 200
+
+
+def parameter(header: str, name: str) -> str | None:
+    """The first of that name; what stands in quotes is no name."""
+    given = (found for found in _PARAMETER.finditer(header) if found[1].lower() == name)
+    return next((found[2] or found[3] for found in given), None)
+
+
+def scopes(said: object) -> str | None:
+    """The scopes of a text that are ones (RFC 6749, 3.3): others would be shown to people, and may be made to harm."""
+    words = said.split()[:_SCOPES_LIMIT] if isinstance(said, str) else ()
+    return " ".join(word for word in words if _SCOPE.fullmatch(word)) or None
+
+
+def wants_token(header: str) -> bool:
+    return _BEARER.search(header) is not None
+
 
 # How long another process's login or logout may go unnoticed.
 LOOK_SECONDS = 5.0
@@ -159,7 +180,7 @@ class Bearer:
 
     async def _take_turn(self, hurried: bool) -> None:
         # What speaks to authorization servers is loaded when one is first spoken to.
-        from gateway.sources.upstreams.oauth.refresh import Ended, renew
+        from gateway.oauth.tokens import Ended, renew
 
         account, had = self.account, self._login
         async with self._logins.turn(account.server, account.principal):

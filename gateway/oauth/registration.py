@@ -1,4 +1,4 @@
-"""Who we are to an authorization server: as the settings say, by a document of ours, or as it registers us."""
+"""The client id for an authorization server: configured, a metadata document, or registered dynamically."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from mcp.client.auth.utils import should_use_client_metadata_url
 
 from gateway.errors import Invalid, Unavailable
-from gateway.sources.upstreams.oauth.account import Account
-from gateway.sources.upstreams.oauth.callback_server import HOST, PATH
-from gateway.sources.upstreams.oauth.discovery import Site
-from gateway.sources.upstreams.oauth.http import Client, Reach
+from gateway.oauth.callback_server import HOST, PATH
+from gateway.oauth.discovery import Site
+from gateway.oauth.http import Client, Reach
+from gateway.oauth.store import Account
 
 # Ways to prove who we are, best first: servers made with the MCP SDK revoke nothing for a secret in a header.
 _METHODS = ("none", "client_secret_post", "client_secret_basic")

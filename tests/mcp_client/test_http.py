@@ -25,7 +25,7 @@ from gateway.mcp_client import (
     open_link,
 )
 from gateway.mcp_client.http_pool import Pool
-from gateway.mcp_client.http_stateless import StatelessWire
+from gateway.mcp_client.streamable_http import StatelessWire
 
 from .conftest import FACE, HANDSHAKE, MODERN, HttpServer
 from .scripted import Request, handshake, modern, scripted

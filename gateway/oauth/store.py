@@ -1,4 +1,4 @@
-"""Logins that are kept: a file for each, which only its owner can read, and which one process at a time renews."""
+"""Stored logins: one private file each, renewed by one process at a time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import json
 import os
 import re
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from gateway.calls import LOCAL
+from gateway.config import OAuthSettings, resolve_variables
 from gateway.db.lock import Gate
 from gateway.errors import Forbidden, Invalid, Unavailable
-from gateway.sources.upstreams.private_file import replace_private
+from gateway.files import replace_private
+from gateway.mcp_client import HttpEndpoint
 
 DIRECTORY = "logins"
 SIZE_LIMIT = 256 * 1024
@@ -164,3 +166,56 @@ def _entered(stack: ExitStack, gate: Gate) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@dataclass(frozen=True)
+class Account:
+    """`endpoint` carries no login itself. Secrets are resolved when they are needed, never before."""
+
+    server: str
+    endpoint: HttpEndpoint
+    oauth: OAuthSettings = field(default_factory=OAuthSettings)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    principal: str = LOCAL
+
+    @property
+    def url(self) -> str:
+        return self.endpoint.url
+
+    @property
+    def unattended(self) -> bool:
+        """Whether the gateway signs in by itself."""
+        return self.oauth.grant == "client_credentials"
+
+    @property
+    def command(self) -> str:
+        """What a person types to sign in."""
+        return f"toolgate upstream login {shlex.quote(self.server)}"
+
+    @property
+    def remedy(self) -> str:
+        """What a person does about a login that does not work."""
+        if not self.unattended:
+            return f"run `{self.command}`"
+        return f"check its oauth settings; `toolgate upstream logout {shlex.quote(self.server)}` has it looked up anew"
+
+    @property
+    def client_id(self) -> str | None:
+        """Who we are to the authorization server, where the settings say so."""
+        return self._resolved(self.oauth.client_id)
+
+    @property
+    def client_secret(self) -> str | None:
+        return self._resolved(self.oauth.client_secret, "client_secret")
+
+    def owns(self, login: Login) -> bool:
+        """Whether a login is this account's: what is for one URL, or one client, is never used for another."""
+        client = self.client_id
+        return (
+            (login.server, login.principal, login.url) == (self.server, self.principal, self.url)
+            and login.grant == self.oauth.grant
+            and client in (None, login.client_id)
+        )
+
+    def _resolved(self, said: str | None, field: str = "") -> str | None:
+        return None if said is None else resolve_variables(said, self.environment, field)

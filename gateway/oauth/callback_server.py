@@ -1,4 +1,4 @@
-"""Where a browser comes back to after a login: a page on this machine, there while that login is open."""
+"""The local page to which a browser returns after a login."""
 
 from __future__ import annotations
 

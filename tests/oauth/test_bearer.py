@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 from eventually import TIMEOUT, async_eventually
+from mcp_client.conftest import FACE, HANDSHAKE, MODERN
 
 from gateway.app import Gateway
 from gateway.config import Settings, UpstreamSettings
 from gateway.errors import GatewayError
 from gateway.mcp_client import Link, Unauthorized, open_link
+from gateway.oauth.bearer import Bearer
+from gateway.oauth.store import Logins
 from gateway.sources.upstreams.connection import UpstreamConnection
-from gateway.sources.upstreams.oauth.bearer import Bearer
-from gateway.sources.upstreams.oauth.credentials import Access
-from gateway.sources.upstreams.oauth.store import Logins
+from gateway.sources.upstreams.credentials import Access
 from gateway.sources.upstreams.spec import Spec
 
-from ..link.conftest import FACE, HANDSHAKE, MODERN
 from .world import World, aged, bearer, logged_in
 
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.mcp_client import ClientFace, McpFault
-from gateway.mcp_client.attribution import ABANDONED_SECONDS, Attribution
+from gateway.mcp_client.client import ABANDONED_SECONDS, Attribution
 from gateway.mcp_client.messages import RequestEncoder, decode
 from gateway.mcp_client.pending_request import PROGRESS_LIMIT, Exchange, Reports
-from gateway.mcp_client.sse_events import Event, EventParser, EventTooLarge
+from gateway.protocol.sse import Event, EventParser, EventTooLarge
 
 FACE = ClientFace("n", "1", {"roots": {}})
 

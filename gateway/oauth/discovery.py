@@ -1,4 +1,4 @@
-"""Who gives out tokens for a server: what it says when it refuses us, then RFC 9728, then RFC 8414 or OpenID."""
+"""Discovery of a server's authorization server: its challenge, then RFC 9728, then RFC 8414 or OpenID."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gateway.mcp_client import HttpEndpoint
 from gateway.mcp_client.http_pool import Pool
 from gateway.mcp_client.streamable_http import HEARD, POSTED
 from gateway.net.urls import origin, parse
-from gateway.sources.upstreams.oauth.challenge import parameter, scopes
-from gateway.sources.upstreams.oauth.http import Reach, Reply
+from gateway.oauth.bearer import parameter, scopes
+from gateway.oauth.http import Reach, Reply
 
 NO_LOGIN = "NO_LOGIN_OFFERED"
 WRONG_ISSUER = "WRONG_ISSUER"

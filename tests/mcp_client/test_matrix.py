@@ -13,7 +13,7 @@ from eventually import TIME_LIMITS, TIMEOUT, async_eventually
 
 from gateway.errors import Timeout
 from gateway.mcp_client import Endpoint, HttpEndpoint, Link, McpFault, open_link
-from gateway.mcp_client.http_session import SessionWire
+from gateway.mcp_client.streamable_http import SessionWire
 
 from .conftest import FACE, HANDSHAKE, MODERN, HttpServer, server
 

@@ -15,7 +15,7 @@ from textwrap import dedent
 import pytest
 from eventually import TIMEOUT, async_eventually
 
-from gateway.sources.upstreams.oauth.store import Logins
+from gateway.oauth.store import Logins
 
 from .world import World, logged_in
 
@@ -26,9 +26,9 @@ SCRIPT = dedent(
     import asyncio, sys
     from pathlib import Path
     from gateway.mcp_client import HttpEndpoint
-    from gateway.sources.upstreams.oauth.account import Account
-    from gateway.sources.upstreams.oauth.bearer import Bearer
-    from gateway.sources.upstreams.oauth.store import Logins
+    from gateway.oauth.store import Account
+    from gateway.oauth.bearer import Bearer
+    from gateway.oauth.store import Logins
 
     async def main(directory, url, rounds):
         bearer = Bearer(Account("lab", HttpEndpoint(url)), Logins(Path(directory)))
@@ -46,9 +46,9 @@ SCRIPT = dedent(
 def test_nothing_that_speaks_to_authorization_servers_is_loaded_before_it_is_needed() -> None:
     script = "import sys, gateway.sources.upstreams.registry; print('\\n'.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    login = "gateway.sources.upstreams.oauth"
+    login = "gateway.oauth"
     assert {name for name in loaded if name.startswith(f"{login}.")} == {
-        f"{login}.{name}" for name in ("credentials", "account", "bearer", "challenge", "store")
+        f"{login}.{name}" for name in ("bearer", "store")
     }
     assert "gateway.net.client" not in loaded
 

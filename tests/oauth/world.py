@@ -29,10 +29,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import OAuthSettings
 from gateway.mcp_client import HttpEndpoint
-from gateway.sources.upstreams.oauth.account import Account
-from gateway.sources.upstreams.oauth.bearer import Bearer
-from gateway.sources.upstreams.oauth.flow import sign_in
-from gateway.sources.upstreams.oauth.store import Login, Logins
+from gateway.oauth.bearer import Bearer
+from gateway.oauth.flow import sign_in
+from gateway.oauth.store import Account, Login, Logins
 
 ISSUER = "/issuer"
 PROTECTED = ("/mcp", "/sse", "/messages", "/else/mcp")

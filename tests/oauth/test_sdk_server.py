@@ -27,9 +27,8 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from gateway import Gateway
 from gateway.config import OAuthSettings
 from gateway.mcp_client import HttpEndpoint
-from gateway.sources.upstreams.oauth.account import Account
-from gateway.sources.upstreams.oauth.flow import sign_in, sign_out
-from gateway.sources.upstreams.oauth.store import Logins
+from gateway.oauth.flow import sign_in, sign_out
+from gateway.oauth.store import Account, Logins
 
 from .world import Browser
 

@@ -11,8 +11,8 @@ import pytest
 from eventually import TIMEOUT
 
 from gateway.errors import Forbidden, GatewayError, Unavailable
-from gateway.sources.upstreams.oauth import http as reaching
-from gateway.sources.upstreams.oauth.http import Client, Reply, reach
+from gateway.oauth import http as reaching
+from gateway.oauth.http import Client, Reply, reach
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,8 @@ import pytest
 from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, decode_header_value
 
 from gateway import protocol
-from gateway.mcp_client import ClientFace, routing_headers
-from gateway.mcp_client.http_headers import header_lines
+from gateway.mcp_client import ClientFace
+from gateway.mcp_client.http_headers import header_lines, header_maps, routing_headers
 from gateway.mcp_client.messages import RequestEncoder
 from gateway.protocol import jsonrpc
 
@@ -61,7 +61,7 @@ def test_the_keys_of_the_envelope_are_those_of_the_specification() -> None:
 )
 def test_our_requests_pass_the_sdks_own_checks(method: str, params: dict[str, object] | None) -> None:
     message = RequestEncoder(ClientFace("n", "1"), "2026-07-28").request(1, method, params, None, {}, True)
-    headers = routing_headers.routing_headers("2026-07-28", method, message["params"], {})
+    headers = routing_headers("2026-07-28", method, message["params"], {})
     lines = header_lines(headers).decode("ascii").strip().split("\r\n")
     sent = {name.lower(): text for name, _, text in (line.partition(": ") for line in lines)}
     assert len(sent) == len(headers)
@@ -69,16 +69,14 @@ def test_our_requests_pass_the_sdks_own_checks(method: str, params: dict[str, ob
 
 
 def test_arguments_that_travel_as_headers_are_found_and_written() -> None:
-    maps = routing_headers.header_maps(
-        [{"name": "t", "inputSchema": SCHEMA}, {"name": "u", "inputSchema": {"type": "object"}}]
-    )
+    maps = header_maps([{"name": "t", "inputSchema": SCHEMA}, {"name": "u", "inputSchema": {"type": "object"}}])
     assert maps == {"t": {("region",): "Region", ("deep", "level"): "Level"}}
     params = {"name": "t", "arguments": {"region": "Zürich", "deep": {"level": 3}}}
-    headers = dict(routing_headers.routing_headers("2026-07-28", "tools/call", params, maps))
+    headers = dict(routing_headers("2026-07-28", "tools/call", params, maps))
     assert decode_header_value(headers["Mcp-Param-Region"]) == "Zürich"
     assert headers["Mcp-Param-Level"] == "3"
 
 
 def test_a_tool_with_invalid_annotations_sends_no_headers() -> None:
     bad = {"type": "object", "properties": {"a": {"type": "array", "x-mcp-header": "A"}}}
-    assert routing_headers.header_maps([{"name": "t", "inputSchema": bad}, {"name": 3}, None, "x"]) == {}
+    assert header_maps([{"name": "t", "inputSchema": bad}, {"name": 3}, None, "x"]) == {}

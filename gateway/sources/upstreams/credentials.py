@@ -1,4 +1,4 @@
-"""How one server is reached: where it is, its variables resolved, and the login for it where it has one."""
+"""The endpoint of one upstream, with variables resolved and the stored login attached."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import replace
 from gateway.config import OAuthSettings, Settings
 from gateway.errors import GatewayError, Unavailable
 from gateway.mcp_client import Endpoint, StdioEndpoint
-from gateway.sources.upstreams.oauth.account import Account
-from gateway.sources.upstreams.oauth.bearer import Bearer
-from gateway.sources.upstreams.oauth.store import Logins
+from gateway.oauth.bearer import Bearer
+from gateway.oauth.store import Account, Logins
 from gateway.sources.upstreams.spec import Spec
 
 

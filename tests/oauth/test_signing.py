@@ -13,8 +13,8 @@ import httpx2
 import pytest
 
 from gateway.errors import GatewayError
-from gateway.sources.upstreams.oauth.flow import sign_in, sign_out
-from gateway.sources.upstreams.oauth.store import Logins
+from gateway.oauth.flow import sign_in, sign_out
+from gateway.oauth.store import Logins
 
 from .world import Browser, World, logged_in
 

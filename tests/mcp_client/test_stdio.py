@@ -21,8 +21,7 @@ from gateway.mcp_client import (
     McpFault,
     StdioEndpoint,
     Unreachable,
-    lines,
-    negotiation,
+    connect,
     open_link,
     process,
     stdio,
@@ -61,7 +60,7 @@ async def call(link: Link, tool: str, **arguments: Any) -> dict[str, Any]:
 async def test_a_server_of_the_handshake_era_is_found_out_at_once(
     monkeypatch: pytest.MonkeyPatch, habits: str, version: str
 ) -> None:
-    monkeypatch.setattr(negotiation, "PROBE_SECONDS", 2 * TIMEOUT)
+    monkeypatch.setattr(connect, "PROBE_SECONDS", 2 * TIMEOUT)
     link = await open_link(server("old.py", habits), client=FACE, timeout=TIMEOUT)
     assert (link.era, link.modern, link.server_info) == (version, False, {"name": "old", "version": "1"})
     await link.close()
@@ -74,7 +73,7 @@ async def test_a_server_that_ignores_what_it_does_not_know_is_not_waited_for() -
 
 
 async def test_a_remembered_era_spares_the_probing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(negotiation, "PROBE_SECONDS", 2 * TIMEOUT)
+    monkeypatch.setattr(connect, "PROBE_SECONDS", 2 * TIMEOUT)
     link = await open_link(server("old.py", "ignores"), client=FACE, era=HANDSHAKE, timeout=TIMEOUT)
     await link.close()
 
@@ -331,7 +330,7 @@ def test_lines_are_the_same_however_they_are_cut(size: int) -> None:
         + b"y" * 200
         + b'"}\nlast\nrest'
     )
-    splitter = lines.Lines(100)
+    splitter = stdio.Lines(100)
     found = [line for at in range(0, len(text), size) for line in splitter.feed(text[at : at + size])]
     kept = [line if isinstance(line, bytes) else line.number for line in found]
     assert kept == [b"one", b"", b"two words", b"x" * 90, 7, b"last"]

@@ -1,4 +1,4 @@
-"""A person signs in to a server, in a browser; and out again."""
+"""Login of a person in a browser, and logout."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from mcp.client.auth.oauth2 import PKCEParameters
 from mcp.client.auth.utils import union_scopes
 
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, Timeout, Unavailable
-from gateway.sources.upstreams.oauth.account import Account
-from gateway.sources.upstreams.oauth.callback_server import PATH, Callback, callback
-from gateway.sources.upstreams.oauth.discovery import WRONG_ISSUER, Site, challenge, discover
-from gateway.sources.upstreams.oauth.http import Client, Reach, reach
-from gateway.sources.upstreams.oauth.registration import identify, registers
-from gateway.sources.upstreams.oauth.store import Login, Logins
-from gateway.sources.upstreams.oauth.tokens import Granted, Refused, obtain, revoke
-from gateway.sources.upstreams.poisoning import visible
+from gateway.oauth.callback_server import PATH, Callback, callback
+from gateway.oauth.discovery import WRONG_ISSUER, Site, challenge, discover
+from gateway.oauth.http import Client, Reach, reach
+from gateway.oauth.registration import identify, registers
+from gateway.oauth.store import Account, Login, Logins
+from gateway.oauth.tokens import Granted, Refused, obtain, revoke
+from gateway.text import visible
 
 LOGIN_SECONDS = 300.0
 FAILED = "LOGIN_FAILED"

@@ -1,4 +1,4 @@
-"""The way to authorization servers: an MCP server may name any address as one, so it is told where we go."""
+"""Guarded HTTP requests to authorization servers, whose addresses an MCP server may choose freely."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway.net.limits import Limits
 from gateway.net.policy import INSECURE_URL, PRIVATE_ADDRESS, Policy
 from gateway.net.transport import INTERNET, Network
 from gateway.net.urls import origin, parse
-from gateway.sources.upstreams.poisoning import visible
+from gateway.text import visible
 
 LIMITS = Limits(bytes=64 * 1024, seconds=15.0, connect_seconds=8.0, redirects=0)
 _FORM = {"content-type": "application/x-www-form-urlencoded", "accept": "application/json"}

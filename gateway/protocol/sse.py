@@ -1,4 +1,4 @@
-"""Server-sent events out of chunks, as they come."""
+"""Parser for server-sent events that arrive in chunks."""
 
 from __future__ import annotations
 
