@@ -28,7 +28,7 @@ from mcp_types import RequestParamsMeta
 from gateway import Gateway
 from gateway.sandbox import detect
 from gateway.sandbox.landlock import Landlock, version
-from gateway.sources.development.host import interpreter
+from gateway.sources.builtin.code.call_context import interpreter
 
 ROUNDS, COLD_ROUNDS = 60, 15
 # Seconds between two calls: as fast as anyone who reads an answer calls again, and time for what makes ready.

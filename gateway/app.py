@@ -47,8 +47,8 @@ from gateway.extensions.versioning import Versioning
 from gateway.serve.mcp.uris import file_uri
 from gateway.sources import Source
 from gateway.sources.builtin import BuiltinSource
-from gateway.sources.development import DevelopmentSource
-from gateway.sources.web import web_sources
+from gateway.sources.builtin.code import DevelopmentSource
+from gateway.sources.builtin.web import web_sources
 from gateway.tools import HidesFor, Permission, Tool
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from gateway.cli import COMMANDS, toolgate
 from gateway.config import DEFAULT_CATEGORIES, LimitSettings, Settings
 from gateway.sources.builtin import BUILTINS
-from gateway.sources.development.source import TOOLS as DEVELOPMENT
-from gateway.sources.web.source import WEB
+from gateway.sources.builtin.code.source import TOOLS as DEVELOPMENT
+from gateway.sources.builtin.web.source import WEB
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from gateway import Gateway
 from gateway.sandbox.process_tree import usage
-from gateway.sources.development.python_runner import Sandboxed
+from gateway.sources.builtin.code.python_runner import Sandboxed
 
 from .busy_machine import use_sandbox
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.calls import Outcome
-from gateway.sources.builtin.read_file import RESULT_LIMIT
+from gateway.sources.builtin.read_files import RESULT_LIMIT
 
 pytestmark = pytest.mark.promise("C1")
 Calling = Callable[..., Outcome]

@@ -13,13 +13,11 @@ import anyio.to_thread
 from gateway.calls import Call, Outcome
 from gateway.sources.builtin.apply_patch import apply_patch
 from gateway.sources.builtin.decorator import Builtin, Context, VersionContext
-from gateway.sources.builtin.edit_file import edit_file
 from gateway.sources.builtin.history import workspace_branch, workspace_diff, workspace_history, workspace_restore
-from gateway.sources.builtin.list_files import find_files, list_directory
-from gateway.sources.builtin.read_file import read_file
+from gateway.sources.builtin.read_files import find_files, list_directory, read_file
 from gateway.sources.builtin.ripgrep import Engine
 from gateway.sources.builtin.search import search_code
-from gateway.sources.builtin.write_file import delete_file, move_file, write_file
+from gateway.sources.builtin.write_files import delete_file, edit_file, move_file, write_file
 from gateway.tools import Hides, HidesFor, Tool, hide_nothing, hide_nothing_for
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions

@@ -12,7 +12,7 @@ from gateway.errors import Conflict, GatewayError, Invalid, Unavailable
 from gateway.sources.builtin import patch as patches
 from gateway.sources.builtin.decorator import Context, Shape, builtin
 from gateway.sources.builtin.patch import Action, FilePatch
-from gateway.sources.builtin.text_files import TEXT_LIMIT, Text, read_text
+from gateway.sources.builtin.read_files import TEXT_LIMIT, Text, read_text
 from gateway.tools import Access, Permission
 from gateway.workspace import Parts, Root, parse, shown
 

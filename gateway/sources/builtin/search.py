@@ -16,7 +16,7 @@ from pydantic import Field
 
 from gateway.errors import GatewayError, Invalid
 from gateway.sources.builtin.decorator import Context, Shape, builtin, left_out
-from gateway.sources.builtin.list_files import passed_over
+from gateway.sources.builtin.read_files import passed_over
 from gateway.sources.builtin.ripgrep import OMITTED, Query, search
 from gateway.tools import Access, Permission
 from gateway.workspace import Entry, Parts, parse, shown

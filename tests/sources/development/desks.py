@@ -16,7 +16,7 @@ from gateway.calls import Call, Outcome, Progress, no_progress
 from gateway.config import Settings, load
 from gateway.errors import GatewayError
 from gateway.sandbox import Sandbox
-from gateway.sources.development import DevelopmentSource
+from gateway.sources.builtin.code import DevelopmentSource
 from gateway.tools import HidesFor, Tool, hide_nothing_for
 from gateway.workspace import Workspaces
 

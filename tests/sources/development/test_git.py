@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.sources.development.git_output import changes, status
+from gateway.sources.builtin.code.git_output import changes, status
 
 from .desks import Desk, desk, opened
 

@@ -22,7 +22,7 @@ from gateway.errors import GatewayError, Unavailable
 from gateway.sandbox import Limits, Sandbox
 from gateway.sandbox.detect import Survey
 from gateway.sandbox.monty import MODULES, installed
-from gateway.sources.development import NAMES, DevelopmentSource
+from gateway.sources.builtin.code import NAMES, DevelopmentSource
 from gateway.workspace import Workspaces
 
 from .desks import ON, Desk, settings

@@ -11,8 +11,8 @@ import pytest
 from gateway import Gateway
 from gateway.errors import Unavailable
 from gateway.sandbox import Sandbox
-from gateway.sources.development import NAMES, DevelopmentSource
-from gateway.sources.development.source import TOOLS
+from gateway.sources.builtin.code import NAMES, DevelopmentSource
+from gateway.sources.builtin.code.source import TOOLS
 from gateway.tools import Access, Permission
 from gateway.workspace import Workspaces
 
@@ -68,7 +68,7 @@ def test_while_the_category_is_off_nothing_is_looked_for(tmp_path: Path) -> None
         f"    async with Gateway.open({{'data_dir': {str(tmp_path)!r}}}): pass\n"
         "asyncio.run(main())\n"
         "print([name for name in sys.modules if 'sandbox' in name and name != 'gateway.config.settings'])\n"
-        "print([name for name in sys.modules if name.startswith('gateway.sources.development.')])\n"
+        "print([name for name in sys.modules if name.startswith('gateway.sources.builtin.code.')])\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout == "[]\n[]\n"
@@ -90,7 +90,7 @@ async def test_with_the_category_on_they_are_offered_but_for_those_that_need_the
 async def test_without_a_sandbox_nothing_runs_and_everyone_is_told_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.sources.development.host.installed", lambda: False)
+    monkeypatch.setattr("gateway.sources.builtin.code.call_context.installed", lambda: False)
 
     async def none() -> Sandbox:
         raise Unavailable("this machine offers no sandbox", code="SANDBOX_UNAVAILABLE")
@@ -105,7 +105,7 @@ async def test_without_a_sandbox_nothing_runs_and_everyone_is_told_why(
 async def test_only_what_is_installed_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
-    monkeypatch.setattr("gateway.sources.development.host.SEARCH_PATH", str(programs))
+    monkeypatch.setattr("gateway.sources.builtin.code.call_context.SEARCH_PATH", str(programs))
     async with desk(tmp_path) as at:
         assert at.tools["run_code"].input_schema["properties"]["language"]["enum"] == ["python"]
         assert at.tools["git_status"].withheld == "git is not installed on this machine; install the package 'git'"

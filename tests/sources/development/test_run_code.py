@@ -14,7 +14,7 @@ import pytest
 from eventually import TIME_LIMITS, TIMEOUT, async_eventually
 from sandbox.siege import running
 
-from gateway.sources.development import live_output
+from gateway.sources.builtin.code import call_context
 
 from .desks import Desk, desk, opened
 
@@ -236,7 +236,7 @@ async def test_reports_are_few_and_short_and_one_who_does_not_listen_holds_up_no
         assert len(heard) == 1
         value = await desk.value("run_code", language="python", code=code, progress=quick)
         seconds = value["duration"] / 1000
-    assert 1 < len(heard) <= 2 + seconds / live_output.INTERVAL
+    assert 1 < len(heard) <= 2 + seconds / call_context.INTERVAL
     assert all(message is not None and len(message) <= 2000 for message in heard)
 
 
@@ -303,7 +303,7 @@ async def test_a_command_runs_where_it_is_told_after_a_person_has_agreed(desk: D
 
 
 async def test_the_machine_needs_no_python_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.sources.development.host.SEARCH_PATH", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("gateway.sources.builtin.code.call_context.SEARCH_PATH", str(tmp_path / "nowhere"))
     async with desk(tmp_path) as at:
         value = await python(at, "import sys; print(sys.prefix == sys.base_prefix)\nimport gateway")
         assert value["stdout"] == "True\n"

@@ -11,7 +11,7 @@ from eventually import TIMEOUT
 from gateway.calls import Call, Outcome
 from gateway.config.settings import WebSettings
 from gateway.net.transport import Network
-from gateway.sources.web.source import WebSource
+from gateway.sources.builtin.web.source import WebSource
 
 ANYWHERE = WebSettings(allowed_hosts=["*"])
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sources.web.charsets import decode, is_text
+from gateway.sources.builtin.web.page import decode, is_text
 
 MEANT = [
     ("é".encode(), "text/html; charset=utf-8", "é"),

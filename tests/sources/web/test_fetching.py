@@ -9,7 +9,7 @@ import pytest
 from net.sites import PUBLIC, Lab, Reply, answer, redirect, serving
 
 from gateway.errors import GatewayError, Invalid, NotFound, RateLimited, ToolFailed, Unavailable
-from gateway.sources.web.page_cache import SECONDS, Document, Remembered
+from gateway.sources.builtin.web.page import SECONDS, Document, Remembered
 
 from .calling import call, fetch, web
 

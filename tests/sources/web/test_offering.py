@@ -13,7 +13,7 @@ from net.sites import Site, answer, serving
 
 from gateway import Gateway, config
 from gateway.errors import Invalid
-from gateway.sources.web.source import WEB
+from gateway.sources.builtin.web.source import WEB
 from gateway.tools import Access, Permission
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C3")]

@@ -20,8 +20,8 @@ from gateway.sandbox import Sandbox, detect
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.detect import Unconfined
 from gateway.sandbox.landlock import Landlock
-from gateway.sources.web.html_reader import Reader
-from gateway.sources.web.reader import read
+from gateway.sources.builtin.web.html_reader import Reader
+from gateway.sources.builtin.web.reader import read
 
 URL = "https://a.test/docs/page"
 

@@ -12,7 +12,7 @@ from net.sites import OTHER_PUBLIC, PUBLIC, Lab, Reply, answer, redirect, servin
 
 from gateway.config.settings import WebSettings
 from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, ToolFailed, Unavailable
-from gateway.sources.web.source import WebSource
+from gateway.sources.builtin.web.source import WebSource
 
 from .calling import ANYWHERE, fetch, web
 from .names import naming
