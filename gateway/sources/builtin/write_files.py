@@ -15,7 +15,7 @@ from gateway.sources.builtin.decorator import Context, Shape, builtin
 from gateway.sources.builtin.read_files import TEXT_LIMIT, Text, read_text, shortened
 from gateway.tools import Access, Permission
 from gateway.workspace import Parts, parse, shown
-from gateway.workspace.unified_diff import split_lines, unified_diff
+from gateway.workspace.diff import split_lines, unified_diff
 
 CONTENT_LIMIT = 32 * 1024 * 1024
 _DELETED_LIMIT = 1000

@@ -22,10 +22,9 @@ import anyio
 from gateway.calls import Call, Progress, no_progress
 from gateway.errors import GatewayError, NotFound, Unavailable
 from gateway.net.policy import Policy
-from gateway.sandbox import Limits, Mount, Program, Sandbox
+from gateway.sandbox import SYSTEM_FOLDERS, Limits, Mount, Program, Sandbox
 from gateway.sandbox.monty import installed
 from gateway.sandbox.run import OUTPUT_LIMIT, Finished, run
-from gateway.sandbox.system import SYSTEM_FOLDERS
 from gateway.sources.builtin.code.python_runner import Python, Script
 from gateway.tools import Hides, hide_nothing
 from gateway.workspace import Entry, Parts, Root, parse
