@@ -52,7 +52,7 @@ LAZY = {
     "gateway/app.py": 3,
     "gateway/cli/serve.py": 2,
     "gateway/runtime/worker/__init__.py": 1,
-    "gateway/serve/mcp/server.py": 1,
+    "gateway/serve/mcp/handlers.py": 1,
     "gateway/serve/mcp/render_resources.py": 1,
     "gateway/serve/stdio.py": 1,
     "gateway/sources/builtin/code/__init__.py": 1,

@@ -18,8 +18,7 @@ from gateway.cli.options import settings_options
 from gateway.config import Settings
 from gateway.errors import Forbidden
 from gateway.serve.approval import ApprovalFlow, Seal
-from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.server import McpServer
+from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
 
 # A message may be this many times the limit on arguments, so that escaped text reaches the check that can name the

@@ -5,10 +5,9 @@ where something is shown; they bring in Pygments and markdown-it, which most pro
 """
 
 from gateway.calls import PLAN_LIMIT
-from gateway.render.artifact import inject
 from gateway.render.interpolate import Scope, interpolate
 from gateway.render.plan import RenderPlan, make_plan
-from gateway.render.renderers import RENDERERS, declare
+from gateway.render.renderers import RENDERERS, declare, inject
 from gateway.tools import Renderer
 
 __all__ = [

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.render.artifact import inject
 from gateway.render.highlight import highlight, stylesheet
 from gateway.render.markdown import to_html
+from gateway.render.renderers import inject
 
 # Characters of code shown in colours, which take some six times the room of the text and as much time.
 COLOURED = 64 * 1024

@@ -26,13 +26,13 @@ from gateway.protocol import PROTOCOL_VERSION_META_KEY
 from gateway.protocol.jsonrpc import CONNECTION_CLOSED, INVALID_REQUEST, RequestId
 from gateway.serve.mcp import fastpath
 from gateway.serve.mcp.fastpath import FastPath, Parsed
+from gateway.serve.mcp.handlers import McpServer
+from gateway.serve.mcp.notifications import Change
 from gateway.serve.mcp.request import caller_of, client_name, connection_chat, principal_of
-from gateway.serve.mcp.server import McpServer
 from gateway.serve.mcp.sessions import Session
-from gateway.serve.mcp.subscriber import Change
 
 if TYPE_CHECKING:
-    from gateway.serve.mcp.sdk_stream import SdkStream
+    from gateway.serve.mcp.sdk import SdkStream
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class _Connection:
             _refuse(self._writer, line, error.code, error.message)
 
     def _load_sdk(self) -> SdkStream:
-        from gateway.serve.mcp.sdk_stream import SdkStream
+        from gateway.serve.mcp.sdk import SdkStream
 
         return SdkStream(self._server.sdk, self.write, self.begin, self.end)
 

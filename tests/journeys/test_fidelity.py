@@ -22,8 +22,7 @@ from mcp.shared.message import SessionMessage
 from gateway import Gateway
 from gateway.db.pins import Pins
 from gateway.db.sqlite import SqliteDatabase
-from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.server import McpServer
+from gateway.serve.mcp.handlers import Handlers, McpServer
 
 from .clients import CALL_ID, every_tool, text
 from .processes import LOGS, PATIENCE, Listening, environment, on_http, serve_command

@@ -14,8 +14,7 @@ from mcp import Client
 
 from gateway import Gateway
 from gateway.serve.approval import ApprovalFlow, Seal
-from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.server import McpServer
+from gateway.serve.mcp.handlers import Handlers, McpServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.promise("C5")]
 

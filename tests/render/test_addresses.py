@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import Invalid
-from gateway.render.references import (
+from gateway.render.interpolate import (
     artifact_path,
     declared_host,
     frame_url,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import Invalid
 from gateway.render import inject
-from gateway.render.artifact import script_literal
+from gateway.render.renderers import script_literal
 
 from .documents import JSON, Taken
 

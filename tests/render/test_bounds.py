@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.calls import to_json
-from gateway.render.truncate import Cut, fit
+from gateway.render.plan import Cut, fit
 
 from .documents import ARGUMENTS, TEXTS
 

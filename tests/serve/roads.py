@@ -31,8 +31,7 @@ from gateway.protocol.jsonrpc import RpcError
 from gateway.serve import stdio
 from gateway.serve.http.app import PATH, Door, HttpFace
 from gateway.serve.http.protocol import FastHttpProtocol, HeaderCache, Shortcut
-from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.server import McpServer
+from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
 from gateway.tools import Permission, Tool
 

@@ -16,8 +16,7 @@ from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.catalog import Catalog, Entry
 from gateway.executor import Executor
-from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.server import McpServer
+from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.mcp.tools import PAGE
 from gateway.tools import Tool
 

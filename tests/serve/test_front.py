@@ -28,8 +28,7 @@ from gateway.serve.http.app import Door, HttpFace
 from gateway.serve.http.protocol import Shortcut
 from gateway.serve.http.server import bind, serve_http
 from gateway.serve.mcp.fastpath import SIZE
-from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.server import McpServer
+from gateway.serve.mcp.handlers import Handlers, McpServer
 
 from .roads import HANDSHAKE, INITIALIZED, LIMIT, Line, Stall, call, chunk, initialize, request, routing
 

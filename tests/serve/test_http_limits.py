@@ -14,8 +14,9 @@ import pytest
 from eventually import TIMEOUT, async_eventually
 
 from gateway.errors import Invalid
-from gateway.serve.http import protocol, session_limit
+from gateway.serve.http import protocol
 from gateway.serve.http.app import Door
+from gateway.serve.mcp import sdk
 
 from .roads import HANDSHAKE, LIMIT, Answer, Line, call, chunk, initialize, request, routing
 from .test_front import ECHO, WAIT, Served, posted, say, serving
@@ -311,8 +312,8 @@ async def count_alive(served: Served) -> int:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_limit, "SESSIONS", 8)
-    monkeypatch.setattr(session_limit, "SESSIONS_PER_CLIENT", 5)
+    monkeypatch.setattr(sdk, "SESSIONS", 8)
+    monkeypatch.setattr(sdk, "SESSIONS_PER_CLIENT", 5)
 
 
 @pytest.mark.usefixtures("small")
@@ -377,7 +378,7 @@ async def test_sessions_opened_at_the_same_moment_stay_within_the_limit(served: 
 async def test_session_that_was_ended_is_forgotten_with_all_it_had(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_limit, "SESSIONS_PER_CLIENT", 1)
+    monkeypatch.setattr(sdk, "SESSIONS_PER_CLIENT", 1)
     session = await served.session()
     await served.session()
     await async_eventually(lambda: served.face.handlers.sessions.get(session["mcp-session-id"]) is None)
@@ -395,4 +396,4 @@ async def test_session_that_was_ended_is_forgotten_with_all_it_had(
     ],
 )
 async def test_session_client_with_ipv6_is_known_by_its_network(address: str, network: str) -> None:
-    assert session_limit._network(address) == network
+    assert sdk._network(address) == network

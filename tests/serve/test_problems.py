@@ -18,8 +18,7 @@ from gateway import Gateway
 from gateway.cli import main
 from gateway.config.settings import ApprovalSettings
 from gateway.extensions.approval.rules import unknown_tools
-from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.server import McpServer
+from gateway.serve.mcp.handlers import Handlers, McpServer
 
 ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
 LOWERED = {"editing": {"permission": "read-only"}}

@@ -22,10 +22,9 @@ from gateway import Gateway
 from gateway.calls import Call, Caller, Outcome
 from gateway.errors import ToolFailed
 from gateway.render import declare
-from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.mcp.render_resources import ARTIFACT_LIMIT, FILE_LIMIT, LISTED, PLAN, SANDBOX, VIEW
 from gateway.serve.mcp.resources import PAGE
-from gateway.serve.mcp.server import McpServer
 from gateway.serve.mcp.uris import SPAN_LIMIT
 from gateway.tools import Access, Permission, Tool
 

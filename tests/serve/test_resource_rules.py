@@ -15,9 +15,8 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 
 from gateway import Gateway
-from gateway.serve.mcp.handlers import Handlers
+from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.mcp.resources import FILE
-from gateway.serve.mcp.server import McpServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C5")]
 

@@ -22,11 +22,9 @@ from mcp.shared.uri_template import UriTemplate
 
 from gateway import Gateway
 from gateway.calls import LOCAL, Caller
-from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.render_resources import PLAN, VIEW
-from gateway.serve.mcp.resource_contents import SIZE
+from gateway.serve.mcp.handlers import Handlers, McpServer
+from gateway.serve.mcp.render_resources import PLAN, SIZE, VIEW
 from gateway.serve.mcp.resources import FILE, MANIFEST, PAGE, VERSION
-from gateway.serve.mcp.server import McpServer
 from gateway.serve.mcp.uris import SPAN_LIMIT, file_uri
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G4")]

@@ -18,8 +18,7 @@ from gateway import Gateway
 from gateway.sandbox import detect
 from gateway.sandbox.landlock import Landlock
 from gateway.serve.approval import ApprovalFlow, Seal
-from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.server import McpServer
+from gateway.serve.mcp.handlers import Handlers, McpServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C5")]
 

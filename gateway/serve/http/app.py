@@ -17,8 +17,8 @@ from gateway import __version__
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
 from gateway.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
 from gateway.serve.http.fastpath import HttpFastPath
-from gateway.serve.http.session_limit import SessionLimit
-from gateway.serve.mcp.server import McpServer
+from gateway.serve.mcp.handlers import McpServer
+from gateway.serve.mcp.sdk import SessionLimit
 
 # Raises `Unavailable` while the gateway cannot serve.
 Ready = Callable[[], Awaitable[None]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.calls import check_chat
 from gateway.catalog import Catalog
@@ -12,18 +12,19 @@ from gateway.errors import GatewayError
 from gateway.executor import Executor
 from gateway.protocol import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, RpcError
-from gateway.serve.mcp.completions import Completions
-from gateway.serve.mcp.notifications import Notifications
-from gateway.serve.mcp.relay import NoRelay, Relay
+from gateway.serve.mcp.notifications import Notifications, Subscriber
 from gateway.serve.mcp.render_resources import Plans, Renders
 from gateway.serve.mcp.request import CHAT, Request, meta_text
-from gateway.serve.mcp.resources import Reader, Resources
+from gateway.serve.mcp.resources import Completions, NoRelay, Reader, Relay, Resources
 from gateway.serve.mcp.results import SERVER_INFO, rpc_error
 from gateway.serve.mcp.sessions import Sessions
-from gateway.serve.mcp.subscriber import Subscriber
 from gateway.serve.mcp.tools import Answer, Calls, Tools
 from gateway.serve.mcp.uris import Address, is_ours
 from gateway.workspace.versions import Versions
+
+if TYPE_CHECKING:
+    from gateway.serve.mcp.sdk import SdkServer
+
 
 INSTRUCTIONS = (
     "Files are kept in a workspace of their own for each chat; every path is relative to its root. "
@@ -219,3 +220,26 @@ def _subscriber(request: Request) -> Subscriber:
     if request.session is None:  # a modern client sends subscriptions/listen instead
         raise RpcError(METHOD_NOT_FOUND, "Method not found", request.method)
     return request.session.subscriber
+
+
+class McpServer:
+    """One gateway over MCP, for any number of connections."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self.handlers = handlers
+        self._sdk: SdkServer | None = None
+
+    @property
+    def sdk(self) -> SdkServer:
+        """The SDK's server, imported and made by the first request that needs it."""
+        if self._sdk is None:
+            # Imported here: a stdio client waits for the start, and most of what it asks for first needs none of it.
+            from gateway.serve.mcp.sdk import SdkServer
+
+            self._sdk = SdkServer(self.handlers)
+        return self._sdk
+
+    def close(self) -> None:
+        """End the streams on which clients wait for changes."""
+        if self._sdk is not None:
+            self._sdk.close()

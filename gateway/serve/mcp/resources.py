@@ -1,4 +1,4 @@
-"""A chat's files, their versions and what calls made to be shown, as MCP resources: listed and read."""
+"""Resources over MCP: a chat's files, their versions and render plans, listed, read and completed, and upstreams'."""
 
 from __future__ import annotations
 
@@ -9,16 +9,35 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
-from gateway.calls import Call, Caller
+from gateway.calls import Call, Caller, Peer, check_chat
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.executor import Executor
-from gateway.serve.mcp.render_resources import RENDER_TEMPLATES, Renders
-from gateway.serve.mcp.resource_contents import cut, denied, read_file, read_result
-from gateway.serve.mcp.uris import SPAN_LIMIT, Address, FileAddress, ManifestAddress, RenderAddress, file_uri, parse
+from gateway.serve.mcp.render_resources import (
+    COMPLETED,
+    PLAN,
+    RENDER_TEMPLATES,
+    VIEW,
+    Renders,
+    cut,
+    denied,
+    read_file,
+    read_result,
+)
+from gateway.serve.mcp.uris import (
+    SPAN_LIMIT,
+    Address,
+    FileAddress,
+    ManifestAddress,
+    RenderAddress,
+    file_uri,
+    parse,
+    path_text,
+    template_value,
+)
 from gateway.tools import LIST_RESOURCES, READ_RESOURCE, Hides
 from gateway.workspace.openat import Parts
 from gateway.workspace.os_errors import shown
@@ -266,3 +285,130 @@ def _manifest_json(about: dict[str, Any], old: Tree, new: Tree, hides: Hides) ->
         about = about | {"left_out": len(new.files) - len(files)}
     what = {"files": files, "meta": dict(new.meta), "changes": asdict(changes(old, diff(old, new)))}
     return orjson.dumps({**about, **what})
+
+
+# What the protocol allows in one answer.
+LIMIT = 100
+
+_HISTORY = 1000
+_VARIABLES = {
+    FILE: ("chat", "path"),
+    VERSION: ("chat", "path", "manifest"),
+    MANIFEST: ("id",),
+    PLAN: ("call_id",),
+    VIEW: ("call_id",),
+}
+
+
+class Completions:
+    def __init__(self, executor: Executor, versions: Versions, renders: Renders) -> None:
+        self._executor = executor
+        self._versions = versions
+        self._renders = renders
+
+    async def complete(
+        self, reader: Reader, template: str, variable: str, begun: str, given: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Values for a variable that begin as `begun` does; `given` are the variables chosen already."""
+        if variable not in _VARIABLES.get(template, ()):
+            known = "; ".join(f"{', '.join(names)} of {known}" for known, names in _VARIABLES.items())
+            raise Invalid(f"there is nothing to complete {variable!r} of {template!r} with; there is {known}")
+        chat = check_chat(given.get("chat") or reader.chat)
+        if variable == "chat":
+            return _answer([reader.chat] if reader.chat.startswith(begun) else [], whole=True)
+        if not await self._versions.may_read(chat, reader.principal):
+            return _answer([], whole=True)
+        if variable == "path":
+            # What was begun is not among the arguments: a rule that refuses it leaves it out, and refuses nothing else.
+            call = reader.call("completion/complete", chat, {"argument": variable}, confirmed=True)
+            hides = self._executor.hides(READ_RESOURCE)
+            work = partial(self._versions.in_thread, _paths, self._versions, chat, begun, hides)
+            return await self._executor.request(call, LIST_RESOURCES, work)
+        if variable == "call_id":
+            ids = await self._renders.latest_ids(chat)
+            return _answer([call_id for call_id in ids if call_id.startswith(begun)], whole=len(ids) < COMPLETED)
+        return await self._manifests(chat, begun)
+
+    async def _manifests(self, chat: str, begun: str) -> dict[str, Any]:
+        """The latest first; only the last thousand are looked at."""
+        rows = await self._versions.manifests.history(chat, limit=_HISTORY)
+        return _answer([row.id for row in rows if row.id.startswith(begun)], whole=len(rows) < _HISTORY)
+
+
+def _paths(versions: Versions, chat: str, begun: str, hides: Hides) -> dict[str, Any]:
+    beginnings = {begun, path_text(begun)}  # typed by a person, or taken from an earlier answer
+
+    def leads_on(directory: Entry) -> bool:
+        inside = f"{path_of(directory)}/"
+        return any(inside.startswith(beginning) or beginning.startswith(inside) for beginning in beginnings)
+
+    with versions.root(chat) as root, walk_files(root, leads_on) as walk:
+        paths = [path_of(entry) for entry in walk if entry.kind == "file"]
+    found = [template_value(path) for path in paths if any(map(path.startswith, beginnings)) and not hides(path)]
+    return _answer(found, whole=not walk.truncated)
+
+
+def _answer(values: list[str], whole: bool) -> dict[str, Any]:
+    completion: dict[str, Any] = {"values": values[:LIMIT], "hasMore": len(values) > LIMIT or not whole}
+    if whole:
+        completion["total"] = len(values)
+    return {"resultType": "complete", "completion": completion}
+
+
+class Relay(Protocol):
+    """Prompts, resources and completions of upstreams under public names; each verb refuses with a `GatewayError`."""
+
+    def prompts(self) -> list[dict[str, Any]]: ...
+
+    def templates(self) -> list[dict[str, Any]]: ...
+
+    def instructions(self) -> str | None: ...
+
+    async def resources(self, caller: Caller, chat: str) -> list[dict[str, Any]]: ...
+
+    async def get_prompt(
+        self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, peer: Peer
+    ) -> dict[str, Any]: ...
+
+    def owns(self, uri: str) -> bool: ...
+
+    async def read(self, uri: str, caller: Caller, chat: str, peer: Peer) -> dict[str, Any]: ...
+
+    async def follow(self, uri: str, told: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]: ...
+
+    async def complete(
+        self, params: Mapping[str, Any], caller: Caller, chat: str, peer: Peer
+    ) -> dict[str, Any] | None: ...
+
+
+class NoRelay:
+    """For a gateway without upstreams."""
+
+    def prompts(self) -> list[dict[str, Any]]:
+        return []
+
+    def templates(self) -> list[dict[str, Any]]:
+        return []
+
+    def instructions(self) -> str | None:
+        return None
+
+    async def resources(self, caller: Caller, chat: str) -> list[dict[str, Any]]:
+        return []
+
+    async def get_prompt(
+        self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, peer: Peer
+    ) -> dict[str, Any]:
+        raise NotFound(f"no prompt is named {name!r}", code="UNKNOWN_PROMPT")
+
+    def owns(self, uri: str) -> bool:
+        return False
+
+    async def read(self, uri: str, caller: Caller, chat: str, peer: Peer) -> dict[str, Any]:
+        raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
+
+    async def follow(self, uri: str, told: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]:
+        raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
+
+    async def complete(self, params: Mapping[str, Any], caller: Caller, chat: str, peer: Peer) -> dict[str, Any] | None:
+        return None

@@ -6,14 +6,20 @@ start. Requests become the same `Request` values as on the fast path, and the sa
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
+from ipaddress import AddressValueError, IPv6Address, IPv6Network
 from typing import Any
 
+import anyio
 import mcp_types as types
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
+from mcp.server.streamable_http import StreamableHTTPServerTransport as Transport
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import (
     InMemorySubscriptionBus,
     ListenHandler,
@@ -24,19 +30,19 @@ from mcp.server.subscriptions import (
     ToolsListChanged,
 )
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
 from mcp.shared.subscriptions import event_to_notification
 from mcp_types import methods
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
-from gateway.calls import Ask, Caller, Log, Peer
+from gateway.calls import LOCAL, Ask, Caller, Log, Peer
 from gateway.protocol import CLIENT_CAPABILITIES_META_KEY, LOG_LEVEL_META_KEY, LOG_LEVELS, MODERN_PROTOCOL_VERSIONS
-from gateway.protocol.jsonrpc import INTERNAL_ERROR, RpcError
+from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, RequestId, RpcError
 from gateway.serve.mcp.handlers import Handlers, convert_error
-from gateway.serve.mcp.request import Request, caller_of, client_name, connection_chat, principal_of
-from gateway.serve.mcp.results import SERVER_INFO, shape
-from gateway.serve.mcp.sessions import Session
-from gateway.serve.mcp.subscriber import (
+from gateway.serve.mcp.notifications import (
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
     SUBSCRIPTIONS,
@@ -44,6 +50,9 @@ from gateway.serve.mcp.subscriber import (
     Change,
     Subscriber,
 )
+from gateway.serve.mcp.request import Request, caller_of, client_name, connection_chat, principal_of
+from gateway.serve.mcp.results import SERVER_INFO, shape
+from gateway.serve.mcp.sessions import Session
 
 # `subscriptions/listen` requests open at a time.
 STREAMS = 1024
@@ -270,3 +279,135 @@ def _event(change: Change) -> ServerEvent:
 
 async def _publish(bus: InMemorySubscriptionBus, change: Change) -> None:
     await bus.publish(_event(change))
+
+
+class SdkStream:
+    """Feeds lines to the server and writes its messages as lines. `asked` is called with the id of each request,
+    `answered` once it needs no answer any more."""
+
+    def __init__(
+        self,
+        server: SdkServer,
+        write: Callable[[bytes], Awaitable[None]],
+        asked: Callable[[RequestId], None],
+        answered: Callable[[RequestId], None],
+    ) -> None:
+        self._server = server
+        self._write = write
+        self._asked = asked
+        self._answered = answered
+        self._replayed: set[RequestId] = set()
+        self._to_server, self._from_client = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        self._to_client, self._from_server = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def run(self) -> None:
+        """Serve until the input is closed."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._write_messages)
+            options = self._server.create_initialization_options()
+            await self._server.run(self._from_client, self._to_client, options)
+
+    async def feed(self, line: bytes) -> RpcError | None:
+        """Pass a line to the server; return the error of a line that is no message."""
+        try:
+            message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValidationError as error:
+            first = error.errors()[0]
+            if first["type"] == "json_invalid":
+                return RpcError(PARSE_ERROR, str(first["msg"]))
+            return RpcError(INVALID_REQUEST, "not a JSON-RPC 2.0 message")
+        self._note(message)
+        await self._to_server.send(SessionMessage(message))
+        return None
+
+    async def replay(self, message: Mapping[str, Any]) -> None:
+        """Show the server a message that was answered elsewhere already; its own answer is dropped."""
+        parsed = types.jsonrpc_message_adapter.validate_python(dict(message), by_name=False)
+        if isinstance(parsed, types.JSONRPCRequest):
+            self._replayed.add(parsed.id)
+        await self._to_server.send(SessionMessage(parsed))
+
+    def close(self) -> None:
+        """End the input; the server ends what is in progress."""
+        self._to_server.close()
+
+    async def _write_messages(self) -> None:
+        async with self._from_server:
+            async for item in self._from_server:
+                message = item.message
+                answer = message if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) else None
+                answered = answer.id if answer is not None else None
+                if answered is not None and answered in self._replayed:
+                    self._replayed.discard(answered)
+                    continue
+                await self._write(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
+                if answered is not None:
+                    self._answered(answered)
+
+    def _note(self, message: types.JSONRPCMessage) -> None:
+        if isinstance(message, types.JSONRPCRequest):
+            if message.method != "subscriptions/listen":  # answered only when it ends
+                self._asked(message.id)
+        elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
+            cancelled = (message.params or {}).get("requestId")
+            if isinstance(cancelled, int | str):
+                self._answered(cancelled)
+
+
+SESSIONS, SESSIONS_PER_CLIENT = 1000, 500
+
+_TOO_MANY = {"code": INTERNAL_ERROR, "message": "too many sessions are in use; close one or try again later"}
+
+
+class SessionLimit:
+    """At a limit, a new session ends the one that has been idle longest: one of the same client or, at the limit for
+    all clients, of the client with the most sessions, if it has more. If there is none, the new session is refused.
+
+    A client is a principal at a remote address. A session with a request in flight or an open stream is not idle.
+    """
+
+    def __init__(self, manager: StreamableHTTPSessionManager) -> None:
+        self._manager = manager
+        self._clients: dict[str, tuple[str, str]] = {}  # by session id
+        # The SDK has no public hook for the moment in which it opens a session.
+        self._serve = manager._serve_opening_request
+        manager._serve_opening_request = self._serve_within_limit  # type: ignore[method-assign]
+
+    async def _serve_within_limit(self, http_transport: Transport, scope: Scope, receive: Receive, send: Send) -> None:
+        sessions, new = self._manager._server_instances, http_transport.mcp_session_id or ""
+        self._clients = {key: client for key, client in self._clients.items() if key in sessions}
+        client = LOCAL, _network(scope["client"][0] if scope["client"] else "")
+        ended = self._find_session_to_end(client, new)
+        self._clients[new] = client
+        if ended is not None:
+            # The manager forgets the session before it first awaits, so nobody else can choose it too.
+            await self._manager._discard_session(ended, sessions[ended])
+        if ended == new:
+            response = JSONResponse({"jsonrpc": "2.0", "id": None, "error": _TOO_MANY}, 503, {"Retry-After": "1"})
+            await response(scope, receive, send)
+        else:
+            await self._serve(http_transport, scope, receive, send)
+
+    def _find_session_to_end(self, client: tuple[str, str], new: str) -> str | None:
+        """Return the id of an idle session, `new` if no session may be ended, or None if there is room."""
+        held = Counter(self._clients.values())
+        is_full = held[client] >= SESSIONS_PER_CLIENT
+        if not is_full and len(self._clients) < SESSIONS:
+            return None
+        idle = (
+            (-held[owner], scope.deadline, key)
+            for key, owner in self._clients.items()
+            if owner == client or (not is_full and held[owner] > held[client])
+            # The SDK ends an idle session at this deadline; it is infinite while the session is in use.
+            if (scope := self._manager._server_instances[key].idle_scope) is not None and scope.deadline < math.inf
+        )
+        return min(idle, default=(0, 0, new))[-1]
+
+
+def _network(address: str) -> str:
+    """Return the address or, of an IPv6 address, its /64, all of which one machine can use."""
+    try:
+        parsed = IPv6Address(address.partition("%")[0])
+    except AddressValueError:
+        return address
+    return str(parsed.ipv4_mapped or IPv6Network((parsed, 64), strict=False))

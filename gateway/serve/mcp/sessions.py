@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gateway.calls import Caller
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, RpcError
-from gateway.serve.mcp.subscriber import Send, Subscriber
+from gateway.serve.mcp.notifications import Send, Subscriber
 
 # The most questions one client is asked at the same time.
 QUESTIONS = 64
