@@ -3,7 +3,7 @@
 from gateway.bundles.archive import Bundle, BundleFile, Limits, open_bundle, read_folder, read_zip, write_zip
 from gateway.bundles.http import HttpTool
 from gateway.bundles.kinds import PythonTool, ShellTool, Step, StepsTool, ToolSpec
-from gateway.bundles.masking import mask_secrets
+from gateway.bundles.secret_references import mask_secrets
 from gateway.bundles.spec import FILE_NAME, Server, ToolOverride, Toolset, dump, load
 
 __all__ = [

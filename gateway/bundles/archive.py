@@ -17,7 +17,7 @@ from gateway.bundles import document as yamls
 from gateway.bundles import paths, spec
 from gateway.bundles.document import Document
 from gateway.bundles.kinds import PythonTool, artifact_path
-from gateway.bundles.masking import mask_secrets
+from gateway.bundles.secret_references import mask_secrets
 from gateway.bundles.spec import FILE_NAME, FILE_NAMES, INVALID_TOOLSET, Toolset
 from gateway.bundles.zip_reader import CHUNK, ZipEntry, ZipReader, ZipWriter, refused
 from gateway.errors import Conflict, Invalid, NotFound

@@ -73,10 +73,6 @@ def references(text: str) -> list[str]:
     return found
 
 
-def without_references(text: str) -> str:
-    return REFERENCE.sub("", text)
-
-
 def texts(value: Any) -> Iterator[str]:
     """Every text in a plain value, at any depth; keys are not among them."""
     if isinstance(value, str):

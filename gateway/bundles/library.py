@@ -19,9 +19,9 @@ from gateway.bundles.checks import Rules
 from gateway.bundles.exporting import export
 from gateway.bundles.inspection import Inspector, inspect
 from gateway.bundles.installed import Installed, InstalledTool, changes_in, installed
-from gateway.bundles.masking import mask_url
 from gateway.bundles.overrides import change, full_id
 from gateway.bundles.rows import Origin, SourceType, Version, stored
+from gateway.bundles.secret_references import mask_url
 from gateway.bundles.store import Shelf
 from gateway.calls import Progress, no_progress
 from gateway.db import Database, timestamp

@@ -17,11 +17,10 @@ from pydantic_core import ErrorDetails
 from gateway.config.settings import Settings
 from gateway.errors import Invalid, NotFound
 from gateway.names import did_you_mean
-from gateway.secrets import KNOWN
+from gateway.secrets import KNOWN, VARIABLE
 
 FILE_NAME = "toolgate.yaml"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's reader takes a twentieth of the time
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def find(explicit: Path | None = None) -> Path | None:
@@ -97,9 +96,9 @@ def resolve_variables(text: str, environment: Mapping[str, str] = os.environ, fi
         KNOWN.add_variable(name, environment[name], field)
         return environment[name]
 
-    if _VARIABLE.search(text) is None:
+    if VARIABLE.search(text) is None:
         KNOWN.add_literal(text, field)
-    return _VARIABLE.sub(value, text)
+    return VARIABLE.sub(value, text)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str | int, ...], int]]:

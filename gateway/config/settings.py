@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +20,7 @@ from pydantic import (
 
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
+from gateway.secrets import VARIABLE
 from gateway.tools import Category, Permission
 
 
@@ -158,8 +158,6 @@ _UNQUOTED = BeforeValidator(lambda said: "off" if said is False else said)
 
 _OR_OFF = BeforeValidator(lambda said: {"over": None} if said in (False, "off") else said)
 
-_REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
-
 
 class ToolFilter(Section):
     allow: list[str] = []
@@ -200,7 +198,7 @@ class OAuthSettings(Section):
 
     @model_validator(mode="after")
     def _says_whom_it_means(self) -> OAuthSettings:
-        if self.client_secret is not None and not _REFERENCE.fullmatch(self.client_secret):
+        if self.client_secret is not None and not VARIABLE.fullmatch(self.client_secret):
             raise ValueError("'client_secret' is a secret; put it into the environment and write ${VARIABLE} here")
         if self.client_secret is not None and self.client_id is None:
             raise ValueError("a 'client_secret' belongs to a 'client_id'")

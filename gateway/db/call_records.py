@@ -15,9 +15,8 @@ import orjson
 
 from gateway.calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
 from gateway.db import Database, Insert, Statement, chats, timestamp
-from gateway.db.redaction import redact
 from gateway.errors import GatewayError, InputRequired, Invalid, NotFound
-from gateway.secrets import KNOWN, blot
+from gateway.secrets import KNOWN, mask_in, redact
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +144,7 @@ class CallRecords:
         now = time.time() if finished_at is None else finished_at
         row = [
             *self._beginning(call, arguments, "success" if outcome.error is None else "pending" if asking else "error"),
-            None if error is None else KNOWN.mask(blot(error.message, secrets))[:DOCUMENT_LIMIT],
+            None if error is None else KNOWN.mask(mask_in(error.message, secrets))[:DOCUMENT_LIMIT],
             None if error is None else error.code,
             shown,
             None if outcome.render_plan is None else _plan(outcome.render_plan),

@@ -13,22 +13,13 @@ from urllib.parse import parse_qsl, urlsplit
 from gateway.calls import to_json
 from gateway.db import Database, Row, Statement, timestamp
 from gateway.errors import Conflict, Invalid, NotFound
-from gateway.secrets import KNOWN, is_secret
+from gateway.secrets import KNOWN, OPTION, has_token_shape, is_literal, is_secret
 
 SUBJECT = "upstreams"
 SETTINGS_LIMIT = 64 * 1024
 # Bytes of one remembered list of definitions.
 LIST_LIMIT = 4 * 1024 * 1024
 ERROR_LIMIT = 2000
-
-_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
-_SCHEME = re.compile(r"\b(?:bearer|basic|token|key|apikey|digest)\b|[\W_]", re.IGNORECASE)
-_OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w-]*)(?:=(?P<value>.*))?", re.DOTALL)
-# Tokens whose issuers gave them a shape of their own.
-_WELL_KNOWN = re.compile(
-    r"\b(?:sk-[\w-]{16}|gh[oprsu]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|xox[abprs]-[\w-]{10}|AKIA[0-9A-Z]{12}"
-    r"|AIza[\w-]{20}|eyJ[\w-]{10,}\.eyJ[\w-]{10})"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +181,13 @@ def _literals(settings: Mapping[str, Any]) -> Iterator[str]:
     """Where a secret is written out."""
     for key in ("env", "headers"):
         for name, value in (settings.get(key) or {}).items():
-            if _is_literal(str(value)) and (is_secret(name) or name.lower() == "cookie" or _shows(value)):
+            if is_literal(str(value)) and (is_secret(name) or has_token_shape(str(value))):
                 yield f"{key}.{name}"
     url = urlsplit(str(settings.get("url") or ""))
-    if url.password and _is_literal(url.password):
+    if url.password and is_literal(url.password):
         yield "url.password"
     for name, value in parse_qsl(url.query):
-        if _is_literal(value) and (is_secret(name) or _shows(value)):
+        if is_literal(value) and (is_secret(name) or has_token_shape(str(value))):
             yield f"url.{name}"
     yield from _literal_arguments(settings.get("args") or ())
 
@@ -205,22 +196,12 @@ def _literal_arguments(arguments: Sequence[Any]) -> Iterator[str]:
     """`--token=abc`, `--token abc`, and whatever has the shape of a well-known token."""
     awaited: str | None = None
     for argument in map(str, arguments):
-        option = _OPTION.fullmatch(argument)
+        option = OPTION.fullmatch(argument)
         name = option["name"] if option and is_secret(option["name"]) else None
         value = option["value"] if option else argument if awaited else None
-        if (value and (name or awaited) and _is_literal(value)) or _shows(argument):
+        if (value and (name or awaited) and is_literal(value)) or has_token_shape(argument):
             yield f"args.{name or awaited or 'token'}"
         awaited = name if option and not option["value"] else None
-
-
-def _is_literal(value: str) -> bool:
-    """Whether a value says something beside references and the scheme before them."""
-    rest = _VARIABLE.sub("", value)
-    return bool(_SCHEME.sub("", rest)) if rest != value else bool(value)
-
-
-def _shows(value: Any) -> bool:
-    return _WELL_KNOWN.search(str(value)) is not None
 
 
 def _stored(server: str, what: str, value: Any) -> str | None:

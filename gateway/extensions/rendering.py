@@ -10,11 +10,10 @@ from typing import Any
 import anyio.to_thread
 
 from gateway.calls import Call, Outcome, Proceed
-from gateway.db.redaction import redact
 from gateway.errors import GatewayError, InputRequired, Invalid
 from gateway.extensions import Extension
 from gateway.render import make_plan
-from gateway.secrets import KNOWN, blot
+from gateway.secrets import KNOWN, mask_in, redact
 from gateway.tools import Renderer, Tool
 
 # Bytes of arguments and value up to which a plan is made at once; a larger one is made in a thread.
@@ -83,11 +82,11 @@ def _plan(renderer: Renderer, call: Call, outcome: Outcome, seen: Directories) -
 def _masked(outcome: Outcome, secrets: Sequence[str]) -> Outcome:
     error = outcome.error
     if error is not None:
-        told = GatewayError(KNOWN.mask(blot(error.message, secrets)), code=error.code)
-        told.details = KNOWN.mask_value(blot(error.details, secrets))
+        told = GatewayError(KNOWN.mask(mask_in(error.message, secrets)), code=error.code)
+        told.details = KNOWN.mask_value(mask_in(error.details, secrets))
         return replace(outcome, error=told)
     if secrets:
-        outcome = replace(outcome, value=blot(outcome.value, secrets))
+        outcome = replace(outcome, value=mask_in(outcome.value, secrets))
     try:
         document = outcome.value_json.decode()
     except Invalid:  # no JSON; the plan says so

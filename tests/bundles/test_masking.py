@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.bundles import HttpTool, ShellTool, dump, load, mask_secrets
-from gateway.bundles.masking import is_harmless, mask_url
+from gateway.bundles.secret_references import mask_url
+from gateway.secrets import is_shareable
 
 HEAD = 'id: demo\nname: Demo\nversion: "1.0.0"\n'
 
@@ -111,7 +112,7 @@ mcp_servers:
     ],
 )
 def test_a_short_plain_word_under_a_plain_name_is_no_secret(name: str, value: str) -> None:
-    assert is_harmless(name, value)
+    assert is_shareable(name, value)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_a_short_plain_word_under_a_plain_name_is_no_secret(name: str, value: st
     ],
 )
 def test_what_may_be_a_secret_by_its_name_or_by_its_look_is_not_kept(name: str, value: str) -> None:
-    assert not is_harmless(name, value)
+    assert not is_shareable(name, value)
 
 
 def test_harmless_values_stay_where_they_are_written() -> None:

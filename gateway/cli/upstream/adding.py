@@ -19,8 +19,9 @@ from gateway.cli.upstream.servers import print_answer, typed
 from gateway.config import Settings, UpstreamSettings, anchored
 from gateway.db.upstreams import checked_settings
 from gateway.errors import Conflict, GatewayError, Invalid, Unavailable
+from gateway.secrets import VARIABLE
 from gateway.sources.upstreams.client_configs import is_toolgate
-from gateway.sources.upstreams.masking import VARIABLE, missing
+from gateway.sources.upstreams.secret_references import missing
 from gateway.sources.upstreams.spec import ADDED, Spec
 
 _PAIR = re.compile(r"(?P<name>[^=:\s]+)\s*(?:=|:)\s*(?P<value>.*)", re.DOTALL)

@@ -17,8 +17,8 @@ from gateway.cli.upstream.desk import Desk, desk
 from gateway.config import Settings
 from gateway.errors import GatewayError, Invalid, NotFound
 from gateway.names import did_you_mean
+from gateway.secrets import VariableNames
 from gateway.sources.upstreams.client_configs import Around, Candidate, Skipped, read
-from gateway.sources.upstreams.masking import Names
 from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.spec import ADDED
 from gateway.text import visible
@@ -159,7 +159,7 @@ def _found(file: Path | None, workspace: Path | None) -> Iterator[tuple[str, Can
     files = [file] if file is not None else list(_client_files())
     if not files:
         raise NotFound("no settings of Claude, Cursor or VS Code were found; name the file to import")
-    names = Names()
+    names = VariableNames()
     for path in files:
         around = Around(Path.home(), workspace or _project(path), os.environ, _variables)
         try:

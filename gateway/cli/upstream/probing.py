@@ -15,10 +15,10 @@ from gateway.errors import GatewayError, Invalid, Unavailable
 from gateway.mcp_client import Link, LinkLost, McpFault, Unauthorized, open_link
 from gateway.secrets import KNOWN
 from gateway.sources.upstreams.definitions import Definition, Key, Kind, define_all
-from gateway.sources.upstreams.masking import missing
 from gateway.sources.upstreams.paging import listed
 from gateway.sources.upstreams.poisoning import Finding, look
 from gateway.sources.upstreams.registry import FACE
+from gateway.sources.upstreams.secret_references import missing
 from gateway.sources.upstreams.spec import Spec
 from gateway.sources.upstreams.upstream import LIST_SECONDS, START_SECONDS
 from gateway.text import visible

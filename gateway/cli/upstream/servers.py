@@ -19,7 +19,8 @@ from gateway.db.upstreams import Memory
 from gateway.errors import GatewayError, Invalid, NotFound
 from gateway.oauth.flow import sign_out
 from gateway.sandbox.supervisor_main import remove as remove_folder
-from gateway.sources.upstreams.masking import VARIABLE, missing
+from gateway.secrets import VARIABLE
+from gateway.sources.upstreams.secret_references import missing
 from gateway.sources.upstreams.spec import Spec
 from gateway.text import visible
 

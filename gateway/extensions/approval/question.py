@@ -14,8 +14,8 @@ from typing import Any, Literal
 import orjson
 
 from gateway.calls import Call, to_json
-from gateway.db.redaction import redact
 from gateway.errors import InputRequired
+from gateway.secrets import redact
 from gateway.tools import Tool
 
 # Characters of one argument in a message: the beginning and the end of a longer one.

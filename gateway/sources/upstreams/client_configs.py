@@ -15,8 +15,9 @@ from gateway.bundles.field_types import RESERVED
 from gateway.config import UpstreamSettings
 from gateway.db.upstreams import checked_settings
 from gateway.errors import Invalid
+from gateway.secrets import VARIABLE, VariableNames, variable_name
 from gateway.sources.upstreams import jsonc
-from gateway.sources.upstreams.masking import VARIABLE, Names, mask, missing, upper
+from gateway.sources.upstreams.secret_references import mask, missing
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 SERVERS_LIMIT = 500
@@ -78,7 +79,7 @@ class _Group(NamedTuple):
     around: Around
 
 
-def read(text: str, around: Around, names: Names | None = None) -> list[Candidate | Skipped]:
+def read(text: str, around: Around, names: VariableNames | None = None) -> list[Candidate | Skipped]:
     """Every server of a file, in order. Refused when it is no JSON, or says nothing of servers.
 
     `names` are shared by files that are read together, so that no two of their secrets get one name.
@@ -92,7 +93,7 @@ def read(text: str, around: Around, names: Names | None = None) -> list[Candidat
     found = [(group, name, entry) for group in groups for name, entry in group.servers.items()]
     if len(found) > SERVERS_LIMIT:
         raise Invalid(f"it has more than {SERVERS_LIMIT} servers", code="TOO_MANY")
-    names = names or Names()
+    names = names or VariableNames()
     return [_taken(group, name, entry, names) for group, name, entry in found]
 
 
@@ -143,7 +144,7 @@ def _inputs(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {str(each.get("id")): each for each in listed or () if isinstance(each, Mapping)} if listed else {}
 
 
-def _taken(group: _Group, name: str, entry: Any, names: Names) -> Candidate | Skipped:
+def _taken(group: _Group, name: str, entry: Any, names: VariableNames) -> Candidate | Skipped:
     ours = clean_name(name)
     try:
         if not ours:
@@ -288,7 +289,7 @@ class _Reading:
 
     def _asked(self, identifier: str) -> str:
         """What the client asks the person for, once: a variable to be set, or the default it proposes."""
-        variable, asked = upper(identifier), self._inputs.get(identifier, {})
+        variable, asked = variable_name(identifier), self._inputs.get(identifier, {})
         self.asks[variable] = str(asked.get("description") or identifier)
         if isinstance(default := asked.get("default"), str) and default and not asked.get("password"):
             self.values[variable] = default

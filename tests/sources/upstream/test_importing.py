@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import UpstreamSettings, resolve_variables
+from gateway.config import UpstreamSettings
 from gateway.db.upstreams import checked_settings
 from gateway.errors import Invalid
+from gateway.secrets import VARIABLE, VariableNames
 from gateway.sources.upstreams.client_configs import Around, Candidate, Skipped, clean_name, is_toolgate, read
-from gateway.sources.upstreams.masking import Names
 
 HOME = Path("/home/ada")
 AROUND = Around(HOME)
@@ -47,7 +47,7 @@ def whole(candidate: Candidate) -> dict[str, Any]:
     def filled(value: Any) -> Any:
         if isinstance(value, str):
             environment = {name: f"${{{name}}}" for name in candidate.missing({})} | dict(candidate.values)
-            return resolve_variables(value, environment)
+            return VARIABLE.sub(lambda match: environment[match[1]], value)
         if isinstance(value, dict):
             return {key: filled(item) for key, item in value.items()}
         return [filled(item) for item in value] if isinstance(value, list) else value
@@ -391,7 +391,7 @@ def test_two_secrets_never_get_one_name() -> None:
         {"B_API_KEY": "two"},
         {"API_KEY": "one"},
     ]
-    names = Names()
+    names = VariableNames()
     texts = [json.dumps({"a": {"command": "x", "env": {"API_KEY": value}}}) for value in ("one", "two")]
     assert [
         dict(each.values) for text in texts for each in read(text, AROUND, names) if isinstance(each, Candidate)

@@ -1,3 +1,5 @@
+"""Redaction of secret keys and URL parameters in recorded documents."""
+
 from __future__ import annotations
 
 import json
@@ -9,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.calls import to_json
-from gateway.db.redaction import redact
-from gateway.secrets import REDACTED, blot, is_secret
+from gateway.secrets import REDACTED, is_secret, mask_in, redact
 
 SECRET_KEYS = [
     "password", "PASSWORD", "db_password", "userPassword", "passwd", "secret", "client-secret", "clientSecret",
@@ -92,7 +93,7 @@ def test_secrets_are_blotted_out_wherever_they_stand() -> None:
         "hunter2": [1, None, True, 4321, "4321", ("hunter2",)],
         "json": [quoted, json.dumps({"x": 'say "ä"'}, ensure_ascii=False)],
     }
-    assert blot(value, secrets) == {
+    assert mask_in(value, secrets) == {
         "text": f"{REDACTED}, {REDACTED} and abc",
         REDACTED: [1, None, True, REDACTED, REDACTED, [REDACTED]],
         "json": [f'{{"x": "{REDACTED}"}}'] * 2,
