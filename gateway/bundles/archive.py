@@ -16,9 +16,9 @@ from typing import BinaryIO, Literal
 from gateway.bundles import document as yamls
 from gateway.bundles import paths, spec
 from gateway.bundles.document import Document
-from gateway.bundles.kinds import PythonTool, artifact_path
 from gateway.bundles.secret_references import mask_secrets
 from gateway.bundles.spec import FILE_NAME, FILE_NAMES, INVALID_TOOLSET, Toolset
+from gateway.bundles.tool_kinds import PythonTool, artifact_path
 from gateway.bundles.zip_reader import CHUNK, ZipEntry, ZipReader, ZipWriter, refused
 from gateway.errors import Conflict, Invalid, NotFound
 from gateway.names import did_you_mean

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from gateway.bundles.archive import Bundle
-from gateway.bundles.kinds import PythonTool, ToolSpec
 from gateway.bundles.spec import Server, Toolset
+from gateway.bundles.tool_kinds import PythonTool, ToolSpec
 from gateway.calls import to_json
 from gateway.db.toolsets import FileRow, OverrideRow, ServerRow, StoredToolset, ToolRow, ToolsetRow
 from gateway.names import new_id

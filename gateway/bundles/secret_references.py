@@ -8,9 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gateway.bundles.field_types import REFERENCE
-from gateway.bundles.http import ApiKey, HttpTool
-from gateway.bundles.kinds import ShellTool
 from gateway.bundles.spec import Server, Toolset
+from gateway.bundles.tool_kinds import ApiKey, HttpTool, ShellTool
 from gateway.secrets import (
     OPTION,
     PUBLIC_HEADERS,

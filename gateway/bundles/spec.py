@@ -30,8 +30,16 @@ from gateway.bundles.field_types import (
     texts,
     variables,
 )
-from gateway.bundles.http import HttpTool, checked_url
-from gateway.bundles.kinds import ARGUMENTS_LIMIT, PythonTool, RendererKind, ShellTool, StepsTool, check_artifact
+from gateway.bundles.tool_kinds import (
+    ARGUMENTS_LIMIT,
+    HttpTool,
+    PythonTool,
+    RendererKind,
+    ShellTool,
+    StepsTool,
+    check_artifact,
+    checked_url,
+)
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
 from gateway.net.policy import Policy

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from gateway.app import Gateway
-from gateway.bundles.consent import describe_server
-from gateway.bundles.installed import Installed
+from gateway.bundles.installed import Installed, describe_server
 from gateway.bundles.spec import Server
 from gateway.cli.options import run
 from gateway.cli.prompt import person

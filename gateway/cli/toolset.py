@@ -21,7 +21,7 @@ from gateway.cli.consent import agree, can_ask, print_servers, server_shapes, se
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
 from gateway.config import Settings
 from gateway.errors import InputRequired, Invalid
-from gateway.sources.toolsets.fetch import Sourced, sourced
+from gateway.sources.toolsets.assembly import Sourced, sourced
 from gateway.sources.toolsets.listing import tools_of
 from gateway.tools import Tool
 

@@ -11,11 +11,10 @@ from gateway.bundles.spec import Toolset
 from gateway.calls import Progress, no_progress
 from gateway.config import SandboxSettings
 from gateway.runtime import worker_packages as shelves
-from gateway.runtime.description import Described, describe
 from gateway.runtime.environments import Environments, Installed
 from gateway.runtime.job import Job, Place
 from gateway.runtime.pool import Pool
-from gateway.runtime.start import start
+from gateway.runtime.start import Described, describe_tools, start_worker
 from gateway.runtime.worker_process import Worker
 from gateway.sandbox import Limits, Sandbox
 
@@ -83,7 +82,7 @@ class Runtime:
         of its own with an empty workspace. `INVALID_TOOLSET` when the code ends or hangs the worker."""
         packages = await self.environments.ensure(spec.dependencies, progress) if spec.dependencies else None
         async with self._describing:
-            return await describe(self._start, spec, directory, packages, env or {}, self._directory / "scratch")
+            return await describe_tools(self._start, spec, directory, packages, env or {}, self._directory / "scratch")
 
     async def retire(self, directory: Path) -> None:
         """After a toolset's version was replaced or removed: no further call goes to its workers."""
@@ -96,7 +95,7 @@ class Runtime:
 
     async def _start(self, place: Place) -> Worker:
         sandbox = await self._sandbox()
-        return await start(sandbox, place, await self._shelved(), self._limits, self._frame_bytes)
+        return await start_worker(sandbox, place, await self._shelved(), self._limits, self._frame_bytes)
 
     async def _shelved(self) -> shelves.Shelf:
         if self._shelf is None or (self._shelf.done() and self._shelf.exception() is not None):

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import orjson
 
+from gateway.bundles.spec import INVALID_TOOLSET, Toolset
+from gateway.bundles.tool_kinds import PythonTool
+from gateway.errors import GatewayError, Invalid
 from gateway.runtime.job import Place
 from gateway.runtime.worker_packages import WORKER, Shelf
-from gateway.runtime.worker_process import Worker
+from gateway.runtime.worker_process import OUTPUT_LIMIT, WORKER_DIED, Worker
 from gateway.sandbox import Limits, Mount, Program, Sandbox, seccomp
 from gateway.workspace.hidden import hidden_paths
 
@@ -24,7 +33,7 @@ _ENVIRONMENT = {
 }
 
 
-async def start(sandbox: Sandbox, place: Place, shelf: Shelf, limits: Limits, frame_bytes: int) -> Worker:
+async def start_worker(sandbox: Sandbox, place: Place, shelf: Shelf, limits: Limits, frame_bytes: int) -> Worker:
     """A worker in its sandbox. It reads its first call when its interpreter is up; nobody waits for that here."""
     ours, theirs = socket.socketpair()
     try:
@@ -67,3 +76,69 @@ def _program(
         limits=limits,
     )
     return program, root
+
+
+DESCRIBE_SECONDS = 20.0
+_KILL_SECONDS = 5.0
+
+
+# By tool id: a `covalt_toolset.ToolDescription` as a mapping, or in words why there is none.
+Described = dict[str, Mapping[str, Any] | str]
+
+
+async def describe_tools(
+    start: Callable[[Place], Awaitable[Worker]],
+    spec: Toolset,
+    directory: Path,
+    packages: Path | None,
+    env: Mapping[str, str],
+    scratch: Path,
+) -> Described:
+    """Ask a worker of its own for each Python tool in turn; refused when the code ends or hangs it."""
+    tools = [tool for tool in spec.tools if isinstance(tool, PythonTool)]
+    if not tools:
+        return {}
+    workspace = await asyncio.to_thread(_make_workspace, scratch)
+    worker: Worker | None = None
+    try:
+        worker = await start(Place(spec.id, directory, workspace, packages, env))
+        return await _describe_each(worker, tools)
+    finally:
+        await asyncio.shield(asyncio.get_running_loop().create_task(_clean_up(worker, workspace)))
+
+
+async def _describe_each(worker: Worker, tools: list[PythonTool]) -> Described:
+    described: Described = {}
+    deadline = asyncio.get_running_loop().time() + DESCRIBE_SECONDS
+    for tool in tools:
+        question = {"do": "describe", "entrypoint": tool.entrypoint, "input_schema": tool.input_schema}
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await worker.request(question)
+        except TimeoutError:
+            raise _load_failed(tool, f"its code was not loaded within {DESCRIBE_SECONDS:g} s") from None
+        except GatewayError as error:
+            if error.code in (WORKER_DIED, OUTPUT_LIMIT):
+                told = error.message.partition("; the next call")[0]
+                raise _load_failed(tool, f"while its code was loaded, {told}", **error.details) from None
+            described[tool.id] = error.message
+        else:
+            described[tool.id] = answer
+    return described
+
+
+def _load_failed(tool: PythonTool, why: str, **details: Any) -> Invalid:
+    return Invalid(f"tool {tool.id!r} ({tool.entrypoint}): {why}", code=INVALID_TOOLSET, tool=tool.id, **details)
+
+
+def _make_workspace(scratch: Path) -> Path:
+    scratch.mkdir(0o700, parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=scratch))
+
+
+async def _clean_up(worker: Worker | None, workspace: Path) -> None:
+    if worker is not None:
+        worker.kill("was of no more use")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(worker.wait(), _KILL_SECONDS)
+    await asyncio.to_thread(shutil.rmtree, workspace, ignore_errors=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.bundles.consent import describe_server, quote, server_digest
+from gateway.bundles.installed import describe_server, quote, server_digest
 from gateway.bundles.library import Installed, Library
 from gateway.bundles.spec import Server
 from gateway.errors import Conflict, NotFound

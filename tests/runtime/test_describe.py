@@ -9,7 +9,7 @@ import pytest
 from eventually import async_eventually
 
 from gateway.errors import Invalid
-from gateway.runtime import description
+from gateway.runtime import start
 
 from .conftest import Bench
 
@@ -59,7 +59,7 @@ async def test_a_declared_schema_stands_in_for_the_inferred_one(bench: Bench) ->
 
 async def test_a_toolset_without_python_starts_nothing(bench: Bench) -> None:
     tool = {"id": "ls", "type": "shell", "command": ["ls"], "description": "List"}
-    assert await bench.runtime.describe(bench.spec([tool]), bench.directory) == description.Described()
+    assert await bench.runtime.describe(bench.spec([tool]), bench.directory) == start.Described()
     assert not (bench.folder / "runtime").exists()
 
 
@@ -83,7 +83,7 @@ async def test_code_that_ends_its_process_is_refused_with_the_cause(boxed: Bench
 
 
 async def test_code_that_hangs_is_refused_in_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(description, "SECONDS", 1.0)
+    monkeypatch.setattr(start, "DESCRIBE_SECONDS", 1.0)
     bench.write("while True:\n    pass\n")
     with pytest.raises(Invalid, match="not loaded within 1 s"):
         await bench.describe("tools.it:run")

@@ -14,7 +14,7 @@ import pytest
 from eventually import async_eventually
 
 from gateway.errors import ToolFailed
-from gateway.runtime import backoff, worker_output
+from gateway.runtime import pool, worker_process
 
 from .conftest import Bench
 
@@ -138,7 +138,7 @@ async def test_output_without_end_ends_the_call(boxed: Bench, stream: str, monke
 
 
 async def test_prints_are_counted_for_each_call_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_output, "LIMIT_BYTES", 1_000_000)
+    monkeypatch.setattr(worker_process, "OUTPUT_LIMIT_BYTES", 1_000_000)
     bench.write("def run():\n    print('x' * 400_000, flush=True)\n")
     for _ in range(5):
         await bench.call("run")
@@ -296,8 +296,8 @@ async def test_a_loop_stopped_by_a_tool_runs_on(bench: Bench) -> None:
 async def test_a_toolset_that_dies_while_it_is_imported_is_not_started_in_a_hot_loop(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seconds in ("FIRST_SECONDS", "LONGEST_SECONDS"):
-        monkeypatch.setattr(backoff, seconds, 600.0)
+    for seconds in ("BACKOFF_SECONDS", "BACKOFF_LIMIT"):
+        monkeypatch.setattr(pool, seconds, 600.0)
     bench.write("import os\nos._exit(1)\n")
     told = []
     for _ in range(30):

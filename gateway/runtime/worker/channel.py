@@ -15,11 +15,11 @@ _CHUNK = 64 * 1024
 _HEADER = 4
 
 
-class TooLarge(Exception):
+class FrameTooLarge(Exception):
     """The message does not fit into a frame."""
 
 
-class Channel:
+class GatewayChannel:
     """`receive` is called by one thread at a time, `send` by any. No process started from here has the
     descriptor; in a fork that comes back to our code it is closed, and no longer `ours`."""
 
@@ -39,11 +39,11 @@ class Channel:
         return message
 
     def send(self, message: dict[str, Any]) -> None:
-        """Refuses with `TooLarge`, `ValueError` or `RecursionError` what cannot be sent; nothing is sent then."""
+        """Refuses with `FrameTooLarge`, `ValueError` or `RecursionError` what cannot be sent; nothing is sent then."""
         text = json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         frame = text.encode("utf-8", "replace")
         if len(frame) > self._limit:
-            raise TooLarge(f"{len(frame):,} bytes as JSON, and the limit is {self._limit:,}")
+            raise FrameTooLarge(f"{len(frame):,} bytes as JSON, and the limit is {self._limit:,}")
         with self._sending:
             self._write(len(frame).to_bytes(_HEADER, "big") + frame)
 

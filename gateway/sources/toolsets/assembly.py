@@ -2,28 +2,126 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import logging
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from watchfiles import awatch
+
+from gateway.bundles.archive import LIMITS
 from gateway.bundles.library import Library, Rules
-from gateway.calls import Call
-from gateway.config import Settings
+from gateway.bundles.paths import is_skipped
+from gateway.bundles.rows import SourceType
+from gateway.calls import Call, Progress, no_progress
+from gateway.config import HttpSettings, Settings
 from gateway.db import Database
 from gateway.errors import GatewayError
+from gateway.net import Policy
 from gateway.render import declare
 from gateway.runtime import Runtime
 from gateway.sandbox import Limits, Mount, Sandbox
 from gateway.sandbox.detect import choose
 from gateway.sources.toolsets import ToolsetSource
-from gateway.sources.toolsets.fetch import sourced
 from gateway.sources.toolsets.listing import HOME, WORKSPACE
 from gateway.sources.toolsets.shell import Programs
-from gateway.sources.toolsets.watch import Follower
 from gateway.tools import HidesFor
 from gateway.workspace import Workspaces
 
+DOWNLOAD_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A bundle on disk, and where it came from."""
+
+    path: Path
+    type: SourceType
+    ref: str
+
+    @property
+    def is_folder(self) -> bool:
+        return self.type == "local"
+
+
+@asynccontextmanager
+async def sourced(source: str, http: HttpSettings, progress: Progress = no_progress) -> AsyncIterator[Sourced]:
+    """The bundle a person named, for as long as it is used."""
+    if "://" not in source:
+        path = Path(source).expanduser().resolve()
+        yield Sourced(path, "local" if path.is_dir() else "zip", str(path))
+        return
+    # The HTTP client takes a tenth of a second to load, and folders and files need none.
+    download = importlib.import_module("gateway.net.download").download
+    with tempfile.NamedTemporaryFile(prefix="toolgate-", suffix=".zip") as file:
+        policy = Policy(any_host=True, allow_private=http.allow_private)
+        await download(source, file, limit=LIMITS.zip_bytes, timeout=DOWNLOAD_SECONDS, policy=policy, progress=progress)
+        file.flush()
+        yield Sourced(Path(file.name), "url", source)
+
+
 log = logging.getLogger(__name__)
+
+_TIMES: Any = {"step": 50, "debounce": 300, "rust_timeout": 1000}  # milliseconds
+_AWAY_SECONDS = 2.0
+
+
+class Follower:
+    """Watches folders; `edited` is told whenever an edit has been installed."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._watching: dict[Path, asyncio.Task[None]] = {}
+
+    def follow(self, folders: Collection[Path], edited: Callable[[], None]) -> None:
+        """From now on watch these folders and no others."""
+        for folder in [folder for folder in self._watching if folder not in folders]:
+            self._watching.pop(folder).cancel()
+        for folder in folders:
+            if folder not in self._watching:
+                task = asyncio.get_running_loop().create_task(self._watch(folder, edited))
+                self._watching[folder] = task
+
+    async def close(self) -> None:
+        tasks = list(self._watching.values())
+        self._watching.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, folder: Path, edited: Callable[[], None]) -> None:
+        while True:
+            try:
+                async for edits in awatch(folder, watch_filter=None, **_TIMES):
+                    if any(_matters(Path(path), folder) for _, path in edits):
+                        await self._install(folder, edited)
+            except (FileNotFoundError, RuntimeError) as error:  # the folder itself is gone for now
+                log.warning("%s cannot be watched: %s", folder, error)
+            await asyncio.sleep(_AWAY_SECONDS)
+            if folder.is_dir():
+                await self._install(folder, edited)
+
+    async def _install(self, folder: Path, edited: Callable[[], None]) -> None:
+        try:
+            installed = await self._library.install(folder, source_type="local", source_ref=str(folder), live=True)
+        except GatewayError as refusal:
+            log.warning("the toolset in %s stays as it was: %s", folder, refusal)
+            return
+        except Exception:
+            log.exception("the toolset in %s stays as it was", folder)
+            return
+        if installed.changed:
+            edited()
+
+
+def _matters(path: Path, folder: Path) -> bool:
+    return path.is_relative_to(folder) and not is_skipped(path.relative_to(folder).as_posix())
+
 
 _MEBIBYTE = 1024 * 1024
 

@@ -4,17 +4,86 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gateway.bundles import ShellTool
-from gateway.calls import Call
-from gateway.errors import ToolFailed, Unavailable
+from gateway.bundles.field_types import REFERENCE
+from gateway.calls import Call, to_json
+from gateway.errors import Invalid, ToolFailed, Unavailable
 from gateway.sandbox import Limits, Mount, Program, Sandbox
 from gateway.sandbox.run import Finished, run
-from gateway.sources.toolsets.argv import arguments_of, filled
 from gateway.sources.toolsets.listing import HOME
+
+Values = Mapping[str, Any]
+
+ARGUMENT_LIMIT = 128 * 1024  # what Linux takes for one element
+TOTAL_LIMIT = 1024 * 1024
+
+
+def build_argv(tool: ShellTool, values: Values) -> list[str]:
+    """The program and its arguments. An element that is one reference to a list becomes one element for each
+    item, and to nothing, none; no value becomes an option where the template did not make it an option's value."""
+    found = [argument for index in range(len(tool.command)) for argument in _element(tool, index, values)]
+    if sum(len(argument.encode()) for argument in found) > TOTAL_LIMIT:
+        raise Invalid(f"the arguments are longer than {TOTAL_LIMIT} bytes together; put large texts in a file")
+    return found
+
+
+def fill_template(text: str, values: Values) -> str:
+    """`text` with each `${name}` and `${name.path[0]}` replaced; what is missing is nothing."""
+    return REFERENCE.sub(lambda match: _to_text(_resolve(match["whole"], values)), text)
+
+
+def _element(tool: ShellTool, index: int, values: Values) -> Iterator[str]:
+    element = tool.command[index]
+    whole = REFERENCE.fullmatch(element)
+    if whole is None:
+        yield _check_argument(fill_template(element, values), element)
+        return
+    value = _resolve(whole["whole"], values)
+    for item in [] if value is None else value if isinstance(value, list) else [value]:
+        text = _check_argument(_to_text(item), whole["name"])
+        if isinstance(item, str) and text.startswith("-") and not _takes_anything(tool.command[:index]):
+            raise Invalid(
+                f"{whole['name']!r} begins with '-', which {tool.command[0]!r} would take for an option; "
+                "write a path as './-name'"
+            )
+        yield text
+
+
+def _takes_anything(before: tuple[str, ...]) -> bool:
+    """After `--` nothing is an option any more, and right after an option stands its value."""
+    return "--" in before or (len(before) > 1 and before[-1].startswith("-") and not REFERENCE.search(before[-1]))
+
+
+def _resolve(reference: str, values: Values) -> Any:
+    """What `name.path[0]` leads to; None where it leads nowhere."""
+    found: Any = values
+    for step in reference.replace("[", ".").replace("]", "").split("."):
+        if isinstance(found, Mapping):
+            found = found.get(step)
+        elif isinstance(found, list) and step.isdigit() and int(step) < len(found):
+            found = found[int(step)]
+        else:
+            return None
+    return found
+
+
+def _to_text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else to_json(value).decode()
+
+
+def _check_argument(text: str, name: str) -> str:
+    if "\0" in text:
+        raise Invalid(f"{name!r} holds a NUL character, which no program takes as an argument")
+    if len(text.encode("utf-8", "replace")) > ARGUMENT_LIMIT:
+        raise Invalid(f"{name!r} is longer than {ARGUMENT_LIMIT} bytes; put it in a file and pass its path")
+    return text
+
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 _TOLD = 2000  # characters of a failed program's own words
@@ -38,7 +107,7 @@ class Programs:
         values = {**env, **call.arguments}
         sandbox = await self._sandbox()
         own = Mount(home, HOME)
-        argv = arguments_of(tool, values)
+        argv = build_argv(tool, values)
         program = Program(
             argv=(_program(argv[0], home, sandbox.inside(own)), *argv[1:]),
             mounts=(files, own),
@@ -46,13 +115,13 @@ class Programs:
                 "PATH": SEARCH_PATH,
                 "HOME": "/tmp",  # noqa: S108 - the sandbox's own
                 "LANG": "C.UTF-8",
-                **{name: filled(value, values) for name, value in tool.env.items()},
+                **{name: fill_template(value, values) for name, value in tool.env.items()},
             },
             cwd="/".join([sandbox.inside(files), *([tool.cwd.removeprefix("./")] if tool.cwd else [])]),
             limits=self._limits,
         )
-        stdin = filled(tool.stdin or "", values).encode()
-        return _value(tool, await run(sandbox, program, input=stdin, timeout=tool.timeout or self._timeout))
+        stdin = fill_template(tool.stdin or "", values).encode()
+        return _parse_output(tool, await run(sandbox, program, input=stdin, timeout=tool.timeout or self._timeout))
 
 
 def _program(name: str, home: Path, inside: str) -> str:
@@ -67,7 +136,7 @@ def _program(name: str, home: Path, inside: str) -> str:
     return found
 
 
-def _value(tool: ShellTool, done: Finished) -> Any:
+def _parse_output(tool: ShellTool, done: Finished) -> Any:
     stdout, stderr = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
     if done.exit.killed is not None:
         raise ToolFailed(

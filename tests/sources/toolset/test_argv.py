@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.bundles import ShellTool
 from gateway.errors import Invalid
-from gateway.sources.toolsets.argv import ARGUMENT_LIMIT, TOTAL_LIMIT, arguments_of, filled
+from gateway.sources.toolsets.shell import ARGUMENT_LIMIT, TOTAL_LIMIT, build_argv, fill_template
 
 pytestmark = pytest.mark.promise("X4")
 
@@ -20,7 +20,7 @@ def tool(*command: str) -> ShellTool:
 
 
 def argv(*command: str, **values: Any) -> list[str]:
-    return arguments_of(tool(*command), values)
+    return build_argv(tool(*command), values)
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).filter(lambda t: t[:1] != "-"))
@@ -57,7 +57,9 @@ def test_lists_become_arguments_and_nothing_becomes_none() -> None:
 
 def test_values_are_found_by_their_path_and_written_as_json() -> None:
     values = {"user": {"name": "Ann", "tags": ["x", "y"]}, "on": True, "map": {"a": 1}}
-    assert filled("${user.name} ${user.tags[1]} ${on} ${map} ${user.none.at.all}", values) == 'Ann y true {"a":1} '
+    assert (
+        fill_template("${user.name} ${user.tags[1]} ${on} ${map} ${user.none.at.all}", values) == 'Ann y true {"a":1} '
+    )
 
 
 def test_what_no_program_takes_is_refused() -> None:

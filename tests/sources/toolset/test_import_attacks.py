@@ -10,7 +10,7 @@ import pytest
 
 from gateway import Gateway
 from gateway.errors import Invalid
-from gateway.runtime import description
+from gateway.runtime import start
 
 from .writing import install, write_toolset
 
@@ -55,7 +55,7 @@ async def test_it_is_refused_whole(gateway: Gateway, tmp_path: Path, attack: str
 async def test_code_that_never_ends_is_given_up(
     gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(description, "SECONDS", 1.0)
+    monkeypatch.setattr(start, "DESCRIBE_SECONDS", 1.0)
     with pytest.raises(Invalid, match="not loaded within 1 s"):
         await install(gateway, write_toolset(tmp_path / "bad", MANIFEST, code=f"while True: pass\n{TOOL}"))
     await nothing_is_left(gateway)
