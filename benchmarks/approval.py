@@ -15,17 +15,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
 
 from gateway import Gateway
+from gateway.approval.flow import ApprovalFlow
 from gateway.calls import Call, Caller, Outcome, Peer
 from gateway.config.settings import ApprovalRule
 from gateway.extensions import stack
 from gateway.extensions.approval import Approval
-from gateway.serve.approval import ApprovalFlow, Seal
 from gateway.tools import Permission, Tool
 
 PENDING = 200
@@ -55,12 +54,12 @@ class Measure(NamedTuple):
     rate: float
 
 
-async def measure(calls: ApprovalFlow) -> Measure:
+async def measure(flow: ApprovalFlow) -> Measure:
     remaining = iter(range(CALLS))
 
     async def worker() -> None:
         for number in remaining:
-            outcome = await calls.call_tool(Call(name="bare__echo", arguments={"n": number}, chat="others"))
+            outcome = await flow.call_tool(Call(name="bare__echo", arguments={"n": number}, chat="others"))
             assert outcome.ok, outcome
 
     started, cpu = time.perf_counter(), time.process_time()
@@ -71,12 +70,12 @@ async def measure(calls: ApprovalFlow) -> Measure:
 
 
 @asynccontextmanager
-async def waiting(calls: ApprovalFlow, peer: Peer | None, asked: Callable[[], Awaitable[int]]) -> AsyncIterator[None]:
+async def waiting(flow: ApprovalFlow, peer: Peer | None, asked: Callable[[], Awaitable[int]]) -> AsyncIterator[None]:
     """200 calls that wait for a person, until left."""
     async with anyio.create_task_group() as tasks:
         for number in range(PENDING):
             call = Call(name="bare__danger", arguments={"n": number, "at": time.time()}, chat="waiting", peer=peer)
-            tasks.start_soon(calls.call_tool, replace(call, caller=Caller(surface="mcp")))
+            tasks.start_soon(flow.call_tool, replace(call, caller=Caller(surface="mcp")))
         while await asked() < PENDING:  # noqa: ASYNC110 - the queue is another process's as well
             await anyio.sleep(0.05)
         await anyio.sleep(0.5)
@@ -91,7 +90,7 @@ async def throughput() -> list[tuple[Measure, Measure, Measure]]:
             "approval": {"without_elicitation": "queue", "queue_wait": 600, "pending": 10_000},
         }
         async with Gateway.open(settings, sources=[Bare()]) as gateway:
-            calls = ApprovalFlow(gateway.executor, gateway.desk, Seal([], Path(data)), gateway.records.record_finished)
+            flow = gateway.approval_flow
             thinking = 0
 
             async def ask(_: str, __: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,19 +108,19 @@ async def throughput() -> list[tuple[Measure, Measure, Measure]]:
             known = 0
 
             async def entries() -> int:
-                return len(await gateway.desk.approvals.entries(limit=1000)) - known
+                return len(await gateway.approvals.records.entries(limit=1000)) - known
 
-            await measure(calls)
+            await measure(flow)
             rounds = []
             for _ in range(ROUNDS):
-                alone = await measure(calls)
-                async with waiting(calls, Peer(capabilities={"elicitation": {}}, ask=ask), people):
-                    asking = await measure(calls)
-                known = len(await gateway.desk.approvals.entries(limit=1000))
-                async with waiting(calls, None, entries):
-                    queued = await measure(calls)
-                for entry in await gateway.desk.approvals.entries(limit=1000):
-                    await gateway.desk.deny(entry.id, "benchmark")
+                alone = await measure(flow)
+                async with waiting(flow, Peer(capabilities={"elicitation": {}}, ask=ask), people):
+                    asking = await measure(flow)
+                known = len(await gateway.approvals.records.entries(limit=1000))
+                async with waiting(flow, None, entries):
+                    queued = await measure(flow)
+                for entry in await gateway.approvals.records.entries(limit=1000):
+                    await gateway.approvals.deny(entry.id, "benchmark")
                 rounds.append((alone, asking, queued))
             return rounds
 

@@ -11,6 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gateway import config
+from gateway.approval.flow import ApprovalFlow
+from gateway.approval.preview import FilePreview
+from gateway.approval.question import Approver
+from gateway.approval.request_state import RequestStateCodec
+from gateway.approval.rules import check_tool_patterns
+from gateway.approval.store import ApprovalStore
 from gateway.calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no_progress
 from gateway.catalog import Catalog, Draft, Policy
 from gateway.config import Settings
@@ -27,18 +33,12 @@ from gateway.db.toolsets import Toolsets
 from gateway.db.upstreams import Upstreams
 from gateway.errors import GatewayError, Unavailable
 from gateway.executor import Executor
-from gateway.extensions import Extension
-from gateway.extensions.approval import Approval, Approver, ConsentNeeded
-from gateway.extensions.approval.flow import Asking
-from gateway.extensions.approval.preview import FilePreview
-from gateway.extensions.approval.rules import unknown_tools
-from gateway.extensions.approval.store import CALLBACK, TERMINAL, Desk
+from gateway.extensions import Extension, load_extension
+from gateway.extensions.approval import Approval
 from gateway.extensions.audit import Audit
 from gateway.extensions.concurrency import Running
 from gateway.extensions.large_results import LargeResults
-from gateway.extensions.ownership import Ownership
-from gateway.extensions.permissions import Permissions
-from gateway.extensions.plugins import load_extension
+from gateway.extensions.permissions import Ownership, Permissions
 from gateway.extensions.rate_limit import RateLimit
 from gateway.extensions.rendering import ELSEWHERE, Directories, Rendering
 from gateway.extensions.telemetry import Telemetry
@@ -91,7 +91,7 @@ class Gateway:
         self.chat = default_chat(settings)
         self.records = CallRecords(db, instance.id)
         self.telemetry = Telemetry()
-        self.desk = Desk(Approvals(db), settings.approval)
+        self.approvals = ApprovalStore(Approvals(db), settings.approval)
         self._db = db
         self._names = ToolNames(db)
         self._running = Running(settings.limits.concurrency, settings.limits.timeout)
@@ -114,6 +114,13 @@ class Gateway:
         files = BuiltinSource(self._workspaces, self.versions, hides=hides)
         self._sources = [files, *web, self.development, *sources]
         self.executor = Executor(self._extensions())
+        self.approval_flow = ApprovalFlow(
+            self.executor.call_tool,
+            self._find_tool,
+            self.approvals,
+            self.records.record_finished,
+            RequestStateCodec(settings.approval.keys, settings.data_dir),
+        )
 
     @classmethod
     @asynccontextmanager
@@ -143,7 +150,7 @@ class Gateway:
             await settle_interrupted(db, chosen.data_dir / "run")
             gateway = cls(chosen, db, instance, sources)
             stack.push_async_callback(gateway.records.settled)
-            await gateway.desk.approvals.sweep()
+            await gateway.approvals.records.sweep()
             await gateway.versions.recover(gateway.chat)
             stack.push_async_callback(gateway.drain)
             if chosen.toolsets:
@@ -164,6 +171,10 @@ class Gateway:
     @property
     def catalog(self) -> Catalog:
         return self.executor.catalog
+
+    def _find_tool(self, name: str) -> Tool | None:
+        entry = self.catalog.get(name)
+        return entry.tool if entry is not None else None
 
     @cached_property
     def workshop(self) -> Workshop:
@@ -225,14 +236,7 @@ class Gateway:
             confirmed=confirmed,
             progress=progress,
         )
-        outcome = await self.executor.call_tool(call)
-        if not isinstance(outcome.error, ConsentNeeded):
-            return outcome
-        if approver is None:
-            await self.desk.end(call.id, outcome.error)
-            return outcome
-        via = TERMINAL if call.caller.surface == "cli" else CALLBACK
-        return await Asking(self.executor.call_tool, self.desk).go_on(call, outcome, approver, via)
+        return await self.approval_flow.call_with_approver(call, approver)
 
     async def allow_servers(self, toolset_id: str, digests: Mapping[str, str], by: str) -> Mapping[str, Upstream]:
         """Record a person's consent to MCP servers of a toolset, by the digests that were shown (`{id: digest}`), and
@@ -257,7 +261,7 @@ class Gateway:
             for source in self._sources:
                 await self._consider(draft, source)
             unlisted = await self._unlisted(draft.known, installed)
-            draft.problems += unknown_tools(self.settings.approval, draft.known, unlisted)
+            draft.problems += check_tool_patterns(self.settings.approval, draft.known, unlisted)
             draft.problems += [toolset.problem for toolset in installed if toolset.problem is not None]
             catalog = draft.finish(await self._names.assign(draft.wishes))
             for problem in catalog.problems:
@@ -360,14 +364,14 @@ class Gateway:
         return upstream.spec.settings.large_results.over if upstream is not None else None
 
     def _approval(self) -> Approval:
-        said = self.settings.approval
+        settings = self.settings.approval
         return Approval(
-            said.mode,
-            said.rules,
-            out_of_band=said.out_of_band,
-            remembered=self.desk.remembered,
+            settings.mode,
+            settings.rules,
+            out_of_band=settings.out_of_band,
+            is_remembered=self.approvals.is_remembered,
             preview=FilePreview(self._workspaces),
-            attached=self._workspaces.is_attached if attached(self.settings) else None,
+            is_attached=self._workspaces.is_attached if attached(self.settings) else None,
         )
 
     def _extensions(self) -> list[Extension]:

@@ -35,6 +35,7 @@ ROOMS = (
     "sources",
     "exports",
     "catalog",
+    "approval",
     "extensions",
     "executor",
     "serve",

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
+from gateway.approval.question import escape_text
+from gateway.approval.store import ApprovalStore
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
 from gateway.cli.prompt import person
 from gateway.config import Settings, refuse_unavailable
 from gateway.db.approvals import ApprovalRecord, Approvals, Scope
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Invalid
-from gateway.extensions.approval.question import plain
-from gateway.extensions.approval.store import Desk
 
 
 @click.group()
@@ -32,16 +32,23 @@ def list_approvals(settings: Settings, everything: bool, limit: int, as_json: bo
     """The calls that wait in the queue, newest first."""
 
     async def task() -> list[ApprovalRecord]:
-        async with _desk(settings) as desk:
-            await desk.approvals.sweep()
-            return await desk.approvals.entries(waiting=not everything, limit=limit)
+        async with _open_store(settings) as store:
+            await store.records.sweep()
+            return await store.records.entries(waiting=not everything, limit=limit)
 
     records = run(task)
     if as_json:
         print_json([record.to_dict() for record in records])
         return
     rows = [
-        (record.id, record.created_at, plain(record.tool_id), record.status, plain(record.chat_id)[:40], _why(record))
+        (
+            record.id,
+            record.created_at,
+            escape_text(record.tool_id),
+            record.status,
+            escape_text(record.chat_id)[:40],
+            _why(record),
+        )
         for record in records
     ]
     print_table(("ID", "ASKED", "TOOL", "STATUS", "CHAT", "WHY"), rows)
@@ -55,9 +62,9 @@ def show(settings: Settings, approval_id: str, as_json: bool) -> None:
     """One question as it is asked, and what came of it. A unique beginning of the ID is enough."""
 
     async def task() -> ApprovalRecord:
-        async with _desk(settings) as desk:
-            await desk.approvals.sweep()
-            return await desk.approvals.get(approval_id)
+        async with _open_store(settings) as store:
+            await store.records.sweep()
+            return await store.records.get(approval_id)
 
     record = run(task)
     if as_json:
@@ -67,13 +74,14 @@ def show(settings: Settings, approval_id: str, as_json: bool) -> None:
     told: dict[str, Any] = {
         "id": record.id,
         "call": record.call_id,
-        "chat": plain(record.chat_id),
-        "principal": plain(record.principal),
+        "chat": escape_text(record.chat_id),
+        "principal": escape_text(record.principal),
         "asked": f"{record.created_at}, by {record.via}",
         "until": record.expires_at,
         "status": record.status,
-        "decided": record.decided_at and f"{record.decided_at} by {plain(record.decided_by or '')} ({record.scope})",
-        "changed to": record.edited_args and plain(record.edited_args),
+        "decided": record.decided_at
+        and f"{record.decided_at} by {escape_text(record.decided_by or '')} ({record.scope})",
+        "changed to": record.edited_args and escape_text(record.edited_args),
     }
     for key, value in told.items():
         if value is not None:
@@ -93,8 +101,8 @@ def allow(settings: Settings, approval_id: str, for_chat: bool, always: bool, as
     scope: Scope = "always" if always else "chat" if for_chat else "once"
 
     async def task() -> ApprovalRecord:
-        async with _desk(settings) as desk:
-            return await desk.allow(approval_id, person(), scope)
+        async with _open_store(settings) as store:
+            return await store.allow(approval_id, person(), scope)
 
     _tell(run(task), "allowed", as_json)
 
@@ -107,8 +115,8 @@ def deny(settings: Settings, approval_id: str, as_json: bool) -> None:
     """Refuse a call that waits."""
 
     async def task() -> ApprovalRecord:
-        async with _desk(settings) as desk:
-            return await desk.deny(approval_id, person())
+        async with _open_store(settings) as store:
+            return await store.deny(approval_id, person())
 
     _tell(run(task), "denied", as_json)
 
@@ -120,8 +128,8 @@ def remembered(settings: Settings, as_json: bool) -> None:
     """What was agreed to for longer than one call, and still counts unless the tool has changed since."""
 
     async def task() -> list[Any]:
-        async with _desk(settings) as desk:
-            return list(await desk.approvals.remembered())
+        async with _open_store(settings) as store:
+            return list(await store.records.remembered())
 
     found = run(task)
     if as_json:
@@ -131,9 +139,9 @@ def remembered(settings: Settings, as_json: bool) -> None:
         (
             each.id,
             each.created_at,
-            plain(each.tool_id),
-            "every chat" if each.chat_id is None else plain(each.chat_id)[:40],
-            plain(each.created_by),
+            escape_text(each.tool_id),
+            "every chat" if each.chat_id is None else escape_text(each.chat_id)[:40],
+            escape_text(each.created_by),
         )
         for each in found
     ]
@@ -150,34 +158,34 @@ def revoke(settings: Settings, remembered_id: str, as_json: bool) -> None:
         raise Invalid("name what to take back; see: toolgate approval remembered")
 
     async def task() -> Any:
-        async with _desk(settings) as desk:
-            return await desk.approvals.revoke(remembered_id, person())
+        async with _open_store(settings) as store:
+            return await store.records.revoke(remembered_id, person())
 
     gone = run(task)
     if as_json:
         print_json(gone.to_dict())
     else:
-        click.echo(f"{plain(gone.tool_id)} is asked for again ({gone.id})")
+        click.echo(f"{escape_text(gone.tool_id)} is asked for again ({gone.id})")
 
 
 @asynccontextmanager
-async def _desk(settings: Settings) -> AsyncIterator[Desk]:
-    """The desk and nothing else: whoever answers must not wait for upstreams to start."""
+async def _open_store(settings: Settings) -> AsyncIterator[ApprovalStore]:
+    """Open the store alone: whoever answers must not wait for upstreams to start."""
     refuse_unavailable(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     db = await SqliteDatabase.open(settings.data_dir / "toolgate.db")
     try:
-        yield Desk(Approvals(db), settings.approval)
+        yield ApprovalStore(Approvals(db), settings.approval)
     finally:
         await db.close()
 
 
 def _why(record: ApprovalRecord) -> str:
-    return plain(record.reason)[:120]
+    return escape_text(record.reason)[:120]
 
 
 def _tell(record: ApprovalRecord, what: str, as_json: bool) -> None:
     if as_json:
         print_json({"id": record.id, "call_id": record.call_id, "status": what})
     else:
-        click.echo(f"{what} {plain(record.tool_id)} ({record.id})")
+        click.echo(f"{what} {escape_text(record.tool_id)} ({record.id})")

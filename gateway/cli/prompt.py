@@ -8,8 +8,8 @@ from typing import Any
 import anyio.to_thread
 import click
 
-from gateway.extensions.approval import Answer, Question
-from gateway.extensions.approval.form import DECISION, form_of, read_answer
+from gateway.approval.form import DECISION, build_form, parse_answer
+from gateway.approval.question import Answer, Question
 
 _ANSWERS = {"y": "once", "c": "chat", "a": "always", "n": "deny", "e": "edit"}
 
@@ -47,12 +47,12 @@ def _ask(question: Question) -> Answer:
 def _edited(question: Question) -> Answer:
     """Each argument that can be edited, prefilled; Enter keeps it. Agreeing to one's own words is agreeing once."""
     content: dict[str, Any] = {DECISION: "approve once"}
-    for key, field in form_of(question)["properties"].items():
+    for key, field in build_form(question)["properties"].items():
         if key == DECISION:
             continue
         text = click.prompt(field["title"], default=_text(field["default"]), err=True)
         content[key] = field["default"] if text == _text(field["default"]) else _value(field["type"], text)
-    return read_answer(question.tool, question.arguments, {"action": "accept", "content": content})
+    return parse_answer(question.tool, question.arguments, {"action": "accept", "content": content})
 
 
 def _text(value: Any) -> str:

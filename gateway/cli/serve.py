@@ -17,7 +17,6 @@ from gateway.cli import clients, staying
 from gateway.cli.options import settings_options
 from gateway.config import Settings
 from gateway.errors import Forbidden
-from gateway.serve.approval import ApprovalFlow, Seal
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
 
@@ -74,9 +73,9 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
     async with Gateway.open(settings, follow=True) as gateway, anyio.create_task_group() as tasks:
         stop = anyio.Event()
         tasks.start_soon(_stop_on_signal, stop)
-        seal = Seal(settings.approval.keys, settings.data_dir)
-        calls = ApprovalFlow(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
-        handlers = Handlers(gateway.executor, gateway.versions, gateway.chat, gateway.records, gateway.relay, calls)
+        flow = gateway.approval_flow
+        flow.states.load_keys()  # refuse wrong keys at the start, not at the first question
+        handlers = Handlers(gateway.executor, gateway.versions, gateway.chat, gateway.records, gateway.relay, flow)
         gateway.watch_upstreams(handlers.upstreams_changed)
         server = McpServer(handlers)
         async with anyio.create_task_group() as serving:

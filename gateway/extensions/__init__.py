@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 from gateway.calls import Call, Outcome, Proceed
-from gateway.errors import GatewayError
+from gateway.config import ExtensionSettings
+from gateway.errors import GatewayError, Invalid
 from gateway.tools import Hides, Tool
 
 log = logging.getLogger(__name__)
@@ -174,3 +176,15 @@ def _observing(extension: Extension, road: Proceed) -> Proceed:
             return seen if seen is not None else await road(call)
 
     return call_tool
+
+
+def load_extension(custom: ExtensionSettings) -> Extension:
+    """The extension `module:Class` names, made with its options."""
+    module_name, _, class_name = custom.use.partition(":")
+    try:
+        extension = getattr(importlib.import_module(module_name), class_name)(**custom.options)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise Invalid(f"extension {custom.use!r} cannot be loaded: {error}", code="INVALID_CONFIG") from error
+    if not isinstance(extension, Extension):
+        raise Invalid(f"extension {custom.use!r} is no gateway.extensions.Extension", code="INVALID_CONFIG")
+    return extension

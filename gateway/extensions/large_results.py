@@ -6,20 +6,50 @@ import base64
 import binascii
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
 import orjson
 
-from gateway.calls import Call, Outcome, text_content, to_json
+from gateway.calls import Call, Outcome, RawResult, text_content, to_json
 from gateway.errors import GatewayError, InputRequired
 from gateway.extensions import Extension
-from gateway.extensions.result_size import content_size, result_size, value_size
 from gateway.tools import Access, Tool
 from gateway.workspace.paths import parse
 from gateway.workspace.versions import HeldChat, Versions
+
+_MEASURED_APART = frozenset({"content", "structuredContent"})
+
+
+def result_size(outcome: Outcome) -> int:
+    """Bytes of all that the caller gets; of an upstream's result, of everything in it. Texts that are measured
+    and not written count as UTF-8, without what JSON escapes in them."""
+    wire = outcome.wire
+    if wire is None:
+        return len(outcome.value_json)
+    if isinstance(wire, RawResult):
+        return len(wire.message)
+    size = len(to_json({key: value for key, value in wire.items() if key not in _MEASURED_APART}))
+    if outcome.error is None:
+        size += len(outcome.value_json)  # which is recorded too, so it is written in any case
+        return size + content_size(outcome.content or ()) if "structuredContent" in wire else size
+    return size + content_size(outcome.content or ()) + value_size(wire.get("structuredContent"))
+
+
+def content_size(blocks: Iterable[Any]) -> int:
+    return sum(map(value_size, blocks))
+
+
+def value_size(value: Any) -> int:
+    """Bytes of a value whose bulk is in few long texts, as that of MCP content is."""
+    if isinstance(value, str):
+        return 2 + (len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass")))
+    if isinstance(value, Mapping):
+        return max(2, 1 + sum(len(key) + 4 + value_size(each) for key, each in value.items()))
+    return len(to_json(value))
+
 
 DIRECTORY = "results"
 # A part of a large result that is not larger than this is answered as it is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.calls import Call, Outcome
 from gateway.errors import Invalid, ToolFailed
 from gateway.extensions import Extension
-from gateway.extensions.result_size import result_size
+from gateway.extensions.large_results import result_size
 
 
 class Validation(Extension):

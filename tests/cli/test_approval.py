@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from gateway import Gateway
 from gateway.calls import Call
 from gateway.cli import toolgate
-from gateway.serve.approval import ApprovalFlow, Seal
 
 pytestmark = pytest.mark.promise("C5")
 
@@ -37,9 +36,9 @@ def waiting(tmp_path: Path) -> dict[str, Any]:
     async def queue() -> None:
         settings = {"data_dir": str(tmp_path), "approval": {"without_elicitation": "queue", "queue_wait": 0}}
         async with Gateway.open(settings) as gateway:
-            calls = ApprovalFlow(gateway.executor, gateway.desk, Seal([], tmp_path), gateway.records.record_finished)
-            await calls.call_tool(Call(name="delete_file", arguments={"path": "\x1b[2Jx"}))
-            await calls.call_tool(Call(name="delete_file", arguments={"path": "a.txt"}))
+            flow = gateway.approval_flow
+            await flow.call_tool(Call(name="delete_file", arguments={"path": "\x1b[2Jx"}))
+            await flow.call_tool(Call(name="delete_file", arguments={"path": "a.txt"}))
 
     anyio.run(queue)
     listed = json.loads(run(tmp_path, "list", "--json"))
@@ -59,7 +58,7 @@ def test_what_waits_is_listed_and_shown_as_it_is_asked(tmp_path: Path, waiting: 
 
 def test_a_call_is_allowed_or_denied_once(tmp_path: Path, waiting: dict[str, Any]) -> None:
     assert run(tmp_path, "allow", waiting["id"]) == f"allowed delete_file ({waiting['id']})\n"
-    assert "waits no longer: it is allowed by " in run(tmp_path, "deny", waiting["id"], status=1)
+    assert "no longer waits: it is allowed by " in run(tmp_path, "deny", waiting["id"], status=1)
     [other] = json.loads(run(tmp_path, "list", "--json"))
     assert json.loads(run(tmp_path, "deny", other["id"], "--json"))["status"] == "denied"
     assert run(tmp_path, "list").count("\n") == 1

@@ -14,13 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import Gateway, config
+from gateway.approval.form import FIELD_CHARACTERS, build_form, parse_answer
+from gateway.approval.question import (
+    ARGUMENT_CHARACTERS,
+    CHANGES_CHARACTERS,
+    Answer,
+    ConsentNeeded,
+    Question,
+    arguments_digest,
+    build_question,
+    tool_digest,
+)
 from gateway.calls import Call, Consent, Outcome
 from gateway.config.settings import ApprovalRule
 from gateway.errors import Invalid
 from gateway.extensions import stack
-from gateway.extensions.approval import Answer, Approval, ConsentNeeded, Question
-from gateway.extensions.approval.form import TEXT, form_of, read_answer
-from gateway.extensions.approval.question import CHANGES_SHOWN, SHOWN, arguments_digest, question_of, tool_digest
+from gateway.extensions.approval import Approval
 from gateway.tools import Tool
 
 pytestmark = pytest.mark.promise("C5")
@@ -33,7 +42,7 @@ def call(tool: Tool = RUN, **arguments: Any) -> Call:
 
 
 def question(tool: Tool = RUN, **arguments: Any) -> Question:
-    return question_of(call(tool, **arguments), "it is dangerous", "tool")
+    return build_question(call(tool, **arguments), "it is dangerous", "tool")
 
 
 def judged(gate: Approval, made: Call) -> str:
@@ -231,7 +240,7 @@ def test_a_rule_that_is_none_is_refused_with_the_fix(tmp_path: Path, rule: str, 
 def test_a_consent_counts_for_its_own_question_only() -> None:
     danger = replace(RUN, requires_confirmation=True)
     gate, asked = Approval("unsafe_only"), call(danger, n=1)
-    shown = question_of(asked, f"{danger.id} always asks first", "tool")
+    shown = build_question(asked, f"{danger.id} always asks first", "tool")
     yes = Consent("id", shown.subject, arguments_digest({"n": 1}), shown.digest, shown.reason, "ann", "elicitation")
     assert judged(gate, replace(asked, consent=yes)) == "runs confirmed"
     for other in (
@@ -264,7 +273,7 @@ def test_no_argument_passes_for_a_line_of_the_message_or_steers_the_terminal() -
 
 def test_no_argument_hides_another_by_being_called_a_secret() -> None:
     code = "import os; os.remove('x')"
-    asked = question_of(call(code=code, env={"X_TOKEN": code}), f"it runs {code}", "tool", changes=f"+{code}")
+    asked = build_question(call(code=code, env={"X_TOKEN": code}), f"it runs {code}", "tool", changes=f"+{code}")
     lines = asked.message.split("\n")
     assert lines[2:] == [
         f"Why: it runs {code}",
@@ -276,7 +285,7 @@ def test_no_argument_hides_another_by_being_called_a_secret() -> None:
         "What will change:",
         f"  | +{code}",
     ]
-    assert list(form_of(asked)["properties"]) == ["decision", "argument_code"]
+    assert list(build_form(asked)["properties"]) == ["decision", "argument_code"]
     assert asked.to_dict()["arguments"] == {"code": code, "env": {"X_TOKEN": "[redacted]"}}
     assert (asked.to_dict()["reason"], asked.to_dict()["changes"]) == (f"it runs {code}", f"+{code}")
 
@@ -286,11 +295,11 @@ def test_of_what_is_too_long_the_end_is_shown_too_and_how_much_is_not() -> None:
     lines = question(RUN, command=command, argv=[command]).message.split("\n")
     for line in lines[5:7]:
         assert "echo hello" in line and "; touch x" in line and len(line) < 800
-    assert f" … {len(command) - SHOWN} characters are left out … " in lines[5]
-    patched = question_of(call(), "why", "tool", changes="+a\n" * 5000 + "+the end")
+    assert f" … {len(command) - ARGUMENT_CHARACTERS} characters are left out … " in lines[5]
+    patched = build_question(call(), "why", "tool", changes="+a\n" * 5000 + "+the end")
     shown = patched.message.split("\n")
     assert shown[-1] == "  | +the end" and len(patched.message) < 12_000
-    assert f"  … {15_008 - CHANGES_SHOWN} characters are left out … " in shown
+    assert f"  … {15_008 - CHANGES_CHARACTERS} characters are left out … " in shown
 
 
 def test_a_form_is_flat_prefilled_and_of_what_every_client_knows() -> None:
@@ -303,7 +312,7 @@ def test_a_form_is_flat_prefilled_and_of_what_every_client_knows() -> None:
     }
     tool = replace(RUN, input_schema=schema)
     given: dict[str, Any] = {"mode": "r", "path": "a", "n": 1, "x": 0.5, "on": True, "list": [1], "text": "a\nb"}
-    form = form_of(question(tool, **given, password="hunter22", long="x" * (TEXT + 1)))
+    form = build_form(question(tool, **given, password="hunter22", long="x" * (FIELD_CHARACTERS + 1)))
     assert form == {
         "type": "object",
         "required": ["decision"],
@@ -340,13 +349,13 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.text(max_size=12), VALUES, max_size=40))
 def test_a_form_sent_back_as_it_came_changes_nothing(arguments: dict[str, Any]) -> None:
     try:
-        asked = question_of(call().with_arguments(arguments), "why", "tool")
-        fields = form_of(asked)["properties"]
+        asked = build_question(call().with_arguments(arguments), "why", "tool")
+        fields = build_form(asked)["properties"]
     except Invalid:  # half a surrogate pair: no call comes this far with one
         return
     content = {key: field["default"] for key, field in fields.items() if "default" in field}
     said = {"action": "accept", "content": {**content, "decision": "approve once"}}
-    assert read_answer(RUN, arguments, said) == Answer("once")
+    assert parse_answer(RUN, arguments, said) == Answer("once")
     assert len(fields) <= 31
 
 
@@ -357,7 +366,7 @@ def test_a_form_sent_back_as_it_came_changes_nothing(arguments: dict[str, Any]) 
 def test_an_edit_is_read_as_what_it_was_offered_as(name: str, value: Any, expected: Any) -> None:
     arguments = {"n": 1, "x": 0.5, "on": True, "path": "a", "list": [1]}
     said = {"action": "accept", "content": {"decision": "approve once", f"argument_{name}": value}}
-    answer = read_answer(RUN, arguments, said)
+    answer = parse_answer(RUN, arguments, said)
     assert answer.arguments == {**arguments, name: expected}
     assert type(answer.arguments[name]) is type(expected)
 
@@ -397,7 +406,7 @@ async def test_a_program_is_asked_by_its_own_callback_and_may_change_the_argumen
         assert (await gateway.call("write_file", {"path": "a.txt", "content": "4"}, chat="default")).ok
         assert [each["reason"] for each in asked] == ["write_file overwrites 'a.txt' (3 bytes)"] * 2
         kept = [
-            (each.status, each.via, each.decided_by) for each in await gateway.desk.approvals.entries(waiting=False)
+            (each.status, each.via, each.decided_by) for each in await gateway.approvals.records.entries(waiting=False)
         ]
         assert kept == [("used", "callback", "ann"), ("denied", "callback", "local")]
         refused = await gateway.call("delete_file", {"path": "a.txt"})

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from gateway.approval.preview import READ, FilePreview
 from gateway.calls import Call
 from gateway.config.settings import ApprovalRule
 from gateway.extensions import stack
 from gateway.extensions.approval import Approval
-from gateway.extensions.approval.preview import READ, FilePreview
 from gateway.sources.builtin import BuiltinSource
 from gateway.tools import Tool
 from gateway.workspace import Workspaces

@@ -11,10 +11,11 @@ import anyio
 import pytest
 
 from gateway import Gateway
+from gateway.approval.question import Answer, ConsentNeeded, Question
 from gateway.calls import Call, Outcome
 from gateway.config.settings import ApprovalRule
 from gateway.extensions import stack
-from gateway.extensions.approval import Answer, Approval, ConsentNeeded, Question
+from gateway.extensions.approval import Approval
 from gateway.tools import Tool
 from gateway.workspace.protected import FILES_LIMIT
 
@@ -255,7 +256,7 @@ async def test_in_a_persons_own_folder_what_other_programs_obey_is_asked_for(tmp
         for tool, arguments in touching:
             outcome = await gateway.call(tool, arguments, approver=later)
             assert outcome.error is not None and outcome.error.code == "DISMISSED", tool
-        assert all("other programs on this machine obey this file" in question.reason for question in asked)
+        assert all("run or read as settings" in question.reason for question in asked)
         assert not any(question.remember for question in asked)
         assert (folder / path).read_text() == "one\n"
         plain = {"path": "a.txt", "edits": [{"oldText": "one", "newText": "two"}]}

@@ -17,8 +17,7 @@ from gateway.errors import Timeout
 from gateway.extensions import Extension, concurrency, stack
 from gateway.extensions.approval import Approval, Mode
 from gateway.extensions.concurrency import Running
-from gateway.extensions.ownership import Ownership
-from gateway.extensions.permissions import Permissions
+from gateway.extensions.permissions import Ownership, Permissions
 from gateway.extensions.rate_limit import RateLimit
 from gateway.extensions.validation import Validation
 from gateway.tools import Category, Permission, Tool

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.calls import Call, Outcome, RawResult, to_json
 from gateway.errors import ToolFailed
 from gateway.extensions import stack
-from gateway.extensions.result_size import result_size, value_size
+from gateway.extensions.large_results import result_size, value_size
 from gateway.extensions.validation import Validation
 from gateway.tools import Tool
 

@@ -218,7 +218,7 @@ async def test_an_edit_is_validated_and_judged_again(visit: Visit, chat: str) ->
     visit.will(choose("approve once", path="../out.txt"))
     error = await refusal(visit.client, "write_file", {"path": "a.txt", "content": "x"}, chat)
     assert error["code"] == "INVALID_PATH"
-    assert error["message"].startswith("a person changed the arguments before they were used, and then: ")
+    assert error["message"].startswith("a person edited the arguments, and they were refused: ")
 
 
 async def test_approval_for_the_chat_holds_there_until_it_is_revoked(visit: Visit, chat: str) -> None:

@@ -13,7 +13,6 @@ import pytest
 from mcp import Client
 
 from gateway import Gateway
-from gateway.serve.approval import ApprovalFlow, Seal
 from gateway.serve.mcp.handlers import Handlers, McpServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.promise("C5")]
@@ -43,9 +42,9 @@ async def nested(place: Path, era: Any, asked: list[str], **outer: Any) -> Async
 
     settings = {"data_dir": str(place / "outer"), "mcpServers": {"inner": server}, **outer}
     async with Gateway.open(settings) as gateway:
-        seal = Seal(gateway.settings.approval.keys, place)
-        calls = ApprovalFlow(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
-        face = McpServer(Handlers(gateway.executor, gateway.versions, "c", relay=gateway.relay, calls=calls))
+        face = McpServer(
+            Handlers(gateway.executor, gateway.versions, "c", relay=gateway.relay, calls=gateway.approval_flow)
+        )
         async with Client(face.sdk, mode=era, cache=None, elicitation_callback=agree) as client:
             yield client
 

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway import Gateway
+from gateway.approval.question import Answer, Question
 from gateway.calls import Outcome
-from gateway.extensions.approval import Answer, Question
 
 from .busy_machine import use_sandbox
 

@@ -101,7 +101,7 @@ UNDO = dedent(
     from pathlib import Path
     from gateway import Gateway
     from gateway.calls import Outcome
-    from gateway.extensions.approval import Answer
+    from gateway.approval.question import Answer
     from gateway.tools import Access, Permission, Tool
 
     place = Path(os.environ["TMPDIR"], "person")

@@ -14,12 +14,12 @@ import pytest
 from eventually import TIMEOUT
 
 from gateway import Gateway
+from gateway.approval.flow import ApprovalFlow, RevisionWatcher
+from gateway.approval.request_state import RequestStateCodec
+from gateway.approval.store import ROUNDS
 from gateway.calls import Call, Caller, Outcome, Peer
 from gateway.errors import Invalid
-from gateway.extensions.approval.store import ROUNDS
 from gateway.protocol.jsonrpc import RpcError
-from gateway.serve.approval import ApprovalFlow, Seal
-from gateway.serve.approval.queue import News
 from gateway.tools import Permission, Tool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C5")]
@@ -104,10 +104,7 @@ def code(outcome: Outcome) -> str:
 async def standing(place: Path, pad: Pad | None = None, **approval: Any) -> AsyncIterator[Stand]:
     pad = pad or Pad()
     async with Gateway.open({"data_dir": str(place), "approval": approval}, sources=[pad]) as gateway:
-        seal = Seal(gateway.settings.approval.keys, place)
-
-        calls = ApprovalFlow(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
-        yield Stand(gateway, calls, pad)
+        yield Stand(gateway, gateway.approval_flow, pad)
 
 
 async def test_the_question_leaves_as_the_answer_and_its_answer_ends_the_same_record(tmp_path: Path) -> None:
@@ -137,7 +134,7 @@ async def test_secrets_are_neither_shown_nor_offered_nor_kept(tmp_path: Path) ->
         assert "hunter22" not in json.dumps(asked.wire)
         fields = asked.wire["inputRequests"]["approval"]["params"]["requestedSchema"]["properties"]
         assert list(fields) == ["decision", "argument_where"]
-        [entry] = await stand.gateway.desk.approvals.entries(waiting=False)
+        [entry] = await stand.gateway.approvals.records.entries(waiting=False)
         assert "hunter22" not in str(entry) and entry.args == '{"where":"moon","token":"[redacted]"}'
         done = await stand.modern(answer(asked, form("approve once")), arguments={"where": "moon", "token": "hunter22"})
         assert done.ok and stand.pad.runs[0].arguments["token"] == "hunter22"
@@ -150,7 +147,7 @@ async def test_a_caller_cannot_hide_where_it_goes_by_calling_that_a_secret(tmp_p
         params = asked.wire["inputRequests"]["approval"]["params"]
         assert '  where: "the dark side"\n  token: "[redacted]"' in params["message"]
         assert params["requestedSchema"]["properties"]["argument_where"]["default"] == "the dark side"
-        [entry] = await stand.gateway.desk.approvals.entries(waiting=False)
+        [entry] = await stand.gateway.approvals.records.entries(waiting=False)
         assert entry.message == params["message"]
         assert entry.args == '{"where":"the dark side","token":"[redacted]"}'
 
@@ -162,11 +159,11 @@ async def test_all_of_a_long_argument_is_written_down_for_who_asks_to_see_it(tmp
         assert asked.wire is not None
         message = asked.wire["inputRequests"]["approval"]["params"]["message"]
         assert "fly" in message and "; land" in message and len(message) < 1000
-        [entry] = await stand.gateway.desk.approvals.entries(waiting=False)
+        [entry] = await stand.gateway.approvals.records.entries(waiting=False)
         assert f'  where: "{long}"' in entry.message
         endless = await stand.modern(arguments={"where": "x" * 1_000_000})
         assert endless.wire is not None
-        [entry, _] = await stand.gateway.desk.approvals.entries(waiting=False)
+        [entry, _] = await stand.gateway.approvals.records.entries(waiting=False)
         assert len(entry.message) < 70_000
 
 
@@ -332,7 +329,7 @@ async def test_a_caller_that_goes_away_while_a_person_thinks_leaves_nothing_open
             await thinking.wait()
             tasks.cancel_scope.cancel()
         assert await stand.records() == [(call.id, "error", "CANCELLED")]
-        [entry] = await stand.gateway.desk.approvals.entries(waiting=False)
+        [entry] = await stand.gateway.approvals.records.entries(waiting=False)
         assert entry.status == "cancelled" and stand.pad.runs == []
 
 
@@ -352,7 +349,7 @@ async def test_an_edit_that_only_the_queue_may_answer_goes_there(tmp_path: Path)
     async with standing(tmp_path, rules=rules, queue_wait=0) as stand:
         asked = await stand.modern()
         moved = await stand.modern(answer(asked, form("approve once", where="sun")))
-        [entry] = await stand.gateway.desk.approvals.entries()
+        [entry] = await stand.gateway.approvals.records.entries()
         assert moved.error is not None and moved.error.details["approval"] == entry.id
 
         async def ask(*_: Any) -> dict[str, Any]:
@@ -370,7 +367,7 @@ async def test_tools_out_of_band_are_asked_for_in_the_queue_though_a_client_agre
         waiting = await stand.modern()
         assert code(waiting) == "CONFIRMATION_REQUIRED" and waiting.wire is None and stand.pad.runs == []
         assert waiting.error is not None
-        await stand.gateway.desk.allow(waiting.error.details["approval"], "ann", "always")
+        await stand.gateway.approvals.allow(waiting.error.details["approval"], "ann", "always")
         assert (await stand.modern()).ok and (await stand.modern(chat="d")).ok
 
 
@@ -378,7 +375,7 @@ async def test_an_allowance_is_used_once_by_whom_it_is_for(tmp_path: Path) -> No
     async with standing(tmp_path, without_elicitation="queue", queue_wait=0) as stand:
         waiting = await stand.calls.call_tool(launch())
         assert waiting.error is not None
-        await stand.gateway.desk.allow(waiting.error.details["approval"][:-3], "ann")
+        await stand.gateway.approvals.allow(waiting.error.details["approval"][:-3], "ann")
         for other in (
             replace(launch(), chat="d"),
             launch(where="sun"),
@@ -407,10 +404,10 @@ async def test_one_look_serves_all_who_wait_and_none_is_made_for_nobody() -> Non
         looks += 1
         return revision
 
-    news, told = News(look, seconds=0.05), []
+    news, told = RevisionWatcher(look, seconds=0.05), []
 
     async def wait(seen: int) -> None:
-        told.append(await news.beyond(seen, anyio.current_time() + TIMEOUT))
+        told.append(await news.wait_after(seen, anyio.current_time() + TIMEOUT))
 
     async with anyio.create_task_group() as tasks:
         for _ in range(200):
@@ -418,18 +415,18 @@ async def test_one_look_serves_all_who_wait_and_none_is_made_for_nobody() -> Non
         await anyio.wait_all_tasks_blocked()
         revision = 2
     assert (told, looks < 200) == ([True] * 200, True)
-    assert not await news.beyond(2, anyio.current_time() + 0.02)
-    assert news._looking is not None
-    await news._looking
+    assert not await news.wait_after(2, anyio.current_time() + 0.02)
+    assert news._task is not None
+    await news._task
     before = looks
     await anyio.sleep(0.2)
     assert looks == before
 
 
 def test_a_key_of_ones_own_is_made_once_and_shown_to_nobody(tmp_path: Path) -> None:
-    seals = [Seal([], tmp_path) for _ in range(2)]
-    assert {id(seal._codec) for seal in seals} and (tmp_path / "approval.key").stat().st_mode & 0o777 == 0o600
+    codecs = [RequestStateCodec([], tmp_path) for _ in range(2)]
+    assert {id(codec._codec) for codec in codecs} and (tmp_path / "approval.key").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["approval.key"]
     (tmp_path / "approval.key").chmod(0o644)
     with pytest.raises(Invalid, match="can be read by others"):
-        Seal([], tmp_path).open("toolgate-approval.v1.AAAA")
+        RequestStateCodec([], tmp_path).unseal("toolgate-approval.v1.AAAA")

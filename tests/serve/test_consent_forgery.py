@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway import Gateway
+from gateway.approval.flow import ApprovalFlow
+from gateway.approval.request_state import PREFIX, Claims, RequestStateCodec
 from gateway.calls import Call, Caller, Outcome, Peer
-from gateway.serve.approval import ApprovalFlow, Seal
-from gateway.serve.approval.request_state import PREFIX, Claims
 from gateway.tools import Permission, Tool
 
 pytestmark = pytest.mark.promise("C5")
@@ -54,7 +54,7 @@ class Range:
     gateway: Gateway
     pads: Pads
     calls: ApprovalFlow
-    seal: Seal
+    states: RequestStateCodec
 
     def call(self, answers: dict[str, Any] | None = None, **changed: Any) -> Outcome:
         peer = Peer(capabilities={"elicitation": {}}, modern=True, answers=answers or {})
@@ -67,7 +67,7 @@ class Range:
         return str(asked.wire["requestState"])
 
     def claims(self, state: str) -> Claims:
-        claims = self.seal.open(state)
+        claims = self.states.unseal(state)
         assert claims is not None
         return claims
 
@@ -79,9 +79,7 @@ def range_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Range]:
         portal = stack.enter_context(start_blocking_portal())
         opened = Gateway.open({"data_dir": str(place), "approval": {"pending": 10_000}}, sources=[pads])
         gateway = stack.enter_context(portal.wrap_async_context_manager(opened))
-        seal = Seal([], place)
-        calls = ApprovalFlow(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
-        yield Range(portal, gateway, pads, calls, seal)
+        yield Range(portal, gateway, pads, gateway.approval_flow, gateway.approval_flow.states)
 
 
 def given_back(state: Any, said: Any = YES, key: str = "approval") -> dict[str, Any]:
@@ -142,7 +140,7 @@ _CLAIMED = [
 @pytest.mark.parametrize(("claim", "value"), _CLAIMED, ids=lambda each: str(each)[:12])
 def test_even_with_the_key_a_state_counts_only_for_what_was_asked_here(range_: Range, claim: str, value: Any) -> None:
     state, before = range_.ask(), range_.pads.runs
-    forged = range_.seal.close(replace(range_.claims(state), **{claim: value}))
+    forged = range_.states.seal(replace(range_.claims(state), **{claim: value}))
     outcome = range_.call(given_back(forged))
     assert outcome.error is not None and outcome.error.code == "INVALID_STATE"
     assert range_.pads.runs == before
@@ -194,11 +192,11 @@ def test_an_answer_to_what_was_never_asked_runs_nothing(range_: Range, state: An
 def test_another_key_is_another_gateway_and_an_old_key_still_opens(range_: Range, tmp_path: Path) -> None:
     claims = range_.claims(range_.ask())
     old, new = secrets.token_hex(32), secrets.token_hex(32)
-    foreign = Seal([new], tmp_path).close(claims)
+    foreign = RequestStateCodec([new], tmp_path).seal(claims)
     outcome = range_.call(given_back(foreign))
     assert outcome.error is not None and outcome.error.code == "INVALID_STATE"
-    assert Seal([new, old], tmp_path).open(Seal([old], tmp_path).close(claims)) == claims
-    assert Seal([new], tmp_path).open(Seal([old], tmp_path).close(claims)) is None
+    assert RequestStateCodec([new, old], tmp_path).unseal(RequestStateCodec([old], tmp_path).seal(claims)) == claims
+    assert RequestStateCodec([new], tmp_path).unseal(RequestStateCodec([old], tmp_path).seal(claims)) is None
 
 
 def test_a_state_shows_nothing_and_grows_with_nothing_that_was_sent(range_: Range) -> None:
@@ -212,10 +210,11 @@ def test_a_state_shows_nothing_and_grows_with_nothing_that_was_sent(range_: Rang
 def test_a_call_expires_with_its_question(range_: Range) -> None:
     state, before = range_.ask(), range_.pads.runs
     later = ApprovalFlow(
-        range_.gateway.executor,
-        range_.gateway.desk,
-        range_.seal,
+        range_.gateway.executor.call_tool,
+        range_.gateway._find_tool,
+        range_.gateway.approvals,
         range_.gateway.records.record_finished,
+        range_.states,
         clock=lambda: time.time() + range_.gateway.settings.approval.timeout + 1,
     )
     outcome = replace(range_, calls=later).call(given_back(state))

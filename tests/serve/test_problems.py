@@ -15,9 +15,9 @@ from mcp import Client
 from sources.toolset.writing import install, require_sandbox, write_toolset
 
 from gateway import Gateway
+from gateway.approval.rules import check_tool_patterns
 from gateway.cli import main
 from gateway.config.settings import ApprovalSettings
-from gateway.extensions.approval.rules import unknown_tools
 from gateway.serve.mcp.handlers import Handlers, McpServer
 
 ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
@@ -131,8 +131,8 @@ async def test_rules_about_a_server_are_reported_only_once_its_tools_are_known(t
 
 def test_rules_about_toolsets_are_not_reported_while_any_is_being_installed() -> None:
     settings = ApprovalSettings.model_validate({"rules": [{"tool": ["later:say", "la*", "wriet_file"]}]})
-    assert len(list(unknown_tools(settings, {"write_file"}, ()))) == 3
+    assert len(list(check_tool_patterns(settings, {"write_file"}, ()))) == 3
     requests = ApprovalSettings.model_validate({"rules": [{"tool": ["lab:prompts/get", "lab:resources/*"]}]})
-    assert not list(unknown_tools(requests, {"lab:echo"}, ()))
-    [problem] = unknown_tools(settings, {"write_file"}, None)
+    assert not list(check_tool_patterns(requests, {"lab:echo"}, ()))
+    [problem] = check_tool_patterns(settings, {"write_file"}, None)
     assert "'wriet_file'" in problem.message

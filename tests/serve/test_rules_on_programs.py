@@ -17,7 +17,6 @@ from sources.toolset.writing import install, require_sandbox, write_toolset
 from gateway import Gateway
 from gateway.sandbox import detect
 from gateway.sandbox.landlock import Landlock
-from gateway.serve.approval import ApprovalFlow, Seal
 from gateway.serve.mcp.handlers import Handlers, McpServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C5")]
@@ -42,12 +41,12 @@ from covalt_toolset import get_context, tool
 
 @tool
 def look(path: str) -> dict:
-    '''Look.'''
+    '''CallArguments.'''
     return {"result": (get_context().workspace / path).read_text()}
 
 @tool
 def change(paths: list[str]) -> dict:
-    '''Look, and change.'''
+    '''CallArguments, and change.'''
     said = []
     for path in paths:
         try:
@@ -81,9 +80,7 @@ async def served(place: Path, era: Any, *rules: dict[str, Any]) -> AsyncIterator
     }
     async with Gateway.open(settings) as gateway:
         folder(gateway).mkdir(parents=True, exist_ok=True)
-        seal = Seal(gateway.settings.approval.keys, place)
-        calls = ApprovalFlow(gateway.executor, gateway.desk, seal, gateway.records.record_finished)
-        face = McpServer(Handlers(gateway.executor, gateway.versions, "c", calls=calls))
+        face = McpServer(Handlers(gateway.executor, gateway.versions, "c", calls=gateway.approval_flow))
         async with Client(face.sdk, mode=era, cache=None, elicitation_callback=agree) as client:
             yield gateway, client
 

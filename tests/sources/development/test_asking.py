@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from eventually import async_eventually
 
+from gateway.approval.question import Answer, Question
 from gateway.calls import Call, Consent, Outcome
 from gateway.errors import Conflict, GatewayError
-from gateway.extensions.approval import Answer, Question
 
 from .desks import Desk, desk, opened
 

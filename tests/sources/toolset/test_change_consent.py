@@ -16,9 +16,9 @@ import pytest
 from eventually import TIMEOUT, async_eventually
 
 from gateway import Gateway
+from gateway.approval.question import Answer, Question
 from gateway.bundles.scaffold import create
 from gateway.calls import Outcome
-from gateway.extensions.approval import Answer, Question
 from gateway.sandbox import Sandbox
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock
@@ -207,7 +207,7 @@ async def test_toolset_write_to_a_protected_path_asks_and_only_that_path_changes
             file.write_text(HOOK)
             (file.parent / "other").write_text(HOOK)
         before = contents(garden.folder)
-        asked = f"garden:write touches {path!r}, and other programs on this machine obey this file"
+        asked = f"garden:write touches {path!r}, which other programs on this machine run or read as settings"
         refused, person = await garden.call("write", path=path, content="planted")
         assert (code(refused), person.reasons) == ("DECLINED", [asked])
         assert person.questions[0].choices == ("once", "deny")

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.approval import request_state
+from gateway.approval.form import build_form
+from gateway.approval.question import build_question
 from gateway.calls import Call, Peer
 from gateway.errors import ToolFailed
-from gateway.extensions.approval.form import form_of
-from gateway.extensions.approval.question import question_of
 from gateway.mcp_client import McpFault
-from gateway.serve.approval import request_state
 from gateway.sources.upstreams import suspended_calls
 from gateway.sources.upstreams.labels import (
     SECRET_FLAG,
@@ -128,8 +128,8 @@ def test_an_elicitation_that_mentions_the_gateway_is_asked(message: str) -> None
 @pytest.mark.parametrize("arguments", [{}, {"path": "a"}])
 def test_an_elicitation_with_the_form_of_an_approval_is_refused(arguments: dict[str, Any]) -> None:
     tool = Tool(id="files:delete", kind="upstream", owner="files", description="", input_schema={"type": "object"})
-    own = question_of(Call(name="files__delete", arguments=arguments, tool=tool), "it deletes", "x")
-    form = form_of(own)
+    own = build_question(Call(name="files__delete", arguments=arguments, tool=tool), "it deletes", "x")
+    form = build_form(own)
     with pytest.raises(ToolFailed, match="looks like one of Toolgate's own"):
         label("Please choose", form["properties"])
     with pytest.raises(ToolFailed, match="looks like one of Toolgate's own"):

@@ -11,7 +11,6 @@ import anyio.to_thread
 
 from gateway.calls import Call
 from gateway.errors import GatewayError
-from gateway.extensions.approval.arguments import is_builtin
 from gateway.workspace import Parts, Root, Workspaces, parse, shown
 from gateway.workspace.diff import unified_diff
 from gateway.workspace.protected import find_protected
@@ -36,7 +35,7 @@ class FilePreview:
     async def changes(self, call: Call) -> str | None:
         """What a builtin that changes files would change; None for any other tool, and for a call that names the
         message it starts from: its files may be others than those that are there now."""
-        tell = _TOLD.get(call.target.id) if is_builtin(call.target) else None
+        tell = _TOLD.get(call.target.id) if call.target.kind == "builtin" and call.target.owner is None else None
         if tell is None or call.message is not None:
             return None
         return await anyio.to_thread.run_sync(self._told, tell, call, limiter=self._workers)

@@ -1,0 +1,219 @@
+"""The question a person is asked about one call: why, with which arguments, what will change; and the answer to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, Literal
+
+import orjson
+
+from gateway.calls import Call, to_json
+from gateway.errors import InputRequired
+from gateway.secrets import redact
+from gateway.tools import Tool
+
+# Limits of a message: characters of one argument, number of arguments, characters of the changes.
+ARGUMENT_CHARACTERS = 600
+ARGUMENTS_SHOWN = 40
+CHANGES_CHARACTERS = 4000
+
+# Characters of all arguments, and of the changes, in the database.
+STORED_CHARACTERS = 64 * 1024
+
+# Agree to this call, to such calls in this chat, or to such calls of this very tool for good; refuse; leave it open.
+Decision = Literal["once", "chat", "always", "deny", "dismiss"]
+
+# The place to answer a question: the caller's own client, or the queue alone.
+Route = Literal["ask", "queue"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A person's decision. `arguments` replace those of the call where the person edited them."""
+
+    decision: Decision
+    arguments: Mapping[str, Any] | None = None
+    by: str | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """One call that needs a person's consent, as data. `grounds` names what made it ask and is the key under which an
+    answer is remembered; `remember` is False if it must be asked each time."""
+
+    tool: Tool
+    name: str
+    arguments: Mapping[str, Any]
+    subject: str
+    principal: str
+    chat: str
+    reason: str
+    grounds: str
+    route: Route = "ask"
+    changes: str | None = None
+    remember: bool = True
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of all that a person is shown, and of whom it is about. An answer counts for nothing else."""
+        return _digest(
+            [self.subject, arguments_digest(self.arguments), self.reason, self.grounds, self.route, self.changes]
+        )
+
+    @cached_property
+    def message(self) -> str:
+        """The text a person reads. No argument can imitate a line of it or hide another argument; only values under
+        the name of a secret are left out."""
+        return self._format(ARGUMENTS_SHOWN, ARGUMENT_CHARACTERS, CHANGES_CHARACTERS)
+
+    @property
+    def full_message(self) -> str:
+        """The message for the database, with long arguments whole."""
+        characters = max(ARGUMENT_CHARACTERS, STORED_CHARACTERS // max(1, len(self.arguments)))
+        return self._format(STORED_CHARACTERS // ARGUMENT_CHARACTERS, characters, STORED_CHARACTERS)
+
+    def _format(self, count: int, characters: int, changes: int) -> str:
+        arguments = redact_arguments(self.arguments)
+        lines = [f"Run {escape_text(self.name)}?", "", f"Why: {escape_text(self.reason)}", "", "Arguments:"]
+        lines += [
+            f"  {escape_text(str(key))[:80]}: {_format_value(value, characters)}"
+            for key, value in islice(arguments.items(), count)
+        ]
+        if len(arguments) > count:
+            lines.append(f"  … and {len(arguments) - count} more")
+        if not arguments:
+            lines[-1] = "Arguments: none"
+        if self.changes:
+            lines += ["", "What will change:", *_quote_lines(self.changes, changes)]
+        return "\n".join(lines)
+
+    @property
+    def choices(self) -> Sequence[Decision]:
+        return ("once", "chat", "deny") if self.remember else ("once", "deny")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the question for programs, without secrets."""
+        return {
+            "tool": self.tool.id,
+            "arguments": redact_arguments(self.arguments),
+            "chat": self.chat,
+            "reason": self.reason,
+            "changes": self.changes,
+            "choices": list(self.choices),
+        }
+
+
+# Asks a person and returns the answer.
+Approver = Callable[[Question], Awaitable[Answer]]
+
+
+class ConsentNeeded(InputRequired):
+    """A person must agree first. A surface that can ask shows `question`; any other reports this error."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__(
+            f"{question.reason}. This call needs a person's consent, which cannot be asked for on this "
+            "connection; use a client that supports MCP elicitation, or let such calls wait for "
+            "'toolgate approval allow' with the setting 'approval: {without_elicitation: queue}'",
+            reason=question.reason,
+        )
+        self.question = question
+
+
+def build_question(
+    call: Call, reason: str, grounds: str, *, route: Route = "ask", changes: str | None = None, remember: bool = True
+) -> Question:
+    return Question(
+        tool=call.target,
+        name=call.public_name or call.name,
+        arguments=call.arguments,
+        subject=subject_digest(call.target, call),
+        principal=call.caller.principal,
+        chat=call.chat,
+        reason=reason,
+        grounds=grounds,
+        route=route,
+        changes=changes,
+        remember=remember,
+    )
+
+
+def subject_digest(tool: Tool, call: Call) -> str:
+    """Return the digest of what an answer is about besides the arguments: tool, principal, chat, and the messages,
+    which select the version of the chat's files."""
+    return _digest([tool_digest(tool), call.caller.principal, call.chat, call.message, call.parent_message])
+
+
+def tool_digest(tool: Tool) -> str:
+    """Return the digest of a tool's whole definition. Consent to a tool does not count once its definition changes."""
+    digest = tool.__dict__.get("_approval_digest")
+    if digest is None:
+        asks = tool.requires_confirmation if isinstance(tool.requires_confirmation, bool) else "by its own rule"
+        texts = [tool.id, tool.kind, tool.owner, tool.title, tool.description, tool.category, tool.permission.value]
+        shape = [tool.input_schema, tool.output_schema, tool.wire, tool.access.value, tool.home and str(tool.home)]
+        # Cached on the tool, like its compiled schemas: a tool never changes.
+        digest = tool.__dict__["_approval_digest"] = _digest([texts, shape, asks])
+    return str(digest)
+
+
+def arguments_digest(arguments: Mapping[str, Any]) -> str:
+    """Return a digest that does not depend on the order of the arguments."""
+    return _digest(arguments)
+
+
+def redact_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments without values under the name of a secret. The same value elsewhere stays: otherwise a
+    caller could hide any argument from the person by repeating it under such a name."""
+    document, secrets = redact(to_json(arguments))
+    redacted: dict[str, Any] = json.loads(document) if secrets else dict(arguments)
+    return redacted
+
+
+def escape_text(text: str) -> str:
+    """Return the text as one line that cannot control a terminal: control and format characters are escaped."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escape(character) for character in text)
+
+
+def _escape(character: str) -> str:
+    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    return json.dumps(character)[1:-1] if hidden else character
+
+
+def _format_value(value: Any, characters: int) -> str:
+    text = value if isinstance(value, str) else to_json(value).decode()
+    parts = _shorten(text, characters)
+    quoted = [json.dumps(part, ensure_ascii=False) if isinstance(value, str) else part for part in parts]
+    return escape_text(_omission(len(text), characters).join(quoted))
+
+
+def _quote_lines(text: str, characters: int) -> list[str]:
+    parts = _shorten(text, characters)
+    first, *last = [[f"  | {escape_text(line)}" for line in part.split("\n")] for part in parts]
+    return [*first, f" {_omission(len(text), characters)}", *last[0]] if last else first
+
+
+def _shorten(text: str, characters: int) -> list[str]:
+    """Return the text, or its beginning and end: whoever wants something overlooked would put it at the end."""
+    if len(text) <= characters:
+        return [text]
+    return [text[: characters * 2 // 3], text[characters * 2 // 3 - characters :]]
+
+
+def _omission(length: int, characters: int) -> str:
+    return f" … {length - characters} characters are left out … "
+
+
+def _digest(value: Any) -> str:
+    try:
+        document = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # integers above 64 bits
+        document = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.sha256(document).hexdigest()
