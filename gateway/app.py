@@ -57,7 +57,7 @@ from gateway.workspace.workspaces import attached, default_chat
 if TYPE_CHECKING:
     from gateway.bundles.installed import Installed
     from gateway.sources.toolsets.assembly import Workshop
-    from gateway.sources.upstreams.passthrough import Relay
+    from gateway.sources.upstreams.passthrough import UpstreamPassthrough
     from gateway.sources.upstreams.registry import UpstreamRegistry
     from gateway.sources.upstreams.upstream import Upstream
 
@@ -196,16 +196,16 @@ class Gateway:
         self._sources.append(made.source)
         return made
 
-    def relay(self) -> Relay | None:
+    def relay(self) -> UpstreamPassthrough | None:
         """Return what upstreams offer besides tools; None while there are no upstreams."""
         return self._relay if "switchboard" in self.__dict__ else None
 
     @cached_property
-    def _relay(self) -> Relay:
+    def _relay(self) -> UpstreamPassthrough:
         # Imported by whoever serves it: a command that only lists tools has no use for it.
-        from gateway.sources.upstreams.passthrough import Relay
+        from gateway.sources.upstreams.passthrough import UpstreamPassthrough
 
-        return Relay(lambda: self.switchboard.source, self._request, self.executor.refuses)
+        return UpstreamPassthrough(lambda: self.switchboard.source, self._request, self.executor.refuses)
 
     def watch_upstreams(self, listener: Callable[[], None]) -> None:
         """Tell `listener` whenever upstreams may offer other prompts or resources."""

@@ -42,7 +42,7 @@ from gateway.bundles.tool_kinds import (
 )
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
-from gateway.net.policy import Policy
+from gateway.net.policy import NetworkPolicy
 from gateway.tools import Permission
 
 FILE_NAME = "toolset.yaml"
@@ -99,7 +99,7 @@ class ToolFilter(Section):
 
 def _check_host(text: str) -> str:
     try:
-        Policy((text,), hosts_setting="network")
+        NetworkPolicy((text,), hosts_setting="network")
     except Invalid as error:
         raise fault(error.message.removeprefix("network: ")) from None
     return text

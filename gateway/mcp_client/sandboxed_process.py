@@ -17,7 +17,7 @@ from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import Confinement, StdioEndpoint
 from gateway.mcp_client.errors import Unreachable
 from gateway.mcp_client.process import Child, find_program
-from gateway.net.policy import WEB_PORTS, Policy
+from gateway.net.policy import WEB_PORTS, NetworkPolicy
 from gateway.sandbox import SYSTEM_FOLDERS, Hear, Limits, Mount, Process, Program
 from gateway.sandbox.detect import choose
 from gateway.sandbox.disk_usage import measure
@@ -124,11 +124,13 @@ def plan(endpoint: StdioEndpoint, confinement: Confinement) -> Program:
     )
 
 
-def _policy(confinement: Confinement) -> Policy | None:
+def _policy(confinement: Confinement) -> NetworkPolicy | None:
     if not confinement.network:
         return None
     private = confinement.allow_private
-    return Policy(confinement.network, allow_private=private, ports=WEB_PORTS, hosts_setting="its sandbox.network")
+    return NetworkPolicy(
+        confinement.network, allow_private=private, ports=WEB_PORTS, hosts_setting="its sandbox.network"
+    )
 
 
 def _limits(confinement: Confinement) -> Limits:

@@ -2,29 +2,295 @@
 
 from __future__ import annotations
 
+import random
+import re
 import ssl
-from collections.abc import AsyncIterator, Mapping
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from types import TracebackType
+from typing import cast
+from urllib.parse import urljoin
 
 import anyio
+import anyio.lowlevel
 import httpx2
 
-from gateway.errors import Forbidden, Timeout, Unavailable
-from gateway.net import errors
-from gateway.net.body import declared_length, pieces
-from gateway.net.limits import Limits
-from gateway.net.policy import Policy
-from gateway.net.redirects import IDEMPOTENT, REDIRECTS, Hop, first_hop
-from gateway.net.retry import NEVER, Retry
-from gateway.net.transport import INTERNET, GuardedTransport, Network
+from gateway import __version__
+from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, ToolFailed, Unavailable
+from gateway.net.policy import NetworkPolicy, RequestLimits
+from gateway.net.transport import INTERNET, LOOKUP_FAILED, GuardedTransport, Network, parse_url, url_origin
+
+CONNECT_FAILED = "CONNECT_FAILED"
+CONNECTION_LOST = "CONNECTION_LOST"
+TLS_FAILED = "TLS_FAILED"
+BAD_ANSWER = "BAD_ANSWER"
+
+
+def connection_error(error: httpx2.TransportError, origin: str, connect_seconds: float) -> GatewayError:
+    """For a request that got no answer."""
+    root = _root(error)
+    if isinstance(error, httpx2.ConnectTimeout):
+        return Timeout(f"{origin} could not be reached within {connect_seconds:g} s")
+    if isinstance(root, ssl.SSLCertVerificationError):
+        return Unavailable(f"the certificate of {origin} is not accepted: {root.verify_message}", code=TLS_FAILED)
+    if isinstance(root, ssl.SSLError):
+        reason = (root.reason or "not TLS").replace("_", " ").lower()
+        return Unavailable(f"no TLS connection with {origin}: {reason}", code=TLS_FAILED)
+    if isinstance(error, httpx2.ConnectError):
+        reason = root.strerror if isinstance(root, OSError) and root.strerror else "no connection"
+        return Unavailable(f"{origin} could not be reached: {reason}", code=CONNECT_FAILED)
+    if isinstance(error, httpx2.LocalProtocolError):
+        return Invalid("this request cannot be sent as HTTP", code="INVALID_REQUEST")
+    if isinstance(error, httpx2.NetworkError) or "disconnected" in str(error):
+        return Unavailable(f"{origin} closed the connection without an answer", code=CONNECTION_LOST)
+    return invalid_response(origin, "it is not HTTP that can be read, or its headers are too large")
+
+
+def truncated_response(origin: str) -> Unavailable:
+    """For an answer that began and did not come to its end."""
+    return Unavailable(f"the answer of {origin} broke off before its end", code=CONNECTION_LOST)
+
+
+def invalid_response(origin: str, reason: str) -> Unavailable:
+    return Unavailable(f"the answer of {origin} is of no use: {reason}", code=BAD_ANSWER)
+
+
+def _root(error: BaseException) -> BaseException:
+    """The first failure in a row of them; `httpcore2` hands the one before on as an argument."""
+    before = error.__cause__ or next((part for part in error.args if isinstance(part, BaseException)), None)
+    return error if before is None else _root(before)
+
+
+_STATUSES = frozenset({429, 502, 503, 504})
+_CODES = frozenset({CONNECT_FAILED, CONNECTION_LOST, LOOKUP_FAILED, Timeout.default_code})
+_dice = random.SystemRandom()
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often a request is sent at most, and the pauses between: each twice the one before, and
+    somewhat by chance, so that callers who failed together do not come back together. A server that
+    asks for a longer pause than `longest_seconds` is not asked again."""
+
+    attempts: int = 3
+    first_seconds: float = 0.5
+    longest_seconds: float = 10.0
+
+    def after_failure(self, failure: Unavailable, attempt: int) -> float | None:
+        """Seconds to wait before the next try; None when there should be none."""
+        return self._pause(attempt) if failure.code in _CODES and attempt < self.attempts else None
+
+    def after_answer(self, response: httpx2.Response, attempt: int) -> float | None:
+        if response.status_code not in _STATUSES or attempt >= self.attempts:
+            return None
+        asked = _asked_pause(response.headers.get("retry-after"))
+        if asked is None:
+            return self._pause(attempt)
+        return asked if asked <= self.longest_seconds else None
+
+    def _pause(self, attempt: int) -> float:
+        longest: float = min(self.first_seconds * 2 ** (attempt - 1), self.longest_seconds)
+        return _dice.uniform(longest / 2, longest)
+
+
+NEVER = Retry(attempts=1)
+
+
+def _asked_pause(header: str | None) -> float | None:
+    """Seconds a server asks us to wait, said in seconds or as a date."""
+    if header is None:
+        return None
+    if header.isascii() and header.isdecimal() and len(header) < 10:
+        return float(header)
+    try:
+        until = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    until = until if until.tzinfo else until.replace(tzinfo=UTC)
+    return max((until - datetime.now(UTC)).total_seconds(), 0.0)
+
+
+RESPONSE_TOO_LARGE = "RESPONSE_TOO_LARGE"
+_PIECE = 256 * 1024
+_GZIP = zlib.MAX_WBITS | 16
+
+
+async def decode_body(response: httpx2.Response, origin: str, limit: int) -> AsyncGenerator[bytes]:
+    """The body as it is meant to be read. Refused beyond `limit` bytes, packed or unpacked; since
+    it is unpacked in small pieces, a few bytes that stand for gigabytes cost no more than the limit."""
+    packed = _is_packed(response, origin)
+    length = declared_length(response)
+    if length is not None and length > limit and response.request.method != "HEAD":
+        raise _too_large(origin, limit)
+    unpacker = _Gzip() if packed else _Plain()
+    received = given = 0
+    try:
+        async with aclosing(_parts(response)) as parts:
+            async for part in parts:
+                received += len(part)
+                for piece in unpacker.feed(part):
+                    given += len(piece)
+                    if max(received, given) > limit:
+                        raise _too_large(origin, limit)
+                    yield piece
+                    await anyio.lowlevel.checkpoint()  # much may come of one part, and others wait
+                if received > limit:
+                    raise _too_large(origin, limit)
+    except zlib.error:
+        raise invalid_response(origin, "its gzip data is damaged") from None
+    except httpx2.TransportError:
+        raise truncated_response(origin) from None
+    if not unpacker.is_whole:
+        raise truncated_response(origin)
+
+
+def declared_length(response: httpx2.Response) -> int | None:
+    """How many bytes the server says it sends, where it does."""
+    text = response.headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
+
+
+def _parts(response: httpx2.Response) -> AsyncGenerator[bytes]:
+    return cast("AsyncGenerator[bytes]", cast("httpx2.AsyncByteStream", response.stream).__aiter__())
+
+
+def _is_packed(response: httpx2.Response, origin: str) -> bool:
+    """One layer of gzip, which we ask for, or none: layers can multiply what a few bytes stand for."""
+    coding = response.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("gzip", "x-gzip", "identity", ""):
+        raise invalid_response(origin, "it is packed in a way that was not asked for")
+    return coding.endswith("gzip")
+
+
+def _too_large(origin: str, limit: int) -> ToolFailed:
+    return ToolFailed(f"the answer of {origin} is larger than {limit} bytes", code=RESPONSE_TOO_LARGE, limit=limit)
+
+
+class _Plain:
+    is_whole = True
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        yield data
+
+
+class _Gzip:
+    """Unpacks gzip, also several of them one after another, at most a piece at a time."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(_GZIP)
+        self._begun = False
+
+    @property
+    def is_whole(self) -> bool:
+        return self._inflate.eof or not self._begun
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            if self._inflate.eof:
+                self._inflate = zlib.decompressobj(_GZIP)
+            self._begun = True
+            piece = self._inflate.decompress(data, _PIECE)
+            data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+            if piece:
+                yield piece
+
+
+INSECURE_REDIRECT = "INSECURE_REDIRECT"
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+_METHODS = IDEMPOTENT | {"POST", "PATCH"}
+
+# Headers that decide where a request ends and an answer begins; a caller has no say in them.
+_OURS = frozenset(
+    {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "te", "trailer"}
+    | {"transfer-encoding", "upgrade"}
+)
+
+# Headers another server may see too. Any other can be a key: `X-Api-Key` is as good as `Authorization`.
+_FOR_ANYONE = frozenset({"accept", "accept-language", "content-language", "content-type", "user-agent"})
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_HEADER_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A request to one server, without what the connection adds to it."""
+
+    method: str
+    url: httpx2.URL
+    headers: Mapping[str, str]
+    body: bytes | None
+
+    @property
+    def origin(self) -> str:
+        return url_origin(self.url)
+
+    def redirected(self, status: int, location: str) -> Hop:
+        """The request to send next. It never leaves https, and takes no key to another server."""
+        try:
+            url = parse_url(urljoin(str(self.url), location))
+        except (Invalid, ValueError):
+            raise invalid_response(self.origin, "it redirects to a URL that cannot be opened") from None
+        if self.url.scheme == "https" and url.scheme != "https":
+            reason = f"{self.origin} redirects from https to plain http, {url_origin(url)}, which is not followed"
+            raise Forbidden(reason, code=INSECURE_REDIRECT, host=url.raw_host.decode("ascii"))
+        hop = replace(self, url=url)
+        if status == 303 or (status in (301, 302) and self.method == "POST"):
+            hop = replace(hop, method="HEAD" if self.method == "HEAD" else "GET", body=None)
+            hop = hop.keeping(lambda name: not name.startswith("content-"))
+        if hop.origin != self.origin:
+            hop = hop.keeping(lambda name: name in _FOR_ANYONE)
+        return hop
+
+    def keeping(self, wanted: Callable[[str], bool]) -> Hop:
+        return replace(self, headers={name: value for name, value in self.headers.items() if wanted(name)})
+
+    def build(self, connect_seconds: float) -> httpx2.Request:
+        """The request as `httpx2` sends it. Its only time limit is for connecting: the whole has its own."""
+        own = {"user-agent": f"toolgate/{__version__}", "accept": "*/*", "accept-encoding": "gzip"}
+        return httpx2.Request(
+            self.method,
+            self.url,
+            headers=httpx2.Headers({**own, **self.headers}, encoding="latin-1"),
+            content=self.body,
+            extensions={"timeout": {"connect": connect_seconds, "read": None, "write": None, "pool": None}},
+        )
+
+
+def first_hop(method: str, url: str, headers: Mapping[str, str] | None, body: bytes | None) -> Hop:
+    """A checked request; `Invalid` names what is wrong with it, and never shows a header's value."""
+    if method.upper() not in _METHODS:
+        raise _refused(f"{method[:20]!r} is none of the methods {', '.join(sorted(_METHODS))}")
+    checked: dict[str, str] = {}
+    for name, value in (headers or {}).items():
+        low = name.lower()
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise _refused(f"the header {name[:40]!r} has characters that HTTP does not allow")
+        if low in _OURS or low.startswith("proxy-"):
+            raise _refused(f"the header {name!r} is set by the gateway alone; leave it out")
+        if low in checked:
+            raise _refused(f"the header {name!r} is there twice")
+        checked[low] = value
+    if sum(len(name) + len(value) for name, value in checked.items()) > _HEADER_BYTES:
+        raise _refused(f"its headers are larger than {_HEADER_BYTES} bytes")
+    return Hop(method.upper(), parse_url(url), checked, body)
+
+
+def _refused(reason: str) -> Invalid:
+    return Invalid(f"this request cannot be sent: {reason}", code="INVALID_REQUEST")
+
 
 TOO_MANY_REDIRECTS = "TOO_MANY_REDIRECTS"
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """What a server answered, whatever its status. `url` is where the answer came from in the end;
     `chunks` is its body, to be read once."""
 
@@ -43,7 +309,7 @@ class Answer:
         return b"".join([chunk async for chunk in self.chunks])
 
 
-class Door:
+class GuardedClient:
     """Sends requests under one policy, and keeps connections a moment for the next one.
 
         async with Door(Policy(allowed_hosts=("api.example.org",))) as door:
@@ -53,10 +319,10 @@ class Door:
     It knows neither cookies nor proxies. Requests may run side by side.
     """
 
-    def __init__(self, policy: Policy, network: Network = INTERNET, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, policy: NetworkPolicy, network: Network = INTERNET, tls: ssl.SSLContext | None = None) -> None:
         self._transport = GuardedTransport(policy, network, tls)
 
-    async def __aenter__(self) -> Door:
+    async def __aenter__(self) -> GuardedClient:
         return self
 
     async def __aexit__(
@@ -73,9 +339,9 @@ class Door:
         *,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-        limits: Limits = Limits(),  # noqa: B008 - it is frozen
+        limits: RequestLimits = RequestLimits(),  # noqa: B008 - it is frozen
         retry: Retry = NEVER,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[HttpResponse]:
         """The answer to a request, for as long as it is read.
 
         `Invalid` for a request that cannot be, `Forbidden` where the policy does not let it go,
@@ -86,7 +352,7 @@ class Door:
         with anyio.move_on_after(limits.seconds):
             last, response = await self._follow(hop, limits, retry)
             try:
-                async with aclosing(pieces(response, last.origin, limits.bytes)) as chunks:
+                async with aclosing(decode_body(response, last.origin, limits.bytes)) as chunks:
                     yield _answer(last, response, chunks)
             finally:
                 with anyio.CancelScope(shield=True):
@@ -94,7 +360,7 @@ class Door:
             return
         raise Timeout(f"{hop.origin} took longer than {limits.seconds:g} s", seconds=limits.seconds)
 
-    async def _follow(self, hop: Hop, limits: Limits, retry: Retry) -> tuple[Hop, httpx2.Response]:
+    async def _follow(self, hop: Hop, limits: RequestLimits, retry: Retry) -> tuple[Hop, httpx2.Response]:
         start = hop
         for _ in range(limits.redirects + 1):
             try:
@@ -111,7 +377,7 @@ class Door:
             hop = hop.redirected(response.status_code, location)
         raise Unavailable(f"{start.origin} redirects more than {limits.redirects} times", code=TOO_MANY_REDIRECTS)
 
-    async def _patiently(self, hop: Hop, limits: Limits, retry: Retry) -> httpx2.Response:
+    async def _patiently(self, hop: Hop, limits: RequestLimits, retry: Retry) -> httpx2.Response:
         """One step, tried again where that can help and there is time for it."""
         retry = retry if hop.method in IDEMPOTENT else NEVER
         attempt = 1
@@ -130,20 +396,20 @@ class Door:
             await anyio.sleep(pause)
             attempt += 1
 
-    async def _send(self, hop: Hop, limits: Limits) -> httpx2.Response:
+    async def _send(self, hop: Hop, limits: RequestLimits) -> httpx2.Response:
         try:
             response = await self._transport.handle_async_request(hop.build(limits.connect_seconds))
         except httpx2.TransportError as error:
-            raise errors.before_answer(error, hop.origin, limits.connect_seconds) from None
+            raise connection_error(error, hop.origin, limits.connect_seconds) from None
         if sum(len(name) + len(value) for name, value in response.headers.raw) > limits.header_bytes:
             await response.aclose()
-            raise errors.bad_answer(hop.origin, f"its headers are larger than {limits.header_bytes} bytes")
+            raise invalid_response(hop.origin, f"its headers are larger than {limits.header_bytes} bytes")
         return response
 
 
-def _answer(hop: Hop, response: httpx2.Response, chunks: AsyncIterator[bytes]) -> Answer:
+def _answer(hop: Hop, response: httpx2.Response, chunks: AsyncIterator[bytes]) -> HttpResponse:
     packed = "content-encoding" in response.headers
-    return Answer(
+    return HttpResponse(
         status=response.status_code,
         url=str(hop.url),
         headers=response.headers,

@@ -13,10 +13,8 @@ import anyio.to_thread
 
 from gateway.calls import Progress, no_progress
 from gateway.errors import GatewayError, NotFound, Unavailable
-from gateway.net.client import Answer, Door
-from gateway.net.limits import Limits
-from gateway.net.policy import Policy
-from gateway.net.retry import Retry
+from gateway.net.client import GuardedClient, HttpResponse, Retry
+from gateway.net.policy import NetworkPolicy, RequestLimits
 from gateway.net.transport import INTERNET, Network
 
 BAD_STATUS = "BAD_STATUS"
@@ -25,7 +23,7 @@ _WRITE = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Downloaded:
+class DownloadResult:
     """Where a file came from in the end, how long it is, and what the server says it is."""
 
     url_final: str
@@ -39,28 +37,28 @@ async def download(
     *,
     limit: int,
     timeout: float,
-    policy: Policy,
+    policy: NetworkPolicy,
     progress: Progress = no_progress,
     network: Network = INTERNET,
     tls: ssl.SSLContext | None = None,
-) -> Downloaded:
+) -> DownloadResult:
     """Write what is at `url` into `file`, from where it stands. Over https only, or http from this
     machine where the policy allows private addresses. Whatever goes wrong, the file is cut back to
     where it stood."""
-    limits = Limits(bytes=limit, seconds=timeout, connect_seconds=min(timeout, Limits.connect_seconds))
-    async with Door(replace(policy, https_only=True), network, tls) as door:
+    limits = RequestLimits(bytes=limit, seconds=timeout, connect_seconds=min(timeout, RequestLimits.connect_seconds))
+    async with GuardedClient(replace(policy, https_only=True), network, tls) as door:
         return await save(door, url, file, limits=limits, progress=progress)
 
 
 async def save(
-    door: Door,
+    door: GuardedClient,
     url: str,
     file: BinaryIO,
     *,
-    limits: Limits,
+    limits: RequestLimits,
     headers: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
-) -> Downloaded:
+) -> DownloadResult:
     """The same through a door that is open already, under its own policy."""
     start = file.tell()
     try:
@@ -73,10 +71,10 @@ async def save(
             file.seek(start)
             file.truncate()
         raise
-    return Downloaded(answer.url, written, answer.content_type)
+    return DownloadResult(answer.url, written, answer.content_type)
 
 
-async def _write(answer: Answer, file: BinaryIO, progress: Progress) -> int:
+async def _write(answer: HttpResponse, file: BinaryIO, progress: Progress) -> int:
     written = 0
     async for block in _blocks(answer.chunks):
         await anyio.to_thread.run_sync(file.write, block)
@@ -97,7 +95,7 @@ async def _blocks(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield bytes(block)
 
 
-def _no_file(answer: Answer) -> GatewayError:
+def _no_file(answer: HttpResponse) -> GatewayError:
     try:
         said = f"{answer.status} {HTTPStatus(answer.status).phrase}"
     except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
@@ -16,10 +17,47 @@ import anyio.to_thread
 import httpcore2
 import httpx2
 
-from gateway.errors import Unavailable
-from gateway.net.addresses import parse_address
-from gateway.net.policy import Policy
-from gateway.net.urls import parse
+from gateway.errors import Invalid, Unavailable
+from gateway.net.policy import NetworkPolicy, canonical_host, parse_address
+
+INVALID_URL = "INVALID_URL"
+_LONGEST = 8192
+_START = re.compile(r"(https?)://([^/?#]*)", re.IGNORECASE)
+_AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:@\[\]\\%]+)(?::([0-9]{0,5}))?")
+_HIGHEST_PORT = 65535
+
+
+def parse_url(text: str) -> httpx2.URL:
+    """The URL in `text`, with its host in the form it is looked up in and without a fragment.
+
+    Refused: every scheme but http and https, user names and passwords, zones, and all that one
+    parser may read differently from another.
+    """
+    if len(text) > _LONGEST:
+        raise _refused(f"it has more than {_LONGEST} characters")
+    start = _START.match(text)
+    if start is None:
+        raise _refused("it must start with https:// or http:// and a host")
+    if "@" in start[2]:
+        raise _refused("it must not have a user name or password before the host")
+    authority = _AUTHORITY.fullmatch(start[2])
+    if authority is None or not (authority[2] is None or int(authority[2] or "1") in range(1, _HIGHEST_PORT + 1)):
+        raise _refused("what stands between // and the next / must be a host, or host:port")
+    try:
+        url = httpx2.URL(text)
+        return url.copy_with(host=canonical_host(url.raw_host.decode("ascii")), fragment=None)
+    except (httpx2.InvalidURL, ValueError):
+        raise _refused("its host, port or path is malformed") from None
+
+
+def url_origin(url: httpx2.URL) -> str:
+    """What messages and logs may say of a URL: paths and queries can hold keys."""
+    return f"{url.scheme}://{url.netloc.decode('ascii')}"
+
+
+def _refused(reason: str) -> Invalid:
+    return Invalid(f"this URL cannot be opened: {reason}", code=INVALID_URL)
+
 
 NO_ADDRESS = "NO_ADDRESS"
 LOOKUP_FAILED = "LOOKUP_FAILED"
@@ -78,14 +116,14 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     addresses that were checked, for the same name.
     """
 
-    def __init__(self, policy: Policy, network: Network = INTERNET, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, policy: NetworkPolicy, network: Network = INTERNET, tls: ssl.SSLContext | None = None) -> None:
         self._policy = policy
         self._network = network
         self._tls = tls
         self._pools: dict[str, httpcore2.AsyncConnectionPool] = {}
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        url = parse(str(request.url))
+        url = parse_url(str(request.url))
         self._policy.check_host(url.scheme, url.raw_host.decode("ascii"), url.port)
         pool = await self._pool(url.scheme)
         with _named_by_httpx2():
@@ -132,7 +170,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 class _Checked(httpcore2.AsyncNetworkBackend):
     """Opens the connections of a pool, and has no other way to than past the policy."""
 
-    def __init__(self, scheme: str, policy: Policy, network: Network) -> None:
+    def __init__(self, scheme: str, policy: NetworkPolicy, network: Network) -> None:
         self._scheme = scheme
         self._policy = policy
         self._network = network

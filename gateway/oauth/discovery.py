@@ -22,7 +22,7 @@ from gateway.errors import Forbidden, GatewayError, Unavailable
 from gateway.mcp_client import HttpEndpoint
 from gateway.mcp_client.http_pool import Pool
 from gateway.mcp_client.streamable_http import HEARD, POSTED
-from gateway.net.urls import origin, parse
+from gateway.net.transport import parse_url, url_origin
 from gateway.oauth.bearer import parameter, scopes
 from gateway.oauth.http import Reach, Reply
 
@@ -92,7 +92,7 @@ async def discover(reach: Reach, url: str, said: Challenge, wanted: str | None =
     """Where to sign in; refused when the server does not say it, or says what is not so. `wanted` is the only issuer
     that will do, where there is one."""
     # As it is compared; and without a query, which may be a key of its owner's, and is no part of what it names.
-    url = str(parse(url).copy_with(query=None))
+    url = str(parse_url(url).copy_with(query=None))
     protected = await _protected(reach, url, said)
     if protected is None:
         # Servers of 2025-03-26 are their own authorization servers, and say nothing of themselves.
@@ -173,6 +173,6 @@ def _require_same(resource: str, url: str) -> None:
 
 def _origin(url: str) -> str:
     try:
-        return origin(parse(url))
+        return url_origin(parse_url(url))
     except GatewayError:
         return "no URL"

@@ -13,19 +13,25 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gateway.errors import Forbidden, GatewayError, Unavailable
-from gateway.net.addresses import Address, is_loopback, kind, parse_address
-from gateway.net.client import TOO_MANY_REDIRECTS, Door
-from gateway.net.limits import Limits
-from gateway.net.policy import INSECURE_URL, PRIVATE_ADDRESS, Policy
-from gateway.net.transport import INTERNET, Network
-from gateway.net.urls import origin, parse
+from gateway.net.client import TOO_MANY_REDIRECTS, GuardedClient
+from gateway.net.policy import (
+    INSECURE_URL,
+    PRIVATE_ADDRESS,
+    Address,
+    NetworkPolicy,
+    RequestLimits,
+    address_kind,
+    is_loopback,
+    parse_address,
+)
+from gateway.net.transport import INTERNET, Network, parse_url, url_origin
 from gateway.text import visible
 
-LIMITS = Limits(bytes=64 * 1024, seconds=15.0, connect_seconds=8.0, redirects=0)
+LIMITS = RequestLimits(bytes=64 * 1024, seconds=15.0, connect_seconds=8.0, redirects=0)
 _FORM = {"content-type": "application/x-www-form-urlencoded", "accept": "application/json"}
 _SAID_LIMIT = 200
 # Kinds of addresses where networks of one's own are: private, of a carrier or a mesh, link-local.
-_NEAR = frozenset(kind(ip_address(each)) for each in ("10.0.0.0", "100.64.0.0", "169.254.0.0"))
+_NEAR = frozenset(address_kind(ip_address(each)) for each in ("10.0.0.0", "100.64.0.0", "169.254.0.0"))
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Reply:
 class Reach:
     """Requests to whatever a server names, within narrow limits. No redirect is followed."""
 
-    def __init__(self, door: Door, local: bool) -> None:
+    def __init__(self, door: GuardedClient, local: bool) -> None:
         self._door = door
         self._local = local
 
@@ -88,14 +94,14 @@ class Reach:
 
     def check(self, url: str) -> None:
         """Refuse an address that a browser is not to be sent to."""
-        parts = parse(url)
+        parts = parse_url(url)
         host = parts.raw_host.decode("ascii")
         if parts.scheme != "https" and not (self._local and _names_this_machine(host)):
             raise _insecure(host)
 
     async def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
         self.check(url)
-        here = origin(parse(url))
+        here = url_origin(parse_url(url))
         try:
             async with self._door.request(method, url, headers=headers, body=body, limits=LIMITS) as answer:
                 content = await answer.read()
@@ -110,25 +116,27 @@ class Reach:
 async def reach(server: str, network: Network = INTERNET) -> AsyncIterator[Reach]:
     """The way to the authorization server of the MCP server at a URL. It leads only over https and to public
     addresses, unless the server itself is on this machine or in a private network."""
-    url = parse(server)
+    url = parse_url(server)
     host = url.raw_host.decode("ascii")
     local = _names_this_machine(host)
     if url.scheme != "https" and not local:
         raise _insecure(host)
     private = local or await _is_private(host, url.port or (443 if url.scheme == "https" else 80), network)
-    async with Door(_Policy(any_host=True, allow_private=private, https_only=True, local=local), network) as door:
+    async with GuardedClient(
+        _Policy(any_host=True, allow_private=private, https_only=True, local=local), network
+    ) as door:
         yield Reach(door, local)
 
 
 @dataclass(frozen=True)
-class _Policy(Policy):
+class _Policy(NetworkPolicy):
     """As any other, and with `local` the only one that leads to this machine. None leads to what is neither public
     nor somebody's network: `0.0.0.0`, what clouds tell their machines, and the like."""
 
     local: bool = False
 
     def check_address(self, scheme: str, host: str, address: Address) -> None:
-        found = kind(address)
+        found = address_kind(address)
         near = self.local if is_loopback(address) else self.allow_private and found in _NEAR
         if found is not None and not near:
             raise Forbidden(
@@ -147,7 +155,7 @@ async def _is_private(host: str, port: int, network: Network) -> bool:
             addresses = await network.resolve(host, port)
     except (GatewayError, TimeoutError):
         return False
-    return bool(addresses) and all(kind(parse_address(each)) is not None for each in addresses)
+    return bool(addresses) and all(address_kind(parse_address(each)) is not None for each in addresses)
 
 
 def _names_this_machine(host: str) -> bool:

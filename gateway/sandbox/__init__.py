@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from gateway.net.policy import Policy
+    from gateway.net.policy import NetworkPolicy
 
 
 _MEBIBYTE = 1024 * 1024
@@ -76,7 +76,7 @@ class Program:
     cwd: str = "/"
     pass_fds: tuple[int, ...] = ()
     limits: Limits = Limits()
-    network: Policy | None = None
+    network: NetworkPolicy | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.errors import GatewayError
-from gateway.net.policy import WEB_PORTS, Policy
+from gateway.net.policy import WEB_PORTS, NetworkPolicy
 from gateway.sandbox import Process, Program
 from gateway.sandbox.network_init import PORT
 from gateway.sandbox.proxy import Proxy
@@ -29,15 +29,15 @@ _NAMES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 _serving: set[asyncio.Task[None]] = set()
 
 
-def network_of(settings: SandboxSettings) -> Policy | None:
+def network_of(settings: SandboxSettings) -> NetworkPolicy | None:
     """Where programs may go; None for nowhere. Without a list of hosts it is every one with a public address."""
     if not settings.network:
         return None
     hosts = tuple(settings.allowed_hosts)
-    return Policy(hosts, any_host=not hosts, ports=WEB_PORTS, hosts_setting="sandbox.allowed_hosts")
+    return NetworkPolicy(hosts, any_host=not hosts, ports=WEB_PORTS, hosts_setting="sandbox.allowed_hosts")
 
 
-async def connected(program: Program, policy: Policy, start: Callable[[Program], Awaitable[Process]]) -> Process:
+async def connected(program: Program, policy: NetworkPolicy, start: Callable[[Program], Awaitable[Process]]) -> Process:
     """Start the program with a door; the proxy behind it is there for as long as the program is."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)

@@ -15,8 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
-from gateway.net.addresses import parse_address
-from gateway.net.policy import PRIVATE_ADDRESS, Policy, canonical_host
+from gateway.net.policy import PRIVATE_ADDRESS, NetworkPolicy, canonical_host, parse_address
 
 CONNECTIONS = 64
 _BYTES = 4 * 1024**3
@@ -51,7 +50,7 @@ class _Request:
 class Proxy:
     """Serves one program, under its policy. What it may carry in all, and at once, is bounded."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: NetworkPolicy) -> None:
         self._policy = policy
         self._carried = 0
         self._connections: set[asyncio.Task[None]] = set()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.net.addresses import is_loopback, kind, parse_address
+from gateway.net.policy import address_kind, is_loopback, parse_address
 
 NOT_PUBLIC = [
     "0.0.0.0", "0.1.2.3", "10.0.0.1", "10.255.255.255", "100.64.0.1", "100.127.255.254", "100.100.100.200",
@@ -31,25 +31,25 @@ PUBLIC = [
 
 @pytest.mark.parametrize("text", NOT_PUBLIC)
 def test_an_address_that_is_not_public_has_a_kind(text: str) -> None:
-    assert kind(parse_address(text))
+    assert address_kind(parse_address(text))
 
 
 @pytest.mark.parametrize("text", PUBLIC)
 def test_a_public_address_has_none(text: str) -> None:
-    assert kind(parse_address(text)) is None
+    assert address_kind(parse_address(text)) is None
 
 
 @given(st.ip_addresses())
 def test_nothing_is_public_that_python_knows_to_be_private(address: object) -> None:
     found = parse_address(str(address))
     if found.is_private or found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified:
-        assert kind(found)
+        assert address_kind(found)
 
 
 @given(st.ip_addresses(v=4))
 def test_a_mapped_address_is_what_it_stands_for(address: object) -> None:
-    assert kind(parse_address(f"::ffff:{address}")) == kind(parse_address(str(address)))
-    assert kind(parse_address(f"64:ff9b::{address}")) == kind(parse_address(str(address)))
+    assert address_kind(parse_address(f"::ffff:{address}")) == address_kind(parse_address(str(address)))
+    assert address_kind(parse_address(f"64:ff9b::{address}")) == address_kind(parse_address(str(address)))
 
 
 def test_loopback_is_known_in_each_form() -> None:

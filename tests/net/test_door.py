@@ -13,29 +13,29 @@ import pytest
 from eventually import TIMEOUT
 
 from gateway.errors import Forbidden, Invalid, Timeout, Unavailable
-from gateway.net import Limits, Policy
-from gateway.net.client import Door
+from gateway.net.client import GuardedClient
+from gateway.net.policy import NetworkPolicy, RequestLimits
 from gateway.net.transport import INTERNET, GuardedTransport, Network
 
 from .sites import PUBLIC, Lab, answer, redirect, serving, trusting
 
 pytestmark = pytest.mark.anyio
 
-OPEN = Policy(any_host=True, allow_private=True)
+OPEN = NetworkPolicy(any_host=True, allow_private=True)
 
 
 async def get(
     url: str,
-    policy: Policy = OPEN,
+    policy: NetworkPolicy = OPEN,
     network: Network = INTERNET,
-    limits: Limits = Limits(),  # noqa: B008
+    limits: RequestLimits = RequestLimits(),  # noqa: B008
 ) -> tuple[int, bytes]:
-    async with Door(policy, network, trusting()) as door, door.request("GET", url, limits=limits) as reply:
+    async with GuardedClient(policy, network, trusting()) as door, door.request("GET", url, limits=limits) as reply:
         return reply.status, await reply.read()
 
 
 async def test_a_request_arrives_as_it_was_given() -> None:
-    async with serving({"/items": answer(201, b"made", "X-Id: 7")}) as site, Door(OPEN) as door:
+    async with serving({"/items": answer(201, b"made", "X-Id: 7")}) as site, GuardedClient(OPEN) as door:
         headers = {"Authorization": "Bearer key", "Content-Type": "application/json"}
         async with door.request("post", site["/items?a=1&b=%20"], headers=headers, body=b"{}") as reply:
             assert (reply.status, reply.headers["x-id"], await reply.read()) == (201, "7", b"made")
@@ -54,7 +54,7 @@ async def test_an_error_status_is_an_answer() -> None:
 
 
 async def test_no_cookie_is_kept() -> None:
-    async with serving({"/": answer(200, b"", "Set-Cookie: a=b")}) as site, Door(OPEN) as door:
+    async with serving({"/": answer(200, b"", "Set-Cookie: a=b")}) as site, GuardedClient(OPEN) as door:
         for _ in range(2):
             async with door.request("GET", site["/"]):
                 pass
@@ -80,7 +80,7 @@ async def test_no_cookie_is_kept() -> None:
     ids=lambda headers: ascii(headers)[:40],
 )
 async def test_headers_that_could_change_the_meaning_of_a_request_are_refused(headers: Mapping[str, str]) -> None:
-    async with serving({"/": answer()}) as site, Door(OPEN) as door:
+    async with serving({"/": answer()}) as site, GuardedClient(OPEN) as door:
         with pytest.raises(Invalid) as refused:
             async with door.request("GET", site["/"], headers=headers):
                 pass
@@ -90,7 +90,7 @@ async def test_headers_that_could_change_the_meaning_of_a_request_are_refused(he
 
 @pytest.mark.parametrize("method", ["CONNECT", "TRACE", "GET /secret HTTP/1.1\r\nX:", ""])
 async def test_a_method_that_is_none_is_refused(method: str) -> None:
-    async with Door(OPEN) as door:
+    async with GuardedClient(OPEN) as door:
         with pytest.raises(Invalid, match="none of the methods"):
             async with door.request(method, "http://a.test/"):
                 pass
@@ -111,7 +111,7 @@ async def test_a_method_that_is_none_is_refused(method: str) -> None:
 async def test_a_redirect_keeps_or_drops_the_method_as_the_standard_says(
     status: int, method: str, then: tuple[str, bytes]
 ) -> None:
-    async with serving({"/": redirect("/there", status), "/there": answer()}) as site, Door(OPEN) as door:
+    async with serving({"/": redirect("/there", status), "/there": answer()}) as site, GuardedClient(OPEN) as door:
         body = None if method == "HEAD" else b"body"
         async with door.request(method, site["/"], body=body, headers={"Content-Type": "text/plain"}) as reply:
             assert reply.url == site["/there"]
@@ -125,7 +125,7 @@ KEYS = {"Authorization": "Bearer key", "Cookie": "a=b", "X-Api-Key": "key", "Acc
 async def test_keys_stay_with_the_server_they_were_meant_for() -> None:
     async with serving({"/there": answer()}) as other:
         replies = {"/": redirect(other["/there"], 307), "/near": redirect("/there", 307), "/there": answer()}
-        async with serving(replies) as site, Door(OPEN) as door:
+        async with serving(replies) as site, GuardedClient(OPEN) as door:
             for path in ("/", "/near"):
                 async with door.request("GET", site[path], headers=KEYS):
                     pass
@@ -137,7 +137,7 @@ async def test_keys_stay_with_the_server_they_were_meant_for() -> None:
 
 
 async def test_a_redirect_without_end_is_not_followed_without_end() -> None:
-    async with serving({"/": redirect("/")}) as site, Door(OPEN) as door:
+    async with serving({"/": redirect("/")}) as site, GuardedClient(OPEN) as door:
         with pytest.raises(Unavailable, match="redirects more than 5 times") as refused:
             async with door.request("GET", site["/"]):
                 pass
@@ -148,7 +148,7 @@ async def test_a_redirect_without_end_is_not_followed_without_end() -> None:
 async def test_tls_asks_for_the_name_and_connects_to_the_checked_address() -> None:
     async with serving({"/": answer(200, b"safe")}, names=["public.test"]) as site:
         lab = Lab(site.port, {"public.test": [[PUBLIC]]})
-        assert await get("https://PUBLIC.test./", Policy(any_host=True), lab) == (200, b"safe")
+        assert await get("https://PUBLIC.test./", NetworkPolicy(any_host=True), lab) == (200, b"safe")
         assert lab.connected == [PUBLIC]
         assert [(asked.sni, asked.headers["host"]) for asked in site.asked] == [("public.test", "public.test")]
 
@@ -156,7 +156,7 @@ async def test_tls_asks_for_the_name_and_connects_to_the_checked_address() -> No
 async def test_a_certificate_for_another_name_is_not_accepted() -> None:
     async with serving({"/": answer()}, names=["public.test"]) as site:
         lab = Lab(site.port, {"other.test": [[PUBLIC]]})
-        async with Door(Policy(any_host=True), lab, trusting()) as door:
+        async with GuardedClient(NetworkPolicy(any_host=True), lab, trusting()) as door:
             with pytest.raises(Unavailable, match=r"certificate of https://other\.test is not accepted") as refused:
                 async with door.request("GET", "https://other.test/"):
                     pass
@@ -165,7 +165,7 @@ async def test_a_certificate_for_another_name_is_not_accepted() -> None:
 
 async def test_a_certificate_of_an_unknown_authority_is_not_accepted() -> None:
     async with serving({"/": answer()}, names=["public.test"]) as site:
-        async with Door(Policy(any_host=True), Lab(site.port, {"public.test": [[PUBLIC]]})) as door:
+        async with GuardedClient(NetworkPolicy(any_host=True), Lab(site.port, {"public.test": [[PUBLIC]]})) as door:
             with pytest.raises(Unavailable, match=r"not accepted: .*certificate") as refused:
                 async with door.request("GET", "https://public.test/"):
                     pass
@@ -179,7 +179,7 @@ async def test_a_server_without_tls_is_named_as_such() -> None:
         writer.close()
 
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
-    async with server, Door(OPEN) as door:
+    async with server, GuardedClient(OPEN) as door:
         with pytest.raises(Unavailable, match="no TLS connection with https://localhost") as refused:
             async with door.request("GET", f"https://localhost:{server.sockets[0].getsockname()[1]}/"):
                 pass
@@ -190,7 +190,7 @@ async def test_https_is_never_left_by_a_redirect() -> None:
     async with serving({"/": answer()}) as plain:
         async with serving({"/": redirect("http://public.test/x?key=hidden")}, names=["public.test"]) as site:
             lab = Lab(site.port, {"public.test": [[PUBLIC]]})
-            async with Door(OPEN, lab, trusting()) as door:
+            async with GuardedClient(OPEN, lab, trusting()) as door:
                 with pytest.raises(Forbidden, match="redirects from https to plain http") as refused:
                     async with door.request("GET", "https://public.test/"):
                         pass
@@ -202,7 +202,7 @@ async def test_https_is_never_left_by_a_redirect() -> None:
 async def test_a_closed_port_says_so() -> None:
     async with serving({}) as site:
         port = site.port
-    async with Door(OPEN) as door:
+    async with GuardedClient(OPEN) as door:
         with pytest.raises(Unavailable, match=rf"http://127\.0\.0\.1:{port} could not be reached: ") as refused:
             async with door.request("GET", f"http://127.0.0.1:{port}/secret?key=hidden"):
                 pass
@@ -220,8 +220,8 @@ async def test_each_address_of_a_name_gets_its_share_of_the_time() -> None:
 
     async with serving({"/": answer(200, b"second")}) as site:
         lab = Dead(site.port, {"two.test": [[PUBLIC, "1.1.1.1"]]})
-        limits = Limits(connect_seconds=TIMEOUT)
-        assert await get("http://two.test/", Policy(any_host=True), lab, limits) == (200, b"second")
+        limits = RequestLimits(connect_seconds=TIMEOUT)
+        assert await get("http://two.test/", NetworkPolicy(any_host=True), lab, limits) == (200, b"second")
         assert lab.connected == [PUBLIC, "1.1.1.1"]
 
 
@@ -231,9 +231,9 @@ async def test_a_name_that_is_looked_up_for_ever_runs_out_of_time() -> None:
             await anyio.sleep_forever()
             raise AssertionError
 
-    async with Door(OPEN, Silent(0, {})) as door:
+    async with GuardedClient(OPEN, Silent(0, {})) as door:
         with pytest.raises(Timeout, match=r"http://a\.test could not be reached within 0\.1 s"):
-            async with door.request("GET", "http://a.test/", limits=Limits(connect_seconds=0.1)):
+            async with door.request("GET", "http://a.test/", limits=RequestLimits(connect_seconds=0.1)):
                 pass
 
 
@@ -243,7 +243,7 @@ async def test_nothing_secret_of_a_request_is_logged(caplog: pytest.LogCaptureFi
         "/path": redirect("/there?key=hidden-location", 307),
         "/there": answer(200, b"hidden-body", "Set-Cookie: key=hidden-cookie"),
     }
-    async with serving(replies) as site, Door(OPEN) as door:
+    async with serving(replies) as site, GuardedClient(OPEN) as door:
         url = site["/path?key=hidden-query"]
         async with door.request("POST", url, headers={"Authorization": "hidden-header"}, body=b"hidden") as reply:
             await reply.read()
@@ -254,7 +254,7 @@ async def test_nothing_secret_of_a_request_is_logged(caplog: pytest.LogCaptureFi
 async def test_a_client_of_someone_else_is_guarded_by_the_same_transport() -> None:
     async with serving({"/": redirect("http://inner.test/secret"), "/secret": answer(200, b"secret")}) as site:
         lab = Lab(site.port, {"public.test": [[PUBLIC]], "inner.test": [["10.0.0.1"]]})
-        transport = GuardedTransport(Policy(any_host=True), lab)
+        transport = GuardedTransport(NetworkPolicy(any_host=True), lab)
         async with httpx2.AsyncClient(transport=transport, follow_redirects=True) as client:
             with pytest.raises(Forbidden):
                 await client.get("http://public.test/")
@@ -265,7 +265,7 @@ async def test_a_client_of_someone_else_is_guarded_by_the_same_transport() -> No
 
 async def test_the_transport_reads_urls_as_strictly_as_the_door() -> None:
     async with serving({"/": answer(200, b"open")}) as site:
-        transport = GuardedTransport(Policy(allowed_hosts=("a.test",)), Lab(site.port, {"a.test": [[PUBLIC]]}))
+        transport = GuardedTransport(NetworkPolicy(allowed_hosts=("a.test",)), Lab(site.port, {"a.test": [[PUBLIC]]}))
         async with httpx2.AsyncClient(transport=transport) as client:
             assert (await client.get("http://A.test./")).content == b"open"
             for url in ("http://user:password@a.test/", "http://a.test%00/", "ws://a.test/", "http://a.test:99999/"):
@@ -275,7 +275,7 @@ async def test_the_transport_reads_urls_as_strictly_as_the_door() -> None:
 
 
 async def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
-    async with Door(OPEN) as door:
+    async with GuardedClient(OPEN) as door:
         with pytest.raises(Invalid, match="must not have a user name or password") as refused:
             async with door.request("GET", "https://user:hidden@a.test/"):
                 pass
@@ -290,7 +290,7 @@ async def test_requests_run_side_by_side_and_one_given_up_leaves_the_others() ->
         writer.write(answer(200, b"done"))
         await writer.drain()
 
-    async with serving({"/": wait}) as site, Door(OPEN) as door:
+    async with serving({"/": wait}) as site, GuardedClient(OPEN) as door:
 
         async def ask() -> bytes:
             async with door.request("GET", site["/"]) as reply:

@@ -14,20 +14,20 @@ import pytest
 from eventually import TIMEOUT
 
 from gateway.errors import Forbidden, GatewayError, NotFound, Timeout, ToolFailed, Unavailable
-from gateway.net import Policy
-from gateway.net.download import Downloaded, download
+from gateway.net.download import DownloadResult, download
+from gateway.net.policy import NetworkPolicy
 
 from .sites import PUBLIC, Lab, Reply, answer, redirect, serving, trusting
 from .test_limits import BROKEN, drip, flood
 
 pytestmark = pytest.mark.anyio
 
-ANY = Policy(any_host=True)
-OPEN = Policy(any_host=True, allow_private=True)
+ANY = NetworkPolicy(any_host=True)
+OPEN = NetworkPolicy(any_host=True, allow_private=True)
 BODY = bytes(range(256)) * 20000
 
 
-async def fetch(url: str, file: Any, policy: Policy = OPEN, **more: Any) -> Downloaded:
+async def fetch(url: str, file: Any, policy: NetworkPolicy = OPEN, **more: Any) -> DownloadResult:
     with anyio.fail_after(TIMEOUT):
         return await download(url, file, policy=policy, **{"limit": len(BODY), "timeout": TIMEOUT, **more})
 
@@ -42,7 +42,7 @@ async def test_a_file_comes_whole_with_its_progress(tmp_path: Path) -> None:
     async with serving(replies) as site:
         with (tmp_path / "bundle.zip").open("wb") as file:
             got = await fetch(site["/x"], file, progress=progress)
-        assert got == Downloaded(site["/bundle.zip?v=2"], len(BODY), "application/zip")
+        assert got == DownloadResult(site["/bundle.zip?v=2"], len(BODY), "application/zip")
     assert (tmp_path / "bundle.zip").read_bytes() == BODY
     assert 1 < len(seen) < 10
     assert [*sorted(seen)[:-1], (len(BODY), len(BODY))] == seen
@@ -105,7 +105,7 @@ async def test_a_redirect_from_https_to_http_is_refused() -> None:
 
 async def test_only_the_hosts_that_are_allowed_where_some_are_named() -> None:
     with pytest.raises(Forbidden) as refused:
-        await fetch("https://other.test/", io.BytesIO(), Policy(allowed_hosts=("public.test",)))
+        await fetch("https://other.test/", io.BytesIO(), NetworkPolicy(allowed_hosts=("public.test",)))
     assert refused.value.code == "HOST_NOT_ALLOWED"
 
 

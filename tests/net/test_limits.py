@@ -12,20 +12,20 @@ import pytest
 from eventually import TIMEOUT
 
 from gateway.errors import GatewayError, Timeout, ToolFailed, Unavailable
-from gateway.net import Limits, Policy
-from gateway.net.client import Door
+from gateway.net.client import GuardedClient
+from gateway.net.policy import NetworkPolicy, RequestLimits
 
 from .sites import Reply, answer, serving
 
 pytestmark = pytest.mark.anyio
 
-OPEN = Policy(any_host=True, allow_private=True)
+OPEN = NetworkPolicy(any_host=True, allow_private=True)
 KIBIBYTE = 1024
 PLAIN = b"HTTP/1.1 200 OK\r\n"
 
 
-async def get(reply: Reply, limits: Limits = Limits()) -> bytes:  # noqa: B008
-    async with serving({"/": reply}) as site, Door(OPEN) as door:
+async def get(reply: Reply, limits: RequestLimits = RequestLimits()) -> bytes:  # noqa: B008
+    async with serving({"/": reply}) as site, GuardedClient(OPEN) as door:
         with anyio.fail_after(TIMEOUT):
             async with door.request("GET", site["/"], limits=limits) as received:
                 return await received.read()
@@ -74,29 +74,29 @@ async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 @pytest.mark.parametrize("reply", [drip, silence, patience])
 async def test_the_whole_has_a_time_limit_however_busy_the_server_seems(reply: Reply) -> None:
     with pytest.raises(Timeout, match=r"took longer than 0\.2 s"):
-        await get(reply, Limits(seconds=0.2))
+        await get(reply, RequestLimits(seconds=0.2))
 
 
 async def test_a_reader_who_dawdles_is_cut_off_too() -> None:
-    async with serving({"/": answer(200, b"x")}) as site, Door(OPEN) as door:
+    async with serving({"/": answer(200, b"x")}) as site, GuardedClient(OPEN) as door:
         with pytest.raises(Timeout):
-            async with door.request("GET", site["/"], limits=Limits(seconds=0.2)):
+            async with door.request("GET", site["/"], limits=RequestLimits(seconds=0.2)):
                 await anyio.sleep_forever()
 
 
 async def test_a_body_without_end_is_cut_at_the_limit() -> None:
     with pytest.raises(ToolFailed, match="larger than 300000 bytes") as refused:
-        await get(flood, Limits(bytes=300_000))
+        await get(flood, RequestLimits(bytes=300_000))
     assert (refused.value.code, refused.value.details) == ("RESPONSE_TOO_LARGE", {"limit": 300_000})
 
 
 async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
     with pytest.raises(ToolFailed, match="larger than 1000 bytes"):
-        await get(PLAIN + b"Content-Length: 100000000000\r\n\r\n", Limits(bytes=1000, seconds=TIMEOUT))
+        await get(PLAIN + b"Content-Length: 100000000000\r\n\r\n", RequestLimits(bytes=1000, seconds=TIMEOUT))
 
 
 async def test_a_body_of_just_the_limit_is_read() -> None:
-    assert await get(answer(200, b"x" * 1000), Limits(bytes=1000)) == b"x" * 1000
+    assert await get(answer(200, b"x" * 1000), RequestLimits(bytes=1000)) == b"x" * 1000
 
 
 async def test_headers_without_end_are_refused() -> None:
@@ -127,7 +127,7 @@ async def test_a_bomb_costs_no_more_than_the_limit() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ToolFailed, match="larger than 2097152 bytes"):
-            await get(packed(bomb), Limits(bytes=2 * KIBIBYTE * KIBIBYTE))
+            await get(packed(bomb), RequestLimits(bytes=2 * KIBIBYTE * KIBIBYTE))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -137,7 +137,7 @@ async def test_a_bomb_costs_no_more_than_the_limit() -> None:
 async def test_packed_bytes_that_unpack_to_nothing_count_too() -> None:
     with pytest.raises(ToolFailed, match="larger than 1000 bytes"):
         await get(PLAIN + b"Content-Encoding: gzip\r\nConnection: close\r\n\r\n" + gzip.compress(b"") * 100,
-                  Limits(bytes=1000))  # fmt: skip
+                  RequestLimits(bytes=1000))  # fmt: skip
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "deflate", "gzip, gzip", "gzip, br", "compress", "aes128gcm"])
@@ -183,7 +183,7 @@ NOT_HTTP = {
 @pytest.mark.parametrize("reply", NOT_HTTP.values(), ids=NOT_HTTP)
 async def test_what_is_not_http_is_no_answer(reply: bytes) -> None:
     with pytest.raises(GatewayError) as refused:
-        await get(reply, Limits(seconds=5))
+        await get(reply, RequestLimits(seconds=5))
     assert refused.value.code in ("BAD_ANSWER", "CONNECTION_LOST")
 
 
@@ -204,7 +204,7 @@ async def test_the_length_a_head_request_learns_is_not_a_body() -> None:
     reply = PLAIN + b"Content-Length: 5000\r\nConnection: close\r\n\r\n"
     async with (
         serving({"/": reply}) as site,
-        Door(OPEN) as door,
-        door.request("HEAD", site["/"], limits=Limits(bytes=10)) as received,
+        GuardedClient(OPEN) as door,
+        door.request("HEAD", site["/"], limits=RequestLimits(bytes=10)) as received,
     ):
         assert (await received.read(), received.length) == (b"", 5000)

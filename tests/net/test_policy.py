@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import Forbidden, Invalid
-from gateway.net import Policy
-from gateway.net.addresses import parse_address
-from gateway.net.policy import canonical_host
+from gateway.net.policy import NetworkPolicy, canonical_host, parse_address
 
 
-def allows(policy: Policy, host: str, scheme: str = "https") -> bool:
+def allows(policy: NetworkPolicy, host: str, scheme: str = "https") -> bool:
     try:
         policy.check_host(scheme, canonical_host(host))
     except Forbidden as error:
@@ -20,44 +18,44 @@ def allows(policy: Policy, host: str, scheme: str = "https") -> bool:
 
 
 def test_without_a_word_nothing_is_allowed() -> None:
-    assert not allows(Policy(), "example.org")
-    assert not allows(Policy(allow_private=True), "localhost")
+    assert not allows(NetworkPolicy(), "example.org")
+    assert not allows(NetworkPolicy(allow_private=True), "localhost")
 
 
 def test_any_host_is_said_in_so_many_words() -> None:
-    assert allows(Policy(any_host=True), "example.org")
+    assert allows(NetworkPolicy(any_host=True), "example.org")
 
 
 @pytest.mark.parametrize("host", ["example.org", "EXAMPLE.org", "example.org."])
 def test_a_name_is_allowed_however_it_is_written(host: str) -> None:
-    assert allows(Policy(allowed_hosts=("Example.ORG",)), host)
+    assert allows(NetworkPolicy(allowed_hosts=("Example.ORG",)), host)
 
 
 @pytest.mark.parametrize(
     "host", ["sub.example.org", "evilexample.org", "example.org.evil.net", "example.com", "xample.org", "org"]
 )
 def test_a_name_allows_no_other(host: str) -> None:
-    assert not allows(Policy(allowed_hosts=("example.org",)), host)
+    assert not allows(NetworkPolicy(allowed_hosts=("example.org",)), host)
 
 
 @pytest.mark.parametrize("host", ["a.example.org", "a.b.example.org", "A.Example.Org."])
 def test_a_pattern_allows_every_name_below(host: str) -> None:
-    assert allows(Policy(allowed_hosts=("*.example.org",)), host)
+    assert allows(NetworkPolicy(allowed_hosts=("*.example.org",)), host)
 
 
 @pytest.mark.parametrize("host", ["example.org", "evilexample.org", "a.example.org.evil.net", "aexample.org"])
 def test_a_pattern_allows_neither_itself_nor_what_looks_like_it(host: str) -> None:
-    assert not allows(Policy(allowed_hosts=("*.example.org",)), host)
+    assert not allows(NetworkPolicy(allowed_hosts=("*.example.org",)), host)
 
 
 def test_names_of_other_alphabets_are_compared_in_ascii() -> None:
-    assert allows(Policy(allowed_hosts=("bücher.example",)), "xn--bcher-kva.example")
-    assert allows(Policy(allowed_hosts=("*.xn--bcher-kva.example",)), "www.BÜCHER.example")
+    assert allows(NetworkPolicy(allowed_hosts=("bücher.example",)), "xn--bcher-kva.example")
+    assert allows(NetworkPolicy(allowed_hosts=("*.xn--bcher-kva.example",)), "www.BÜCHER.example")
 
 
 def test_addresses_are_compared_as_addresses_and_by_no_pattern() -> None:
-    assert allows(Policy(allowed_hosts=("[0:0::1]",)), "::1")
-    assert not allows(Policy(allowed_hosts=("*.0.0.1",)), "127.0.0.1")
+    assert allows(NetworkPolicy(allowed_hosts=("[0:0::1]",)), "::1")
+    assert not allows(NetworkPolicy(allowed_hosts=("*.0.0.1",)), "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -68,11 +66,11 @@ def test_addresses_are_compared_as_addresses_and_by_no_pattern() -> None:
 )  # fmt: skip
 def test_what_is_no_host_is_refused_with_the_name_of_the_setting(pattern: str) -> None:
     with pytest.raises(Invalid, match=r"web\.allowed_hosts: .* is no host name"):
-        Policy(allowed_hosts=(pattern,), hosts_setting="web.allowed_hosts")
+        NetworkPolicy(allowed_hosts=(pattern,), hosts_setting="web.allowed_hosts")
 
 
 def test_refusals_name_the_host_the_address_and_the_setting() -> None:
-    policy = Policy(allowed_hosts=("a.test",), hosts_setting="web.allowed_hosts")
+    policy = NetworkPolicy(allowed_hosts=("a.test",), hosts_setting="web.allowed_hosts")
     with pytest.raises(Forbidden) as refused:
         policy.check_host("https", "b.test")
     assert refused.value.message == "b.test is not among the allowed hosts; add it to web.allowed_hosts to allow it"
@@ -88,8 +86,8 @@ def test_refusals_name_the_host_the_address_and_the_setting() -> None:
 
 def test_plain_http_goes_to_this_machine_or_nowhere_where_https_is_asked_for() -> None:
     with pytest.raises(Forbidden, match="use https"):
-        Policy(any_host=True, https_only=True).check_host("http", "a.test")
-    policy = Policy(any_host=True, https_only=True, allow_private=True)
+        NetworkPolicy(any_host=True, https_only=True).check_host("http", "a.test")
+    policy = NetworkPolicy(any_host=True, https_only=True, allow_private=True)
     policy.check_host("http", "a.test")
     policy.check_address("http", "a.test", parse_address("127.0.0.1"))
     policy.check_address("https", "a.test", parse_address("10.0.0.7"))
@@ -98,7 +96,7 @@ def test_plain_http_goes_to_this_machine_or_nowhere_where_https_is_asked_for() -
             policy.check_address("http", "a.test", parse_address(address))
 
 
-def port_allowed(policy: Policy, host: str, port: int | None, scheme: str = "https") -> bool:
+def port_allowed(policy: NetworkPolicy, host: str, port: int | None, scheme: str = "https") -> bool:
     try:
         policy.check_host(scheme, host, port)
     except Forbidden as error:
@@ -108,7 +106,7 @@ def port_allowed(policy: Policy, host: str, port: int | None, scheme: str = "htt
 
 
 def test_a_host_may_name_its_port_and_then_allows_no_other() -> None:
-    policy = Policy(allowed_hosts=("a.test:8443", "*.b.test:81", "[::1]:9000", "c.test"))
+    policy = NetworkPolicy(allowed_hosts=("a.test:8443", "*.b.test:81", "[::1]:9000", "c.test"))
     assert policy.allowed_hosts == ("a.test:8443", "*.b.test:81", "[::1]:9000", "c.test")
     for host, port in (("a.test", 8443), ("x.b.test", 81), ("::1", 9000), ("c.test", None), ("c.test", 22)):
         assert port_allowed(policy, host, port)
@@ -117,11 +115,11 @@ def test_a_host_may_name_its_port_and_then_allows_no_other() -> None:
 
 
 def test_a_host_without_a_port_has_the_usual_ones_where_those_are_said() -> None:
-    policy = Policy(allowed_hosts=("a.test", "a.test:8443"), ports=(80, 443), hosts_setting="web.allowed_hosts")
+    policy = NetworkPolicy(allowed_hosts=("a.test", "a.test:8443"), ports=(80, 443), hosts_setting="web.allowed_hosts")
     assert all(port_allowed(policy, "a.test", port) for port in (None, 80, 443, 8443))
     assert port_allowed(policy, "a.test", None, "http")
     assert not any(port_allowed(policy, "a.test", port) for port in (22, 25, 6379, 8444))
-    assert not port_allowed(Policy(any_host=True, ports=(80, 443)), "a.test", 22)
+    assert not port_allowed(NetworkPolicy(any_host=True, ports=(80, 443)), "a.test", 22)
     with pytest.raises(Forbidden) as refused:
         policy.check_host("http", "a.test", 6379)
     assert refused.value.message == (

@@ -12,16 +12,15 @@ import httpcore2
 import pytest
 
 from gateway.errors import Unavailable
-from gateway.net import Limits, Policy
-from gateway.net.client import Door
-from gateway.net.retry import NEVER, Retry
+from gateway.net.client import NEVER, GuardedClient, Retry
+from gateway.net.policy import NetworkPolicy, RequestLimits
 from gateway.net.transport import INTERNET, Internet, Network
 
 from .sites import Reply, Site, answer, serving
 
 pytestmark = pytest.mark.anyio
 
-OPEN = Policy(any_host=True, allow_private=True)
+OPEN = NetworkPolicy(any_host=True, allow_private=True)
 QUICK = Retry(attempts=3, first_seconds=0.01, longest_seconds=0.05)
 
 
@@ -33,10 +32,13 @@ async def status(
     site: Site,
     method: str = "GET",
     retry: Retry = QUICK,
-    limits: Limits = Limits(),  # noqa: B008
+    limits: RequestLimits = RequestLimits(),  # noqa: B008
     network: Network = INTERNET,
 ) -> int:
-    async with Door(OPEN, network) as door, door.request(method, site["/"], retry=retry, limits=limits) as reply:
+    async with (
+        GuardedClient(OPEN, network) as door,
+        door.request(method, site["/"], retry=retry, limits=limits) as reply,
+    ):
         await reply.read()
         return reply.status
 
@@ -104,7 +106,7 @@ async def test_a_name_that_cannot_be_looked_up_just_now_is_tried_again_and_one_t
             return ["127.0.0.1"]
 
     network = Forgetful()
-    async with serving({"/": answer()}) as site, Door(OPEN, network) as door:
+    async with serving({"/": answer()}) as site, GuardedClient(OPEN, network) as door:
         async with door.request("GET", f"http://a.test:{site.port}/", retry=QUICK) as reply:
             assert (reply.status, network.tries) == (200, 2)
         network.code, network.tries = "NO_ADDRESS", 0
@@ -138,4 +140,4 @@ async def test_a_pause_nobody_understands_or_that_is_over_is_ours(header: str) -
 async def test_the_answer_is_given_when_no_time_is_left_for_another() -> None:
     async with serving({"/": [answer(503), answer()]}) as site:
         patient = Retry(first_seconds=10, longest_seconds=10)
-        assert await status(site, retry=patient, limits=Limits(seconds=1)) == 503
+        assert await status(site, retry=patient, limits=RequestLimits(seconds=1)) == 503

@@ -14,8 +14,8 @@ import pytest
 from eventually import TIMEOUT
 
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
-from gateway.net import Policy
-from gateway.net.client import Door
+from gateway.net.client import GuardedClient
+from gateway.net.policy import NetworkPolicy
 from gateway.net.transport import INTERNET, Network
 
 from .sites import OTHER_PUBLIC, PUBLIC, Lab, Site, answer, redirect, serving
@@ -23,8 +23,8 @@ from .test_addresses import NOT_PUBLIC
 
 pytestmark = pytest.mark.anyio
 
-GUARDED = Policy(any_host=True)
-OPEN = Policy(any_host=True, allow_private=True)
+GUARDED = NetworkPolicy(any_host=True)
+OPEN = NetworkPolicy(any_host=True, allow_private=True)
 
 SPELLINGS = [
     "http://127.0.0.1:{port}/",
@@ -128,8 +128,8 @@ MALFORMED = [
 ]
 
 
-async def get(url: str, policy: Policy, network: Network = INTERNET) -> bytes:
-    async with Door(policy, network) as door, door.request("GET", url) as reply:
+async def get(url: str, policy: NetworkPolicy, network: Network = INTERNET) -> bytes:
+    async with GuardedClient(policy, network) as door, door.request("GET", url) as reply:
         return await reply.read()
 
 
@@ -308,7 +308,7 @@ async def test_a_name_that_changes_its_mind_between_two_steps_is_refused_at_the_
 async def test_a_kept_connection_is_used_again_for_its_own_name_only() -> None:
     async with serving({"/": answer(200, b"open", close=False)}) as site:
         lab = Lab(site.port, {"a.test": [[PUBLIC], ["127.0.0.1"]], "b.test": [["127.0.0.1"]]})
-        async with Door(GUARDED, lab) as door:
+        async with GuardedClient(GUARDED, lab) as door:
             for _ in range(2):
                 async with door.request("GET", "http://a.test/") as reply:
                     assert await reply.read() == b"open"
@@ -324,20 +324,20 @@ async def test_hosts_are_checked_before_anything_is_looked_up_and_again_at_each_
     async with serving(replies) as site:
         lab = Lab(site.port, {"a.test": [[PUBLIC]], "other.test": [[PUBLIC]]})
         with pytest.raises(Forbidden) as refused:
-            await get("http://other.test/", Policy(allowed_hosts=("a.test",)), lab)
+            await get("http://other.test/", NetworkPolicy(allowed_hosts=("a.test",)), lab)
         assert (refused.value.code, lab.looked_up) == ("HOST_NOT_ALLOWED", [])
         with pytest.raises(Forbidden, match=r"other\.test is not among the allowed hosts") as refused:
-            await get("http://a.test/", Policy(allowed_hosts=("a.test",)), lab)
+            await get("http://a.test/", NetworkPolicy(allowed_hosts=("a.test",)), lab)
         assert (refused.value.code, lab.looked_up) == ("HOST_NOT_ALLOWED", ["a.test"])
-        assert await get("http://a.test/", Policy(allowed_hosts=("a.test", "other.test")), lab) == b"secret"
+        assert await get("http://a.test/", NetworkPolicy(allowed_hosts=("a.test", "other.test")), lab) == b"secret"
 
 
 async def test_being_named_does_not_make_an_address_public() -> None:
     async with serving({"/": answer(200, b"secret")}) as site:
         with pytest.raises(Forbidden) as refused:
-            await get(site["/"], Policy(allowed_hosts=("127.0.0.1",)))
+            await get(site["/"], NetworkPolicy(allowed_hosts=("127.0.0.1",)))
         assert refused.value.code == "PRIVATE_ADDRESS"
-        assert await get(site["/"], Policy(allowed_hosts=("127.0.0.1",), allow_private=True)) == b"secret"
+        assert await get(site["/"], NetworkPolicy(allowed_hosts=("127.0.0.1",), allow_private=True)) == b"secret"
 
 
 async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

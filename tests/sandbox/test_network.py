@@ -16,7 +16,7 @@ import pytest
 
 from gateway.config import SandboxSettings
 from gateway.errors import Unavailable
-from gateway.net import Policy
+from gateway.net.policy import NetworkPolicy
 from gateway.sandbox import Program, Sandbox, proxy
 from gateway.sandbox.network import network_of
 from gateway.sandbox.prestart import PrestartedSandboxes
@@ -72,12 +72,12 @@ async def site() -> AsyncIterator[Site]:
         yield site
 
 
-def to(site: Site, **options: Any) -> Policy:
+def to(site: Site, **options: Any) -> NetworkPolicy:
     """A policy under which this machine can stand for the internet."""
-    return Policy((f"localhost:{site.port}",), **{"allow_private": True, **options})
+    return NetworkPolicy((f"localhost:{site.port}",), **{"allow_private": True, **options})
 
 
-async def asked(sandbox: Sandbox, policy: Policy | None, *urls: str) -> list[list[Any]]:
+async def asked(sandbox: Sandbox, policy: NetworkPolicy | None, *urls: str) -> list[list[Any]]:
     finished = await run(sandbox, python(ASK, *urls, network=policy), timeout=60)
     assert finished.exit.code == 0, finished
     answers: list[list[Any]] = json.loads(finished.stdout)
@@ -109,7 +109,7 @@ async def test_a_name_that_leads_inside_is_refused(site: Site) -> None:
     assert "only public addresses" in answer[1]
     hosts = ("http://127.0.0.1/", "http://169.254.169.254/latest", "http://[::1]/", "http://[::ffff:127.0.0.1]/")
     answers = await asked(
-        sandbox, Policy(any_host=True, ports=(80,)), *hosts, "http://0x7f000001/", "http://2130706433/"
+        sandbox, NetworkPolicy(any_host=True, ports=(80,)), *hosts, "http://0x7f000001/", "http://2130706433/"
     )
     assert [status in (400, 403) for status, _ in answers[:4]] == [True] * 4, answers
     assert all(status in (400, 403, 502) for status, _ in answers[4:]), answers
@@ -199,7 +199,7 @@ tunnel("localhost:25")
     ],
 )
 async def test_what_could_be_read_in_two_ways_is_refused(head: str) -> None:
-    async with knocking(Policy(any_host=True, allow_private=True)) as port:
+    async with knocking(NetworkPolicy(any_host=True, allow_private=True)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head.encode())
         with anyio.fail_after(60):
@@ -244,7 +244,7 @@ async def test_connections_and_bytes_are_bounded(site: Site, monkeypatch: pytest
 
 
 @contextlib.asynccontextmanager
-async def knocking(policy: Policy) -> AsyncIterator[int]:
+async def knocking(policy: NetworkPolicy) -> AsyncIterator[int]:
     """The proxy alone, behind a door that stands outside."""
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))

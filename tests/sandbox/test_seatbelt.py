@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Invalid, Unavailable
-from gateway.net import Policy
+from gateway.net.policy import NetworkPolicy
 from gateway.sandbox import Mount, Program
 from gateway.sandbox.run import run
 from gateway.sandbox.seatbelt import EXECUTABLE, Seatbelt, profile
@@ -94,7 +94,7 @@ async def test_a_network_is_refused(tmp_path: Path) -> None:
             Seatbelt(str(program))
         return
     with pytest.raises(Unavailable) as refused:
-        await Seatbelt(str(program)).start(Program(("/bin/true",), network=Policy()))
+        await Seatbelt(str(program)).start(Program(("/bin/true",), network=NetworkPolicy()))
     assert refused.value.code == "NETWORK_UNAVAILABLE"
 
 

@@ -14,9 +14,8 @@ from gateway.db.pins import Pin
 from gateway.errors import GatewayError, Invalid, Unavailable
 from gateway.mcp_client import Link, LinkLost, McpFault, Unauthorized, open_link
 from gateway.secrets import KNOWN
-from gateway.sources.upstreams.definitions import Definition, Key, Kind, define_all
-from gateway.sources.upstreams.paging import listed
-from gateway.sources.upstreams.poisoning import Finding, look
+from gateway.sources.upstreams.definitions import Definition, Key, Kind, define_all, fetch_list
+from gateway.sources.upstreams.poisoning import Finding, find_suspicions
 from gateway.sources.upstreams.registry import FACE
 from gateway.sources.upstreams.secret_references import missing
 from gateway.sources.upstreams.spec import Spec
@@ -105,7 +104,7 @@ async def probe(desk: Desk, spec: Spec) -> Answer:
         connected = time.perf_counter()
         try:
             async with asyncio.timeout(LIST_SECONDS):
-                lists = {what: await listed(link, capability) for what, capability in _REMEMBERED.items()}
+                lists = {what: await fetch_list(link, capability) for what, capability in _REMEMBERED.items()}
             answered = time.perf_counter()
         finally:
             await link.close()
@@ -184,7 +183,7 @@ async def _answer(desk: Desk, spec: Spec, link: Link, connecting: float, listing
 
 def _findings(found: Mapping[Key, Definition]) -> dict[Key, list[Finding]]:
     own = {key.name for key in found}
-    looked = {key: look(definition.value, own=own) for key, definition in found.items()}
+    looked = {key: find_suspicions(definition.value, own=own) for key, definition in found.items()}
     return {key: findings for key, findings in looked.items() if findings}
 
 

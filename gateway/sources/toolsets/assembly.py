@@ -22,7 +22,7 @@ from gateway.calls import Call, Progress, no_progress
 from gateway.config import HttpSettings, Settings
 from gateway.db import Database
 from gateway.errors import GatewayError
-from gateway.net import Policy
+from gateway.net.policy import NetworkPolicy
 from gateway.render import declare
 from gateway.runtime import Runtime
 from gateway.sandbox import Limits, Mount, Sandbox
@@ -59,7 +59,7 @@ async def sourced(source: str, http: HttpSettings, progress: Progress = no_progr
     # The HTTP client takes a tenth of a second to load, and folders and files need none.
     download = importlib.import_module("gateway.net.download").download
     with tempfile.NamedTemporaryFile(prefix="toolgate-", suffix=".zip") as file:
-        policy = Policy(any_host=True, allow_private=http.allow_private)
+        policy = NetworkPolicy(any_host=True, allow_private=http.allow_private)
         await download(source, file, limit=LIMITS.zip_bytes, timeout=DOWNLOAD_SECONDS, policy=policy, progress=progress)
         file.flush()
         yield Sourced(Path(file.name), "url", source)

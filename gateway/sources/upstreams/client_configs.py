@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,33 @@ from gateway.config import UpstreamSettings
 from gateway.db.upstreams import checked_settings
 from gateway.errors import Invalid
 from gateway.secrets import VARIABLE, VariableNames, variable_name
-from gateway.sources.upstreams import jsonc
 from gateway.sources.upstreams.secret_references import mask, missing
+
+_STRING = r'"(?:[^"\\]|\\.)*+"'
+_COMMENT = re.compile(rf"{_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)
+_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
+_INK = re.compile(r"[^\r\n]")
+
+
+def parse_jsonc(text: str) -> Any:
+    """The value of a text. What is no JSON even so is refused with its line and column."""
+    text = text.removeprefix("\ufeff")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        plain = _COMMA.sub(_blanked, _COMMENT.sub(_blanked, text))
+    try:
+        return json.loads(plain, strict=False)
+    except json.JSONDecodeError as error:
+        raise Invalid(f"line {error.lineno} column {error.colno}: {error.msg}", code="INVALID_JSON") from None
+    except (ValueError, RecursionError):
+        raise Invalid("it is nested too deeply, or has a number nobody can read", code="INVALID_JSON") from None
+
+
+def _blanked(match: re.Match[str]) -> str:
+    """Spaces in place of what is not JSON's, so that every other character keeps its place."""
+    return match[0] if match[0].startswith('"') else _INK.sub(" ", match[0])
+
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 SERVERS_LIMIT = 500
@@ -84,7 +110,7 @@ def read(text: str, around: Around, names: VariableNames | None = None) -> list[
 
     `names` are shared by files that are read together, so that no two of their secrets get one name.
     """
-    groups = list(_groups(jsonc.loads(text), around))
+    groups = list(_groups(parse_jsonc(text), around))
     if not groups:
         raise Invalid(
             "it has no MCP servers; they would stand under 'mcpServers', 'servers', 'mcp' or 'context_servers'",

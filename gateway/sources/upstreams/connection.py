@@ -28,7 +28,7 @@ Open = Callable[[], Awaitable[Link]]
 Opened = Callable[[Link], None]
 
 
-class Taken(Exception):
+class ConnectionBusy(Exception):
     """Somebody is being asked something on this lane, and that may take long: go another way."""
 
 
@@ -126,7 +126,7 @@ class UpstreamConnection:
         return self._use
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        """Have the lane for oneself; refused with `Taken` while a call on it waits for an answer."""
+        """Have the lane for oneself; refused with `ConnectionBusy` while a call on it waits for an answer."""
         return self._turns.take()
 
     def asked(self) -> AbstractContextManager[None]:
@@ -258,7 +258,7 @@ class _Turns:
     async def take(self) -> AsyncIterator[None]:
         while self._taken or self.questions:
             if self.questions:
-                raise Taken
+                raise ConnectionBusy
             await self._changed()
         self._taken = True
         try:

@@ -3,21 +3,159 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from gateway.calls import Ask, no_progress
-from gateway.errors import Timeout, ToolFailed, Unavailable
+from gateway.calls import Ask, Call, Log, Peer, no_progress, to_json, value
+from gateway.errors import GatewayError, Timeout, ToolFailed, Unavailable
 from gateway.mcp_client import Link, McpFault
-from gateway.sources.upstreams.connection import Taken, UpstreamConnection
-from gateway.sources.upstreams.labels import label_fault, label_question, unwrap_state, wrap_state
-from gateway.sources.upstreams.logs import heard, tune
-from gateway.sources.upstreams.questions import askable, asked_in, put, shown
-from gateway.sources.upstreams.requests import Request
+from gateway.sources.upstreams.connection import ConnectionBusy, UpstreamConnection
+from gateway.sources.upstreams.labels import (
+    STATE_PREFIX,
+    label_fault,
+    label_logger,
+    label_question,
+    refuse_question,
+    unwrap_state,
+    wrap_state,
+)
 from gateway.sources.upstreams.suspended_calls import STATE, SuspendedCalls
 from gateway.sources.upstreams.upstream import Upstream
+
+
+@value
+class UpstreamRequest:
+    """One MCP request to `server`, in its own names. `call` says who makes it, for which chat, and how its client is
+    reached; `about` names it to people. It may take `seconds`, those of questions to the client not counted; None
+    leaves that to whoever calls. The operator has `trusted` the server or not."""
+
+    method: str
+    params: Mapping[str, Any]
+    call: Call
+    about: str
+    server: str
+    seconds: float | None = None
+    trusted: bool = False
+
+    @property
+    def peer(self) -> Peer:
+        return self.call.peer or NOBODY
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Whose request it is, and for what: an answer counts for nothing else."""
+        return self.call.caller.principal, self.call.chat, self.about, self.method, to_json(self.params)
+
+    def by(self, call: Call) -> UpstreamRequest:
+        return replace(self, call=call)
+
+
+# For calls that come from no MCP client.
+NOBODY = Peer()
+
+
+# By what a server may ask: what a client says that can be asked it.
+CAPABILITIES = {
+    "elicitation/create": "elicitation",
+    "sampling/createMessage": "sampling",
+    "roots/list": "roots",
+}
+
+METHOD_NOT_FOUND = -32601
+
+
+def question_capabilities(peer: Peer) -> dict[str, Any]:
+    """Those of the client's capabilities that are about being asked, as far as it can be asked at all."""
+    if not peer.capabilities or (not peer.modern and peer.ask is None):
+        return {}
+    return {key: value for key, value in peer.capabilities.items() if key in CAPABILITIES.values()}
+
+
+def forwarded_capabilities(peer: Peer) -> dict[str, Any]:
+    """The client's capabilities as a server is told them: without those it cannot make good."""
+    if not peer.capabilities:
+        return {}
+    others = {key: value for key, value in peer.capabilities.items() if key not in CAPABILITIES.values()}
+    return {**others, **question_capabilities(peer)}
+
+
+def can_ask(peer: Peer, method: str, params: Mapping[str, Any]) -> bool:
+    """Whether the client said that it can be asked this; `elicitation` alone means forms, `sampling` no tools."""
+    said = question_capabilities(peer).get(CAPABILITIES.get(method, ""))
+    if not isinstance(said, Mapping):
+        return False
+    if method == "elicitation/create":
+        return "url" in said if params.get("mode") == "url" else "form" in said or "url" not in said
+    return method != "sampling/createMessage" or not params.get("tools") or "tools" in said
+
+
+async def ask_client(peer: Peer, ask: Ask | None, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask the client what it said it can be asked; `McpFault` for anything else, and when it refuses."""
+    if ask is None or not can_ask(peer, method, params):
+        raise McpFault(METHOD_NOT_FOUND, f"the client at the other end cannot be asked for {method}")
+    return await ask(method, params)
+
+
+def label_input_requests(result: Mapping[str, Any], request: UpstreamRequest) -> dict[str, dict[str, Any]]:
+    """The questions of an `input_required` result, labelled, by the server's own keys; refused when the client did not
+    say that it can be asked that, and when one passes for the gateway's own."""
+    found: dict[str, dict[str, Any]] = {}
+    if str(result.get("requestState", "")).startswith(STATE_PREFIX) and not request.trusted:
+        raise refuse_question(request.server, "its requestState looks like one of Toolgate's own")
+    asked = result.get("inputRequests")
+    for key, each in asked.items() if isinstance(asked, dict) else ():
+        method, params = (each.get("method"), each.get("params") or {}) if isinstance(each, dict) else (None, {})
+        if not isinstance(params, dict) or not can_ask(request.peer, str(method), params):
+            raise ToolFailed(f"{request.about} asks for {method}, which this caller cannot answer", code="CANNOT_ASK")
+        found[key] = {**each, "params": label_question(request.server, str(method), params, request.trusted)}
+    return found
+
+
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+LOG_LEVEL = "io.modelcontextprotocol/logLevel"
+LOG_LEVEL_SECONDS = 10.0
+
+log = logging.getLogger(__name__)
+_set: WeakKeyDictionary[Link, int] = WeakKeyDictionary()
+
+
+async def request_log_level(link: Link, level: str) -> dict[str, str]:
+    """Have the server tell what is wanted: what to put into `_meta` for one of the newest era. An older one is set
+    once for all who share the link, to the most that anybody wants."""
+    if link.modern:
+        return {LOG_LEVEL: level}
+    wanted = _rank(level)
+    if "logging" in link.capabilities and wanted < _set.get(link, len(LEVELS)):
+        _set[link] = wanted
+        try:
+            await link.request("logging/setLevel", {"level": level}, timeout=LOG_LEVEL_SECONDS)
+        except (GatewayError, McpFault) as error:
+            log.debug("%s takes no log level: %s", link.label, error)
+    return {}
+
+
+def log_forwarder(peer: Peer, server: str) -> Log | None:
+    """Hands on what the client wants to hear, under the server's name; None when it wants nothing."""
+    tell = peer.log
+    if tell is None or peer.level is None:
+        return None
+    least = _rank(peer.level)
+
+    async def told(said: Mapping[str, Any]) -> None:
+        if _rank(said.get("level")) >= least:
+            await tell({**said, "logger": label_logger(server, said.get("logger"))})
+
+    return told
+
+
+def _rank(level: Any) -> int:
+    return LEVELS.index(level) if level in LEVELS else 0
+
 
 INVALID_PARAMS = -32602
 # How often a server may ask before it answers.
@@ -31,21 +169,21 @@ _PRIVATE_META = ("io.modelcontextprotocol/", "dev.toolgate/")
 Result = dict[str, Any]
 
 
-class Asking:
+class RequestForwarder:
     """A client of the handshake era is asked while its request runs; one of the newest gets the questions as the
     answer, and comes again with its answers."""
 
     def __init__(self, parking: SuspendedCalls | None = None) -> None:
         self._parking = parking or SuspendedCalls()
 
-    async def answer(self, upstream: Upstream, request: Request) -> Result:
+    async def answer(self, upstream: Upstream, request: UpstreamRequest) -> Result:
         """The server's result; its own error as `UpstreamFault`. `input_required` leaves only for a client of the
         newest era."""
         peer = request.peer
         try:
             if peer.answers and str(peer.answers.get("requestState", "")).startswith(STATE):
                 return await self._parking.resume(request)
-            if peer.modern and askable(peer) and not (await upstream.lane(request.call).link()).modern:
+            if peer.modern and question_capabilities(peer) and not (await upstream.lane(request.call).link()).modern:
                 return await self._parking.run(request, partial(_relay, upstream))
             return await _relay(upstream, peer.ask, request)
         except McpFault as fault:
@@ -60,7 +198,7 @@ class Asking:
         await self._parking.close()
 
 
-async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Result:
+async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) -> Result:
     """What the server answers, on the first way to it on which nobody is being asked something."""
     call, peer = request.call, request.peer
     while True:
@@ -74,7 +212,7 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Resul
             if link.modern:
                 answer = await _send(link, request, None, unwrap_state(peer.answers, request.trusted))
                 return answer if answer.get("resultType") != "input_required" else await _rounds(link, request, answer)
-            asker = ask and _asker(upstream, lane, link, partial(put, peer, ask))
+            asker = ask and _asker(upstream, lane, link, partial(ask_client, peer, ask))
             try:
                 # Over a wire that does not say which call a question belongs to, one call at a time may be asked.
                 async with lane.turn() if upstream.asks else nullcontext():
@@ -82,7 +220,7 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: Request) -> Resul
                 if answer.get("resultType") == "input_required":
                     raise ToolFailed(f"{request.about}: {link.era} has no input_required", code="UPSTREAM_ERROR")
                 return answer
-            except Taken:
+            except ConnectionBusy:
                 continue
             finally:
                 upstream.asks = upstream.asks or link.asks_mid_call
@@ -103,16 +241,16 @@ def _asker(upstream: Upstream, lane: UpstreamConnection, link: Link, ask: Ask) -
     return asked
 
 
-async def _rounds(link: Link, request: Request, answer: Result) -> Result:
+async def _rounds(link: Link, request: UpstreamRequest, answer: Result) -> Result:
     """The result of a server that asks by answering: a client of its kind is handed the questions, any other
     is asked here, round by round."""
     peer = request.peer
     for _ in range(ROUNDS):
-        asked = asked_in(answer, request)
+        asked = label_input_requests(answer, request)
         if peer.modern:
             answer = wrap_state(answer, request.trusted)
             return {**answer, "inputRequests": asked} if "inputRequests" in answer else answer
-        given = {key: await put(peer, peer.ask, each["method"], each["params"]) for key, each in asked.items()}
+        given = {key: await ask_client(peer, peer.ask, each["method"], each["params"]) for key, each in asked.items()}
         answers: dict[str, Any] = {"inputResponses": given}
         if "requestState" in answer:
             answers["requestState"] = answer["requestState"]
@@ -122,16 +260,20 @@ async def _rounds(link: Link, request: Request, answer: Result) -> Result:
     raise ToolFailed(f"{request.about} asked more than {ROUNDS} times without an answer", code="UPSTREAM_ERROR")
 
 
-def _send(link: Link, request: Request, ask: Ask | None, answers: Mapping[str, Any] | None = None) -> Awaitable[Result]:
+def _send(
+    link: Link, request: UpstreamRequest, ask: Ask | None, answers: Mapping[str, Any] | None = None
+) -> Awaitable[Result]:
     if request.peer.level is None and request.seconds is None:
         return _sending(link, request, ask, answers)
     return _send_in_time(link, request, ask, answers)
 
 
-async def _send_in_time(link: Link, request: Request, ask: Ask | None, answers: Mapping[str, Any] | None) -> Result:
+async def _send_in_time(
+    link: Link, request: UpstreamRequest, ask: Ask | None, answers: Mapping[str, Any] | None
+) -> Result:
     """Send it, once the server knows what of its log is wanted; the answer must come in time where there is a limit."""
     level, seconds = request.peer.level, request.seconds
-    told = await tune(link, level) if level is not None else {}
+    told = await request_log_level(link, level) if level is not None else {}
     if seconds is None:
         return await _sending(link, request, ask, answers, told)
     limit = asyncio.timeout(seconds)
@@ -145,7 +287,7 @@ async def _send_in_time(link: Link, request: Request, ask: Ask | None, answers: 
 
 def _sending(
     link: Link,
-    request: Request,
+    request: UpstreamRequest,
     ask: Ask | None,
     answers: Mapping[str, Any] | None,
     told: Mapping[str, Any] | None = None,
@@ -158,9 +300,9 @@ def _sending(
         {**request.params, **answers} if answers else request.params,
         ask=ask,
         progress=call.progress if heeded else None,
-        log=heard(peer, request.server) if peer.log is not None else None,
+        log=log_forwarder(peer, request.server) if peer.log is not None else None,
         meta={**meta, **told} if told else meta,
-        capabilities=shown(peer) if link.modern else None,
+        capabilities=forwarded_capabilities(peer) if link.modern else None,
         reply_to=peer.reply_to,
     )
 

@@ -12,9 +12,9 @@ from gateway import names
 from gateway.calls import Call, Caller, Peer
 from gateway.errors import GatewayError, NotFound
 from gateway.mcp_client import McpFault
+from gateway.sources.upstreams.forward import UpstreamRequest
 from gateway.sources.upstreams.labels import label_fault
-from gateway.sources.upstreams.requests import Request
-from gateway.sources.upstreams.source import UpstreamSource
+from gateway.sources.upstreams.registry import UpstreamSource
 from gateway.sources.upstreams.tools import KIND
 from gateway.sources.upstreams.upstream import Upstream
 from gateway.sources.upstreams.uris import inner, outer, outer_blocks, prefix_of
@@ -41,7 +41,7 @@ Pass = Callable[[Call, Tool, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 Refuses = Callable[[Tool, Mapping[str, Any]], bool]
 
 
-class Relay:
+class UpstreamPassthrough:
     """Each thing goes to the server it came from: a prompt by its name, a resource by its address. `source` gives
     the one that has the servers, None while there are none; requests go through `passing`. Lists leave out what
     `refuses` says is refused to who asks for it."""
@@ -151,7 +151,7 @@ class Relay:
         source = self._source()
         assert source is not None  # noqa: S101 - the server was found there
         server = upstream.spec.name
-        request = Request(
+        request = UpstreamRequest(
             method, params, call, f"{server}:{about[:200]}", server, READ_SECONDS, upstream.spec.terms.trusted
         )
         work = partial(source.asking.answer, upstream, request)

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.db.pins import Pin, Pins, PinTexts, Sighting
 from gateway.errors import Conflict
 from gateway.sources.upstreams.definitions import COUNT_LIMIT, Definition, Key, Kind
-from gateway.sources.upstreams.poisoning import Finding, Severity, look, worst
+from gateway.sources.upstreams.poisoning import Finding, Severity, find_suspicions, worst
 from gateway.text import visible
 from gateway.workspace.diff import hunks
 
@@ -23,7 +23,7 @@ _ATTEMPTS = 10  # each lost one means another process or a person decided at the
 
 
 @dataclass(frozen=True)
-class Policy:
+class PinPolicy:
     """What becomes of a definition nobody has seen. `trust_first` accepts it, unless it is as suspicious as
     `hold_at`; None holds nothing for that. A definition that changed is held in any case."""
 
@@ -31,7 +31,7 @@ class Policy:
     hold_at: Severity | None = Severity.HIGH
 
 
-class Standing(str, enum.Enum):
+class PinStatus(str, enum.Enum):
     OFFERED = "offered"
     NEW = "new"
     CHANGED = "changed"
@@ -48,13 +48,13 @@ class Decision:
     """
 
     definition: Definition
-    standing: Standing
+    standing: PinStatus
     reason: str | None = None
     findings: tuple[Finding, ...] = ()
 
     @property
     def offered(self) -> bool:
-        return self.standing is Standing.OFFERED
+        return self.standing is PinStatus.OFFERED
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Verdict:
         return (key for key in self.gone if key.kind is kind)
 
 
-async def settle(
-    pins: Pins, server: str, listed: Mapping[Key, Definition], policy: Policy, others: Collection[str] = ()
+async def apply_pins(
+    pins: Pins, server: str, listed: Mapping[Key, Definition], policy: PinPolicy, others: Collection[str] = ()
 ) -> Verdict:
     """Decide on all that a server lists now, and note it. `others` are the names of other servers' tools.
 
@@ -108,7 +108,7 @@ def decide(
     server: str,
     known: Mapping[Key, Pin],
     listed: Mapping[Key, Definition],
-    policy: Policy,
+    policy: PinPolicy,
     suspicions: Mapping[Key, tuple[Finding, ...]] | None = None,
 ) -> tuple[Verdict, list[Sighting]]:
     """The decision for each definition, and what is to be noted for it. Pure: nothing is read or written."""
@@ -122,7 +122,7 @@ def decide(
         if _teaches(seen):
             room -= len(definition.text) if definition.digest != (pin and pin.digest) else 0
             if room < 0 or (pin is None and len(known) + len(sightings) >= PINS_LIMIT):
-                decisions[key] = Decision(definition, Standing.REFUSED, _full(server))
+                decisions[key] = Decision(definition, PinStatus.REFUSED, _full(server))
                 continue
             sightings.append(seen)
         decisions[key] = decision
@@ -151,36 +151,36 @@ def readable(text: str | None) -> str:
 def review(texts: PinTexts) -> list[Finding]:
     """What is suspicious about the definition that waits, or else about the accepted one."""
     text = texts.held_definition or texts.definition
-    return look(json.loads(text)) if text else []
+    return find_suspicions(json.loads(text)) if text else []
 
 
 def _suspicions(
     fresh: Iterable[Definition], listed: Iterable[Key], others: Collection[str]
 ) -> dict[Key, tuple[Finding, ...]]:
     own = {key.name for key in listed}
-    return {each.key: tuple(look(each.value, own=own, others=others)) for each in fresh}
+    return {each.key: tuple(find_suspicions(each.value, own=own, others=others)) for each in fresh}
 
 
 def _decision(
-    server: str, pin: Pin | None, definition: Definition, policy: Policy, findings: tuple[Finding, ...]
+    server: str, pin: Pin | None, definition: Definition, policy: PinPolicy, findings: tuple[Finding, ...]
 ) -> Decision:
     review = f"look at it with: toolgate upstream review {server}"
     if pin is None:
         grave = worst(findings)
         if policy.hold_at is not None and grave is not None and grave.reaches(policy.hold_at):
             reason = f"its definition is suspicious ({findings[0].what}); {review}"
-            return Decision(definition, Standing.NEW, reason, findings)
+            return Decision(definition, PinStatus.NEW, reason, findings)
         if not policy.trust_first:
-            return Decision(definition, Standing.NEW, f"it is new, and nobody has accepted it yet; {review}", findings)
-        return Decision(definition, Standing.OFFERED, None, findings)
+            return Decision(definition, PinStatus.NEW, f"it is new, and nobody has accepted it yet; {review}", findings)
+        return Decision(definition, PinStatus.OFFERED, None, findings)
     if definition.digest == pin.digest:
-        return Decision(definition, Standing.OFFERED)
+        return Decision(definition, PinStatus.OFFERED)
     if definition.digest == pin.held_digest and pin.state == "rejected":
-        return Decision(definition, Standing.REJECTED, f"its definition was rejected by {pin.decided_by}; {review}")
+        return Decision(definition, PinStatus.REJECTED, f"its definition was rejected by {pin.decided_by}; {review}")
     if pin.digest is None:
-        return Decision(definition, Standing.NEW, f"its definition waits to be accepted; {review}")
+        return Decision(definition, PinStatus.NEW, f"its definition waits to be accepted; {review}")
     reason = f"its definition is no longer the one that was accepted; {review}"
-    return Decision(definition, Standing.CHANGED, reason)
+    return Decision(definition, PinStatus.CHANGED, reason)
 
 
 def _teaches(seen: Sighting) -> bool:

@@ -5,26 +5,77 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway import __version__
+from gateway.calls import Call, Outcome
 from gateway.config import Settings, UpstreamSettings
 from gateway.db import Database
 from gateway.db.pins import Pins
 from gateway.db.upstreams import UpstreamRow, Upstreams
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, InputRequired, NotFound, ToolFailed
 from gateway.mcp_client import ClientFace
 from gateway.oauth.store import Logins
+from gateway.sources.upstreams.forward import RequestForwarder, UpstreamRequest
 from gateway.sources.upstreams.secret_store import SecretStore
-from gateway.sources.upstreams.source import UpstreamSource
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 from gateway.sources.upstreams.tools import Override
 from gateway.sources.upstreams.upstream import Upstream
+from gateway.sources.upstreams.uris import outer_blocks, prefix_of
+from gateway.tools import Tool
 
-if TYPE_CHECKING:  # a process without toolsets imports none of it
+if TYPE_CHECKING:
     from gateway.bundles.installed import Installed
     from gateway.bundles.spec import Server
+
+
+_TEXT_LIMIT = 4096
+
+
+class UpstreamSource:
+    """Every upstream in one source; each is known by the owner of its tools."""
+
+    name = "upstreams"
+
+    def __init__(self, asking: RequestForwarder | None = None) -> None:
+        self.upstreams: Mapping[str, Upstream] = {}
+        self.asking = asking or RequestForwarder()
+
+    async def list_tools(self) -> Sequence[Tool]:
+        return [tool for upstream in self.upstreams.values() for tool in upstream.tools]
+
+    async def call_tool(self, call: Call) -> Outcome:
+        tool = call.target
+        upstream = self.upstreams.get(tool.owner or "")
+        if upstream is None:
+            raise NotFound(f"the upstream of {tool.id} has just been removed", code="UNKNOWN_TOOL")
+        params = {"name": tool.id.partition(":")[2], "arguments": dict(call.arguments)}
+        spec = upstream.spec
+        request = UpstreamRequest("tools/call", params, call, tool.id, spec.name, trusted=spec.terms.trusted)
+        return _outcome(await self.asking.answer(upstream, request), prefix_of(upstream.spec))
+
+    async def close(self) -> None:
+        """End the calls that wait for answers."""
+        await self.asking.close()
+
+
+def _outcome(result: dict[str, Any], prefix: str) -> Outcome:
+    content = result.get("content")
+    blocks = outer_blocks(prefix, content) if isinstance(content, list) else []
+    if result.get("resultType") == "input_required":
+        asked = InputRequired("the server asks for more before it answers", reason="the server asks for more")
+        return Outcome(error=asked, wire=result)
+    if result.get("isError"):
+        return Outcome(error=ToolFailed(_text(blocks) or "the tool failed without a word"), content=blocks, wire=result)
+    value = result.get("structuredContent", blocks)
+    return Outcome(value=value, content=blocks, wire=result)
+
+
+def _text(blocks: Sequence[Any]) -> str:
+    texts = [block["text"] for block in blocks if isinstance(block, dict) and isinstance(block.get("text"), str)]
+    return "\n".join(texts)[:_TEXT_LIMIT]
+
 
 log = logging.getLogger(__name__)
 

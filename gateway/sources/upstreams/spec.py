@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.config import ServerSandbox, Settings, UpstreamSettings, resolve_variables
 from gateway.mcp_client import Confinement, Endpoint, HttpEndpoint, StdioEndpoint
-from gateway.sources.upstreams.pinning import Policy
+from gateway.sources.upstreams.pinning import PinPolicy
 from gateway.sources.upstreams.tools import Override, Terms
 
 # The origins of servers that a person here set up. Those of every other origin run in the sandbox by default.
@@ -54,8 +54,8 @@ class Spec:
         return cls(name, settings, origin, terms)
 
     @property
-    def policy(self) -> Policy:
-        return Policy(trust_first=self.settings.pinning == "trust")
+    def policy(self) -> PinPolicy:
+        return PinPolicy(trust_first=self.settings.pinning == "trust")
 
     @property
     def sandbox(self) -> ServerSandbox | None:

@@ -13,11 +13,13 @@ import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.calls import Ask, Call
 from gateway.errors import Invalid, Unavailable
-from gateway.sources.upstreams.requests import Request
+
+if TYPE_CHECKING:  # `forward` imports this module
+    from gateway.sources.upstreams.forward import UpstreamRequest
 
 PARKED_SECONDS = 600.0
 PARKED_LIMIT = 1000
@@ -28,7 +30,7 @@ PARKED_EACH = 100
 STATE = "toolgate-parked-"
 
 Result = dict[str, Any]
-Start = Callable[[Ask, Request], Coroutine[Any, Any, Result]]
+Start = Callable[[Ask, "UpstreamRequest"], Coroutine[Any, Any, Result]]
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ class SuspendedCalls:
         self._seconds = seconds
         self._parked: dict[str, _Parked] = {}
 
-    async def run(self, request: Request, start: Start) -> Result:
+    async def run(self, request: UpstreamRequest, start: Start) -> Result:
         """What the server answers, or an `input_required` result with what it asks first."""
         return await self._wait(_Parked(request, start))
 
-    async def resume(self, request: Request) -> Result:
+    async def resume(self, request: UpstreamRequest) -> Result:
         """Go on with the call whose state this one brings, and with its answers. The state is used up by that;
         one that is refused is not."""
         said = request.peer.answers
@@ -101,7 +103,7 @@ class SuspendedCalls:
 class _Parked:
     """One call of a server, and who waits for it now."""
 
-    def __init__(self, request: Request, start: Start) -> None:
+    def __init__(self, request: UpstreamRequest, start: Start) -> None:
         self.request = request
         self.call = request.call
         self._questions: dict[str, _Question] = {}
@@ -166,7 +168,7 @@ class _Parked:
         finally:
             self._questions.pop(key, None)
 
-    def _told(self) -> Request:
+    def _told(self) -> UpstreamRequest:
         """The request as the server's side sees it: what it reports goes to whoever waits at that moment."""
 
         async def progress(done: float, total: float | None = None, message: str | None = None) -> None:

@@ -18,9 +18,8 @@ from gateway.mcp_client import ClientFace, Link, McpFault, open_link
 from gateway.oauth.store import Logins
 from gateway.sources.upstreams.connection import UpstreamConnection
 from gateway.sources.upstreams.credentials import Access
-from gateway.sources.upstreams.definitions import Kind, define, define_all
-from gateway.sources.upstreams.paging import LISTS, METHOD_NOT_FOUND, listed
-from gateway.sources.upstreams.pinning import Decision, Standing, Verdict, settle
+from gateway.sources.upstreams.definitions import LISTS, METHOD_NOT_FOUND, Kind, define, define_all, fetch_list
+from gateway.sources.upstreams.pinning import Decision, PinStatus, Verdict, apply_pins
 from gateway.sources.upstreams.spec import Spec
 from gateway.sources.upstreams.subscriptions import Subscriptions
 from gateway.sources.upstreams.tools import list_tools
@@ -53,7 +52,7 @@ Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class Said:
+class ServerListing:
     """Everything a server defines, as it came."""
 
     tools: tuple[Any, ...] = ()
@@ -96,7 +95,7 @@ class Upstream:
         self._others = others
         self._access = Access(spec, environment, logins, settings)
         self._era: str | None = None
-        self._said: Said | None = None
+        self._said: ServerListing | None = None
         self._lanes: dict[Key, UpstreamConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.subscriptions = Subscriptions(lambda: self._lane(self._main))
@@ -158,7 +157,9 @@ class Upstream:
         kept = await self._memory.recall(self.spec.name)
         self._era = kept.era
         if kept.tools is not None:
-            said = Said(tuple(kept.tools), tuple(kept.prompts or ()), tuple(kept.templates or ()), kept.instructions)
+            said = ServerListing(
+                tuple(kept.tools), tuple(kept.prompts or ()), tuple(kept.templates or ()), kept.instructions
+            )
             await self._take(said)
 
     async def settle(self) -> None:
@@ -311,10 +312,10 @@ class Upstream:
     async def _ask(self, link: Link) -> None:
         try:
             async with asyncio.timeout(LIST_SECONDS):
-                tools, prompts, templates = [await listed(link, what) for what in LISTS]
+                tools, prompts, templates = [await fetch_list(link, what) for what in LISTS]
         except TimeoutError:
             raise Timeout(f"its lists took longer than {LIST_SECONDS:g} s") from None
-        said = Said(tools, prompts, templates, link.instructions)
+        said = ServerListing(tools, prompts, templates, link.instructions)
         await self._memory.remember(
             self.spec.name,
             era=link.era,
@@ -326,7 +327,7 @@ class Upstream:
         await self._take(said)
         self._asked.set()
 
-    async def _take(self, fresh: Said | None) -> None:
+    async def _take(self, fresh: ServerListing | None) -> None:
         """Offer what of `fresh`, or of what it said before, is accepted; one at a time, so that the newest stays."""
         async with self._taking:
             said = fresh or self._said
@@ -334,9 +335,11 @@ class Upstream:
                 return
             definitions = define_all(said.tools, said.prompts, said.templates, said.instructions)
             if self.spec.settings.pinning == "off":
-                verdict = Verdict({key: Decision(each, Standing.OFFERED) for key, each in definitions.found.items()})
+                verdict = Verdict({key: Decision(each, PinStatus.OFFERED) for key, each in definitions.found.items()})
             else:
-                verdict = await settle(self._pins, self.spec.name, definitions.found, self.spec.policy, self._others())
+                verdict = await apply_pins(
+                    self._pins, self.spec.name, definitions.found, self.spec.policy, self._others()
+                )
             listing = await asyncio.to_thread(list_tools, self.spec.terms, said.tools, verdict)
             self._said, self.problems = said, (*definitions.problems, *listing.problems)
             prompts = tuple(each for each in said.prompts if _is_offered(verdict, Kind.PROMPT, each))

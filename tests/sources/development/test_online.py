@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.net.policy import Policy
+from gateway.net.policy import NetworkPolicy
 from gateway.sources.builtin.code.install_package import indexes
 
 from .desks import Desk, desk, opened
@@ -28,7 +28,7 @@ async def connected(
     place: Path, monkeypatch: pytest.MonkeyPatch, *hosts: str, timeout: float = 60
 ) -> AsyncIterator[Desk]:
     """A desk whose programs may reach these, though they are on this machine."""
-    policy = Policy(hosts, allow_private=True, hosts_setting="sandbox.allowed_hosts")
+    policy = NetworkPolicy(hosts, allow_private=True, hosts_setting="sandbox.allowed_hosts")
     monkeypatch.setattr("gateway.sources.builtin.code.source.network_of", lambda _: policy)
     async with desk(place, sandbox={"network": True, "timeout": timeout}) as at:
         yield at
@@ -104,7 +104,7 @@ async def test_what_is_installed_is_in_no_version(
 ) -> None:
     with packages(tmp_path / "index") as port:
         monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{port}/simple")
-        policy = Policy((f"127.0.0.1:{port}",), allow_private=True)
+        policy = NetworkPolicy((f"127.0.0.1:{port}",), allow_private=True)
         monkeypatch.setattr("gateway.sources.builtin.code.source.network_of", lambda _: policy)
         (tmp_path / "mine").mkdir()
         where = {"workspace": tmp_path / "mine"} if attached else {}

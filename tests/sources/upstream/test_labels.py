@@ -16,6 +16,7 @@ from gateway.calls import Call, Peer
 from gateway.errors import ToolFailed
 from gateway.mcp_client import McpFault
 from gateway.sources.upstreams import suspended_calls
+from gateway.sources.upstreams.forward import UpstreamRequest, label_input_requests
 from gateway.sources.upstreams.labels import (
     SECRET_FLAG,
     SERVER_META,
@@ -24,8 +25,6 @@ from gateway.sources.upstreams.labels import (
     label_logger,
     label_question,
 )
-from gateway.sources.upstreams.questions import asked_in
-from gateway.sources.upstreams.requests import Request
 from gateway.tools import Tool
 
 ELICIT = "elicitation/create"
@@ -265,7 +264,7 @@ def test_a_logger_begins_with_the_name_of_its_server(logger: Any, shown: str) ->
 def test_a_request_state_that_imitates_the_gateway_is_refused(state: str) -> None:
     assert state.startswith(STATE_PREFIX)
     call = Call(name="files__ask", arguments={}, peer=Peer(capabilities={"elicitation": {}}, modern=True))
-    request = Request("tools/call", {}, call, "files:ask", "files")
+    request = UpstreamRequest("tools/call", {}, call, "files:ask", "files")
     with pytest.raises(ToolFailed, match="its requestState looks like one of Toolgate's own"):
-        asked_in({"requestState": f"{state}1"}, request)
-    assert asked_in({"requestState": "my toolgate-1"}, request) == {}
+        label_input_requests({"requestState": f"{state}1"}, request)
+    assert label_input_requests({"requestState": "my toolgate-1"}, request) == {}

@@ -17,7 +17,7 @@ from journeys.servers import labs
 from gateway.errors import Unavailable
 from gateway.mcp_client import ClientFace, HttpEndpoint, Link, StdioEndpoint, open_link
 from gateway.sources.upstreams import connection as lanes
-from gateway.sources.upstreams.connection import Taken, UpstreamConnection
+from gateway.sources.upstreams.connection import ConnectionBusy, UpstreamConnection
 
 pytestmark = pytest.mark.anyio
 
@@ -188,7 +188,7 @@ async def test_nobody_waits_for_a_lane_on_which_somebody_is_asked() -> None:
         await asyncio.sleep(0)
         with lane.asked():
             assert lane.asking
-            with pytest.raises(Taken):
+            with pytest.raises(ConnectionBusy):
                 await waiting
         assert not lane.asking
 

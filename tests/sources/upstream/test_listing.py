@@ -42,7 +42,7 @@ pytestmark = pytest.mark.promise("P2")
 
 
 def trusting(raw: Any) -> Verdict:
-    return decide("srv", {}, define_all(raw).found, pinning.Policy(hold_at=None))[0]
+    return decide("srv", {}, define_all(raw).found, pinning.PinPolicy(hold_at=None))[0]
 
 
 def listing(*raw: Any, terms: Terms = TERMS, verdict: Verdict | None = None) -> Listing:
@@ -204,7 +204,7 @@ def test_a_filter_that_fits_nothing_and_a_renderer_that_is_none_are_reported() -
 
 
 def test_only_what_was_accepted_word_for_word_is_offered() -> None:
-    held = decide("srv", {}, define_all([RAW]).found, pinning.Policy(trust_first=False))[0]
+    held = decide("srv", {}, define_all([RAW]).found, pinning.PinPolicy(trust_first=False))[0]
     assert "nobody has accepted it" in (listing(RAW, verdict=held).tools[0].withheld or "")
     assert "was not looked at" in (listing(RAW, verdict=Verdict()).tools[0].withheld or "")
     other = listing({**RAW, "description": "Obey."}, verdict=trusting([RAW]))

@@ -18,8 +18,7 @@ from gateway import Gateway
 from gateway.calls import Call, Caller, Outcome, Peer
 from gateway.errors import Invalid, Unavailable
 from gateway.sources.upstreams import suspended_calls
-from gateway.sources.upstreams.forward import Asking
-from gateway.sources.upstreams.requests import Request
+from gateway.sources.upstreams.forward import RequestForwarder, UpstreamRequest
 from gateway.sources.upstreams.suspended_calls import SuspendedCalls
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +35,7 @@ async def gateway_to(
     said = {**labs.on_stdio("handshake", LAB_FILE=str(directory / "notes"), LAB_HABITS=habits), "sharing": sharing}
     settings = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, "mcpServers": {"lab": said}}
     async with Gateway.open(settings) as gateway:
-        gateway.switchboard.source.asking = Asking(SuspendedCalls(seconds))
+        gateway.switchboard.source.asking = RequestForwarder(SuspendedCalls(seconds))
         yield gateway
 
 
@@ -50,8 +49,10 @@ def call(arguments: Mapping[str, Any] = ASKING, answers: Mapping[str, Any] | Non
     )
 
 
-def request(answers: Mapping[str, Any] | None = None, method: str = "tools/call", **more: Any) -> Request:
-    return Request(method, {"name": "ask", "arguments": ASKING}, call(ASKING, answers, **more), "lab:ask", "lab")
+def request(answers: Mapping[str, Any] | None = None, method: str = "tools/call", **more: Any) -> UpstreamRequest:
+    return UpstreamRequest(
+        method, {"name": "ask", "arguments": ASKING}, call(ASKING, answers, **more), "lab:ask", "lab"
+    )
 
 
 def answering(outcome: Outcome, answer: str = "me") -> dict[str, Any]:
@@ -144,7 +145,7 @@ async def test_while_one_is_asked_the_next_call_waits_for_nobody(tmp_path: Path,
 async def test_nobody_else_can_use_a_state() -> None:
     parked = SuspendedCalls()
 
-    async def start(ask: Any, _: Request) -> dict[str, Any]:
+    async def start(ask: Any, _: UpstreamRequest) -> dict[str, Any]:
         return dict(await ask("elicitation/create", {"message": "who"}))
 
     mine = request(caller=Caller(principal="ann"))
@@ -162,7 +163,7 @@ async def test_one_principal_cannot_fill_it(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(suspended_calls, "PARKED_EACH", 2)
     parked, ended = SuspendedCalls(), 0
 
-    async def start(ask: Any, _: Request) -> dict[str, Any]:
+    async def start(ask: Any, _: UpstreamRequest) -> dict[str, Any]:
         nonlocal ended
         try:
             return dict(await ask("elicitation/create", {}))
@@ -190,7 +191,7 @@ async def test_reports_go_to_whoever_waits_now() -> None:
 
         return progress
 
-    async def start(ask: Any, told_request: Request) -> dict[str, Any]:
+    async def start(ask: Any, told_request: UpstreamRequest) -> dict[str, Any]:
         await told_request.call.progress(1, None, None)
         await ask("elicitation/create", {})
         await told_request.call.progress(2, None, None)

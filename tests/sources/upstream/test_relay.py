@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 ASKED = {"method": "elicitation/create", "name": "who"}
 
 
-def relay_of(gateway: Gateway) -> passthrough.Relay:
+def relay_of(gateway: Gateway) -> passthrough.UpstreamPassthrough:
     found = gateway.relay()
     assert found is not None
     return found

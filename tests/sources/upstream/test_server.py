@@ -20,7 +20,7 @@ from gateway.db.pins import Pins
 from gateway.db.sqlite import SqliteDatabase
 from gateway.db.upstreams import Upstreams
 from gateway.errors import Unavailable
-from gateway.sources.upstreams import paging
+from gateway.sources.upstreams import definitions
 from gateway.sources.upstreams import upstream as server
 from gateway.sources.upstreams.registry import FACE
 from gateway.sources.upstreams.spec import SETTINGS, Spec
@@ -125,7 +125,7 @@ async def test_one_that_does_not_say_what_it_has_is_asked_again(
         with anyio.fail_after(TIMEOUT):
             await upstream.look()
         assert not upstream.known
-        monkeypatch.setattr(paging, "LISTS", dict.fromkeys(("tools", "prompts", "resources"), ("ping", "x")))
+        monkeypatch.setattr(definitions, "LISTS", dict.fromkeys(("tools", "prompts", "resources"), ("ping", "x")))
         await async_eventually(lambda: upstream.known)
 
 

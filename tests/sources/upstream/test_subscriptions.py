@@ -16,7 +16,7 @@ from journeys.servers import labs
 
 from gateway.errors import Invalid, Unavailable
 from gateway.mcp_client import Listening
-from gateway.sources.upstreams import resource_updates, subscriptions
+from gateway.sources.upstreams import subscriptions
 from gateway.sources.upstreams import upstream as upstream_module
 from gateway.sources.upstreams.upstream import Upstream
 
@@ -112,7 +112,7 @@ async def test_a_server_that_is_lost_comes_back_for_its_followers(tmp_path: Path
 async def test_one_that_is_reached_over_http_is_heard_again_once_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, era: str
 ) -> None:
-    monkeypatch.setattr(resource_updates, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(subscriptions, "AGAIN_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     with ExitStack() as stack:
@@ -130,7 +130,7 @@ async def test_one_that_is_reached_over_http_is_heard_again_once_it_is_back(
 
 @pytest.mark.parametrize("era", labs.LAB_ERAS)
 async def test_many_resources_take_few_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, era: str) -> None:
-    monkeypatch.setattr(resource_updates, "STREAMS", 3)
+    monkeypatch.setattr(subscriptions, "STREAMS", 3)
     open_streams = most = 0
 
     async with lazy(tmp_path, era) as upstream:

@@ -14,7 +14,7 @@ from net.sites import PUBLIC, Lab, Reply, Site, answer, redirect, serving, trust
 
 from gateway.config.settings import WebSettings
 from gateway.errors import Forbidden, GatewayError, Invalid, RateLimited, ToolFailed, Unavailable
-from gateway.net import Limits
+from gateway.net.policy import RequestLimits
 from gateway.sources.builtin.web import web_search as search_module
 from gateway.sources.builtin.web.source import WebSource
 
@@ -216,10 +216,10 @@ async def test_a_provider_that_does_not_answer_is_given_up(provider: str, monkey
     async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(search_module, "LIMITS", Limits(bytes=1000, seconds=0.2))
+    monkeypatch.setattr(search_module, "LIMITS", RequestLimits(bytes=1000, seconds=0.2))
     with pytest.raises(Unavailable, match=r"took longer than 0\.2 s"):
         await search(provider, silence)
-    monkeypatch.setattr(search_module, "LIMITS", Limits(bytes=1000, seconds=TIMEOUT))
+    monkeypatch.setattr(search_module, "LIMITS", RequestLimits(bytes=1000, seconds=TIMEOUT))
     with pytest.raises(ToolFailed, match="larger than 1000 bytes"):
         await search(provider, as_json({"results": ["x" * 1000]}))
 

@@ -21,7 +21,7 @@ import anyio
 
 from gateway.calls import Call, Progress, no_progress
 from gateway.errors import GatewayError, NotFound, Unavailable
-from gateway.net.policy import Policy
+from gateway.net.policy import NetworkPolicy
 from gateway.sandbox import SYSTEM_FOLDERS, Limits, Mount, Program, Sandbox
 from gateway.sandbox.monty import installed
 from gateway.sandbox.run import OUTPUT_LIMIT, Finished, run
@@ -192,7 +192,7 @@ class Bench:
     machine: Machine
     limits: Limits
     timeout: float
-    network: Policy | None = None
+    network: NetworkPolicy | None = None
     attached: bool = False
     installs: bool = False
     hides: Hides = hide_nothing
@@ -344,7 +344,7 @@ class Bench:
             return None
         return f"{what} with write access to {self.folder}; files that git ignores are in no version to go back to"
 
-    def require_network(self) -> Policy:
+    def require_network(self) -> NetworkPolicy:
         """Where programs may go; refused while that is nowhere."""
         if self.network is None:
             message = "the network is off in the sandbox; turn it on with sandbox.network: true"

@@ -15,8 +15,7 @@ import anyio
 from pydantic import Field
 
 from gateway.errors import Forbidden, GatewayError, Invalid, ToolFailed, Unavailable
-from gateway.net.addresses import Address
-from gateway.net.policy import PRIVATE_ADDRESS, Policy
+from gateway.net.policy import PRIVATE_ADDRESS, Address, NetworkPolicy
 from gateway.runtime import uv
 from gateway.sandbox import Program
 from gateway.sandbox.run import Finished
@@ -30,13 +29,13 @@ _HOSTS = 10
 
 
 @dataclass(frozen=True)
-class Noting(Policy):
+class Noting(NetworkPolicy):
     """A policy that notes why it refused a host, each once."""
 
     refused: dict[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def like(cls, policy: Policy) -> Noting:
+    def like(cls, policy: NetworkPolicy) -> Noting:
         return cls(**{each.name: getattr(policy, each.name) for each in fields(policy) if each.init})
 
     def check_host(self, scheme: str, host: str, port: int | None = None) -> None:

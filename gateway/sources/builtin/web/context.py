@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from gateway.calls import Call
 from gateway.config.settings import WebSettings
-from gateway.net import Policy
-from gateway.net.policy import WEB_PORTS
+from gateway.net.policy import WEB_PORTS, NetworkPolicy
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions
 
 if TYPE_CHECKING:
-    from gateway.net.client import Door
+    from gateway.net.client import GuardedClient
     from gateway.net.transport import Network
     from gateway.sources.builtin.web.html_reader import Reader
     from gateway.sources.builtin.web.page import Remembered
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 ANY = "*"
 
 
-def web_policy(settings: WebSettings) -> Policy:
+def web_policy(settings: WebSettings) -> NetworkPolicy:
     """Where `web_fetch` and `web_download` may go; refused when the settings name what is no host."""
-    return Policy(
+    return NetworkPolicy(
         allowed_hosts=tuple(host for host in settings.allowed_hosts if host != ANY),
         any_host=ANY in settings.allowed_hosts,
         allow_private=settings.allow_private,
@@ -42,12 +41,12 @@ class Outside:
         self._tls = tls
         self._reader: Reader | None = None
 
-    def door(self, policy: Policy) -> Door:
+    def door(self, policy: NetworkPolicy) -> GuardedClient:
         # The HTTP client takes a tenth of a second to import, and most processes never need it.
-        from gateway.net.client import Door
+        from gateway.net.client import GuardedClient
         from gateway.net.transport import INTERNET
 
-        return Door(policy, self._network or INTERNET, self._tls)
+        return GuardedClient(policy, self._network or INTERNET, self._tls)
 
     @property
     def reader(self) -> Reader:
@@ -72,7 +71,7 @@ class WebContext:
 
     call: Call
     settings: WebSettings
-    policy: Policy
+    policy: NetworkPolicy
     outside: Outside
     pages: Remembered
     files: Files | None = None

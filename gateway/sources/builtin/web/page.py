@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from gateway.errors import GatewayError, NotFound, RateLimited, ToolFailed, Unavailable
-from gateway.net import Limits
+from gateway.net.policy import RequestLimits
 
 if TYPE_CHECKING:
-    from gateway.net.client import Answer
+    from gateway.net.client import HttpResponse
     from gateway.sources.builtin.web.context import WebContext
 
 
@@ -161,7 +161,7 @@ async def visit(
     context: WebContext, url: str, *, headers: Mapping[str, str], seconds: float, raw: bool, whole: bool
 ) -> Document:
     """Fetch it and make text of it. Refused: a status that is none of success, and what is no text."""
-    limits = Limits(bytes=BYTES, seconds=seconds, connect_seconds=min(seconds, Limits.connect_seconds))
+    limits = RequestLimits(bytes=BYTES, seconds=seconds, connect_seconds=min(seconds, RequestLimits.connect_seconds))
     given = headers if any(name.lower() == "accept" for name in headers) else {"accept": _ACCEPT, **headers}
     async with (
         context.outside.door(context.policy) as door,
@@ -180,7 +180,9 @@ async def visit(
     return await _document(context, answer, body, as_markdown=kind in _HTML and not raw, whole=whole)
 
 
-async def _document(context: WebContext, answer: Answer, body: bytes, *, as_markdown: bool, whole: bool) -> Document:
+async def _document(
+    context: WebContext, answer: HttpResponse, body: bytes, *, as_markdown: bool, whole: bool
+) -> Document:
     text = await anyio.to_thread.run_sync(lambda: decode(body, answer.content_type, is_markup=_is_markup(body)))
     page: dict[str, Any] = {"markdown": text, "title": None, "cut": False}
     if as_markdown:
@@ -197,7 +199,7 @@ async def _document(context: WebContext, answer: Answer, body: bytes, *, as_mark
     )
 
 
-async def _body(answer: Answer) -> bytes:
+async def _body(answer: HttpResponse) -> bytes:
     try:
         return await answer.read()
     except ToolFailed as error:
@@ -207,7 +209,7 @@ async def _body(answer: Answer) -> bytes:
         raise ToolFailed(reason, code=error.code, **error.details) from None
 
 
-def _kind(answer: Answer) -> str | None:
+def _kind(answer: HttpResponse) -> str | None:
     """The media type, where it is or may be text; None where it is said not to be."""
     kind = (answer.content_type or "").partition(";")[0].strip().lower()
     is_text = kind.startswith("text/") or kind.endswith(("+json", "+xml"))
@@ -218,7 +220,7 @@ def _is_markup(body: bytes) -> bool:
     return body[:_SNIFFED].lstrip().startswith((b"<", b"\xef\xbb\xbf<"))
 
 
-def _not_text(answer: Answer) -> ToolFailed:
+def _not_text(answer: HttpResponse) -> ToolFailed:
     kind = (answer.content_type or "of unknown kind")[:100]
     size = f", {answer.length} bytes" if answer.length is not None else ""
     return ToolFailed(
@@ -229,7 +231,7 @@ def _not_text(answer: Answer) -> ToolFailed:
     )
 
 
-async def _refusal(answer: Answer) -> GatewayError:
+async def _refusal(answer: HttpResponse) -> GatewayError:
     try:
         status = f"{answer.status} {HTTPStatus(answer.status).phrase}"
     except ValueError:
@@ -248,7 +250,7 @@ async def _refusal(answer: Answer) -> GatewayError:
     return ToolFailed(f"{answer.origin} does not give it ({told})", code=BAD_STATUS, **details)
 
 
-async def _said(answer: Answer) -> str | None:
+async def _said(answer: HttpResponse) -> str | None:
     """The first words of a refusal that is written for programs; a whole page would be of no use."""
     kind = (answer.content_type or "").partition(";")[0].strip().lower()
     if kind != "text/plain" and not kind.endswith("json"):

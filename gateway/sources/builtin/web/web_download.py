@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 from pydantic import Field
 
-from gateway.net import Limits
+from gateway.net.policy import RequestLimits
 from gateway.sources.builtin.decorator import Shape, Versioned, builtin
 from gateway.sources.builtin.web.context import Files, WebContext
 from gateway.sources.builtin.web.web_fetch import LONGEST_WAIT, Headers, Seconds, Url
@@ -65,7 +65,7 @@ async def web_download(
 
     Only allowed hosts are reached. At most 64 MiB; the file is there whole or not at all."""
     parts = parse(path)
-    limits = Limits(bytes=BYTES, seconds=timeout, connect_seconds=min(timeout, Limits.connect_seconds))
+    limits = RequestLimits(bytes=BYTES, seconds=timeout, connect_seconds=min(timeout, RequestLimits.connect_seconds))
     from gateway.net.download import save  # imports the HTTP client, which most processes never need
 
     with tempfile.TemporaryFile(prefix="toolgate-") as file:

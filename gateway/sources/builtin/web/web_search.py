@@ -17,13 +17,13 @@ from pydantic import Field
 from gateway.config import resolve_variables
 from gateway.config.settings import SearchSettings
 from gateway.errors import GatewayError, Invalid, RateLimited, Unavailable
-from gateway.net import Limits, Policy
+from gateway.net.policy import NetworkPolicy, RequestLimits
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.sources.builtin.web.context import WebContext
 from gateway.tools import Access, Permission
 
 if TYPE_CHECKING:
-    from gateway.net.client import Answer, Door
+    from gateway.net.client import GuardedClient, HttpResponse
 from gateway.net.policy import canonical_host
 from gateway.sources.builtin.web.context import Outside
 
@@ -66,7 +66,7 @@ def _told(results: Sequence[Result]) -> str:
 SEARCH_FAILED = "SEARCH_FAILED"
 SEARCH_KEY_REFUSED = "SEARCH_KEY_REFUSED"
 BAD_ANSWER = "BAD_ANSWER"
-LIMITS = Limits(bytes=4 * 1024 * 1024, seconds=20.0)
+LIMITS = RequestLimits(bytes=4 * 1024 * 1024, seconds=20.0)
 
 _TITLE = 300
 _SNIPPET = 1500
@@ -89,7 +89,7 @@ class SearchRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
 
-    def ask(self, door: Door) -> AbstractAsyncContextManager[Answer]:
+    def ask(self, door: GuardedClient) -> AbstractAsyncContextManager[HttpResponse]:
         return door.request(self.method, self.url, headers=self.headers, body=self.body, limits=LIMITS)
 
 
@@ -127,18 +127,18 @@ async def search(context: WebContext, query: str, count: int) -> Sequence[Found]
     return list(_usable(results))[:count]
 
 
-def _policy(settings: SearchSettings, url: str) -> Policy:
+def _policy(settings: SearchSettings, url: str) -> NetworkPolicy:
     """Where the provider is, and nowhere else. An address that the operator wrote down may be private; a key
     never goes over the network in the clear."""
-    from gateway.net.urls import parse  # imports the HTTP client, which most processes never need
+    from gateway.net.transport import parse_url  # imports the HTTP client, which most processes never need
 
     try:
-        where = parse(url)
+        where = parse_url(url)
     except Invalid as error:
         raise Invalid(f"web.search.url: {error.message}", code=error.code) from None
     host = canonical_host(where.raw_host.decode("ascii"))
     port = where.port or (443 if where.scheme == "https" else 80)
-    return Policy(
+    return NetworkPolicy(
         allowed_hosts=(f"[{host}]:{port}" if ":" in host else f"{host}:{port}",),
         allow_private=settings.url is not None,
         https_only=settings.key is not None,
@@ -147,7 +147,7 @@ def _policy(settings: SearchSettings, url: str) -> Policy:
     )
 
 
-def _refusal(provider: Provider, answer: Answer) -> GatewayError:
+def _refusal(provider: Provider, answer: HttpResponse) -> GatewayError:
     status = answer.status
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         pause = answer.headers.get("retry-after", "")[:40]

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gateway.sources.upstreams.poisoning.characters import fold, hidden_characters, look_alikes
+from gateway.sources.upstreams.poisoning.characters import (
+    encoded_text,
+    fold,
+    hidden_characters,
+    hidden_text,
+    look_alikes,
+)
 from gateway.sources.upstreams.poisoning.finding import HIGH, LOW, MEDIUM, Finding, Remark, Severity, excerpt
-from gateway.sources.upstreams.poisoning.hidden_text import encoded_text, hidden_text
-from gateway.sources.upstreams.poisoning.wording import Foreign, aimed_at_the_model
+from gateway.sources.upstreams.poisoning.phrases import Foreign, aimed_at_the_model
 
 __all__ = ["Finding", "Severity", "look", "worst"]
 
@@ -28,7 +33,7 @@ class _Text(NamedTuple):
     pattern: bool = False
 
 
-def look(value: Any, *, own: Collection[str] = (), others: Collection[str] = ()) -> list[Finding]:
+def find_suspicions(value: Any, *, own: Collection[str] = (), others: Collection[str] = ()) -> list[Finding]:
     """Every reason to look at a definition, the gravest first.
 
     `own` are the names of the server's own tools, `others` those of other servers, of which it has no
