@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from gateway.bundles import document as yamls
+from gateway import yamldoc
 from gateway.bundles import paths, spec
-from gateway.bundles.document import Document
 from gateway.bundles.secret_references import mask_secrets
 from gateway.bundles.spec import FILE_NAME, FILE_NAMES, INVALID_TOOLSET, Toolset
 from gateway.bundles.tool_kinds import PythonTool, artifact_path
@@ -23,6 +22,7 @@ from gateway.bundles.zip_reader import CHUNK, ZipEntry, ZipReader, ZipWriter, re
 from gateway.errors import Conflict, Invalid, NotFound
 from gateway.names import did_you_mean
 from gateway.workspace import Entry, Parts, Root
+from gateway.yamldoc import YamlDocument
 
 _MEBIBYTE = 1024 * 1024
 _PLAIN_FILE, _PROGRAM = stat.S_IFREG | 0o644, stat.S_IFREG | 0o755
@@ -86,7 +86,7 @@ class Bundle:
     spec: Toolset
     files: Mapping[str, BundleFile]
     absent: Mapping[str, str] = field(default_factory=dict)
-    document: Document = field(default=Document(FILE_NAME, INVALID_TOOLSET), repr=False, compare=False)
+    document: YamlDocument = field(default=YamlDocument(FILE_NAME, INVALID_TOOLSET), repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -278,13 +278,13 @@ def _manifest(files: Mapping[str, BundleFile]) -> BundleFile:
         near = next((path for path in files if path.rpartition("/")[2].lower() in FILE_NAMES), None)
         hint = f"; there is {paths.shown(near)}" if near else ""
         raise refused(f"there is no {FILE_NAME} at the top of the bundle{hint}")
-    if found[0].size > yamls.BYTES_LIMIT:
-        raise refused(f"is larger than {yamls.BYTES_LIMIT // 1024} KiB", found[0].path)
+    if found[0].size > yamldoc.BYTES_LIMIT:
+        raise refused(f"is larger than {yamldoc.BYTES_LIMIT // 1024} KiB", found[0].path)
     return found[0]
 
 
 def _absent(
-    toolset: Toolset, files: Mapping[str, BundleFile], document: Document, known: Collection[str]
+    toolset: Toolset, files: Mapping[str, BundleFile], document: YamlDocument, known: Collection[str]
 ) -> dict[str, str]:
     """The tools whose module is not in the bundle, and why; refused when one of them is not known."""
     found: dict[str, str] = {}
@@ -299,7 +299,7 @@ def _absent(
     return found
 
 
-def _check_artifacts(toolset: Toolset, files: Mapping[str, BundleFile], document: Document) -> None:
+def _check_artifacts(toolset: Toolset, files: Mapping[str, BundleFile], document: YamlDocument) -> None:
     """Refuse an artifact that is declared and not in the bundle."""
     for index, tool in enumerate(toolset.tools):
         if tool.renderer is not None:
@@ -310,7 +310,7 @@ def _check_artifacts(toolset: Toolset, files: Mapping[str, BundleFile], document
 
 
 def _check_artifact(
-    config: Mapping[str, object], files: Mapping[str, BundleFile], document: Document, place: yamls.Place
+    config: Mapping[str, object], files: Mapping[str, BundleFile], document: YamlDocument, place: yamldoc.Place
 ) -> None:
     path = artifact_path(config)
     if path is not None and path not in files:

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from gateway.bundles import paths
-from gateway.bundles.document import Place
+from gateway.yamldoc import Place
 
 TEXT_LIMIT = 8 * 1024
 ENTRIES_LIMIT = 100

@@ -16,10 +16,9 @@ import anyio
 from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.bundles import document as yamls
+from gateway import yamldoc
 from gateway.bundles import spec, store
 from gateway.bundles.archive import LIMITS, Bundle, BundleFile, Limits, module_file, open_bundle, write_zip
-from gateway.bundles.document import Document
 from gateway.bundles.field_types import Category, Line, Prose, Seconds
 from gateway.bundles.installed import Installed, InstalledTool, changes_in, installed
 from gateway.bundles.paths import shown
@@ -35,6 +34,7 @@ from gateway.db.toolsets import ConsentRow, FileRow, StoredToolset, Toolsets, Us
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
 from gateway.names import did_you_mean
 from gateway.tools import Access, Permission
+from gateway.yamldoc import YamlDocument
 
 
 def export_bundle(toolset: Installed, rows: Sequence[FileRow], file: BinaryIO) -> None:
@@ -234,8 +234,8 @@ def merge_override(
     if "renderer" in changes:
         before.pop("renderer_config", None)
     said = {key: value for key, value in (before | dict(changes)).items() if value is not None}
-    document = Document(f"the merge_override of {wanted}", INVALID_OVERRIDE, {**said, "tool_id": wanted})
-    override = yamls.validate(document, ToolOverride)
+    document = YamlDocument(f"the merge_override of {wanted}", INVALID_OVERRIDE, {**said, "tool_id": wanted})
+    override = yamldoc.validate(document, ToolOverride)
     artifact = artifact_path(override.renderer_config or {})
     if artifact is not None and artifact not in {file.path for file in stored.files}:
         near = did_you_mean(artifact, [file.path for file in stored.files])

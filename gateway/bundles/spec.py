@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from gateway.bundles import document as yamls
-from gateway.bundles.document import Document
+from gateway import yamldoc
 from gateway.bundles.field_types import (
     AnyTool,
     Category,
@@ -44,6 +43,7 @@ from gateway.errors import Invalid
 from gateway.names import did_you_mean
 from gateway.net.policy import NetworkPolicy
 from gateway.tools import Permission
+from gateway.yamldoc import YamlDocument
 
 FILE_NAME = "toolset.yaml"
 FILE_NAMES = (FILE_NAME, "toolset.yml")
@@ -250,14 +250,14 @@ def load(content: bytes | str, name: str = FILE_NAME) -> Toolset:
     return read(content, name)[0]
 
 
-def read(content: bytes | str, name: str = FILE_NAME) -> tuple[Toolset, Document]:
+def read(content: bytes | str, name: str = FILE_NAME) -> tuple[Toolset, YamlDocument]:
     """As `load`, with the document, which knows the line of every key."""
-    document = yamls.read(content.encode() if isinstance(content, str) else content, name, INVALID_TOOLSET)
+    document = yamldoc.read_plain(content.encode() if isinstance(content, str) else content, name, INVALID_TOOLSET)
     if not isinstance(document.value, dict):
         raise document.refusal("the file must hold keys and values at its top level")
-    toolset = yamls.validate(document, Toolset)
-    if len(dump(toolset).encode()) > yamls.BYTES_LIMIT:
-        raise document.refusal(f"written out, the file is larger than {yamls.BYTES_LIMIT // 1024} KiB")
+    toolset = yamldoc.validate(document, Toolset)
+    if len(dump(toolset).encode()) > yamldoc.BYTES_LIMIT:
+        raise document.refusal(f"written out, the file is larger than {yamldoc.BYTES_LIMIT // 1024} KiB")
     return toolset, document
 
 
@@ -266,7 +266,7 @@ def dump(toolset: Toolset) -> str:
     said = toolset.model_dump(mode="json", exclude_defaults=True)
     if toolset.tools:
         said["tools"] = [{"id": tool["id"], **_first(tool, "type"), **tool} for tool in said["tools"]]
-    return yamls.write({"manifest_version": toolset.manifest_version, **said})
+    return yamldoc.write({"manifest_version": toolset.manifest_version, **said})
 
 
 def _first(said: dict[str, Any], key: str) -> dict[str, Any]:

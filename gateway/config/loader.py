@@ -6,21 +6,20 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import platformdirs
-import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
+from gateway import yamldoc
 from gateway.config.settings import Settings
 from gateway.errors import Invalid, NotFound
-from gateway.names import did_you_mean
 from gateway.secrets import KNOWN, VARIABLE
+from gateway.yamldoc import YamlDocument, validation_error
 
 FILE_NAME = "toolgate.yaml"
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's reader takes a twentieth of the time
 
 
 def find(explicit: Path | None = None) -> Path | None:
@@ -58,15 +57,14 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
     Relative paths in the file are relative to the file. Every complaint names the file, the line,
     the key and the fix.
     """
-    data: dict[str, Any] = {}
-    lines: dict[tuple[str | int, ...], int] = {}
+    document = YamlDocument("", "INVALID_CONFIG", {})
     if path is not None:
-        data, lines = _read(path)
-        _anchor(data, path.resolve().parent)
+        document = _read(path)
+        _anchor(document.value, path.resolve().parent)
     try:
-        return Settings.model_validate(_merge(data, overrides or {}))
+        return Settings.model_validate(_merge(document.value, overrides or {}))
     except ValidationError as error:
-        raise Invalid(_complaint(error.errors()[0], path, lines), code="INVALID_CONFIG") from None
+        raise validation_error(document, Settings, error) from None
 
 
 def _refuse_untrusted(path: Path, settings: Settings) -> None:
@@ -101,38 +99,13 @@ def resolve_variables(text: str, environment: Mapping[str, str] = os.environ, fi
     return VARIABLE.sub(value, text)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str | int, ...], int]]:
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_LOADER)
-        lines: dict[tuple[str | int, ...], int] = {}
-        _locate(node, (), lines, path)
-        data = yaml.SafeLoader("").construct_document(node) if node is not None else {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Invalid(f"{path} is no YAML: {' '.join(str(error).split())}", code="INVALID_CONFIG") from None
-    if not isinstance(data, dict):
-        raise Invalid(f"{path}: the file must hold keys and values at its top level", code="INVALID_CONFIG")
-    return data, lines
-
-
-def _locate(
-    node: yaml.Node | None, at: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], path: Path
-) -> None:
-    """Note the line of every key; a key said twice is refused, since one of the two would be lost."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            place = (*at, key.value)
-            if place in lines:
-                raise Invalid(
-                    f"{path} line {key.start_mark.line + 1}: {_dotted(place)!r} is there twice "
-                    f"(first in line {lines[place]})",
-                    code="INVALID_CONFIG",
-                )
-            lines[place] = key.start_mark.line + 1
-            _locate(value, place, lines, path)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            lines[(*at, index)] = item.start_mark.line + 1
-            _locate(item, (*at, index), lines, path)
+def _read(path: Path) -> YamlDocument:
+    document = yamldoc.read(path.read_bytes(), str(path), "INVALID_CONFIG")
+    if document.value is None:
+        return replace(document, value={})
+    if not isinstance(document.value, dict):
+        raise document.refusal("the file must hold keys and values at its top level")
+    return document
 
 
 def _anchor(data: dict[str, Any], directory: Path) -> None:
@@ -162,42 +135,3 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         old = merged.get(key)
         merged[key] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def _complaint(error: ErrorDetails, path: Path | None, lines: Mapping[tuple[str | int, ...], int]) -> str:
-    place = tuple(part for part in error["loc"] if not str(part).startswith("<"))  # tags of a union are no keys
-    line = next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), None)
-    where = f"{path}{f' line {line}' if line else ''}: " if path else ""
-    if error["type"] == "extra_forbidden":
-        hint = did_you_mean(str(place[-1]), _keys(place[:-1]))
-        return f"{where}unknown key {_dotted(place)!r}{hint}"
-    return f"{where}{_dotted(place)!r}: {error['msg']}"
-
-
-def _keys(place: tuple[str | int, ...]) -> list[str]:
-    """The keys valid at a place, found by walking the models along it."""
-    model: Any = Settings
-    for part in place:
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            break
-        fields = {field.alias or name: field for name, field in model.model_fields.items()}
-        if part not in fields:
-            continue  # an item of a list, or a name the user chose
-        model = _section(fields[str(part)].annotation)
-    if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        return []
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _section(annotation: Any) -> Any:
-    """The model inside `Model`, `Model | None`, `list[Model]` or `dict[str, Model]`."""
-    arguments = getattr(annotation, "__args__", ())
-    return next((_section(part) for part in arguments if _is_section(_section(part))), annotation)
-
-
-def _is_section(candidate: Any) -> bool:
-    return isinstance(candidate, type) and issubclass(candidate, BaseModel)
-
-
-def _dotted(place: tuple[str | int, ...]) -> str:
-    return ".".join(str(part) for part in place)

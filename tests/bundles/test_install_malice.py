@@ -36,7 +36,7 @@ def alias_bomb() -> str:
 
 
 MANIFESTS: dict[str, tuple[BytesIO, str]] = {
-    "no YAML": (said("id: [demo\n"), "line 2: this is no YAML"),
+    "no YAML": (said("id: [demo\n"), "line 2: this is not YAML"),
     "a tag": (said(HEAD + "description: !!python/object/apply:os.system [id]\n"), "line 4: the tag"),
     "an alias bomb": (said(alias_bomb()), "line 4: anchors (&) and aliases (*) are not taken"),
     "a merge key": (said(HEAD + "tools:\n- <<: {id: a}\n"), "merge keys"),

@@ -1,7 +1,8 @@
-"""YAML as plain data: read without trusting it and with the line of every key, written always the same way.
+"""YAML documents with the line of every key, and validation errors that name the file, the line, the key and the fix.
 
-Taken are mappings with text keys, lists, text, numbers as JSON writes them, `true`, `false` and
-`null`. Everything else a plain word could mean in YAML (`yes`, dates, octal numbers) is text.
+`read` takes all of YAML, for a file of the person who runs the gateway. `read_plain` takes untrusted files: mappings
+with text keys, lists, text, numbers as JSON writes them, `true`, `false` and `null`. Everything else a plain word could
+mean in YAML (`yes`, dates, octal numbers) is text there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar, cast
 
 import yaml
@@ -42,8 +44,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Document:
-    """What a file says, where it says it, and under which code it is refused."""
+class YamlDocument:
+    """The value of a file, the line of each key, and the code of its errors. Without a name it is no file."""
 
     name: str
     code: str
@@ -51,43 +53,67 @@ class Document:
     lines: dict[Place, int] = field(default_factory=dict)
 
     def refusal(self, reason: str, place: Place = (), line: int | None = None, **details: Any) -> Invalid:
-        """`file line N: 'key.path': reason`, as an error to raise."""
+        """An error to raise: `file line N: 'key.path': reason`."""
         line = line or self.line(place)
-        where = f"{self.name}{f' line {line}' if line else ''}"
+        where = f"{self.name}{f' line {line}' if line else ''}: " if self.name else ""
         key = dotted(place)[:_KEY_SHOWN]
-        message = f"{where}: {f'{key!r}: ' if key else ''}{reason}"
+        message = f"{where}{f'{key!r}: ' if key else ''}{reason}"
         return Invalid(message, code=self.code, file=self.name, line=line, key=key, **details)
 
     def line(self, place: Place) -> int | None:
-        """The line of a place, or of the nearest thing around it that is written down."""
-        found: int | None = None
-        at: Place = ()
+        """The line of a place, or of the nearest one around it that is in the file."""
+        line: int | None = None
+        path: Place = ()
         for part in place:
             spellings: tuple[str | int, ...] = (part, to_camel(part)) if isinstance(part, str) else (part,)
-            written = next((spelling for spelling in spellings if (*at, spelling) in self.lines), None)
+            written = next((spelling for spelling in spellings if (*path, spelling) in self.lines), None)
             if written is None:
-                return found
-            at = (*at, written)
-            found = self.lines[at]
-        return found
+                return line
+            path = (*path, written)
+            line = self.lines[path]
+        return line
+
+    def add_key(self, place: Place, line: int) -> None:
+        """Store the line of a key; a key that is there twice is refused, since one of the two would be lost."""
+        if place in self.lines:
+            key = dotted(place)[:_KEY_SHOWN]
+            raise self.refusal(f"{key!r} is there twice (first in line {self.lines[place]})", line=line)
+        self.lines[place] = line
 
 
-def read(content: bytes, name: str, code: str) -> Document:
-    """The document in `content`; refused with the line when it is not plain data, says a key
+def read(content: bytes, name: str, code: str) -> YamlDocument:
+    """The document in `content`; refused with the line when it is not YAML or has a key twice."""
+    document = YamlDocument(name, code)
+    with _refuse_malformed(content, document):
+        node = yaml.compose(content.decode("utf-8-sig"), Loader=_LOADER)
+        _add_lines(node, (), document)
+        value = yaml.SafeLoader("").construct_document(node) if node is not None else None
+    return replace(document, value=value)
+
+
+def read_plain(content: bytes, name: str, code: str) -> YamlDocument:
+    """The document in `content`; refused with the line when it is not plain data, has a key
     twice, or is larger or deeper than anything a person writes."""
-    document = Document(name, code)
+    document = YamlDocument(name, code)
     if len(content) > BYTES_LIMIT:
         raise document.refusal(f"the file is larger than {BYTES_LIMIT // 1024} KiB")
+    with _refuse_malformed(content, document):
+        return replace(document, value=_PlainReader(content.decode("utf-8-sig"), document).value())
+
+
+@contextmanager
+def _refuse_malformed(content: bytes, document: YamlDocument) -> Iterator[None]:
     try:
-        return Document(name, code, _Reader(content.decode("utf-8-sig"), document).value(), document.lines)
+        yield
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise document.refusal("the file is not UTF-8", line=line) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise document.refusal(f"this is no YAML: {error.problem}", line=mark.line + 1 if mark else None) from None
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise document.refusal(f"this is not YAML: {problem}", line=mark.line + 1 if mark else None) from None
     except yaml.YAMLError as error:
-        raise document.refusal(f"this is no YAML: {' '.join(str(error).split())[:200]}") from None
+        raise document.refusal(f"this is not YAML: {' '.join(str(error).split())[:200]}") from None
 
 
 def write(value: Any) -> str:
@@ -95,27 +121,43 @@ def write(value: Any) -> str:
     return "".join(_block(value, 0)).lstrip("\n") + "\n"
 
 
-def validate(document: Document, model: type[Model]) -> Model:
-    """The document as a model. The first complaint by line is the message, what is missing last, since a
-    misspelt key is the likelier mistake; `details.problems` has them all."""
+def validate(document: YamlDocument, model: type[Model]) -> Model:
+    """The document as a model; `Invalid` as `validation_error` has it."""
     try:
         return model.model_validate_json(to_json(document.value))
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[: 10 * PROBLEM_LIMIT]
-    told = [(problem["type"] == "missing", _complaint(document, model, problem)) for problem in found]
-    refusals = [refusal for _, refusal in sorted(told, key=lambda pair: (pair[0], pair[1].details["line"] or 0))]
-    problems = [refusal.message for refusal in refusals[:PROBLEM_LIMIT]]
-    raise Invalid(refusals[0].message, code=document.code, **refusals[0].details, problems=problems)
+        raise validation_error(document, model, error) from None
+
+
+def validation_error(document: YamlDocument, model: type[BaseModel], error: ValidationError) -> Invalid:
+    """The errors of a model as one. Its message is the first by line; a missing key comes last, since a misspelt one
+    is the likelier mistake. `details.problems` has them all."""
+    details = error.errors(include_url=False, include_input=False)[: 10 * PROBLEM_LIMIT]
+    ranked = [(each["type"] == "missing", _convert(document, model, each)) for each in details]
+    errors = [invalid for _, invalid in sorted(ranked, key=lambda pair: (pair[0], pair[1].details["line"] or 0))]
+    problems = [invalid.message for invalid in errors[:PROBLEM_LIMIT]]
+    return Invalid(errors[0].message, code=document.code, **errors[0].details, problems=problems)
 
 
 def dotted(place: Place) -> str:
     return ".".join(str(part) for part in place)
 
 
-class _Reader:
+def _add_lines(node: yaml.Node | None, place: Place, document: YamlDocument) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            document.add_key((*place, key.value), key.start_mark.line + 1)
+            _add_lines(value, (*place, key.value), document)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            document.lines[(*place, index)] = item.start_mark.line + 1
+            _add_lines(item, (*place, index), document)
+
+
+class _PlainReader:
     """Builds the value from the parser's events, so that it stops at the first thing it refuses."""
 
-    def __init__(self, text: str, document: Document) -> None:
+    def __init__(self, text: str, document: YamlDocument) -> None:
         self._document = document
         self._events: Iterator[yaml.Event] = iter(yaml.parse(text, Loader=_LOADER))
         self._left = NODE_LIMIT
@@ -133,12 +175,12 @@ class _Reader:
             self._refuse("there is a second document; one file is one document", second)
         return value
 
-    def _node(self, event: yaml.Event, at: Place, depth: int) -> Any:
+    def _node(self, event: yaml.Event, place: Place, depth: int) -> Any:
         self._check(event, depth)
         if isinstance(event, yaml.MappingStartEvent):
-            return self._mapping(at, depth)
+            return self._mapping(place, depth)
         if isinstance(event, yaml.SequenceStartEvent):
-            return self._sequence(at, depth)
+            return self._sequence(place, depth)
         assert isinstance(event, yaml.ScalarEvent)  # noqa: S101 - the parser gives nothing else here
         return self._scalar(event)
 
@@ -153,25 +195,21 @@ class _Reader:
         if getattr(event, "tag", None):
             self._refuse(f"the tag {event.tag[:80]!r} is not taken; put text in quotes", event)  # type: ignore[attr-defined]
 
-    def _mapping(self, at: Place, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _mapping(self, place: Place, depth: int) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key = self._key(event, depth)
-            place = (*at, key)
-            if key in found:
-                first = self._document.lines[place]
-                self._refuse(f"{dotted(place)[:_KEY_SHOWN]!r} is there twice (first in line {first})", event)
-            self._document.lines[place] = _line(event)
-            found[key] = self._node(next(self._events), place, depth + 1)
-        return found
+            self._document.add_key((*place, key), _line(event))
+            mapping[key] = self._node(next(self._events), (*place, key), depth + 1)
+        return mapping
 
-    def _sequence(self, at: Place, depth: int) -> list[Any]:
-        found: list[Any] = []
+    def _sequence(self, place: Place, depth: int) -> list[Any]:
+        items: list[Any] = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            place = (*at, len(found))
-            self._document.lines[place] = _line(event)
-            found.append(self._node(event, place, depth + 1))
-        return found
+            item = (*place, len(items))
+            self._document.lines[item] = _line(event)
+            items.append(self._node(event, item, depth + 1))
+        return items
 
     def _key(self, event: yaml.Event, depth: int) -> str:
         self._check(event, depth)
@@ -272,31 +310,38 @@ def _lines(text: str, indent: int) -> str:
     return f"{'|' if text.endswith(chr(10)) else '|-'}{body}"
 
 
-def _complaint(document: Document, model: type[BaseModel], problem: ErrorDetails) -> Invalid:
-    at = ("type",) if problem["type"] == "unknown_type" else problem.get("ctx", {}).get("at", ())
-    place = (*_spoken(problem["loc"]), *at)
-    if problem["type"] != "extra_forbidden":
-        return document.refusal(problem["msg"], place)
-    key, keys = str(place[-1]), _keys(model, problem["loc"][:-1])
+def _convert(document: YamlDocument, model: type[BaseModel], error: ErrorDetails) -> Invalid:
+    inner = ("type",) if error["type"] == "unknown_type" else error.get("ctx", {}).get("at", ())
+    # The tags of a union are no keys of the file.
+    place = (*(part for part in error["loc"] if not _is_tag(part)), *inner)
+    if error["type"] != "extra_forbidden":
+        return document.refusal(error["msg"], place)
+    key, keys = str(place[-1]), _keys(model, error["loc"][:-1])
     if key in keys:
         return document.refusal(f"this key is there twice, once as {to_camel(key)!r}", place)
     return document.refusal(f"unknown key{did_you_mean(key, keys)}", place)
 
 
-def _spoken(place: Place) -> Place:
-    """A place as the file has it: without the tags of the kinds tried there."""
-    return tuple(part for part in place if not (isinstance(part, str) and part.startswith("<")))
+def _is_tag(part: str | int) -> bool:
+    return isinstance(part, str) and part.startswith("<")
 
 
 def _keys(model: type[BaseModel], place: Place) -> list[str]:
     """The keys valid at a place, found by walking the models along it."""
     models = [model]
     for part in place:
-        if isinstance(part, str) and part.startswith("<"):
-            models = [kind for kind in models if getattr(kind, "tag", None) == part]
-        elif fields := [kind.model_fields[part] for kind in models if part in kind.model_fields]:
-            models = [kind for found in fields for kind in _models(found.annotation)]
-    return [key for kind in models for key in kind.model_fields]
+        if _is_tag(part):
+            models = [kind for kind in models if getattr(kind, "tag", part) == part]
+        elif annotations := [_fields(kind)[part] for kind in models if part in _fields(kind)]:
+            models = [kind for annotation in annotations for kind in _models(annotation)]
+    return [str(key) for kind in models for key in _fields(kind)]
+
+
+def _fields(model: type[BaseModel]) -> dict[str | int, Any]:
+    """The types of a model's fields by their keys in a file, which are snake_case unless a field has its own alias."""
+    generated = model.model_config.get("alias_generator") is not None
+    fields = model.model_fields.items()
+    return {name if generated else field.alias or name: field.annotation for name, field in fields}
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
