@@ -52,7 +52,7 @@ from gateway.sources.builtin.web import web_sources
 from gateway.tools import HidesFor, Permission, Tool
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions
-from gateway.workspace.workspaces import attached, default_chat
+from gateway.workspace.workspaces import attached_folders, default_chat
 
 if TYPE_CHECKING:
     from gateway.bundles.installed import Installed
@@ -95,7 +95,7 @@ class Gateway:
         self._db = db
         self._names = ToolNames(db)
         self._running = Running(settings.limits.concurrency, settings.limits.timeout)
-        self._workspaces = Workspaces(settings.data_dir, attached(settings))
+        self._workspaces = Workspaces(settings.data_dir, attached_folders(settings))
         self._chats = Chats(db)
         self._toolsets = Toolsets(db)
         self._upstreams = Upstreams(db)
@@ -371,7 +371,7 @@ class Gateway:
             out_of_band=settings.out_of_band,
             is_remembered=self.approvals.is_remembered,
             preview=FilePreview(self._workspaces),
-            is_attached=self._workspaces.is_attached if attached(self.settings) else None,
+            is_attached=self._workspaces.is_attached if attached_folders(self.settings) else None,
         )
 
     def _extensions(self) -> list[Extension]:

@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from gateway.calls import Call
 from gateway.errors import GatewayError
-from gateway.workspace import Parts, Root, Workspaces, parse, shown
+from gateway.workspace import Parts, Root, Workspaces, parse, show_path
 from gateway.workspace.diff import unified_diff
 from gateway.workspace.protected import find_protected
 
@@ -53,7 +53,7 @@ class FilePreview:
 
     def _protected_inside(self, call: Call, paths: Sequence[str]) -> list[str]:
         with self._workspaces.root(call.chat) as root:
-            directories = [shown(parse(path)) for path in paths if _is_directory(root, path)]
+            directories = [show_path(parse(path)) for path in paths if _is_directory(root, path)]
         folder = self._workspaces.path(call.chat)
         return [f"{above}/{each.path}" for above in directories for each in find_protected(folder / above)]
 
@@ -90,11 +90,11 @@ def _written(root: Root, arguments: Mapping[str, Any]) -> str | None:
     parts, content = parse(arguments["path"]), arguments["content"]
     found = root.find(parts)
     if found is None:
-        return f"{shown(parts)}: a new file of {len(content)} characters"
+        return f"{show_path(parts)}: a new file of {len(content)} characters"
     before = _text(root, parts)
     if before is None or arguments.get("encoding") == "base64" or len(content) > READ:
-        return f"{shown(parts)}: {found.stat.st_size} bytes are replaced"
-    return unified_diff(shown(parts), before, content) or f"{shown(parts)}: stays as it is"
+        return f"{show_path(parts)}: {found.stat.st_size} bytes are replaced"
+    return unified_diff(show_path(parts), before, content) or f"{show_path(parts)}: stays as it is"
 
 
 def _edited(root: Root, arguments: Mapping[str, Any]) -> str | None:
@@ -107,7 +107,7 @@ def _edited(root: Root, arguments: Mapping[str, Any]) -> str | None:
         after = after.replace(edit["oldText"], edit["newText"], -1 if edit.get("replaceAll") else 1)
         if len(after) > 2 * READ:
             return None
-    return unified_diff(shown(parts), before, after)
+    return unified_diff(show_path(parts), before, after)
 
 
 def _patched(_: Root, arguments: Mapping[str, Any]) -> str:
@@ -118,7 +118,7 @@ def _moved(root: Root, arguments: Mapping[str, Any]) -> str:
     source, target = parse(arguments["from"]), parse(arguments["to"])
     found = root.find(target)
     replaced = f", replacing {found.stat.st_size} bytes that are there" if found and found.kind == "file" else ""
-    return f"{shown(source)} becomes {shown(target)}{replaced}"
+    return f"{show_path(source)} becomes {show_path(target)}{replaced}"
 
 
 def _deleted(root: Root, arguments: Mapping[str, Any]) -> str | None:
@@ -127,10 +127,11 @@ def _deleted(root: Root, arguments: Mapping[str, Any]) -> str | None:
     if found is None:
         return None
     if found.kind != "directory":
-        return f"{shown(parts)} goes ({found.stat.st_size} bytes)"
+        return f"{show_path(parts)} goes ({found.stat.st_size} bytes)"
     with root.walk(parts) as inside:
         count = sum(1 for _ in islice(inside, COUNTED))
-    return f"{shown(parts)}/ goes, with {'at least ' if count == COUNTED else ''}{count} files and directories in it"
+    at_least = "at least " if count == COUNTED else ""
+    return f"{show_path(parts)}/ goes, with {at_least}{count} files and directories in it"
 
 
 def _text(root: Root, parts: Parts) -> str | None:

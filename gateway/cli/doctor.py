@@ -28,7 +28,7 @@ from gateway.sandbox.run_user import account
 from gateway.secrets import KNOWN
 from gateway.sources.upstreams.spec import Spec
 from gateway.text import visible
-from gateway.workspace import Openat2, best_way
+from gateway.workspace import Openat2, choose_opener
 from gateway.workspace.gc import sizes
 
 WAL_RESET_FIXED = (3, 51, 3)
@@ -79,7 +79,7 @@ def _machine() -> Iterator[Finding]:
         f"{sqlite3.sqlite_version}"
         + ("" if fixed else ", kept safe from its WAL-reset fault by one lock around writes"),
     )
-    way = "openat2" if isinstance(best_way(), Openat2) else "a walk that follows no link"
+    way = "openat2" if isinstance(choose_opener(), Openat2) else "a walk that follows no link"
     yield Finding("paths", "ok", f"workspaces are guarded by {way}")
     if shutil.which("rg"):
         yield Finding("search", "ok", "search_code uses ripgrep")

@@ -125,7 +125,7 @@ async def _undo(files: HeldChat, review: Review, call: Call, since: float) -> st
     """Bring the files back as they were; the version that has what the call did."""
     before = files.head.manifest_id
     try:
-        return await files.take_back(review, "undone", call.id, since)
+        return await files.undo_changes(review, "undone", call.id, since)
     except GatewayError as error:
         await files.save("tool_run", call.id)
         raise ToolFailed(

@@ -21,7 +21,7 @@ from gateway.net.policy import WEB_PORTS, NetworkPolicy
 from gateway.sandbox import SYSTEM_FOLDERS, Hear, Limits, Mount, Process, Program
 from gateway.sandbox.detect import choose
 from gateway.sandbox.disk_usage import measure
-from gateway.workspace.protected import find_protected, mounted
+from gateway.workspace.protected import find_protected, paths_to_mount
 
 _MEBIBYTE = 1024 * 1024
 _INHERITED = ("PATH", "LANG")
@@ -110,7 +110,7 @@ def plan(endpoint: StdioEndpoint, confinement: Confinement) -> Program:
     for path, writable in given.items():
         if writable:
             source = path.resolve()
-            kept = mounted(find_protected(source), ()) if source.is_dir() else ()
+            kept = paths_to_mount(find_protected(source), ()) if source.is_dir() else ()
             mounts.append(Mount(source, str(path), writable=True, kept=kept))
     is_seen = any(cwd.is_relative_to(path) for path in (*readable, *given, *own, *map(Path, SYSTEM_FOLDERS)))
     return Program(

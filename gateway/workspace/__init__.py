@@ -1,21 +1,21 @@
-"""A chat's files: the only way to reach one, and the folder they are in."""
+"""A chat's files. Every path in a workspace is opened through this package."""
 
-from gateway.workspace.openat import Openat2, Parts, Stepwise, Way, best_way
-from gateway.workspace.os_errors import shown
+from gateway.workspace.openat import ComponentOpener, Openat2, Parts, PathOpener, choose_opener
+from gateway.workspace.os_errors import show_path
 from gateway.workspace.paths import Root, parse
 from gateway.workspace.walk import Entry, Walk
 from gateway.workspace.workspaces import Workspaces
 
 __all__ = [
+    "ComponentOpener",
     "Entry",
     "Openat2",
     "Parts",
+    "PathOpener",
     "Root",
-    "Stepwise",
     "Walk",
-    "Way",
     "Workspaces",
-    "best_way",
+    "choose_opener",
     "parse",
-    "shown",
+    "show_path",
 ]

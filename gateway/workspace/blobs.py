@@ -1,6 +1,6 @@
-"""Contents by their SHA-256: kept once, never rewritten, checked when they are read."""
+"""Content-addressed blobs: stored once under their SHA-256, never rewritten, verified when read."""
 
-# ruff: noqa: PTH103, PTH104, PTH108, PTH116, PTH120 - called for every file of an import, where a Path each would show
+# ruff: noqa: PTH103, PTH104, PTH108, PTH116, PTH120 - called for every file of an import, where creating a Path each time is measurable
 
 from __future__ import annotations
 
@@ -22,39 +22,40 @@ from gateway.workspace.tree import is_digest
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# How much of a content is in memory at a time; what is shorter is handled in one piece.
+# Bytes of a blob in memory at a time; a shorter blob is read in one piece.
 CHUNK = 256 * 1024
 
 _CLONE = 0x40049409  # FICLONE of linux/fs.h
-_EACH = 8  # up to here syncing one by one costs less than syncing the whole file system
+_FSYNC_LIMIT = 8  # for more files, syncing the whole file system is faster than one fsync each
 
 
 class BlobStore(Protocol):
-    """Where contents are kept. Written by one thread at a time; nothing is durable before `sync`."""
+    """A store of blobs. Written by one thread at a time; nothing is durable before `sync`."""
 
     def put(self, source: BinaryIO) -> str:
-        """Keep everything from here to the end of `source`; returns its SHA-256."""
+        """Store the rest of `source`; return its SHA-256."""
         ...
 
     def open(self, digest: str) -> BinaryIO:
-        """A content to read; BLOB_MISSING when it is not there, BLOB_CORRUPT at its end when it is another."""
+        """Open a blob for reading. Raises BLOB_MISSING, or BLOB_CORRUPT at its end if the SHA-256 differs."""
         ...
 
     def missing(self, digests: Iterable[str]) -> set[str]:
-        """Which of these are not there."""
+        """Return the digests that are not stored."""
         ...
 
     def sync(self) -> None:
-        """Return when everything that was put survives a loss of power."""
+        """Make everything that was put survive a power loss."""
         ...
 
     def epoch(self) -> str:
-        """A mark that changes before anything is removed: what was there under it still is."""
+        """Return a token that changes before any blob is removed: while it is unchanged, every known blob still
+        exists."""
         ...
 
 
 class FileBlobs:
-    """Contents as files `ab/abcd…` of a directory, written under `tmp/` and renamed when they are whole."""
+    """Blobs as files `ab/abcd…` of a directory, written under `tmp/` and renamed when complete."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -81,7 +82,7 @@ class FileBlobs:
 
     def sync(self) -> None:
         unsynced = self._unsynced
-        if len(unsynced) <= _EACH or not sync_file_system(self.directory):
+        if len(unsynced) <= _FSYNC_LIMIT or not sync_file_system(self.directory):
             for path in unsynced:
                 sync_file(path)
             if self._new_shard:
@@ -93,7 +94,7 @@ class FileBlobs:
         return self._epoch.read_text()
 
     def begin_epoch(self) -> None:
-        """From now on nobody may rely on what was there before without asking."""
+        """Start a new epoch: blobs known before must be looked up again."""
         temporary = self._new_temporary()
         Path(temporary).write_text(secrets.token_hex(8))
         Path(temporary).rename(self._epoch)
@@ -105,10 +106,9 @@ class FileBlobs:
 
     @contextlib.contextmanager
     def held(self, operation: int) -> Iterator[None]:
-        """A lock between writers (shared) and a sweep (exclusive), in whichever processes they are.
+        """Hold the lock between writers (shared) and a sweep (exclusive), across processes.
 
-        Without it a sweep could look at an old blob, a writer find it and rely on it, and the sweep
-        remove it.
+        Without it a sweep could select an old blob, a writer find and rely on it, and the sweep remove it.
         """
         lock = os.open(self.temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -127,7 +127,7 @@ class FileBlobs:
 
     def _put_stream(self, source: BinaryIO, first: bytes) -> str:
         with self._writing() as (fd, temporary):
-            digest, size = _copy_hashed(source, first, fd)
+            digest, size = _copy_and_hash(source, first, fd)
             if self._refresh(digest, size):
                 os.unlink(temporary)
             else:
@@ -135,7 +135,7 @@ class FileBlobs:
         return digest
 
     def _refresh(self, digest: str, size: int) -> bool:
-        """Whether the blob is there; if so it is young again, and a sweep leaves it."""
+        """Return whether the blob exists; if so, renew its age so that a sweep keeps it."""
         path = self.path(digest)
         if not os.access(path, os.F_OK):
             return False
@@ -144,14 +144,14 @@ class FileBlobs:
                 os.utime(path)
                 if os.stat(path).st_size == size:
                     return True
-                os.unlink(path)  # cut short when the power went before it was synced
+                os.unlink(path)  # truncated by a power loss before it was synced
             except FileNotFoundError:  # a sweep was first
                 pass
         return False
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[tuple[int, str]]:
-        """A new temporary file, removed when writing it or placing it fails."""
+        """Create a temporary file, removed if writing or placing it fails."""
         temporary = self._new_temporary()
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
         try:
@@ -179,18 +179,18 @@ class FileBlobs:
 
 def blob_missing(digest: str, path: str | None = None) -> Unavailable:
     of = f" of {path!r}" if path else ""
-    message = f"the content {digest}{of} is missing where contents are kept; restore it from a backup"
+    message = f"the content {digest}{of} is missing from the blob store; restore it from a backup"
     return Unavailable(message, code="BLOB_MISSING", digest=digest, path=path)
 
 
 def blob_corrupt(digest: str) -> Unavailable:
-    message = f"the content kept as {digest} is damaged: it no longer has that SHA-256; restore it from a backup"
+    message = f"the content stored as {digest} is damaged: its SHA-256 differs; restore it from a backup"
     return Unavailable(message, code="BLOB_CORRUPT", digest=digest)
 
 
 def copy(source: BinaryIO, target: int) -> None:
-    """All of a content into an empty file; shared on disk where the file system can, read either way,
-    because reading to the end is what checks it."""
+    """Copy a blob into an empty file. Shares its blocks where the file system can; reads it either way,
+    because reading to the end verifies it."""
     first = source.read(CHUNK)
     shared = len(first) == CHUNK and _clone(source, target)
     chunk = first
@@ -207,7 +207,7 @@ def write_all(fd: int, content: bytes) -> None:
 
 
 class _Verified(io.FileIO):
-    """A file whose end is only reached when what was read has the expected SHA-256."""
+    """A file that raises BLOB_CORRUPT at its end unless its SHA-256 is the expected one."""
 
     def __init__(self, path: str, digest: str) -> None:
         super().__init__(path)
@@ -234,29 +234,29 @@ class _Verified(io.FileIO):
         return False
 
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
-        raise io.UnsupportedOperation("a content is read from beginning to end")
+        raise io.UnsupportedOperation("a blob is read from beginning to end")
 
 
-def _copy_hashed(source: BinaryIO, first: bytes, target: int) -> tuple[str, int]:
-    """SHA-256 and size of what is now in `target`, in one pass and never whole in memory."""
-    if _clone(source, target):  # what was cloned can no longer change while it is read
+def _copy_and_hash(source: BinaryIO, first: bytes, target: int) -> tuple[str, int]:
+    """Copy to `target`; return SHA-256 and size. One pass, never whole in memory."""
+    if _clone(source, target):  # the clone cannot change while it is read
         with os.fdopen(os.dup(target), "rb", buffering=0) as cloned:
-            return _hashed(iter(lambda: cloned.read(CHUNK), b""), lambda chunk: None)
+            return _hash(iter(lambda: cloned.read(CHUNK), b""), lambda chunk: None)
     chunks = itertools.chain([first], iter(lambda: source.read(CHUNK), b""))
-    return _hashed(chunks, lambda chunk: write_all(target, chunk))
+    return _hash(chunks, lambda chunk: write_all(target, chunk))
 
 
-def _hashed(chunks: Iterator[bytes], each: Callable[[bytes], None]) -> tuple[str, int]:
+def _hash(chunks: Iterator[bytes], write: Callable[[bytes], None]) -> tuple[str, int]:
     sha, size = hashlib.sha256(), 0
     for chunk in chunks:
         sha.update(chunk)
-        each(chunk)
+        write(chunk)
         size += len(chunk)
     return sha.hexdigest(), size
 
 
 def _clone(source: BinaryIO, target: int) -> bool:
-    """Whether `target` now shares the blocks of `source`: on btrfs, XFS and the like."""
+    """Make `target` share the blocks of `source`; False where the file system cannot (it can on btrfs and XFS)."""
     try:
         fcntl.ioctl(target, _CLONE, source.fileno())
     except OSError:  # another file system, or no file at all

@@ -1,4 +1,4 @@
-"""A workspace's folder and its versions: what is in it as a tree, and any earlier tree back in it."""
+"""A workspace's folder: snapshots of its files as a tree, and restoring an earlier tree into it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gateway.workspace import index as indexes
 from gateway.workspace.blobs import BlobStore, blob_missing
 from gateway.workspace.folder_access import inaccessible_error, restore_access
 from gateway.workspace.index import RACY_NANOSECONDS, File, Index
-from gateway.workspace.openat import DIRECTORY, Parts, Way, best_way
-from gateway.workspace.os_errors import shown
-from gateway.workspace.package_dirs import without
-from gateway.workspace.put_back import set_aside
+from gateway.workspace.openat import DIRECTORY, Parts, PathOpener, choose_opener
+from gateway.workspace.os_errors import show_path
+from gateway.workspace.package_dirs import without_packages
+from gateway.workspace.protected_copies import rename_aside
 from gateway.workspace.restore import Plan, Restore, plan
-from gateway.workspace.snapshot import UNREADABLE, Ignore, file_clock, scan
+from gateway.workspace.snapshot import UNREADABLE, IgnoreSource, file_clock, scan
 from gateway.workspace.tree import LINK, Changes, Patch, Tree, apply, changes, diff, encode, locate
 
 # Place of the mode in the stamp of a file.
@@ -29,8 +29,8 @@ MODE = 4
 
 @dataclass(frozen=True)
 class Review:
-    """What was done to the files since a version: `old` and `new` are the trees, `modes` the permissions of files
-    before and now where they differ, `before` is what was seen at first."""
+    """The changes to the files since a version: `old` and `new` trees, `modes` with the permissions before and now of
+    files where they differ, and `before`, the index at that version."""
 
     old: Tree
     new: Tree
@@ -40,12 +40,12 @@ class Review:
 
     @property
     def existing(self) -> tuple[str, ...]:
-        """The files that were there before and are not as they were."""
+        """The files that existed before and have changed or are deleted."""
         return tuple(sorted({*self.changes.changed, *self.changes.deleted, *self.modes}))
 
 
 def mode_changes(before: Index, now: Index) -> dict[str, tuple[int, int]]:
-    """The permissions before and now of each file and directory that was there before and has others now."""
+    """Return the permissions before and now of each existing file and directory whose mode changed."""
     found = {}
     for path, folder in now.folders.items():
         was = before.folders.get(path)
@@ -61,8 +61,8 @@ def mode_changes(before: Index, now: Index) -> dict[str, tuple[int, int]]:
     return found
 
 
-def others(old: Tree, after: Tree, now: Index, until: float | None) -> list[str]:
-    """The paths that somebody else than the call has changed."""
+def find_changes_by_others(old: Tree, after: Tree, now: Index, until: float | None) -> list[str]:
+    """Return the paths that somebody other than the call has changed."""
     patch = diff(old, now.tree)
     found = {
         path for path in (*patch.files, *patch.meta) if _at(now.tree, path) not in (_at(old, path), _at(after, path))
@@ -70,7 +70,7 @@ def others(old: Tree, after: Tree, now: Index, until: float | None) -> list[str]
     if until is not None:
         files = {path: now.find(locate(path)) for path in patch.files}
         found |= {path for path, file in files.items() if file is not None and file.stamp[1] > until * 1e9}
-    # No directory is empty in which they have a file.
+    # A directory that contains one of these files is no longer empty.
     return sorted({*found, *(above for path in found for above in _above(path) if above in old.meta)})
 
 
@@ -84,24 +84,24 @@ def _at(tree: Tree, path: str) -> tuple[str | None, str | None]:
 
 
 def graft(tree: Tree, other: Tree, paths: Sequence[str]) -> Tree:
-    """A tree that has at some paths what another has."""
+    """Return `tree` with some paths taken from `other`."""
     files = {path: other.files.get(path) for path in paths}
     return apply(tree, Patch(files, {path: other.meta.get(path) for path in paths}))
 
 
-_MANY = 64  # from here on waiting until a file's times can be trusted costs less than reading it again
+_MANY = 64  # for more files, waiting until their times can be trusted is faster than reading them again
 _TICK_SECONDS = 0.005
-_PATIENCE = 20
-_ROUNDS = 10
-_COARSE = 0.1  # seconds by which the clock of a file system may be behind ours
-_IGNORING = (".gitignore", ".toolgateignore")
+_CLOCK_ATTEMPTS = 20
+_ATTEMPTS = 10
+_CLOCK_LAG = 0.1  # seconds that a file system's clock may be behind ours
+_IGNORE_FILES = (".gitignore", ".toolgateignore")
 
 
 class Checkout:
-    """One folder. Its methods block: call them in a worker thread, one at a time for a folder.
+    """One folder. Its methods block: call them in a worker thread, one at a time per folder.
 
     The index file is a cache and may be deleted, stale or damaged at any time. In a folder of `ours`,
-    directories that a program locked are opened to their owner again; a person's stay as they are.
+    directories that a program made inaccessible become accessible again; an attached folder is not changed.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Checkout:
         directory: Path,
         blobs: BlobStore,
         index_file: Path | None = None,
-        ignore: Ignore | None = None,
-        way: Way | None = None,
+        ignore: IgnoreSource | None = None,
+        opener: PathOpener | None = None,
         *,
         ours: bool = False,
     ) -> None:
@@ -118,22 +118,22 @@ class Checkout:
         self._blobs = blobs
         self._index_file = index_file
         self._ignore = ignore
-        self._way = way or best_way()
+        self._opener = opener or choose_opener()
         self._ours = ours
         self._index: Index | None = None
 
     @property
     def skipped(self) -> Mapping[str, str]:
-        """What the last snapshot could not take into the tree, and why."""
+        """The paths that the last snapshot could not read, each with the reason."""
         return self._index.skipped if self._index else {}
 
     @property
     def index(self) -> Index:
-        """What the last snapshot saw."""
+        """The index of the last snapshot."""
         return self._index or Index()
 
     def snapshot(self) -> Tree:
-        """What is in the folder, every content of it durably in the blob store."""
+        """Return the folder's files as a tree, with every content durably in the blob store."""
         with self._opened() as root:
             return self._scan(root).tree
 
@@ -141,7 +141,7 @@ class Checkout:
         """Make the folder hold `target`, touching only what differs; doing it again finishes what a crash cut short.
 
         Refused before anything is touched when a content is missing, when an ignored file is in the
-        way, or, with `seen`, when the folder no longer holds exactly that. What no tree holds is
+        opener, or, with `seen`, when the folder no longer holds exactly that. What no tree holds is
         never removed. When `seen` is the very tree the last snapshot returned, the folder is not
         looked through again: each path is, just before it is touched. Environments stay as they are.
         """
@@ -149,63 +149,65 @@ class Checkout:
             index = self._index if self._index is not None and self._index.tree is seen else self._scan(root)
             if seen is not None and diff(index.tree, seen):
                 raise Conflict("the workspace was changed by someone else meanwhile; take a snapshot of it first")
-            steps = plan(index, without(index, target))
+            steps = plan(index, without_packages(index, target))
             self._require_contents(steps)
-            written = Restore(root, self._way, self._blobs, index).run(steps)
-            self._index = index.after(steps.removed, _settled(root, written))
+            written = Restore(root, self._opener, self._blobs, index).run(steps)
+            self._index = index.after(steps.removed, _await_trusted_times(root, written))
         return changes(index.tree, steps.patch)
 
-    def uncover(self, old: Tree, before: Index, since: float) -> Tree:
-        """Make visible what a call since then has hidden: ignore files are brought back as `old` has them, and those
-        that hide themselves, which are in no version, get another name. Returns all that is there."""
-        for _ in range(_ROUNDS):
-            now = self._readable(before)
-            if self._uncovered(now, since):
+    def restore_ignore_files(self, old: Tree, before: Index, since: float) -> Tree:
+        """Restore the ignore files of `old` and rename new ignore files that ignore themselves, so that a call since
+        then cannot hide its changes. Return the tree with everything visible."""
+        for _ in range(_ATTEMPTS):
+            now = self._scan_readable(before)
+            if self._rename_self_ignoring(now, since):
                 continue
-            hiding = [path for path in diff(now.tree, old).files if path.rpartition("/")[2] in _IGNORING]
+            hiding = [path for path in diff(now.tree, old).files if path.rpartition("/")[2] in _IGNORE_FILES]
             if not hiding:
                 return now.tree
-            with suppress(Conflict):  # changed meanwhile: it is looked at again
+            with suppress(Conflict):  # changed meanwhile: scan again
                 self.materialize(graft(now.tree, old, hiding), now.tree)
-        raise Conflict("ignore files hide what is in the folder, however often they are brought back")
+        raise Conflict(
+            "ignore files keep changing while they are restored; stop the program that writes them and try again"
+        )
 
-    def take_back(self, old: Tree, after: Tree, before: Index, until: float | None = None) -> list[str]:
-        """Bring back `old`, with the modes of `before`, where the folder holds what `after` has. What is neither was
-        changed by somebody else, as was what changed later than `until`: it stays. Returns the paths of that."""
-        for attempt in range(1, _ROUNDS + 1):
-            now = self._readable(before)
-            theirs = others(old, after, now, until)
+    def undo_changes(self, old: Tree, after: Tree, before: Index, until: float | None = None) -> list[str]:
+        """Restore `old`, with the modes of `before`, wherever the folder contains what `after` has. Anything else was
+        changed by somebody else, as was anything changed later than `until`, and stays. Return those paths."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            now = self._scan_readable(before)
+            theirs = find_changes_by_others(old, after, now, until)
             target = graft(old, now.tree, theirs)
             if not diff(now.tree, target):
                 break
             try:
                 self.materialize(target, now.tree)
             except Conflict:
-                if attempt == _ROUNDS:
+                if attempt == _ATTEMPTS:
                     raise  # changed meanwhile, or something is in the way that is in no version
         with self._opened() as root:
             for path, (mode, _) in mode_changes(before, self._scan(root)).items():
                 if path not in theirs:
-                    _set_mode(self._way, root, locate(path), mode)
+                    _set_mode(self._opener, root, locate(path), mode)
         return theirs
 
-    def _uncovered(self, now: Index, since: float) -> bool:
-        """Return whether there were ignore files that hide themselves, and are renamed now."""
+    def _rename_self_ignoring(self, now: Index, since: float) -> bool:
+        """Rename new ignore files that ignore themselves; return whether there were any."""
         found = False
         with self._opened() as root:
             for folder in now.folders.values():
-                for name in folder.ignored.intersection(_IGNORING):
-                    parent = self._way.open(root, tuple(folder.path.split("/")) if folder.path else (), DIRECTORY)
+                for name in folder.ignored.intersection(_IGNORE_FILES):
+                    parent = self._opener.open(root, tuple(folder.path.split("/")) if folder.path else (), DIRECTORY)
                     try:
                         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-                        if status.st_ctime > since - _COARSE:
-                            found = set_aside(parent, name, name) is not None or found
+                        if status.st_ctime > since - _CLOCK_LAG:
+                            found = rename_aside(parent, name, name) is not None or found
                     finally:
                         os.close(parent)
         return found
 
-    def _readable(self, before: Index) -> Index:
-        """What is in the folder, with files and directories open again that were readable before."""
+    def _scan_readable(self, before: Index) -> Index:
+        """Scan the folder after making files and directories readable again that were readable before."""
         with self._opened() as root:
             now = self._scan(root)
             closed = [
@@ -218,37 +220,37 @@ class Checkout:
                 was = before.find(parts)
                 if was is not None or "/".join(parts) in before.folders:
                     mode = was.stamp[MODE] if was is not None else before.folders["/".join(parts)].mode
-                    _set_mode(self._way, root, parts, mode)
+                    _set_mode(self._opener, root, parts, mode)
             return self._scan(root) if closed else now
 
     def save(self) -> None:
-        """Keep the index for the next process; without it that one reads every file once."""
+        """Save the index for the next process, which otherwise reads every file once."""
         if self._index_file is None or self._index is None:
             return
-        with self._opened() as root, suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        with self._opened() as root, suppress(OSError):  # failing to write the cache costs only time
             indexes.save(self._index, self._index_file, os.fstat(root))
 
     def _scan(self, root: int) -> Index:
-        found = scan(root, self._way, self._blobs, self._known(root), self._ignore, ours=self._ours)
+        found = scan(root, self._opener, self._blobs, self._load_index(root), self._ignore, ours=self._ours)
         self._blobs.sync()
         self._index = found
         return found
 
-    def _known(self, root: int) -> Index:
-        """What was seen before, less the files whose contents a sweep has removed since."""
+    def _load_index(self, root: int) -> Index:
+        """Return the index of the last scan, without files whose blobs a sweep has removed since."""
         known = self._index
         if known is None:
             known = indexes.load(self._index_file, os.fstat(root)) if self._index_file else Index()
         epoch = self._blobs.epoch()
         if known.epoch == epoch:
             return known
-        return known.under(epoch, self._blobs.missing(set(known.tree.files.values())))
+        return known.for_epoch(epoch, self._blobs.missing(set(known.tree.files.values())))
 
     def _require_contents(self, steps: Plan) -> None:
         missing = self._blobs.missing({content.digest for content in steps.written.values()})
         for parts, content in steps.written.items():
             if content.digest in missing:
-                raise blob_missing(content.digest, shown(parts))
+                raise blob_missing(content.digest, show_path(parts))
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
@@ -267,10 +269,10 @@ class Checkout:
             os.close(root)
 
 
-def _set_mode(way: Way, root: int, parts: Parts, mode: int) -> None:
-    """Set the permissions of a file or directory; no link is followed."""
+def _set_mode(opener: PathOpener, root: int, parts: Parts, mode: int) -> None:
+    """Set the permissions of a file or directory without following a link."""
     with suppress(OSError):
-        parent = way.open(root, parts[:-1], DIRECTORY)
+        parent = opener.open(root, parts[:-1], DIRECTORY)
         try:
             if not hasattr(os, "O_PATH"):
                 os.chmod(parts[-1], stat.S_IMODE(mode), dir_fd=parent, follow_symlinks=False)
@@ -284,12 +286,12 @@ def _set_mode(way: Way, root: int, parts: Parts, mode: int) -> None:
             os.close(parent)
 
 
-def _settled(root: int, written: Mapping[Parts, File]) -> Mapping[Parts, File]:
-    """The files with times that can be trusted; a moment is waited for that when they are many."""
+def _await_trusted_times(root: int, written: Mapping[Parts, File]) -> Mapping[Parts, File]:
+    """Return the files with times that can be trusted. For many files, wait until the clock has moved past them."""
     if len(written) <= _MANY:
         return written
     newest = max(file.newest for file in written.values())
-    for _ in range(_PATIENCE):
+    for _ in range(_CLOCK_ATTEMPTS):
         if file_clock(root) - RACY_NANOSECONDS > newest:
             return {parts: file._replace(racy=False) for parts, file in written.items()}
         time.sleep(_TICK_SECONDS)

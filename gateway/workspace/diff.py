@@ -1,4 +1,4 @@
-"""What differs between two versions of a chat's files, for people to read."""
+"""Differences between two versions of a chat's files, as a readable diff."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from gateway.errors import Unavailable
 from gateway.workspace.globs import Selection
-from gateway.workspace.os_errors import shown
+from gateway.workspace.os_errors import show_path
 from gateway.workspace.tree import EXECUTABLE, LINK, PLAIN, Changes, Tree, changes, diff, locate
 
-_COMPARED = 1_000_000  # pairs of lines; difflib takes a second or two for so many that are alike
+_PAIRS_LIMIT = 1_000_000  # pairs of lines; difflib takes a second or two for so many similar ones
 
 _Opcode = tuple[Literal["replace", "delete", "insert", "equal"], int, int, int, int]
 
 
 def split_lines(text: str) -> list[str]:
-    """Lines with their newline; only `\\n` ends one."""
+    """Return lines with their newline; only `\\n` ends a line."""
     lines = [f"{line}\n" for line in text.split("\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
 
 
 def unified_diff(path: str, before: str, after: str) -> str:
-    """What changed, as a unified diff that `apply_patch` takes."""
+    """Return the change as a unified diff that `apply_patch` accepts."""
     changed = hunks(before, after)
     return f"--- a/{path}\n+++ b/{path}\n{changed}" if changed else ""
 
 
 def hunks(before: str, after: str) -> str:
-    """The hunks of a unified diff, without the lines that name the files; empty for equal texts."""
+    """Return the hunks of a unified diff without its file header; empty for equal texts."""
     old, new = split_lines(before), split_lines(after)
-    matcher = _Comparison(old, new)
+    matcher = _BoundedMatcher(old, new)
     lines = []
     for group in matcher.get_grouped_opcodes(3):
         first, last = group[0], group[-1]
@@ -48,8 +48,8 @@ def hunks(before: str, after: str) -> str:
     return "".join(lines)
 
 
-class _Comparison(difflib.SequenceMatcher[str]):
-    """Compares only the lines between the first and the last change, and gives up on too many."""
+class _BoundedMatcher(difflib.SequenceMatcher[str]):
+    """Compares only the lines between the first and the last change, and replaces too many as one block."""
 
     def __init__(self, old: list[str], new: list[str]) -> None:
         super().__init__(None, old, new, autojunk=False)
@@ -68,7 +68,7 @@ class _Comparison(difflib.SequenceMatcher[str]):
 
 
 def _between(old: list[str], new: list[str], head: int, old_end: int, new_end: int) -> list[_Opcode]:
-    if (old_end - head) * (new_end - head) > _COMPARED:
+    if (old_end - head) * (new_end - head) > _PAIRS_LIMIT:
         return [("replace", head, old_end, head, new_end)]
     found = difflib.SequenceMatcher(None, old[head:old_end], new[head:new_end], autojunk=False).get_opcodes()
     return [(tag, a + head, b + head, c + head, d + head) for tag, a, b, c, d in found]
@@ -87,7 +87,7 @@ def _line(sign: str, line: str) -> str:
     return f"{sign}{line}" if line.endswith("\n") else f"{sign}{line}\n\\ No newline at end of file\n"
 
 
-# Bytes of a file up to which its lines are compared.
+# Bytes of the largest file whose lines are compared.
 TEXT_LIMIT = 1024 * 1024
 OUTPUT_LIMIT = 64 * 1024
 FILES_LIMIT = 1000
@@ -104,8 +104,8 @@ _NO_BYTES = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 @dataclass(frozen=True)
 class Difference:
-    """One path. `kind` is a change of what it is and not of what is in it; `was` is where a renamed
-    file was before; `note` says what it is now and was, where that changed."""
+    """One changed path. Status `kind` is a change of file kind without a change of content; `was` is the old path of a
+    renamed file; `note` describes a change of kind."""
 
     path: str
     status: Status
@@ -115,7 +115,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The differences by path, and a diff in git's format; `truncated` when not all of either is here."""
+    """The differences by path, and a diff in git's format; `truncated` if either is incomplete."""
 
     files: tuple[Difference, ...] = ()
     text: str = ""
@@ -131,21 +131,21 @@ def compare(
     limit: int = OUTPUT_LIMIT,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """What to do to `old` to have `new`. Reads one file at a time, and none beyond `limit`; blocks."""
-    pairs = _pairs(old, new, _selected(changes(old, diff(old, new)), selection or Selection()))
-    text, complete = _bounded(_sections(pairs[:FILES_LIMIT], open_blob, check_cancelled), limit)
+    """Compare two trees. Reads one file at a time, and no more once the text reaches `limit`; blocks."""
+    pairs = _pairs(old, new, _select(changes(old, diff(old, new)), selection or Selection()))
+    text, complete = _truncate(_sections(pairs[:FILES_LIMIT], open_blob, check_cancelled), limit)
     return Comparison(tuple(map(_difference, pairs[:FILES_LIMIT])), text, not complete or len(pairs) > FILES_LIMIT)
 
 
 def readable(path: str) -> str:
-    """A path of a tree as text on one line; a directory ends in `/`."""
-    return shown(locate(path.rstrip("/"))) + ("/" if path.endswith("/") else "")
+    """Return a path of a tree as text on one line; a directory ends in `/`."""
+    return show_path(locate(path.rstrip("/"))) + ("/" if path.endswith("/") else "")
 
 
 def summary(what: Changes, limit: int = 5) -> str:
-    """`2 added (a, b), 7 changed (c, d and 5 more)`: each kind of change with its first paths."""
-    told = [f"{len(paths)} {verb} ({_enumerated(paths, limit)})" for verb, paths in vars(what).items() if paths]
-    return ", ".join(told) or "nothing changed"
+    """Return for example `2 added (a, b), 7 changed (c, d and 5 more)`."""
+    counts = [f"{len(paths)} {verb} ({_enumerate(paths, limit)})" for verb, paths in vars(what).items() if paths]
+    return ", ".join(counts) or "nothing changed"
 
 
 class _Side(NamedTuple):
@@ -157,7 +157,7 @@ class _Side(NamedTuple):
 
 
 class _Opaque(NamedTuple):
-    """A content that is not shown."""
+    """A content that is not shown, with its size and the reason."""
 
     size: str
     reason: str
@@ -166,14 +166,14 @@ class _Opaque(NamedTuple):
 _Pair = tuple[_Side | None, _Side | None]
 
 
-def _selected(what: Changes, selection: Selection) -> Changes:
+def _select(what: Changes, selection: Selection) -> Changes:
     return Changes(
         *(tuple(path for path in paths if path in selection) for paths in (what.added, what.changed, what.deleted))
     )
 
 
 def _pairs(old: Tree, new: Tree, what: Changes) -> list[_Pair]:
-    """Before and after of everything that differs, sorted by path."""
+    """Return before and after of everything that differs, sorted by path."""
     gone = {path: _side(old, path) for path in what.deleted}
     came = {path: _side(new, path) for path in what.added}
     moved = [(gone.pop(before), came.pop(after)) for before, after in _renames(gone.values(), came.values())]
@@ -183,7 +183,7 @@ def _pairs(old: Tree, new: Tree, what: Changes) -> list[_Pair]:
 
 
 def _renames(gone: Iterable[_Side], came: Iterable[_Side]) -> list[tuple[str, str]]:
-    """Paths of equal content that left one place and came to another, equal names first."""
+    """Pair deleted and added paths of equal content, preferring equal names."""
     sources: dict[tuple[str | None, str], list[str]] = {}
     for side in gone:
         if side.digest not in (None, _NO_BYTES):
@@ -267,23 +267,23 @@ def _content(side: _Side | None, open_blob: OpenBlob) -> str | _Opaque:
         with open_blob(side.digest) as blob:
             size = os.fstat(blob.fileno()).st_size
             content = blob.read() if size <= TEXT_LIMIT else None
-    except Unavailable as error:  # missing or damaged, which spoils no other file
+    except Unavailable as error:  # missing or damaged; other files can still be shown
         return _Opaque("unreadable", error.code)
-    told = f"{size} bytes"
+    size_text = f"{size} bytes"
     if content is None:
-        return _Opaque(told, f"larger than {TEXT_LIMIT // 2**20} MiB")
+        return _Opaque(size_text, f"larger than {TEXT_LIMIT // 2**20} MiB")
     try:
-        return _Opaque(told, _BINARY) if b"\0" in content else content.decode()
+        return _Opaque(size_text, _BINARY) if b"\0" in content else content.decode()
     except UnicodeDecodeError:
-        return _Opaque(told, _BINARY)
+        return _Opaque(size_text, _BINARY)
 
 
 def _size(content: str | _Opaque) -> str:
     return content.size if isinstance(content, _Opaque) else f"{len(content.encode())} bytes"
 
 
-def _bounded(sections: Iterable[str], limit: int) -> tuple[str, bool]:
-    """As many whole lines as fit, and whether that was all."""
+def _truncate(sections: Iterable[str], limit: int) -> tuple[str, bool]:
+    """Return as many whole lines as fit, and whether they are all."""
     taken: list[str] = []
     left = limit
     for section in sections:
@@ -294,6 +294,6 @@ def _bounded(sections: Iterable[str], limit: int) -> tuple[str, bool]:
     return "".join(taken), True
 
 
-def _enumerated(paths: Sequence[str], limit: int) -> str:
+def _enumerate(paths: Sequence[str], limit: int) -> str:
     named = ", ".join(map(readable, paths[:limit]))
     return named if len(paths) <= limit else f"{named} and {len(paths) - limit} more"

@@ -1,4 +1,4 @@
-"""Removing contents that no version names any more, and what writers left behind; and what the rest weighs."""
+"""Garbage collection: removes blobs that no version references and temporary files; reports the size of the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.workspace.blobs import FileBlobs
-from gateway.workspace.openat import LISTING, Parts, Way, best_way
+from gateway.workspace.openat import LISTING, Parts, PathOpener, choose_opener
 from gateway.workspace.remove_tree import remove_tree
 from gateway.workspace.walk import TEMPORARY, WALK_LIMIT
 
@@ -23,8 +23,8 @@ _LEFTOVER = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
-class Swept:
-    """What a sweep removed."""
+class SweepResult:
+    """Counts of what a sweep removed."""
 
     blobs: int = 0
     temporary: int = 0
@@ -32,31 +32,31 @@ class Swept:
 
 
 @dataclass(frozen=True)
-class Size:
-    """What is kept."""
+class BlobsSize:
+    """Number and total size of stored blobs."""
 
     blobs: int = 0
     bytes: int = 0
 
 
-def sweep(blobs: FileBlobs, live: Collection[str], older_than: float, now: float) -> Swept:
-    """Remove blobs not in `live`, and temporary files, that nobody wrote or found for `older_than` seconds.
+def sweep(blobs: FileBlobs, live: Collection[str], older_than: float, now: float) -> SweepResult:
+    """Remove blobs not in `live`, and temporary files, that nobody wrote or used for `older_than` seconds.
 
-    A writer in another process may rely on any blob it finds: it makes it young first, and both do so
-    under one lock. What it relies on must be in `live` before `older_than` seconds have passed.
+    A writer in another process may rely on any blob it finds: it renews the blob's age first, under the same lock.
+    What it relies on must be in `live` before `older_than` seconds have passed.
     """
     before = now - older_than
     blobs.begin_epoch()
     removed = [_sweep_shard(shard, live, before, blobs) for shard in _shards(blobs)]
     leftovers = _remove_older(blobs.temporary.iterdir(), before)
-    return Swept(sum(map(len, removed)), len(leftovers), sum(map(sum, removed)) + sum(leftovers))
+    return SweepResult(sum(map(len, removed)), len(leftovers), sum(map(sum, removed)) + sum(leftovers))
 
 
-def remove_leftovers(folder: Path, before: float, way: Way | None = None) -> int:
-    """Remove what writers that were killed left in a workspace; how many there were.
+def remove_leftovers(folder: Path, before: float, opener: PathOpener | None = None) -> int:
+    """Remove temporary files that killed writers left in a workspace; return their number.
 
-    Only names as ours are, and older than `before`. Nothing is followed; a folder of more than
-    `WALK_LIMIT` directories is looked through in part.
+    Removes only names of our pattern that are older than `before`. Follows no link; searches at most `WALK_LIMIT`
+    directories.
     """
     removed, pending = 0, list[Parts]([()])
     root = os.open(folder, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
@@ -64,7 +64,7 @@ def remove_leftovers(folder: Path, before: float, way: Way | None = None) -> int
         for _ in range(WALK_LIMIT):
             if not pending:
                 break
-            gone, below = _remove_leftovers(way or best_way(), root, pending.pop(), before)
+            gone, below = _remove_leftovers(opener or choose_opener(), root, pending.pop(), before)
             pending += below
             removed += gone
     finally:
@@ -72,47 +72,47 @@ def remove_leftovers(folder: Path, before: float, way: Way | None = None) -> int
     return removed
 
 
-def size(blobs: FileBlobs) -> Size:
+def size(blobs: FileBlobs) -> BlobsSize:
     found = [_stat(path) for shard in _shards(blobs) for path in shard.iterdir()]
     sizes = [stat.st_size for stat in found if stat is not None]
-    return Size(len(sizes), sum(sizes))
+    return BlobsSize(len(sizes), sum(sizes))
 
 
-def sizes(chats: Path, limit: int = WALK_LIMIT) -> tuple[dict[str, Size], bool]:
-    """What is kept for each folder in `chats`, and whether that is all: at most `limit` files are counted."""
+def sizes(chats: Path, limit: int = WALK_LIMIT) -> tuple[dict[str, BlobsSize], bool]:
+    """Return the size of each chat's blobs, and whether all were counted: at most `limit` files are."""
     found: dict[str, list[int]] = {}
     blobs = chats.glob("*/blobs/[0-9a-f][0-9a-f]/*")
     for path in itertools.islice(blobs, limit):
         stat_result = _stat(path)
         if stat_result is not None:
             found.setdefault(path.parts[-4], []).append(stat_result.st_size)
-    return {chat: Size(len(each), sum(each)) for chat, each in found.items()}, next(blobs, None) is None
+    return {chat: BlobsSize(len(counts), sum(counts)) for chat, counts in found.items()}, next(blobs, None) is None
 
 
-def _remove_leftovers(way: Way, root: int, parts: Parts, before: float) -> tuple[int, list[Parts]]:
-    """How many were removed from a directory, and the directories in it."""
+def _remove_leftovers(opener: PathOpener, root: int, parts: Parts, before: float) -> tuple[int, list[Parts]]:
+    """Remove the leftovers of one directory; return their number and its subdirectories."""
     try:
-        directory = way.open(root, parts, LISTING)
-    except OSError:  # gone, closed to us, or on another file system
+        directory = opener.open(root, parts, LISTING)
+    except OSError:  # gone, not accessible, or on another file system
         return 0, []
     try:
         with os.scandir(directory) as entries:
             found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
         gone = [
-            name for name, _ in found if _LEFTOVER.fullmatch(name) and _remove_leftover(way, directory, name, before)
+            name for name, _ in found if _LEFTOVER.fullmatch(name) and _remove_leftover(opener, directory, name, before)
         ]
         return len(gone), [(*parts, name) for name, is_dir in found if is_dir and not _LEFTOVER.fullmatch(name)]
     finally:
         os.close(directory)
 
 
-def _remove_leftover(way: Way, directory: int, name: str, before: float) -> bool:
-    with suppress(OSError):  # someone else was first, or may and we may not
+def _remove_leftover(opener: PathOpener, directory: int, name: str, before: float) -> bool:
+    with suppress(OSError):  # somebody else removed it, or we have no permission
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if max(found.st_mtime, found.st_ctime) >= before:
             return False
-        if stat.S_ISDIR(found.st_mode):  # what was deleted with a tree too deep to delete in one go
-            deque(remove_tree(way, directory, (name,)), maxlen=0)
+        if stat.S_ISDIR(found.st_mode):  # part of a deleted tree that was too deep to delete at once
+            deque(remove_tree(opener, directory, (name,)), maxlen=0)
         else:
             os.unlink(name, dir_fd=directory)
         return True
@@ -125,12 +125,12 @@ def _shards(blobs: FileBlobs) -> list[Path]:
 
 def _sweep_shard(shard: Path, live: Collection[str], before: float, blobs: FileBlobs) -> list[int]:
     dead = [path for path in shard.iterdir() if path.name not in live]
-    with blobs.held(fcntl.LOCK_EX):  # a writer that finds one of them now waits, and then finds nothing
+    with blobs.held(fcntl.LOCK_EX):  # a writer that looks for one of them now waits, then does not find it
         return _remove_older(dead, before)
 
 
 def _remove_older(paths: Iterable[Path], before: float) -> list[int]:
-    """Sizes of the files that were older, and are gone."""
+    """Remove the older files; return their sizes."""
     sizes = []
     for path in paths:
         found = _stat(path)
@@ -143,5 +143,5 @@ def _remove_older(paths: Iterable[Path], before: float) -> list[int]:
 def _stat(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
-    except FileNotFoundError:  # another sweep, or its writer, was first
+    except FileNotFoundError:  # another sweep or its writer removed it
         return None

@@ -1,4 +1,4 @@
-"""Which paths a glob means, decided in time linear in the path."""
+"""Glob patterns and selections of paths, matched in time linear in the path."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ _INNERMOST_BRACES = re.compile(r"\{([^{}]*)\}")
 class Glob:
     """`*`, `?`, `[a-z]` within a name, `**` across directories, `{a,b}` for either.
 
-    A pattern without `/` means the name at any depth; with one, the path from where the search
-    begins.
+    A pattern without `/` matches the name at any depth; one with `/` matches the path from where the search starts.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -34,9 +33,9 @@ class Glob:
     def matches(self, parts: Parts) -> bool:
         return any(_matches(segments, parts) for segments in self._patterns)
 
-    def spells(self, name: str) -> bool:
-        """Whether the pattern names what `*` would not mean: a hidden name, or exactly this one."""
-        return any(segment.spells(name) for segments in self._patterns for segment in segments)
+    def names_explicitly(self, name: str) -> bool:
+        """Return whether the pattern names this path component explicitly, as needed for hidden names."""
+        return any(segment.names_explicitly(name) for segments in self._patterns for segment in segments)
 
 
 class _Segment:
@@ -50,7 +49,7 @@ class _Segment:
     def matches(self, name: str) -> bool:
         return self._expression.match(name) is not None
 
-    def spells(self, name: str) -> bool:
+    def names_explicitly(self, name: str) -> bool:
         return self._text == name or (self._text.startswith(".") and self.matches(name))
 
 
@@ -63,7 +62,7 @@ def _segments(pattern: str) -> list[_Segment]:
 
 
 def _matches(segments: list[_Segment], parts: Parts) -> bool:
-    """`reached` holds how many segments may be used up after each part: one pass, no backtracking."""
+    """Match in one pass without backtracking: `reached` has the numbers of segments that may be consumed so far."""
     end = len(segments)
     reached = _over_any_depth(segments, {0})
     for part in parts:
@@ -74,7 +73,7 @@ def _matches(segments: list[_Segment], parts: Parts) -> bool:
 
 
 def _over_any_depth(segments: list[_Segment], reached: set[int]) -> set[int]:
-    """`**` may also stand for no directory at all."""
+    """Add the positions after a `**`, which may also match no directory."""
     further = set(reached)
     for at in sorted(reached):
         while at < len(segments) and segments[at].any_depth:
@@ -84,12 +83,12 @@ def _over_any_depth(segments: list[_Segment], reached: set[int]) -> set[int]:
 
 
 def _plain(pattern: str) -> list[str]:
-    """The patterns a pattern with braces stands for."""
+    """Expand braces into plain patterns."""
     expanded = [pattern]
     while any(_INNERMOST_BRACES.search(one) for one in expanded):
         expanded = [plain for one in expanded for plain in _expand_once(one)]
         if len(expanded) > _ALTERNATIVES:
-            raise _invalid(pattern, f"stands for more than {_ALTERNATIVES} alternatives; use fewer braces")
+            raise _invalid(pattern, f"expands to more than {_ALTERNATIVES} alternatives; use fewer braces")
     return expanded
 
 
@@ -107,9 +106,8 @@ def _invalid(pattern: str, fault: str) -> Invalid:
 
 
 class Selection:
-    """A path means that file, or all that is in that directory; a glob means what it matches, and
-    all that is in a directory it matches. No pattern at all means everything. Of what is meant, a file that is hidden
-    is `left_out`."""
+    """Selected paths: files, whole directories, and whatever globs match. Without patterns, everything is selected.
+    Hidden files are not selected; they are collected in `left_out`."""
 
     def __init__(self, patterns: Sequence[str] = (), hides: Hides = hide_nothing) -> None:
         self.left_out: set[str] = set()
@@ -119,7 +117,7 @@ class Selection:
         self._globs = [Glob(pattern) for pattern in patterns if any(sign in pattern for sign in "*?[{")]
 
     def __contains__(self, path: object) -> bool:
-        """Whether a path of a tree is meant; one that ends in `/` is a directory."""
+        """Return whether a path of a tree is selected; one that ends in `/` is a directory."""
         text = str(path)
         if not (self._all or self._includes(tuple(text.rstrip("/").split("/")))):
             return False
@@ -129,22 +127,22 @@ class Selection:
         return True
 
     def _includes(self, parts: tuple[str, ...]) -> bool:
-        return any(self._means(parts[:depth]) for depth in range(len(parts) + 1))
+        return any(self._matches_path(parts[:depth]) for depth in range(len(parts) + 1))
 
-    def _means(self, parts: tuple[str, ...]) -> bool:
+    def _matches_path(self, parts: tuple[str, ...]) -> bool:
         return parts in self._paths or any(glob.matches(parts) for glob in self._globs)
 
 
-def brought_back(current: Tree, earlier: Tree, selection: Selection) -> Tree:
-    """`current`, but what is selected as it was in `earlier`: there as it was there, gone where it was
-    not. Refused when neither has anything that is selected."""
+def restore_selection(current: Tree, earlier: Tree, selection: Selection) -> Tree:
+    """Return `current` with the selected paths as they were in `earlier`, deleted where they did not exist then.
+    Refused if neither tree has a selected path."""
     if not any(path in selection for tree in (current, earlier) for path in (*tree.files, *tree.meta)):
-        raise NotFound("neither that version nor the files now have anything at these paths", code="FILE_NOT_FOUND")
+        raise NotFound("neither that version nor the current files have anything at these paths", code="FILE_NOT_FOUND")
     taken = Tree(
         {path: digest for path, digest in earlier.files.items() if path in selection},
         {path: kind for path, kind in earlier.meta.items() if path in selection},
     )
-    above = directories(taken)  # a file that stands where one of these must be gives way
+    above = directories(taken)  # a file in the place of one of these directories is removed
     files = {path: digest for path, digest in current.files.items() if path not in selection and path not in above}
     meta = {path: kind for path, kind in current.meta.items() if path not in selection and path not in above}
     return Tree({**files, **taken.files}, {**meta, **taken.meta})

@@ -1,4 +1,4 @@
-"""Files that an operator's rules keep from programs: found in a chat's folder before a program starts."""
+"""Files that approval rules hide from programs, found in a chat's folder before a program starts."""
 
 from __future__ import annotations
 
@@ -11,38 +11,37 @@ from pathlib import Path
 from gateway.errors import Unavailable
 from gateway.tools import Hides
 
-# Files and directories to hide: path, reason, and what identifies each if it is replaced later.
+# Files and directories to hide: path, reason, device and inode (to notice a replacement).
 Hidden = tuple[tuple[str, str, int, int], ...]
 
-# Files and directories that are looked at before a program starts.
+# Files and directories examined before a program starts.
 ENTRIES = 200_000
 
 DEPTH = 200
-# Mounts in one sandbox: hidden files, and the directories above them. Each takes longer than the one before, and all
-# together about a second.
-MOST = 250
+# Mounts in one sandbox: hidden files and the directories above them. So many take about a second.
+MOUNTS_LIMIT = 250
 
 
 def find_hidden(folder: Path, hides: Hides) -> Hidden:
-    """Every file under `folder` that `hides` names, under all its names; blocks. A directory stands for all in it where
-    nothing in it is to be seen. Refused when there is more to look at, or to hide, than a program can wait for."""
+    """Find every file under `folder` that `hides` selects, under all its names; blocks. A directory whose content is
+    hidden completely stands for it. Refused if there is more to examine or to hide than the limits allow."""
     search = _Search(folder, hides)
-    found = dict(search.look("", 0)[0])
+    found = dict(search.search("", 0)[0])
     found |= _other_names(folder, search.files)
     above = {path[:index] for path in found for index, letter in enumerate(path) if letter == "/"}
-    if len(found) + len(above) > MOST:
+    if len(found) + len(above) > MOUNTS_LIMIT:
         counted = f"{len(found)} files in {len(above)} directories"
-        raise _refused(f"the rules keep {counted} from programs, and at most {MOST} together can be hidden")
-    return tuple(sorted(_identified(folder, found)))
+        raise _refuse(f"the rules hide {counted} from programs, and at most {MOUNTS_LIMIT} together can be hidden")
+    return tuple(sorted(_identify(folder, found)))
 
 
 def hidden_paths(hidden: Hidden) -> tuple[tuple[str, str], ...]:
-    """The paths and the reasons alone."""
+    """Return only paths and reasons."""
     return tuple((path, reason) for path, reason, *_ in hidden)
 
 
 class _Search:
-    """A walk over a folder. `files` are all files to hide, each with the reason."""
+    """A walk over a folder. `files` are the files to hide, each with the reason."""
 
     def __init__(self, folder: Path, hides: Hides) -> None:
         self.files: dict[str, str] = {}
@@ -50,9 +49,9 @@ class _Search:
         self._hides = hides
         self._left = ENTRIES
 
-    def look(self, directory: str, depth: int) -> tuple[list[tuple[str, str]], bool]:
-        """What is to be hidden under a directory, and True if nothing else is there. One that cannot be searched is
-        hidden whole: a program of the same user could make it readable."""
+    def search(self, directory: str, depth: int) -> tuple[list[tuple[str, str]], bool]:
+        """Return what to hide under a directory, and True if it contains nothing else. A directory that cannot be
+        listed is hidden whole: a program of the same user could make it readable."""
         try:
             entries = self._list(directory, depth)
         except (FileNotFoundError, NotADirectoryError):
@@ -64,13 +63,13 @@ class _Search:
         for entry in entries:
             path = f"{directory}/{entry.name}" if directory else entry.name
             if entry.is_dir(follow_symlinks=False):
-                inner, whole = self.look(path, depth + 1)
+                inner, whole = self.search(path, depth + 1)
                 if whole and inner and (reason := self._hides(path)):
                     inner = [(path, reason)]
                 found += inner
                 only &= whole
             elif reason := self._hides(path):
-                if not entry.is_symlink():  # where it leads to has a name of its own
+                if not entry.is_symlink():  # its target is found under its own name
                     self.files[path] = reason
                     found.append((path, reason))
             else:
@@ -84,12 +83,14 @@ class _Search:
             listed = list(islice(entries, self._left + 1))
         self._left -= len(listed)
         if self._left < 0:
-            raise _refused(f"the rules keep files from programs, and {ENTRIES} files are too many to look for them")
+            raise _refuse(
+                f"the rules hide files from programs, and more than {ENTRIES} files would be searched for them"
+            )
         return listed
 
 
 def _other_names(folder: Path, files: dict[str, str]) -> dict[str, str]:
-    """Further names of these files: hard links to them."""
+    """Find hard links to these files."""
     linked = {(found.st_dev, found.st_ino): files[path] for path, found in _stats(folder, files) if found.st_nlink > 1}
     if not linked:
         return {}
@@ -98,14 +99,14 @@ def _other_names(folder: Path, files: dict[str, str]) -> dict[str, str]:
     return {path: reason for path, reason in found if reason is not None and path not in files}
 
 
-def _identified(folder: Path, found: dict[str, str]) -> Iterator[tuple[str, str, int, int]]:
+def _identify(folder: Path, found: dict[str, str]) -> Iterator[tuple[str, str, int, int]]:
     for path, each in _stats(folder, found):
         if stat.S_ISREG(each.st_mode) or stat.S_ISDIR(each.st_mode):
             yield path, found[path], each.st_dev, each.st_ino
 
 
 def _stats(folder: Path, paths: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """What each path is now; one that is gone is left out."""
+    """Yield the status of each path that still exists."""
     for path in paths:
         try:
             yield path, os.stat(folder / path, follow_symlinks=False)  # noqa: PTH116 - thousands of them
@@ -113,6 +114,6 @@ def _stats(folder: Path, paths: Iterable[str]) -> Iterator[tuple[str, os.stat_re
             continue
 
 
-def _refused(why: str) -> Unavailable:
+def _refuse(why: str) -> Unavailable:
     advice = "name whole directories in the rule, or move the files out of the workspace"
     return Unavailable(f"{why}; {advice}", code="FILES_NOT_HIDDEN")

@@ -1,4 +1,4 @@
-"""A chat's versions as people read them: newest first, each with what it changed."""
+"""The history of a chat's versions: newest first, each with its changes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from gateway.workspace.versions import Versions
 
 NOW = "now"
-# Characters of an id that tell a version from every other one: its millisecond and twelve random bits.
+# Characters of an id that identify a version: its millisecond and twelve random bits.
 SHORT = 18
 
 
 @dataclass(frozen=True)
 class Version:
-    """One version: what made it, what it changed against its parent, and whether the chat stands at it.
+    """One version: its source, its changes against its parent, and whether it is the head.
 
-    `message` is the latest message whose files these are, where a client names messages.
+    `message` is the latest message with these files, for clients that name messages.
     """
 
     id: str
@@ -41,7 +41,7 @@ class Version:
 
 
 async def history(versions: Versions, chat: str, *, before: str | None = None, limit: int = 20) -> list[Version]:
-    """The chat's versions of all branches, newest first; `before` is the id of the last one already seen."""
+    """Return the chat's versions of all branches, newest first; `before` is the id of the last one already returned."""
     rows = await versions.manifests.history(chat, before=before, limit=limit)
     if not rows:
         return []
@@ -66,8 +66,8 @@ async def history(versions: Versions, chat: str, *, before: str | None = None, l
 async def endpoints(
     versions: Versions, chat: str, principal: str, from_: str | None, to: str | None
 ) -> tuple[str | None, str | None]:
-    """The two manifests to compare. `to` is a version, NOW (the files on disk, which are kept as one), or
-    else the head; `from_` is a version, or else what was before `to`."""
+    """Return the two manifests to compare. `to` is a version, NOW (the files on disk, saved as a version) or by default
+    the head; `from_` is a version, by default the parent of `to`."""
     if to == NOW:
         async with versions.hold(chat, principal) as files:
             before, after = files.head.manifest_id, await files.save("edit")
@@ -78,7 +78,7 @@ async def endpoints(
 
 
 async def _changes(versions: Versions, chat: str, rows: Sequence[ManifestRow]) -> dict[str, Changes]:
-    """What each row changed. A tree is made from its parent's, and let go when no row needs it any more."""
+    """Return the changes of each row. Each tree is built from its parent's and dropped when no row needs it."""
     needed = Counter(row.parent_id for row in rows)
     trees: dict[str | None, Tree] = {}
     made: dict[str, Changes] = {}

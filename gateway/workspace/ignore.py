@@ -1,4 +1,4 @@
-"""Which files of a person's folder are none of our business: what `.gitignore` and `.toolgateignore` say."""
+"""GitIgnore rules of an attached folder, from its `.gitignore` and `.toolgateignore` files."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from dataclasses import dataclass
 
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-from gateway.workspace.openat import READING, Way
+from gateway.workspace.openat import READING, PathOpener
 
-# Read in this order in every directory; the later wins.
+# Read in this order in every directory; the later takes precedence.
 FILES = (".gitignore", ".toolgateignore")
 
-# What matches, and whether that is ignored or brought back; the last line of a file first, since it wins.
+# Expression, and whether it ignores or includes; the last line of a file first, since it takes precedence.
 Patterns = tuple[tuple[re.Pattern[str], bool], ...]
 
-_ALWAYS = ".git"
-_KEPT = 256
+_ALWAYS_IGNORED = ".git"
+_CACHE_SIZE = 256
 _ABSENT = {errno.ENOENT, errno.ELOOP, errno.EACCES}  # git does not follow a link here either
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What holds in a directory: its own patterns, then those of the directories above."""
+class GitIgnoreRules:
+    """The rules in a directory: its own patterns, then those of the directories above."""
 
     base: str
     patterns: Patterns
-    above: Rules | None
+    above: GitIgnoreRules | None
     # Equal for equal rules, now and in another process.
     key: str
 
     def ignores(self, path: str, is_directory: bool) -> bool:
-        """Whether git would pass over `path`, given that it does not pass over the directory it is in."""
-        if path.rpartition("/")[2].lower() == _ALWAYS:
+        """Return whether git ignores `path`, given that it does not ignore the directory it is in."""
+        if path.rpartition("/")[2].lower() == _ALWAYS_IGNORED:
             return True
-        rules: Rules | None = self
+        rules: GitIgnoreRules | None = self
         while rules is not None:
             verdict = rules._verdict(path, is_directory)
             if verdict is not None:
@@ -55,31 +55,31 @@ class Rules:
         return None
 
 
-_NONE = Rules("", (), None, "none")
+_NO_RULES = GitIgnoreRules("", (), None, "none")
 
 
-class Ignore:
-    """The rules of a folder, read from it as they are at the moment."""
+class GitIgnore:
+    """Reads the rules of a folder as they are now."""
 
     def __init__(self) -> None:
-        self._compiled = functools.lru_cache(_KEPT)(_compiled)
+        self._compile = functools.lru_cache(_CACHE_SIZE)(_compile)
 
-    def inside(self, above: Rules | None, path: str, directory: int, way: Way) -> Rules:
-        """The rules in the directory `path`, which is open, given those of the one above it."""
-        above = above or _NONE
-        text = "\n".join(_read(directory, name, way) for name in FILES)
+    def inside(self, above: GitIgnoreRules | None, path: str, directory: int, opener: PathOpener) -> GitIgnoreRules:
+        """Return the rules in the open directory `path`, given those of the directory above."""
+        above = above or _NO_RULES
+        text = "\n".join(_read(directory, name, opener) for name in FILES)
         if not text.strip():
             return above
         content = "\0".join([above.key, path, text]).encode("utf-8", "surrogateescape")
-        return Rules(path, self._compiled(text), above, hashlib.sha256(content).hexdigest())
+        return GitIgnoreRules(path, self._compile(text), above, hashlib.sha256(content).hexdigest())
 
 
 def _matches(expression: re.Pattern[str], path: str, is_directory: bool) -> bool:
-    """Whether a pattern means this path itself.
+    """Return whether a pattern matches this path itself.
 
-    pathspec's expressions also match what lies below the directory that is meant, and then end before
-    the path does. Git asks for every directory on the way on its own, and so does the scan: else
-    `!*.d` would bring back all that is in `conf.d`.
+    pathspec's expressions also match paths below a matched directory; the match then ends before the path does.
+    Git checks every directory on the way separately, and so does the scan: otherwise `!*.d` would include
+    everything in `conf.d`.
     """
     if not expression.groupindex:  # `*`, `dir/**`: all the way down
         return expression.search(path) is not None
@@ -87,7 +87,7 @@ def _matches(expression: re.Pattern[str], path: str, is_directory: bool) -> bool
     return any(match.end() == len(subject) for match in expression.finditer(subject))
 
 
-def _compiled(text: str) -> Patterns:
+def _compile(text: str) -> Patterns:
     found = [_pattern(line.removesuffix("\r")) for line in text.split("\n")]
     return tuple(pattern for pattern in reversed(found) if pattern)
 
@@ -95,16 +95,16 @@ def _compiled(text: str) -> Patterns:
 def _pattern(line: str) -> tuple[re.Pattern[str], bool] | None:
     try:
         pattern = GitIgnoreSpecPattern(line)
-    except ValueError:  # git passes over a pattern it cannot read; so do we
+    except ValueError:  # git skips a pattern it cannot parse; so do we
         return None
     if pattern.regex is None or pattern.include is None:  # a comment, or an empty line
         return None
     return pattern.regex, pattern.include
 
 
-def _read(directory: int, name: str, way: Way) -> str:
+def _read(directory: int, name: str, opener: PathOpener) -> str:
     try:
-        fd = way.open(directory, (name,), READING)
+        fd = opener.open(directory, (name,), READING)
     except OSError as error:
         if error.errno in _ABSENT:
             return ""

@@ -1,4 +1,4 @@
-"""What was seen of a workspace the last time, so that only what moved since is read again: a cache, never the truth."""
+"""Stat cache of a workspace: the state at the last scan, so that only changed files are read again."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from gateway.workspace.openat import Parts
 from gateway.workspace.remove_tree import temporary_name
 from gateway.workspace.tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, PLAIN, Tree, decode, encode
 
-# Change times as the kernel has them: the seconds of all, and the nanoseconds of all.
-Moments = tuple[list[int], list[int]]
+# Change times of several files: all seconds, then all nanoseconds.
+ChangeTimes = tuple[list[int], list[int]]
 
-# No file's change time.
+# The change time of no file.
 NEVER = (-1, -1)
 
 _SECOND = 1_000_000_000
 _NO_FOLLOW, _CHANGE_TIME = 0x100, 0x80
-_SIZE, _SECONDS_AT, _NANOSECONDS_AT = 256, 96, 104  # of struct statx, the same on every machine
-_AT_ONCE = 256
+_SIZE, _SECONDS_AT, _NANOSECONDS_AT = 256, 96, 104  # layout of struct statx, the same on every machine
+_BATCH = 256
 
 
-def moments(times: Iterable[int | None]) -> Moments:
-    """Change times in nanoseconds, as `change_times` tells them; None is told as no file's."""
+def to_change_times(times: Iterable[int | None]) -> ChangeTimes:
+    """Convert change times in nanoseconds to the form of `change_times`; None becomes NEVER."""
     pairs = [NEVER if time is None else divmod(time, _SECOND) for time in times]
     return [seconds for seconds, _ in pairs], [nanoseconds for _, nanoseconds in pairs]
 
 
-def change_times(directory: int, names: Sequence[bytes]) -> Moments | None:
-    """When each of the files in a directory last changed, links not followed; None when one cannot be asked."""
-    ask = _statx()
-    if ask is None:
-        return _asked_one_by_one(directory, names)
-    if len(names) <= _AT_ONCE:
-        return _rooms().asked(ask, directory, names)
+def change_times(directory: int, names: Sequence[bytes]) -> ChangeTimes | None:
+    """Return the change times of files in a directory without following links; None if one of them fails."""
+    statx = _statx()
+    if statx is None:
+        return _stat_each(directory, names)
+    if len(names) <= _BATCH:
+        return _statx_buffers().change_times(statx, directory, names)
     seconds: list[int] = []
     nanoseconds: list[int] = []
-    for start in range(0, len(names), _AT_ONCE):
-        some = _rooms().asked(ask, directory, names[start : start + _AT_ONCE])
+    for start in range(0, len(names), _BATCH):
+        some = _statx_buffers().change_times(statx, directory, names[start : start + _BATCH])
         if some is None:
             return None
         seconds += some[0]
@@ -60,27 +60,27 @@ def change_times(directory: int, names: Sequence[bytes]) -> Moments | None:
     return seconds, nanoseconds
 
 
-def _asked_one_by_one(directory: int, names: Sequence[bytes]) -> Moments | None:
+def _stat_each(directory: int, names: Sequence[bytes]) -> ChangeTimes | None:
     try:
-        return moments(os.stat(name, dir_fd=directory, follow_symlinks=False).st_ctime_ns for name in names)
+        return to_change_times(os.stat(name, dir_fd=directory, follow_symlinks=False).st_ctime_ns for name in names)
     except OSError:
         return None
 
 
-class _Room(threading.local):
-    """Where the kernel puts its answers; each thread has its own."""
+class _StatxBuffers(threading.local):
+    """Buffers for the results of statx, one set per thread."""
 
     def __init__(self) -> None:
-        self._buffer = ctypes.create_string_buffer(_SIZE * _AT_ONCE)
+        self._buffer = ctypes.create_string_buffer(_SIZE * _BATCH)
         start = ctypes.addressof(self._buffer)
-        # Made once: to make a pointer for each call would cost as much as the call.
-        self.slots = [ctypes.c_void_p(start + _SIZE * index) for index in range(_AT_ONCE)]
+        # Created once: a new pointer for each call would cost as much as the call.
+        self.slots = [ctypes.c_void_p(start + _SIZE * index) for index in range(_BATCH)]
         whole = memoryview(self._buffer).cast("B")
         self._longs = whole.cast("q")
         self._words = whole.cast("I")
 
-    def asked(self, ask: Callable[..., int], directory: int, names: Sequence[bytes]) -> Moments | None:
-        """The change times of no more files than there are slots."""
+    def change_times(self, ask: Callable[..., int], directory: int, names: Sequence[bytes]) -> ChangeTimes | None:
+        """Return the change times of at most as many files as there are slots."""
         if any(map(ask, repeat(directory), names, repeat(_NO_FOLLOW), repeat(_CHANGE_TIME), self.slots)):
             return None
         end = len(names) * _SIZE
@@ -91,34 +91,34 @@ class _Room(threading.local):
 
 
 @functools.cache
-def _rooms() -> _Room:
-    return _Room()
+def _statx_buffers() -> _StatxBuffers:
+    return _StatxBuffers()
 
 
 @functools.cache
 def _statx() -> Callable[..., int] | None:
-    """The C library's `statx`, where there is one that works here; without declared argument types, which would be
-    checked on every call."""
+    """Return the C library's `statx` if it works here. Without declared argument types, which ctypes would check on
+    every call."""
     ask: Callable[..., int] | None = getattr(ctypes.CDLL(None), "statx", None) if sys.platform == "linux" else None
     if ask is None:
         return None
     here = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return ask if ask(here, b".", _NO_FOLLOW, _CHANGE_TIME, _rooms().slots[0]) == 0 else None
+        return ask if ask(here, b".", _NO_FOLLOW, _CHANGE_TIME, _statx_buffers().slots[0]) == 0 else None
     finally:
         os.close(here)
 
 
-# Something that changed this recently may change again without its times showing it: clocks tick coarsely.
+# A file that changed this recently may change again without a new time stamp, because clocks tick coarsely.
 RACY_NANOSECONDS = 20_000_000
 
 _HEADER = b"toolgate-index-2"
 
 
-# What shows that a file has changed, when one of it has.
+# A file whose stamp is unchanged has not changed.
 stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter(
     "st_mtime_ns",
-    "st_ctime_ns",  # moves also when the modification time is set back
+    "st_ctime_ns",  # changes also when the modification time is set back
     "st_size",
     "st_ino",
     "st_mode",
@@ -126,7 +126,7 @@ stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter(
 
 
 class File(NamedTuple):
-    """A file or link when it was read. `racy`: too young to trust its stamp, so it is read again."""
+    """A file or link as it was read. `racy`: too recent to trust its stamp, so it is read again."""
 
     stamp: tuple[int, ...]
     kind: str
@@ -134,16 +134,16 @@ class File(NamedTuple):
     racy: bool
 
     @classmethod
-    def seen(cls, found: os.stat_result, digest: str, limit: int) -> File:
+    def from_stat(cls, found: os.stat_result, digest: str, limit: int) -> File:
         racy = max(found.st_mtime_ns, found.st_ctime_ns) >= limit
         return cls(stamp_of(found), _kind(found.st_mode), digest, racy)
 
     def same(self, found: os.stat_result) -> bool:
-        """Whether nothing shows that the file has changed."""
+        """Return whether the stamp is unchanged."""
         return self.stamp == stamp_of(found)
 
-    def renamed(self, found: os.stat_result) -> bool:
-        """The same, of a file that has been renamed since, which moves its change time."""
+    def same_after_rename(self, found: os.stat_result) -> bool:
+        """Return whether the stamp is unchanged except for the change time, which a rename updates."""
         return (self.stamp[0], *self.stamp[2:]) == (found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
 
     @property
@@ -151,13 +151,14 @@ class File(NamedTuple):
         return max(self.stamp[:2])
 
 
-# When a directory's names last changed, and its inode, since two directories can trade names.
+# Times of a directory, and its inode, since two directories can swap names.
 Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A directory when it was listed. `path` is as on disk; no `stamp`: list it again. `mode` are its permissions."""
+    """A directory as it was listed. `path` is as on disk; without a `stamp` it is listed again. `mode` has its
+    permissions."""
 
     path: str
     stamp: Stamp | None = None
@@ -172,19 +173,19 @@ class Folder:
         return f"{self.path}/{name}" if self.path else name
 
     @cached_property
-    def change_times(self) -> Moments:
-        """What each file in it must still show, where no name came or went: whatever changes a file moves its
-        change time, which nobody can set. No file shows what one has that is to be read again in any case."""
-        return moments(None if file.racy else file.stamp[1] for file in self.files.values())
+    def change_times(self) -> ChangeTimes:
+        """The expected change times of its files. Any change of a file updates its change time, which nobody can set.
+        A racy file has NEVER, so that it is always read again."""
+        return to_change_times(None if file.racy else file.stamp[1] for file in self.files.values())
 
     @cached_property
     def encoded_names(self) -> list[bytes]:
-        """The files' names as the system has them."""
+        """The files' names as bytes."""
         return [os.fsencode(name) for name in self.files]
 
     @property
     def names(self) -> dict[str, bool] | None:
-        """Every name in it and whether it is a directory; None when something in it is not in the tree."""
+        """Every name in it and whether it is a directory; None if it contains something that is not in the tree."""
         if self.ignored or self.skipped:
             return None
         return {**dict.fromkeys(self.files, False), **dict.fromkeys(self.folders, True)}
@@ -202,7 +203,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Index:
-    """Every directory seen, by its path on disk, and under which epoch of the blob store."""
+    """Every scanned directory by its path on disk, and the epoch of the blob store at the scan."""
 
     folders: Mapping[str, Folder] = field(default_factory=dict)
     epoch: str = ""
@@ -216,22 +217,22 @@ class Index:
             meta.update(folder.tree.meta)
         return Tree(files, meta)
 
-    def followed_by(self, folders: Mapping[str, Folder]) -> Index:
-        """The index of a later look. Where most folders are the same, its tree costs what has changed."""
+    def derive(self, folders: Mapping[str, Folder]) -> Index:
+        """Return the index of a later scan. If most folders are the same, its tree is derived from this one's."""
         later = Index(folders, self.epoch)
         every = self.folders.keys() | folders.keys()
-        moved = {path for path in every if self.folders.get(path) is not folders.get(path)}
-        if len(moved) * 4 < len(folders):
+        changed = {path for path in every if self.folders.get(path) is not folders.get(path)}
+        if len(changed) * 4 < len(folders):
             files, meta = dict(self.tree.files), dict(self.tree.meta)
-            for path in moved & self.folders.keys():
+            for path in changed & self.folders.keys():
                 for name in self.folders[path].tree.files:
                     del files[name]
                 for name in self.folders[path].tree.meta:
                     del meta[name]
-            for path in moved & folders.keys():
+            for path in changed & folders.keys():
                 files.update(folders[path].tree.files)
                 meta.update(folders[path].tree.meta)
-            later.__dict__["tree"] = Tree(files, meta)  # as the property would have put it together
+            later.__dict__["tree"] = Tree(files, meta)  # the value that the cached property would compute
         return later
 
     @property
@@ -246,12 +247,12 @@ class Index:
         folder = self.folders.get("/".join(parts[:-1]))
         return folder.files.get(parts[-1]) if folder else None
 
-    def under(self, epoch: str, missing: Collection[str]) -> Index:
-        """For a new epoch of the blob store: files of missing contents forgotten, so that they are read again."""
+    def for_epoch(self, epoch: str, missing: Collection[str]) -> Index:
+        """Return the index for a new epoch of the blob store, without files whose blobs are missing."""
         return Index({path: _without(folder, missing) for path, folder in self.folders.items()}, epoch)
 
     def after(self, removed: Iterable[Parts], written: Mapping[Parts, File]) -> Index:
-        """With our own changes in it; the directories they are in are listed again."""
+        """Return the index with our own changes; the directories that contain them are listed again."""
         changed: dict[str, dict[str, File]] = {}
         folders = dict(self.folders)
         for parts in (*removed, *written):
@@ -262,22 +263,22 @@ class Index:
             changed["/".join(parts[:-1])][parts[-1]] = file
         for path, files in changed.items():
             folders[path] = replace(folders.get(path, Folder(path)), stamp=None, files=files)
-        return self.followed_by(folders)
+        return self.derive(folders)
 
 
 def load(path: Path, root: os.stat_result) -> Index:
-    """What `save` wrote for this directory; an empty index when it is missing, damaged or another's."""
+    """Load what `save` wrote for this directory; an empty index if it is missing, damaged or of another directory."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         header, checksum, body = path.read_bytes().split(b"\n", 2)
         if header == _HEADER and hashlib.sha256(body).hexdigest().encode() == checksum:
             content = orjson.loads(body)
             if content["root"] == root.st_ino:
-                return Index({folder.path: folder for folder in map(_unpacked, content["folders"])}, content["epoch"])
+                return Index({folder.path: folder for folder in map(_unpack, content["folders"])}, content["epoch"])
     return Index()
 
 
 def save(index: Index, path: Path, root: os.stat_result) -> None:
-    folders = [_packed(folder) for folder in index.folders.values()]
+    folders = [_pack(folder) for folder in index.folders.values()]
     body = orjson.dumps({"root": root.st_ino, "epoch": index.epoch, "folders": folders})
     content = b"\n".join([_HEADER, hashlib.sha256(body).hexdigest().encode(), body])
     temporary = path.with_name(temporary_name())
@@ -289,7 +290,7 @@ def save(index: Index, path: Path, root: os.stat_result) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _packed(folder: Folder) -> list[object]:
+def _pack(folder: Folder) -> list[object]:
     return [
         encode(folder.path),
         folder.stamp,
@@ -302,12 +303,12 @@ def _packed(folder: Folder) -> list[object]:
     ]
 
 
-def _unpacked(row: list[Any]) -> Folder:
-    path, moved, files, folders, ignored, skipped, rules, mode = row
+def _unpack(row: list[Any]) -> Folder:
+    path, stamp, files, folders, ignored, skipped, rules, mode = row
     return Folder(
         decode(path),
-        tuple(moved) if moved else None,
-        {decode(name): File(tuple(stamp), *rest) for name, (stamp, *rest) in files.items()},
+        tuple(stamp) if stamp else None,
+        {decode(name): File(tuple(times), *rest) for name, (times, *rest) in files.items()},
         tuple(map(decode, folders)),
         frozenset(map(decode, ignored)),
         {decode(name): reason for name, reason in skipped.items()},

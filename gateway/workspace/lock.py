@@ -1,4 +1,4 @@
-"""One writer per chat: a lock that holds between tasks of this process and between processes."""
+"""A lock for one writer per chat, across tasks and processes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import anyio
 
-SHORTEST_WAIT, LONGEST_WAIT = 0.002, 0.03
+MIN_WAIT, MAX_WAIT = 0.002, 0.03
 
 
 class ChatLock:
-    """`async with lock.held():` is alone with the chat's files. A killed holder lets go by dying."""
+    """Use `async with lock.held():`. The kernel releases the lock of a killed holder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,18 +26,18 @@ class ChatLock:
         async with self._tasks:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                await _locked(descriptor)
+                await _acquire(descriptor)
                 yield
             finally:
                 os.close(descriptor)
 
 
-async def _locked(descriptor: int) -> None:
-    """Tried again and again: a blocking lock would hold a thread for as long as somebody's tool runs."""
+async def _acquire(descriptor: int) -> None:
+    """Acquire by polling: a blocking flock would hold a thread for as long as a tool runs."""
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            await anyio.sleep(random.uniform(SHORTEST_WAIT, LONGEST_WAIT))  # noqa: S311 - no secret
+            await anyio.sleep(random.uniform(MIN_WAIT, MAX_WAIT))  # noqa: S311 - no secret
         else:
             return

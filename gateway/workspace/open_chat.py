@@ -1,4 +1,4 @@
-"""One chat while it is in use: its lock, its stat cache, the tree of its head, and when it was last swept."""
+"""One chat in use: its lock, stat cache, the tree of its head, and the time of its last sweep."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
 from gateway.workspace.folder_access import ensure_accessible
 from gateway.workspace.lock import ChatLock
-from gateway.workspace.package_dirs import Environments
+from gateway.workspace.package_dirs import PackageDirectories
 from gateway.workspace.tree import EMPTY, Patch, Tree, diff
 
 INDEX_SECONDS = 30.0
-# How old a file that somebody was writing is when that somebody is certainly gone.
+# Age of a temporary file whose writer is certainly gone.
 LEFTOVER_SECONDS = 3600.0
 
 
 class OpenChat:
-    """What stays in memory of one chat. Its methods block."""
+    """The part of a chat that stays in memory. Its methods block."""
 
     def __init__(self, chat: str, directory: Path, folder: Path, attached: bool) -> None:
         directory.mkdir(0o700, parents=True, exist_ok=True)
@@ -40,22 +40,22 @@ class OpenChat:
             self._swept.touch(0o600)
         self.swept_at = self._swept.stat().st_mtime
         self._attached = attached
-        ignore = _ignore() if attached else Environments()
+        ignore = _ignore() if attached else PackageDirectories()
         self.checkout = Checkout(folder, self.blobs, directory / "index", ignore, ours=not attached)
         self.manifest: str | None = None
         self.tree = EMPTY
         self._index_saved = time.monotonic()
 
-    def changed_since(self, old: Tree) -> tuple[Tree, Patch]:
-        """What is in the folder now, and how it differs."""
+    def diff_since(self, old: Tree) -> tuple[Tree, Patch]:
+        """Take a snapshot of the folder; return it and its difference from `old`."""
         new = self.checkout.snapshot()
         if time.monotonic() - self._index_saved > INDEX_SECONDS:
             self._index_saved = time.monotonic()
             self.checkout.save()
         return new, diff(old, new)
 
-    def sweep(self, patches: Sequence[str], older_than: float) -> sweeping.Swept:
-        """Sweep, `patches` being all those of the chat's manifests."""
+    def sweep(self, patches: Sequence[str], older_than: float) -> sweeping.SweepResult:
+        """Sweep; `patches` are those of all manifests of the chat."""
         ensure_accessible(self.folder, ours=not self._attached)
         self._swept.touch()
         now = time.time()
@@ -65,10 +65,10 @@ class OpenChat:
 
 
 def _ignore() -> Any:
-    # pathspec takes a while to import, and only in a person's own folder it counts what .gitignore says
-    return importlib.import_module(".ignore", __package__).Ignore()
+    # pathspec is slow to import, and only attached folders need .gitignore rules
+    return importlib.import_module(".ignore", __package__).GitIgnore()
 
 
 def _digests(patches: Iterable[str]) -> set[str]:
-    """Every content that a patch brings in: together, all that any manifest needs."""
+    """Return every digest that a patch adds: together, all blobs that any manifest needs."""
     return {digest for patch in patches for digest in orjson.loads(patch).values() if digest is not None}

@@ -1,4 +1,4 @@
-"""Two ways to open a path that cannot lead outside a directory: the kernel's, and ours step by step."""
+"""Opening paths that cannot lead outside a directory: by openat2, or component by component."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 # The components of a path, from the directory it is relative to. Empty: that directory itself.
 Parts = tuple[str, ...]
 
-# Flags for a directory that things are done in.
+# Flags for a directory in which entries are opened, created or renamed.
 DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 
 # Flags for a directory that is listed.
@@ -28,20 +28,20 @@ _NOREPLACE = 1
 _ATTEMPTS = 8
 
 
-class Way(Protocol):
-    """How paths beneath a directory are opened, and how a name is taken that must be free."""
+class PathOpener(Protocol):
+    """Opens paths beneath a directory, and renames to a name that must be free."""
 
     def open(self, directory: int, parts: Parts, flags: int) -> int:
-        """A descriptor of `parts` under `directory`: ELOOP at any link, EXDEV at any mount."""
+        """Return a descriptor of `parts` under `directory`; ELOOP at any link, EXDEV at any mount."""
         ...
 
     def rename_new(self, source: int, name: str, target: int, new_name: str) -> None:
-        """Rename between two directories; EEXIST when the new name is taken, by anything."""
+        """Rename between two directories; EEXIST if anything has the new name."""
         ...
 
 
-class Stepwise:
-    """Component by component, each without following; for macOS and kernels before 5.6."""
+class ComponentOpener:
+    """Opens component by component without following links; for macOS and kernels before 5.6."""
 
     def open(self, directory: int, parts: Parts, flags: int) -> int:
         here = os.open(".", flags if not parts else DIRECTORY, dir_fd=directory)
@@ -62,11 +62,11 @@ class Stepwise:
         os.unlink(name, dir_fd=source)
 
 
-class Openat2(Stepwise):
-    """The kernel's own: one call, nothing between check and use."""
+class Openat2(ComponentOpener):
+    """Opens with one openat2 call: nothing can change between check and use."""
 
     def open(self, directory: int, parts: Parts, flags: int) -> int:
-        # O_NOFOLLOW would hide a link at the end: with it the kernel says ENOTDIR, or hands out the link itself.
+        # With O_NOFOLLOW the kernel answers ENOTDIR for a link at the end, or opens the link itself.
         how = _how(flags & ~os.O_NOFOLLOW)
         path = os.fsencode("/".join(parts) or ".")
         for _ in range(_ATTEMPTS):
@@ -83,19 +83,19 @@ class Openat2(Stepwise):
             return
         if (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS):
             raise OSError(number, os.strerror(number))
-        super().rename_new(source, name, target, new_name)  # this file system has no RENAME_NOREPLACE
+        super().rename_new(source, name, target, new_name)  # the file system does not support RENAME_NOREPLACE
 
 
 @functools.cache
-def best_way() -> Way:
-    """The kernel's way where it works, asked once; a seccomp filter may forbid what the kernel has."""
+def choose_opener() -> PathOpener:
+    """Return openat2 if it works, tried once; a seccomp filter may forbid what the kernel has."""
     if not sys.platform.startswith("linux") or not hasattr(_libc(), "renameat2"):
-        return Stepwise()
+        return ComponentOpener()
     here = os.open("/", DIRECTORY)
     try:
         os.close(Openat2().open(here, (), DIRECTORY))
     except OSError:
-        return Stepwise()
+        return ComponentOpener()
     finally:
         os.close(here)
     return Openat2()
@@ -110,7 +110,7 @@ _HOW_SIZE = ctypes.sizeof(_How)
 
 @functools.cache
 def _how(flags: int) -> _How:
-    """Only ever read by the kernel, so one for each set of flags will do."""
+    """Return the struct for these flags; shared, because the kernel only reads it."""
     return _How(flags, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV)
 
 
@@ -135,7 +135,7 @@ def _step(above: int, name: str, flags: int, device: int) -> int:
 
 
 def _rename_directory(source: int, name: str, target: int, new_name: str) -> None:
-    """Between the look and the rename only an empty directory could be replaced: nothing is lost."""
+    """Rename a directory to a free name. Between check and rename only an empty directory could be replaced."""
     try:
         os.stat(new_name, dir_fd=target, follow_symlinks=False)
     except FileNotFoundError:
@@ -149,7 +149,7 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EPERM}
 
 
 def exchange(directory: int, one: str, other: str) -> bool:
-    """Whether they have; False where the system or the file system has no such call."""
+    """Exchange two names atomically; False if the system or file system cannot."""
     if not hasattr(_libc(), "renameat2"):
         return False
     if _libc().renameat2(directory, os.fsencode(one), directory, os.fsencode(other), _EXCHANGE) == 0:

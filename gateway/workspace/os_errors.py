@@ -1,4 +1,4 @@
-"""What the operating system's refusals mean to a caller: said once, naming the path and the fix."""
+"""Translation of operating system errors into gateway errors that name the path and the fix."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from gateway.workspace.openat import Parts
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def shown(parts: Parts) -> str:
-    """A path as text that is always valid UTF-8 on one line: what is not is escaped as `\\xNN`."""
+def show_path(parts: Parts) -> str:
+    """Return a path as valid UTF-8 on one line; other bytes and control characters become `\\xNN`."""
     text = os.fsencode("/".join(parts)).decode("utf-8", "backslashreplace")
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text) or "."
 
 
 @contextlib.contextmanager
-def refusing(parts: Parts) -> Iterator[None]:
-    """An `OSError` in here leaves as the `GatewayError` it means for `parts`."""
+def translate_os_errors(parts: Parts) -> Iterator[None]:
+    """Raise an `OSError` of the body as the matching `GatewayError` about `parts`."""
     try:
         yield
     except OSError as error:
-        raise refusal(error, parts) from error
+        raise to_gateway_error(error, parts) from error
 
 
-def refusal(error: OSError, parts: Parts) -> GatewayError:
-    path = repr(shown(parts))
-    known = _REFUSALS.get(error.errno or 0)
-    if known is not None:
-        return known(path)
-    return Unavailable(f"{path}: the file system answered {error.strerror!r}; try again", code="STORAGE_ERROR")
+def to_gateway_error(error: OSError, parts: Parts) -> GatewayError:
+    path = repr(show_path(parts))
+    to_error = _ERRORS_BY_ERRNO.get(error.errno or 0)
+    if to_error is not None:
+        return to_error(path)
+    return Unavailable(f"{path}: the file system reported {error.strerror!r}; try again", code="STORAGE_ERROR")
 
 
 def not_a_directory(path: str) -> GatewayError:
@@ -69,8 +69,8 @@ def _missing(path: str) -> GatewayError:
     )
 
 
-def _denied(path: str) -> GatewayError:
-    return Forbidden(f"{path}: the file system denies it; change its permissions or use another path")
+def _permission_denied(path: str) -> GatewayError:
+    return Forbidden(f"{path}: permission denied; change its permissions or use another path")
 
 
 def _leaves(path: str) -> GatewayError:
@@ -86,19 +86,19 @@ def _full(path: str) -> GatewayError:
 
 
 def _too_long(path: str) -> GatewayError:
-    return Invalid(f"{path} is longer than the file system takes; use shorter names", code="INVALID_PATH")
+    return Invalid(f"{path} is longer than the file system allows; use shorter names", code="INVALID_PATH")
 
 
 def _busy(path: str) -> GatewayError:
     return Conflict(f"{path} is held by another program; try again", code="FILE_BUSY")
 
 
-_REFUSALS: dict[int, Callable[[str], GatewayError]] = {
+_ERRORS_BY_ERRNO: dict[int, Callable[[str], GatewayError]] = {
     errno.ENOENT: _missing,
     errno.ENOTDIR: _missing,
-    errno.EACCES: _denied,
-    errno.EPERM: _denied,
-    errno.EROFS: _denied,
+    errno.EACCES: _permission_denied,
+    errno.EPERM: _permission_denied,
+    errno.EROFS: _permission_denied,
     errno.ELOOP: is_link,
     errno.EXDEV: _leaves,
     errno.EISDIR: is_directory,

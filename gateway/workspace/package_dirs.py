@@ -1,7 +1,7 @@
-"""Environments of packages in a chat's own workspace: fetched again when they are missing, so that no version has them.
+"""Package directories of a chat's own workspace, which are in no version: they can be installed again.
 
-All else in such a workspace is versioned, whatever its `.gitignore` files say: whoever wrote them is not the person who
-wants files back. Only the two places where packages are installed are left out, and only while they say so themselves.
+Everything else in such a workspace is versioned, whatever its `.gitignore` files say, because the model may have
+written them. Only `.venv` and `node_modules` are left out, and only if their own `.gitignore` ignores everything.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import os
 import stat
 
 from gateway.workspace.index import Index
-from gateway.workspace.openat import READING, Way
+from gateway.workspace.openat import READING, PathOpener
 from gateway.workspace.tree import Tree
 
-PLACES = (".venv", "node_modules")
+NAMES = (".venv", "node_modules")
 MARK = ".gitignore"
-# The whole of a `.gitignore` by which a directory takes itself out, as uv and Python write it.
+# The whole `.gitignore` of a directory that ignores itself, as uv and Python write it.
 EVERYTHING = b"*"
 
 _KEY = "environment"
 
 
-class Nothing:
-    """The rule of an environment: nothing in it is versioned."""
+class IgnoreAll:
+    """The rule inside a package directory: everything is ignored."""
 
     key = _KEY
 
@@ -30,31 +30,31 @@ class Nothing:
         return True
 
 
-class Environments:
-    """The rules of a chat's own workspace."""
+class PackageDirectories:
+    """The ignore rules of a chat's own workspace."""
 
-    _rule = Nothing()
+    _rule = IgnoreAll()
 
-    def inside(self, above: Nothing | None, path: str, directory: int, way: Way) -> Nothing | None:
-        """The rule in the directory `path`, which is open: none but in an environment."""
-        return self._rule if path in PLACES and _takes_itself_out(directory, way) else above
+    def inside(self, above: IgnoreAll | None, path: str, directory: int, opener: PathOpener) -> IgnoreAll | None:
+        """Return the rule in the open directory `path`: none except in a package directory."""
+        return self._rule if path in NAMES and _ignores_itself(directory, opener) else above
 
 
-def without(index: Index, target: Tree) -> Tree:
-    """A tree less what it has where an environment is, from before they were left out: that one stays as it is."""
-    below = tuple(f"{place}/" for place in PLACES if place in index.folders and index.folders[place].rules == _KEY)
+def without_packages(index: Index, target: Tree) -> Tree:
+    """Return a tree without files in today's package directories; older versions may contain some."""
+    below = tuple(f"{place}/" for place in NAMES if place in index.folders and index.folders[place].rules == _KEY)
     if not below or not any(path.startswith(below) for path in (*target.files, *target.meta)):
         return target
     files, meta = (
-        {path: said for path, said in part.items() if not path.startswith(below)}
+        {path: value for path, value in part.items() if not path.startswith(below)}
         for part in (target.files, target.meta)
     )
     return Tree(files, meta)
 
 
-def _takes_itself_out(directory: int, way: Way) -> bool:
+def _ignores_itself(directory: int, opener: PathOpener) -> bool:
     try:
-        fd = way.open(directory, (MARK,), READING)
+        fd = opener.open(directory, (MARK,), READING)
     except OSError:
         return False
     with os.fdopen(fd, "rb") as file:

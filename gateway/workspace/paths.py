@@ -1,4 +1,4 @@
-"""The only way anything opens, lists, creates, renames or deletes a path in a workspace."""
+"""All access to paths of a workspace: opening, listing, creating, renaming, deleting."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import BinaryIO
 
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound
 from gateway.workspace import os_errors
-from gateway.workspace.openat import DIRECTORY, LISTING, READING, Parts, Way, best_way
-from gateway.workspace.os_errors import refusing, shown
+from gateway.workspace.openat import DIRECTORY, LISTING, READING, Parts, PathOpener, choose_opener
+from gateway.workspace.os_errors import show_path, translate_os_errors
 from gateway.workspace.remove_tree import Removed, remove_tree, temporary_name
 from gateway.workspace.walk import ANY_DEPTH, DEPTH_LIMIT, TEMPORARY, Entry, Walk
 
 NAME_LIMIT = 255
 PATH_LIMIT = 4096
-_PERMISSIONS = 0o777  # never setuid, setgid or sticky: the kernel too drops those from a file that is rewritten
+_PERMISSIONS = 0o777  # never setuid, setgid or sticky; the kernel also drops those when a file is rewritten
 
 
 def parse(path: str) -> Parts:
-    """The components of a caller's path: relative, inside, and of names every file system takes."""
+    """Return the components of a caller's path. Refused if it is absolute, leads outside, or has invalid names."""
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     fault = _fault(path, parts)
     if fault:
@@ -33,14 +33,14 @@ def parse(path: str) -> Parts:
 
 
 class Root:
-    """A workspace's directory, held open; nothing reached through it lies outside of it.
+    """A workspace's directory, held open; nothing outside it can be reached through it.
 
-    Links are never followed and mounts never crossed, whoever changes the tree meanwhile. Every
-    verb takes the `Parts` that `parse` made and refuses with a `GatewayError`.
+    Links are never followed and mounts never crossed, even if somebody changes the tree meanwhile. Methods take the
+    `Parts` that `parse` returns and raise `GatewayError`.
     """
 
-    def __init__(self, directory: Path, way: Way | None = None) -> None:
-        self._way = way or best_way()
+    def __init__(self, directory: Path, opener: PathOpener | None = None) -> None:
+        self._opener = opener or choose_opener()
         self._fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
 
     def close(self) -> None:
@@ -55,23 +55,23 @@ class Root:
         self.close()
 
     def stat(self, parts: Parts) -> os.stat_result:
-        """What is there, as itself: a link is a link."""
+        """Return the status of a path without following a link."""
         if not parts:
             return os.fstat(self._fd)
         with self._parent(parts) as parent:
             return os.stat(parts[-1], dir_fd=parent, follow_symlinks=False)
 
     def find(self, parts: Parts) -> Entry | None:
-        """The entry there, or None when there is none."""
+        """Return the entry at a path, or None."""
         try:
             return Entry(parts, self.stat(parts))
         except NotFound:
             return None
 
     def open(self, parts: Parts) -> BinaryIO:
-        """A regular file for reading; anything else is refused without waiting for it."""
-        with refusing(parts):
-            fd = self._way.open(self._fd, parts, READING)
+        """Open a regular file for reading; refuse anything else without blocking on it."""
+        with translate_os_errors(parts):
+            fd = self._opener.open(self._fd, parts, READING)
         try:
             _require_regular(os.fstat(fd), parts)
         except GatewayError:
@@ -80,38 +80,37 @@ class Root:
         return os.fdopen(fd, "rb")
 
     def walk(self, parts: Parts = (), depth: int = ANY_DEPTH, enter: Callable[[Entry], bool] | None = None) -> Walk:
-        """What lies under a directory; `enter` says which directories to go into, all by default."""
-        return Walk(self._way, lambda: self._directory(parts, LISTING), parts, depth, enter or (lambda entry: True))
+        """Walk a directory; `enter` chooses the directories to descend into, all by default."""
+        return Walk(self._opener, lambda: self._directory(parts, LISTING), parts, depth, enter or (lambda entry: True))
 
     def create(self, parts: Parts, content: bytes, mode: int | None = None) -> None:
-        """Write a whole new file; refused when anything is there already."""
+        """Write a new file; refused if the path exists."""
         found = self.find(parts)
         if found is not None and found.kind == "directory":
-            raise os_errors.is_directory(repr(shown(parts)))
-        with self._written(parts, content, mode) as (parent, temporary):
-            self._way.rename_new(parent, temporary, parent, parts[-1])
+            raise os_errors.is_directory(repr(show_path(parts)))
+        with self._temporary_file(parts, content, mode) as (parent, temporary):
+            self._opener.rename_new(parent, temporary, parent, parts[-1])
 
     def replace(
         self, parts: Parts, content: bytes, *, seen: os.stat_result | None = None, mode: int | None = None
     ) -> None:
-        """Write a whole file in one step, keeping the owner and, without a `mode`, the permissions
-        of the one it replaces.
+        """Write a whole file atomically, keeping the owner and, without a `mode`, the permissions of the replaced file.
 
-        With `seen`, refused when the file is no longer the one that was seen.
+        With `seen`, refused if the file has changed since.
         """
         found = self.find(parts)
         if found is not None:
             _require_regular(found.stat, parts)
         _require_same(found, seen, parts)
-        with self._written(parts, content, mode, found) as (parent, temporary):
+        with self._temporary_file(parts, content, mode, found) as (parent, temporary):
             _require_same(self.find(parts), seen, parts)
             os.rename(temporary, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
 
     def make_directories(self, parts: Parts) -> list[Parts]:
-        """Make the directory and those above it; returns the ones that were not there before."""
+        """Create the directory and its parents; return those that did not exist."""
         made: list[Parts] = []
-        with refusing(parts):
-            here = self._way.open(self._fd, (), DIRECTORY)
+        with translate_os_errors(parts):
+            here = self._opener.open(self._fd, (), DIRECTORY)
             for depth in range(1, len(parts) + 1):
                 here, new = self._make_directory(here, parts[:depth])
                 if new:
@@ -120,7 +119,7 @@ class Root:
         return made
 
     def remove(self, parts: Parts, *, seen: os.stat_result | None = None) -> None:
-        """Remove a file, a link as itself, or an empty directory."""
+        """Remove a file, a link (not its target) or an empty directory."""
         with self._parent(parts) as parent:
             found = os.stat(parts[-1], dir_fd=parent, follow_symlinks=False)
             _require_same(Entry(parts, found), seen, parts)
@@ -130,32 +129,32 @@ class Root:
                 os.unlink(parts[-1], dir_fd=parent)
 
     def remove_tree(self, parts: Parts) -> Removed:
-        """Remove a directory with all that is in it, yielding each path that is gone."""
+        """Remove a directory and its content, yielding each removed path."""
         with self._parent(parts) as parent:
-            yield from remove_tree(self._way, parent, parts)
+            yield from remove_tree(self._opener, parent, parts)
 
     def rename(self, source: Parts, target: Parts, *, over: bool = False) -> None:
-        """Give an entry another path. What is at the new one is replaced only with `over`, and never
-        when it is a directory with something in it."""
+        """Rename an entry. An existing target is replaced only with `over`, and never if it is a directory that is not
+        empty."""
         if target[: len(source)] == source:
             where = "itself" if target == source else "a directory inside itself"
-            raise Invalid(f"{shown(source)!r} cannot be moved to {where}; choose another path", code="INVALID_PATH")
-        self.stat(source)  # a missing source is told under its own name
+            raise Invalid(f"{show_path(source)!r} cannot be moved to {where}; choose another path", code="INVALID_PATH")
+        self.stat(source)  # so that a missing source is reported by its own path
         with self._parent(source) as old, self._parent(target) as new:
             if not over:
-                self._way.rename_new(old, source[-1], new, target[-1])
+                self._opener.rename_new(old, source[-1], new, target[-1])
                 return
             try:
                 os.rename(source[-1], target[-1], src_dir_fd=old, dst_dir_fd=new)
-            except NotADirectoryError:  # a directory over something that is none
-                raise os_errors.exists(repr(shown(target))) from None
+            except NotADirectoryError:  # a directory over a file
+                raise os_errors.exists(repr(show_path(target))) from None
 
     @contextmanager
     def _parent(self, parts: Parts) -> Iterator[int]:
         if not parts:
             raise Invalid("the workspace root itself cannot be changed; name something in it", code="INVALID_PATH")
-        with refusing(parts):
-            parent = self._way.open(self._fd, parts[:-1], DIRECTORY)
+        with translate_os_errors(parts):
+            parent = self._opener.open(self._fd, parts[:-1], DIRECTORY)
             try:
                 yield parent
             finally:
@@ -163,24 +162,24 @@ class Root:
 
     def _directory(self, parts: Parts, flags: int) -> int:
         try:
-            return self._way.open(self._fd, parts, flags)
+            return self._opener.open(self._fd, parts, flags)
         except NotADirectoryError:
-            self.stat(parts)  # refuses for what is missing; what is there is no directory
-            raise os_errors.not_a_directory(repr(shown(parts))) from None
+            self.stat(parts)  # raises if it is missing; otherwise it is not a directory
+            raise os_errors.not_a_directory(repr(show_path(parts))) from None
 
     @contextmanager
-    def _written(
+    def _temporary_file(
         self, parts: Parts, content: bytes, mode: int | None, like: Entry | None = None
     ) -> Iterator[tuple[int, str]]:
-        """The content under a temporary name beside `parts`; what is left of it afterwards is removed."""
+        """Write the content under a temporary name beside `parts`; removed afterwards if it still exists."""
         temporary = temporary_name()
         with self._parent(parts) as parent:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             fd = os.open(temporary, flags, 0o666, dir_fd=parent)
             try:
                 with os.fdopen(fd, "wb", buffering=0) as file:
-                    _fill(file.fileno(), content)
-                    _dress(file.fileno(), mode, like)
+                    _write_all(file.fileno(), content)
+                    _set_attributes(file.fileno(), mode, like)
                 yield parent, temporary
             finally:
                 with suppress(FileNotFoundError):
@@ -189,12 +188,12 @@ class Root:
     def _make_directory(self, above: int, parts: Parts) -> tuple[int, bool]:
         try:
             with suppress(FileNotFoundError):
-                return self._way.open(above, parts[-1:], DIRECTORY), False
+                return self._opener.open(above, parts[-1:], DIRECTORY), False
             with suppress(FileExistsError):
                 os.mkdir(parts[-1], dir_fd=above)
-            return self._way.open(above, parts[-1:], DIRECTORY), True
+            return self._opener.open(above, parts[-1:], DIRECTORY), True
         except NotADirectoryError:
-            raise os_errors.not_a_directory(repr(shown(parts))) from None
+            raise os_errors.not_a_directory(repr(show_path(parts))) from None
         finally:
             os.close(above)
 
@@ -203,22 +202,22 @@ def _fault(path: str, parts: Parts) -> str | None:
     if path.startswith("/"):
         return "is an absolute path"
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in path):
-        return "has a control character or half a surrogate pair in it"
+        return "contains a control character or a lone surrogate"
     if ".." in parts:
-        return "has '..' in it"
+        return "contains '..'"
     if len(parts) > DEPTH_LIMIT:
         return f"is deeper than {DEPTH_LIMIT} directories"
     if len(path.encode()) > PATH_LIMIT or any(len(part.encode()) > NAME_LIMIT for part in parts):
         return f"is longer than {PATH_LIMIT} bytes, or {NAME_LIMIT} in one name"
     if any(part.startswith(TEMPORARY) for part in parts):
-        return f"has a name beginning with {TEMPORARY!r}, which is kept for files being written"
+        return f"has a name beginning with {TEMPORARY!r}, which is reserved for files being written"
     return None
 
 
 def _require_regular(found: os.stat_result, parts: Parts) -> None:
     if stat.S_ISREG(found.st_mode):
         return
-    path = repr(shown(parts))
+    path = repr(show_path(parts))
     if stat.S_ISDIR(found.st_mode):
         raise os_errors.is_directory(path)
     raise os_errors.is_link(path) if stat.S_ISLNK(found.st_mode) else os_errors.not_a_file(path)
@@ -227,21 +226,21 @@ def _require_regular(found: os.stat_result, parts: Parts) -> None:
 def _require_same(found: Entry | None, seen: os.stat_result | None, parts: Parts) -> None:
     if seen is None or (found is not None and _version(found.stat) == _version(seen)):
         return
-    raise Conflict(f"{shown(parts)!r} was changed by someone else meanwhile; read it again and repeat the change")
+    raise Conflict(f"{show_path(parts)!r} was changed by somebody else; read it again and repeat the change")
 
 
 def _version(found: os.stat_result) -> tuple[int, int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _fill(fd: int, content: bytes) -> None:
+def _write_all(fd: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
 
 
-def _dress(fd: int, mode: int | None, like: Entry | None) -> None:
-    """Permissions and, where we may, owner of the file that is replaced."""
+def _set_attributes(fd: int, mode: int | None, like: Entry | None) -> None:
+    """Set the permissions and, if permitted, the owner of the replaced file."""
     if like is not None:
         with suppress(PermissionError):
             os.fchown(fd, like.stat.st_uid, like.stat.st_gid)

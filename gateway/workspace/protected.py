@@ -1,4 +1,4 @@
-"""Files in a person's own folder that other programs on the machine obey, found at any depth."""
+"""Protected files of an attached folder: files that other programs execute or obey, found at any depth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.errors import Unavailable
 from gateway.workspace.folder_access import restore_access_below
 from gateway.workspace.openat import LISTING
 
-# Names of files, or of directories with all that is in them, wherever they are in a folder.
+# Names of files, and of directories with all their content, at any depth.
 PROTECTED_NAMES = frozenset(
     {
         ".git",  # hooks, and settings that name programs
@@ -31,7 +31,7 @@ PROTECTED_NAMES = frozenset(
     }
 )
 
-# Of a repository only what names programs to run, or other places that do. A program may change the rest of it.
+# The parts of a repository that name programs to run, or other places that do. The rest may change.
 _REPOSITORY = {
     ".git": (
         "hooks",
@@ -44,25 +44,25 @@ _REPOSITORY = {
     ".hg": ("hgrc",),
 }
 
-# Many packages bring folders of editors, which obey them only in a folder that somebody opens as a project.
+# Many packages contain editor folders, which editors only obey in a folder that is open_directory as a project.
 _IN_PACKAGES = PROTECTED_NAMES - {".vscode", ".idea"}
 
 _PACKAGES = ("node_modules", "site-packages")
 
-# Protected files and directories of a folder; with more of them a call is refused.
+# Protected files and directories of a folder; a call is refused if there are more.
 FILES_LIMIT = 1000
 
-# Protected paths that are mounted; the others are copied. Bubblewrap takes longer by the square of them: 0.1 s for
-# 10, 1 s for 40, 5 s for 130.
+# Protected paths that are mounted; the others are copied. Bubblewrap's time grows with the square of their number:
+# 0.1 s for 10, 1 s for 40, 5 s for 130.
 MOUNTS_LIMIT = 16
 
 DEPTH_LIMIT = 100
-# What is gone meanwhile, or another user's own.
-PASSED_OVER = (FileNotFoundError, NotADirectoryError, PermissionError)
+# Raised for a path that is gone meanwhile, or that belongs to another user.
+SKIPPED_ERRORS = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
 class ProtectedFile(NamedTuple):
-    """A protected file or directory. One that is not `whole` is a repository, of which only parts are protected."""
+    """A protected file or directory. If it is not `whole`, it is a repository of which only parts are protected."""
 
     path: str
     whole: bool
@@ -77,36 +77,35 @@ Protected = tuple[ProtectedFile, ...]
 
 
 def find_protected(folder: Path) -> Protected:
-    """Every protected file of a folder as it is now. Nothing is left out: neither what git ignores nor what lies on
-    another file system. No link is followed. Blocks."""
+    """Find every protected file of a folder, including files that git ignores and other file systems. Follows no link.
+    Blocks."""
     found: list[ProtectedFile] = []
     too_deep: list[str] = []
-    with opened_top(folder) as top:
+    with open_folder(folder) as top:
         find_below(top, found, too_deep)
     if len(found) > FILES_LIMIT:
         raise Unavailable(
-            f"the folder {str(folder)!r} has {len(found)} files that other programs obey (such as .git/hooks and "
-            f".vscode, nested ones too), and more than {FILES_LIMIT} cannot be protected; attach a folder deeper down",
+            f"the folder {str(folder)!r} has {len(found)} protected files (such as .git/hooks and .vscode, "
+            f"nested ones too), and more than {FILES_LIMIT} cannot be protected; attach a folder deeper down",
             code="TOO_MANY_PROTECTED_FILES",
         )
     if too_deep:
         raise Unavailable(
-            f"{too_deep[0][:200]!r}… lies more than {DEPTH_LIMIT} folders deep, where protected files are not looked "
-            "for; remove it, or attach a folder deeper down",
+            f"{too_deep[0][:200]!r}… is nested more than {DEPTH_LIMIT} folders deep, where protected files are not "
+            "searched; remove it, or attach a folder deeper down",
             code="TOO_DEEP",
         )
     return tuple(sorted(found))
 
 
-def mounted(before: Protected, approved: Sequence[str]) -> tuple[str, ...]:
-    """The paths to be mounted read-only: the first of them from the top down, but those in which something is approved
-    to change."""
-    fitting = [each.path for each in before if each.mountable and not opens(approved, each.path)]
+def paths_to_mount(before: Protected, approved: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths to mount read-only: the topmost ones, except those in which a change is approved."""
+    fitting = [each.path for each in before if each.mountable and not touches_approved(approved, each.path)]
     return tuple(sorted(fitting, key=lambda path: path.count("/"))[:MOUNTS_LIMIT])
 
 
 def relative(folder: Path, paths: Sequence[str], inside: str) -> tuple[str, ...]:
-    """Paths as they are in the folder, which a program finds under `inside`; those that lie elsewhere are left out."""
+    """Return paths relative to the folder, which a program sees as `inside`; paths elsewhere are left out."""
     named = []
     for path in paths:
         for top in (inside, str(folder), str(folder.resolve())):
@@ -119,7 +118,7 @@ def relative(folder: Path, paths: Sequence[str], inside: str) -> tuple[str, ...]
 
 
 @contextmanager
-def opened_top(folder: Path) -> Iterator[int]:
+def open_folder(folder: Path) -> Iterator[int]:
     top = os.open(folder, LISTING & ~os.O_NOFOLLOW)
     try:
         yield top
@@ -135,7 +134,7 @@ def find_below(
     depth: int = 0,
     names: Collection[str] = PROTECTED_NAMES,
 ) -> None:
-    """Add what is found below a directory; every call walks all of a folder twice, so it does no more than it must."""
+    """Add the protected files below a directory. Every call walks the whole folder twice, so this is kept fast."""
     if depth > DEPTH_LIMIT:
         too_deep.append(base)
         return
@@ -152,7 +151,7 @@ def find_below(
         try:
             inner = os.open(name, LISTING, dir_fd=directory)
         except PermissionError:
-            with suppress(*PASSED_OVER), opened(directory, name) as closed:
+            with suppress(*SKIPPED_ERRORS), open_directory(directory, name) as closed:
                 find_below(closed, found, too_deep, f"{base}{name}/", depth + 1, inside)
             continue
         except (FileNotFoundError, NotADirectoryError):
@@ -164,21 +163,21 @@ def find_below(
 
 
 def _look(directory: int, base: str, name: str) -> Iterator[ProtectedFile]:
-    found = stat_of(directory, name)
+    found = stat_if_exists(directory, name)
     if found is None:
         return
     if name.lower() in _REPOSITORY and stat.S_ISREG(found.st_mode) and not found.st_size:
-        return  # leads nowhere; package managers mark caches so
+        return  # an empty marker file, as package managers write into caches
     inner = _REPOSITORY.get(name.lower()) if stat.S_ISDIR(found.st_mode) else None
     yield ProtectedFile(base + name, inner is None, stat.S_IFMT(found.st_mode))
     for each in inner or ():
-        if (part := stat_of(directory, f"{name}/{each}")) is not None:
+        if (part := stat_if_exists(directory, f"{name}/{each}")) is not None:
             yield ProtectedFile(f"{base}{name}/{each}", True, stat.S_IFMT(part.st_mode))
 
 
 @contextmanager
-def opened(directory: int, name: str) -> Iterator[int]:
-    """A directory, also one that its owner may not list: what is in it can be obeyed all the same."""
+def open_directory(directory: int, name: str) -> Iterator[int]:
+    """Open a directory, making it listable for the moment if its owner has no permission."""
     try:
         inner = os.open(name, LISTING, dir_fd=directory)
     except PermissionError:
@@ -198,18 +197,18 @@ def opened(directory: int, name: str) -> Iterator[int]:
         os.close(inner)
 
 
-def covers(approved: Sequence[str], path: str) -> bool:
+def is_approved(approved: Sequence[str], path: str) -> bool:
     """Return whether a path, or a directory it lies in, is approved to change."""
     folded = f"{path}/".lower()
     return any(folded.startswith(f"{each}/".lower()) for each in approved)
 
 
-def opens(approved: Sequence[str], path: str) -> bool:
-    """The same, or something in it is."""
-    return covers(approved, path) or any(f"{each}/".lower().startswith(f"{path}/".lower()) for each in approved)
+def touches_approved(approved: Sequence[str], path: str) -> bool:
+    """Return whether a path, a directory above it, or something in it is approved to change."""
+    return is_approved(approved, path) or any(f"{each}/".lower().startswith(f"{path}/".lower()) for each in approved)
 
 
-def stat_of(directory: int, name: str) -> os.stat_result | None:
+def stat_if_exists(directory: int, name: str) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):

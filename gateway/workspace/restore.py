@@ -1,4 +1,4 @@
-"""Carrying out a plan on disk: by descriptors, whole files, nothing followed, nothing taken that moved meanwhile."""
+"""Restoring a tree into a folder: a plan of steps, and its execution through descriptors, without following links."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import NamedTuple
 from gateway.errors import Conflict, Invalid
 from gateway.workspace.blobs import BlobStore, copy
 from gateway.workspace.index import File, Index
-from gateway.workspace.openat import DIRECTORY, LISTING, Parts, Way, exchange
-from gateway.workspace.os_errors import refusing, shown
+from gateway.workspace.openat import DIRECTORY, LISTING, Parts, PathOpener, exchange
+from gateway.workspace.os_errors import show_path, translate_os_errors
 from gateway.workspace.remove_tree import temporary_name
 from gateway.workspace.snapshot import ODD
 from gateway.workspace.tree import (
@@ -35,7 +35,7 @@ from gateway.workspace.walk import TEMPORARY
 
 
 class Content(NamedTuple):
-    """What is to be at a path."""
+    """The content and kind of a path in the target."""
 
     digest: str
     kind: str
@@ -43,30 +43,30 @@ class Content(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in their order; a step that a crash has already taken is taken again without harm."""
+    """Steps of a restore in order. Repeating a step is harmless."""
 
-    # All of it, as a change of the tree.
+    # The whole restore as a change of the tree.
     patch: Patch
-    # Files and links that go.
+    # Files and links to remove.
     removed: tuple[Parts, ...]
-    # Pipes, sockets and devices where something else is to be.
+    # Pipes, sockets and devices in the way.
     obstacles: tuple[Parts, ...]
-    # Directories that may go when nothing is left in them, deepest first.
+    # Directories to remove if they are empty, deepest first.
     emptied: tuple[Parts, ...]
-    # Those of them in whose place a file comes.
+    # Those of them that a file replaces.
     cleared: frozenset[Parts]
-    # Directories something is going to be in.
+    # Directories that will contain something.
     kept: frozenset[Parts]
     written: Mapping[Parts, Content]
-    # Directories with nothing in them.
+    # Empty directories to create.
     made: tuple[Parts, ...]
 
 
 def plan(index: Index, target: Tree) -> Plan:
-    """How to get from what `index` saw to `target`.
+    """Plan the steps from the state of `index` to `target`.
 
-    Refused as INVALID_PATH when the target cannot be a directory, and as a conflict when something
-    that is in no version, an ignored file for one, is where the target has something else.
+    Refused as INVALID_PATH if the target is inconsistent, and as a conflict if something that is in no version, such
+    as an ignored file, is in the way.
     """
     current = index.tree
     patch = diff(current, target)
@@ -81,7 +81,7 @@ def plan(index: Index, target: Tree) -> Plan:
         for path, parts in named.items()
         if path in target.files
     }
-    cleared = _cleared(index, written, set(removed))
+    cleared = _directories_to_clear(index, written, set(removed))
     wanted = {above for parts in named.values() for above in _above(parts)} | {named[path] for path in made}
     emptied = {*(parts[:-1] for parts in removed), *dropped, *cleared} - wanted - {()}
     return Plan(
@@ -105,18 +105,18 @@ def _require_empty(target: Tree, paths: list[str]) -> None:
             raise Invalid(f"the version has {path!a} as an empty directory with something in it", code="INVALID_PATH")
 
 
-def _cleared(index: Index, written: Iterable[Parts], removed: AbstractSet[Parts]) -> set[Parts]:
-    """Every directory at or below a path where a file is to be; all that is in them must be going."""
+def _directories_to_clear(index: Index, written: Iterable[Parts], removed: AbstractSet[Parts]) -> set[Parts]:
+    """Return every directory at or below a path that a file replaces; all their content must be removed by the plan."""
     tops = {"/".join(parts) for parts in written} & index.folders.keys()
     folders = [folder for folder in index.folders.values() if tops and _is_at_or_below(folder.path, tops)]
     for folder in folders:
         parts = tuple(folder.path.split("/"))
         staying = [*folder.ignored, *(name for name, reason in folder.skipped.items() if reason != ODD)]
         if staying:
-            raise _occupied((*parts, staying[0]))
+            raise _occupied_error((*parts, staying[0]))
         for name in folder.files:
             if (*parts, name) not in removed:
-                raise Invalid(f"the version has a file {shown(parts)!r} and something in it", code="INVALID_PATH")
+                raise Invalid(f"the version has a file {show_path(parts)!r} and something in it", code="INVALID_PATH")
     return {tuple(folder.path.split("/")) for folder in folders}
 
 
@@ -125,14 +125,14 @@ def _is_at_or_below(path: str, tops: AbstractSet[str]) -> bool:
 
 
 def _obstacles(index: Index, paths: Iterable[Parts]) -> Iterator[Parts]:
-    """What is on the way to a path and is in no version: removed when it holds nothing, else a conflict."""
+    """Yield pipes, sockets and devices in the way of a path; anything else that is in no version is a conflict."""
     for place in {parts[:depth] for parts in paths for depth in range(1, len(parts) + 1)}:
         folder = index.folders.get("/".join(place[:-1]))
         if folder is None:
             continue
         reason = folder.skipped.get(place[-1])
         if place[-1] in folder.ignored or reason not in (None, ODD):
-            raise _occupied(place)
+            raise _occupied_error(place)
         if reason is not None:
             yield place
 
@@ -141,22 +141,22 @@ def _above(parts: Parts) -> Iterator[Parts]:
     return (parts[:depth] for depth in range(1, len(parts)))
 
 
-def _occupied(parts: Parts) -> Conflict:
+def _occupied_error(parts: Parts) -> Conflict:
     return Conflict(
-        f"{shown(parts)!r} is in the way of the version to restore, and in no version itself (it is ignored or "
-        "not readable); move it away first",
+        f"{show_path(parts)!r} is in the way of the restore and in no version (it is ignored or not readable); "
+        "move it away first",
         code="UNVERSIONED_FILE",
-        path=shown(parts),
+        path=show_path(parts),
     )
 
 
-_HELD = 256  # files whose space is still taken; beyond that it is given back on the spot
+_HELD = 256  # files kept open; beyond that the space is freed immediately
 _HOLD = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class DeferredUnlink:
-    """Unlinks files. To give back the space of one takes longer than all else about it, and waits until
-    its last descriptor is closed; a crash before that costs nothing, since the system does it then."""
+    """Unlinks files, but frees their space in the background: that is the slowest part, and it waits until the last
+    descriptor is closed. After a crash the system does it."""
 
     def __init__(self) -> None:
         self._held: list[int] = []
@@ -166,10 +166,10 @@ class DeferredUnlink:
             self._held.append(os.open(name, _HOLD, dir_fd=parent))
         os.unlink(name, dir_fd=parent)
 
-    def finish(self) -> None:
-        """Let go of all of them, in the background."""
+    def flush(self) -> None:
+        """Close all descriptors in a background thread."""
         if self._held:
-            threading.Thread(target=_close, args=(self._held,), name="farewell", daemon=True).start()
+            threading.Thread(target=_close, args=(self._held,), name="deferred-unlink", daemon=True).start()
             self._held = []
 
 
@@ -187,23 +187,23 @@ _STAYS = {*_NOT_EMPTY, errno.ENOTDIR, errno.ELOOP, errno.EBUSY}
 
 
 class Restore:
-    """Changes one directory; `index` is what was seen of it just before."""
+    """Restores one directory; `index` is its state just before."""
 
-    def __init__(self, root: int, way: Way, blobs: BlobStore, index: Index) -> None:
+    def __init__(self, root: int, opener: PathOpener, blobs: BlobStore, index: Index) -> None:
         self._root = root
-        self._way = way
+        self._opener = opener
         self._blobs = blobs
         self._index = index
-        self._farewell = DeferredUnlink()
+        self._unlinks = DeferredUnlink()
 
     def run(self, plan: Plan) -> dict[Parts, File]:
-        """What was written, as it is on disk now."""
+        """Carry out the plan; return the written files as they are on disk."""
         try:
-            return self._carried_out(plan)
+            return self._run_steps(plan)
         finally:
-            self._farewell.finish()
+            self._unlinks.flush()
 
-    def _carried_out(self, plan: Plan) -> dict[Parts, File]:
+    def _run_steps(self, plan: Plan) -> dict[Parts, File]:
         for directory, removed in _by_directory(plan.removed):
             self._remove(directory, removed)
         for directory, obstacles in _by_directory(plan.obstacles):
@@ -211,22 +211,22 @@ class Restore:
         self._remove_emptied(plan)
         written: dict[Parts, File] = {}
         for directory, paths in _by_directory(plan.written):
-            with self._made(directory) as parent:
+            with self._make_directory(directory) as parent:
                 for parts in paths:
                     written[parts] = self._write(parent, parts, plan.written[parts])
         for parts in plan.made:
-            with self._made(parts):
+            with self._make_directory(parts):
                 pass
         return written
 
     def _remove(self, directory: Parts, removed: list[Parts]) -> None:
-        with refusing(directory), suppress(FileNotFoundError), self._opened(directory) as parent:
+        with translate_os_errors(directory), suppress(FileNotFoundError), self._open_directory(directory) as parent:
             for parts in removed:
                 if self._require_unmoved(parent, parts):
-                    self._farewell.unlink(parent, parts[-1])
+                    self._unlinks.unlink(parent, parts[-1])
 
     def _remove_odd(self, directory: Parts, names: list[str]) -> None:
-        with refusing(directory), suppress(FileNotFoundError), self._opened(directory) as parent:
+        with translate_os_errors(directory), suppress(FileNotFoundError), self._open_directory(directory) as parent:
             for name in names:
                 if _is_odd(parent, name):
                     os.unlink(name, dir_fd=parent)
@@ -238,8 +238,8 @@ class Restore:
                 directory = directory[:-1]
 
     def _remove_directory(self, parts: Parts, cleared: frozenset[Parts]) -> bool:
-        """Whether the directory is gone; it stays when something is in it that is not ours to remove."""
-        with refusing(parts), suppress(FileNotFoundError), self._opened(parts[:-1]) as parent:
+        """Remove a directory; False if it contains something that must stay."""
+        with translate_os_errors(parts), suppress(FileNotFoundError), self._open_directory(parts[:-1]) as parent:
             try:
                 os.rmdir(parts[-1], dir_fd=parent)
             except OSError as error:
@@ -249,8 +249,8 @@ class Restore:
         return True
 
     def _remove_leftovers(self, parent: int, parts: Parts, odd_too: bool) -> bool:
-        """Remove a directory in which only files are that an interrupted writer left, or `odd_too`."""
-        directory = self._way.open(parent, parts[-1:], LISTING)
+        """Remove a directory that contains only leftovers of interrupted writers or, with `odd_too`, special files."""
+        directory = self._opener.open(parent, parts[-1:], LISTING)
         try:
             with os.scandir(directory) as entries:
                 names = [entry.name for entry in entries]
@@ -264,13 +264,13 @@ class Restore:
         return True
 
     def _write(self, parent: int, parts: Parts, content: Content) -> File:
-        with refusing(parts):
+        with translate_os_errors(parts):
             replaced = _stat(parent, parts[-1]) if self._index.find(parts) else None
             try:
                 write = self._write_link if content.kind == LINK else self._write_file
-                return File.seen(write(parent, parts, content, replaced), content.digest, _ALWAYS_RACY)
+                return File.from_stat(write(parent, parts, content, replaced), content.digest, _ALWAYS_RACY)
             except FileExistsError:
-                raise _moved(parts) from None
+                raise _changed_error(parts) from None
 
     def _write_link(
         self, parent: int, parts: Parts, content: Content, replaced: os.stat_result | None
@@ -279,7 +279,7 @@ class Restore:
         with self._blobs.open(content.digest) as blob:
             target = blob.read(_LINK_LIMIT)
             if not target or b"\0" in target or blob.read(1):
-                raise Invalid(f"{shown(parts)!r} is a link in the version, but to no path", code="INVALID_PATH")
+                raise Invalid(f"{show_path(parts)!r} is a link in the version, but to no path", code="INVALID_PATH")
         os.symlink(target, name, dir_fd=parent)
         with _removed_on_failure(parent, name):
             self._place(parent, name, parts)
@@ -288,51 +288,51 @@ class Restore:
     def _write_file(
         self, parent: int, parts: Parts, content: Content, replaced: os.stat_result | None
     ) -> os.stat_result:
-        """In place where nothing is, since a crash is made good by doing it again; else beside it and renamed."""
+        """Write a new file in place, since a crash is repaired by repeating it; replace an existing one by rename."""
         name = temporary_name() if replaced else parts[-1]
         with self._blobs.open(content.digest) as blob:
             fd = os.open(name, _NEW, 0o666, dir_fd=parent)
             try:
                 with _removed_on_failure(parent, name):
                     copy(blob, fd)
-                    _dress(fd, content.kind, replaced)
+                    _set_attributes(fd, content.kind, replaced)
                     self._place(parent, name, parts)
                     return os.fstat(fd)
             finally:
                 os.close(fd)
 
     def _place(self, parent: int, name: str, parts: Parts) -> None:
-        """Give what was written its name. What had it is looked at once more after it is out of the way."""
+        """Rename the written file to its name. The replaced file is checked once more after the exchange."""
         if name == parts[-1]:
             return
         if not self._require_unmoved(parent, parts) or not exchange(parent, name, parts[-1]):
             os.rename(name, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
             return
         replaced, known = _stat(parent, name), self._index.find(parts)
-        if replaced is None or known is None or not known.renamed(replaced):
+        if replaced is None or known is None or not known.same_after_rename(replaced):
             exchange(parent, name, parts[-1])
-            raise _moved(parts)
-        self._farewell.unlink(parent, name)
+            raise _changed_error(parts)
+        self._unlinks.unlink(parent, name)
 
     def _require_unmoved(self, parent: int, parts: Parts) -> bool:
-        """Whether the file is still there; refused when it is no longer the one that a version holds."""
+        """Return whether the file exists; refused if it is no longer the one that a version has."""
         found = _stat(parent, parts[-1])
         known = self._index.find(parts)
         if found is not None and (known is None or not known.same(found)):
-            raise _moved(parts)
+            raise _changed_error(parts)
         return found is not None
 
     @contextmanager
-    def _opened(self, parts: Parts) -> Iterator[int]:
-        directory = self._way.open(self._root, parts, DIRECTORY)
+    def _open_directory(self, parts: Parts) -> Iterator[int]:
+        directory = self._opener.open(self._root, parts, DIRECTORY)
         try:
             yield directory
         finally:
             os.close(directory)
 
     @contextmanager
-    def _made(self, parts: Parts) -> Iterator[int]:
-        with refusing(parts):
+    def _make_directory(self, parts: Parts) -> Iterator[int]:
+        with translate_os_errors(parts):
             directory = self._make(parts)
         try:
             yield directory
@@ -343,7 +343,7 @@ class Restore:
         missing = list[str]()
         while True:
             try:
-                here = self._way.open(self._root, parts[: len(parts) - len(missing)], DIRECTORY)
+                here = self._opener.open(self._root, parts[: len(parts) - len(missing)], DIRECTORY)
                 break
             except FileNotFoundError:
                 if len(missing) == len(parts):
@@ -354,14 +354,14 @@ class Restore:
             try:
                 with suppress(FileExistsError):
                     os.mkdir(name, dir_fd=above)
-                here = self._way.open(above, (name,), DIRECTORY)
+                here = self._opener.open(above, (name,), DIRECTORY)
             finally:
                 os.close(above)
         return here
 
 
 def _by_directory(paths: Iterable[Parts]) -> list[tuple[Parts, list[Parts]]]:
-    """Paths under the directory they are in, those above before those below."""
+    """Group paths by their directory, parents first."""
     grouped: dict[Parts, list[Parts]] = {}
     for parts in paths:
         grouped.setdefault(parts[:-1], []).append(parts)
@@ -378,8 +378,8 @@ def _removed_on_failure(parent: int, name: str) -> Iterator[None]:
         raise
 
 
-def _dress(fd: int, kind: str, replaced: os.stat_result | None) -> None:
-    """Whether it can be executed, and the rest as it was with the file it replaces."""
+def _set_attributes(fd: int, kind: str, replaced: os.stat_result | None) -> None:
+    """Set the executable bits for `kind`; take other permissions and the owner from the replaced file."""
     found = os.fstat(fd)
     mode = found.st_mode & _PERMISSIONS
     if replaced is not None and stat.S_ISREG(replaced.st_mode):
@@ -404,5 +404,5 @@ def _stat(parent: int, name: str) -> os.stat_result | None:
         return None
 
 
-def _moved(parts: Parts) -> Conflict:
-    return Conflict(f"{shown(parts)!r} was changed by someone else while a version was restored; try again")
+def _changed_error(parts: Parts) -> Conflict:
+    return Conflict(f"{show_path(parts)!r} was changed by somebody else during the restore; try again")

@@ -1,4 +1,4 @@
-"""Looking at a workspace: a stat for every file, a listing for every directory that moved, a read for what changed."""
+"""Scanning a workspace: a stat of every file, a listing of every changed directory, a read of every changed file."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from typing import Any, BinaryIO, Protocol
 from gateway.workspace.blobs import BlobStore
 from gateway.workspace.folder_access import restore_access_below, restore_access_open
 from gateway.workspace.index import RACY_NANOSECONDS, File, Folder, Index, Stamp, change_times, stamp_of
-from gateway.workspace.openat import DIRECTORY, LISTING, READING, Parts, Way
-from gateway.workspace.os_errors import refusal
+from gateway.workspace.openat import DIRECTORY, LISTING, READING, Parts, PathOpener
+from gateway.workspace.os_errors import to_gateway_error
 from gateway.workspace.remove_tree import temporary_name
 from gateway.workspace.walk import TEMPORARY
 
 ODD = "a pipe, socket or device"
 UNREADABLE = "not readable by the gateway"
-ELSEWHERE = "on another file system, or too deep"
+UNREACHABLE = "on another file system, or too deep"
 
 # A file, why it was skipped, or None when it is gone.
-Finding = File | str | None
+ScanResult = File | str | None
 
 _ATTEMPTS = 3
 _UNKNOWN_CLOCK = 2_000_000_000
 _VANISHED = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-_CLOSED = {
+_INACCESSIBLE = {
     errno.EACCES: UNREADABLE,
     errno.EPERM: UNREADABLE,
-    errno.EXDEV: ELSEWHERE,
-    errno.ENAMETOOLONG: ELSEWHERE,
+    errno.EXDEV: UNREACHABLE,
+    errno.ENAMETOOLONG: UNREACHABLE,
 }
 
-_HELD = 16  # directories open at once, one in another
+_OPEN_LIMIT = 16  # nested directories open at once
 
 
-class Rules(Protocol):
-    """What is left out of a directory; `key` is equal for equal rules, now and in another process."""
+class IgnoreRules(Protocol):
+    """The ignore rules in a directory; equal rules have equal keys, also in other processes."""
 
     @property
     def key(self) -> str: ...
@@ -51,34 +51,39 @@ class Rules(Protocol):
     def ignores(self, path: str, is_directory: bool) -> bool: ...
 
 
-class Ignore(Protocol):
-    """What is left out of a workspace, found out from it as it is at the moment."""
+class IgnoreSource(Protocol):
+    """Finds the ignore rules of each directory as it is now."""
 
-    def inside(self, above: Any, path: str, directory: int, way: Way) -> Rules | None:
-        """The rules in the directory `path`, which is open, given those of the one above it."""
+    def inside(self, above: Any, path: str, directory: int, opener: PathOpener) -> IgnoreRules | None:
+        """Return the rules in the open directory `path`, given those of the directory above."""
         ...
 
 
 def scan(
-    root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | None = None, *, ours: bool = False
+    root: int,
+    opener: PathOpener,
+    blobs: BlobStore,
+    known: Index,
+    ignore: IgnoreSource | None = None,
+    *,
+    ours: bool = False,
 ) -> Index:
-    """The workspace as it is now, every content of it put into `blobs`.
+    """Scan the workspace and put every content into `blobs`.
 
-    Nothing is followed or waited for. What cannot be read is noted as skipped; `known` is what an
-    earlier scan of the same directory returned, and saves reading what has not moved. When all is
-    `ours`, directories that lock us out are opened again.
+    Follows no link and never blocks on a file. Unreadable files are recorded as skipped. `known` is the result of an
+    earlier scan and saves reading unchanged files. With `ours`, inaccessible directories become accessible again.
     """
-    folders = _Scan(root, way, blobs, known, ignore, ours).folders()
+    folders = _Scan(root, opener, blobs, known, ignore, ours).folders()
     if len(folders) == len(known.folders) and all(known.folders.get(path) is folders[path] for path in folders):
-        return known  # with the tree it has already put together
-    return known.followed_by(folders)
+        return known  # its tree is already computed
+    return known.derive(folders)
 
 
 def file_clock(root: int) -> int:
-    """The time the file system of `root` puts on a file written now; its clock need not be ours."""
+    """Return the time stamp that the file system of `root` gives a file now; its clock may differ from ours."""
     try:
         probe = _open_probe(root)
-    except OSError:  # read-only, so that only someone else can write, by a clock we do not know
+    except OSError:  # read-only: only others can write, by an unknown clock
         return time.time_ns() - _UNKNOWN_CLOCK
     try:
         return os.fstat(probe).st_mtime_ns
@@ -87,9 +92,11 @@ def file_clock(root: int) -> int:
 
 
 class _Scan:
-    def __init__(self, root: int, way: Way, blobs: BlobStore, known: Index, ignore: Ignore | None, ours: bool) -> None:
+    def __init__(
+        self, root: int, opener: PathOpener, blobs: BlobStore, known: Index, ignore: IgnoreSource | None, ours: bool
+    ) -> None:
         self._root = root
-        self._way = way
+        self._opener = opener
         self._blobs = blobs
         self._known = known.folders
         self._ignore = ignore
@@ -97,9 +104,9 @@ class _Scan:
         self._limit = file_clock(root) - RACY_NANOSECONDS
 
     def folders(self) -> dict[str, Folder]:
-        """Every directory, those above before those below."""
+        """Return every directory, parents first."""
         found: dict[str, Folder] = {}
-        pending: list[tuple[str, Rules | None]] = [("", None)]
+        pending: list[tuple[str, IgnoreRules | None]] = [("", None)]
         while pending:
             path, rules = pending.pop()
             self._enter(self._root, tuple(path.split("/")) if path else (), path, rules, found, pending)
@@ -110,53 +117,53 @@ class _Scan:
         above: int,
         parts: Parts,
         path: str,
-        rules: Rules | None,
+        rules: IgnoreRules | None,
         found: dict[str, Folder],
-        pending: list[tuple[str, Rules | None]],
+        pending: list[tuple[str, IgnoreRules | None]],
         depth: int = 0,
     ) -> None:
-        """A directory and what is below it, each opened from the one above; what lies too deep for so many
-        open ones is left `pending`."""
+        """Scan a directory and those below it, each opened from its parent; directories too deep for the number of open
+        descriptors are added to `pending`."""
         try:
             directory = self._open(above, parts)
         except OSError as error:
-            _note_closed(found, path, error)
+            _record_inaccessible(found, path, error)
             return
         try:
             if self._ignore is not None:
-                rules = self._ignore.inside(rules, path, directory, self._way)
+                rules = self._ignore.inside(rules, path, directory, self._opener)
             folder = found[path] = self._visit(directory, path, rules)
             for name in folder.folders:
-                if depth == _HELD:
+                if depth == _OPEN_LIMIT:
                     pending.append((folder.below(name), rules))
                 else:
                     self._enter(directory, (name,), folder.below(name), rules, found, pending, depth + 1)
-        except OSError as error:  # it may be listed but not entered, or is gone
+        except OSError as error:  # it can be listed but not entered, or is gone
             found.pop(path, None)
-            _note_closed(found, path, error)
+            _record_inaccessible(found, path, error)
         finally:
             os.close(directory)
 
     def _open(self, above: int, parts: Parts) -> int:
         try:
-            directory = self._way.open(above, parts, LISTING)
+            directory = self._opener.open(above, parts, LISTING)
         except PermissionError:
             if not self._ours or not parts:
                 raise
             self._restore(above, parts)
-            directory = self._way.open(above, parts, LISTING)
+            directory = self._opener.open(above, parts, LISTING)
         if self._ours:
             restore_access_open(directory)
         return directory
 
     def _restore(self, above: int, parts: Parts) -> None:
-        parent = self._way.open(above, parts[:-1], DIRECTORY)
+        parent = self._opener.open(above, parts[:-1], DIRECTORY)
         try:
             restore_access_below(parent, parts[-1])
         finally:
             os.close(parent)
 
-    def _visit(self, directory: int, path: str, rules: Rules | None) -> Folder:
+    def _visit(self, directory: int, path: str, rules: IgnoreRules | None) -> Folder:
         known = self._known.get(path)
         found = os.fstat(directory)
         stamp = found.st_mtime_ns, found.st_ctime_ns, found.st_ino
@@ -165,15 +172,15 @@ class _Scan:
             if known.stamp == stamp:
                 return self._recheck(directory, known)
             if known.names == _names(directory):
-                trusted = replace(known, stamp=self._trusted(found, stamp), mode=mode)
+                trusted = replace(known, stamp=self._trusted_stamp(found, stamp), mode=mode)
                 return self._reread(directory, trusted, known.files)
-        return self._list(directory, Folder(path, self._trusted(found, stamp), rules=key, mode=mode), rules)
+        return self._list(directory, Folder(path, self._trusted_stamp(found, stamp), rules=key, mode=mode), rules)
 
-    def _trusted(self, found: os.stat_result, stamp: Stamp) -> Stamp | None:
+    def _trusted_stamp(self, found: os.stat_result, stamp: Stamp) -> Stamp | None:
         return None if max(found.st_mtime_ns, found.st_ctime_ns) >= self._limit else stamp
 
     def _recheck(self, directory: int, folder: Folder) -> Folder:
-        """A directory in which no name came or went: the change time of each file it had."""
+        """Compare the change times of a directory whose names are unchanged."""
         shown = change_times(directory, folder.encoded_names)
         if shown == folder.change_times:
             return folder
@@ -183,15 +190,15 @@ class _Scan:
         return self._reread(directory, folder, [name for name, *was, now, then in rows if was != [now, then]])
 
     def _reread(self, directory: int, folder: Folder, names: Iterable[str]) -> Folder:
-        """A directory with the names it had, and those of them read that have moved."""
-        moved = _moved(directory, {name: folder.files[name] for name in names})
-        if not moved:
+        """Read again those of the named files that have changed."""
+        changed = _find_changed(directory, {name: folder.files[name] for name in names})
+        if not changed:
             return folder
-        return _with_findings(folder, {name: self._read(directory, name, moved[name]) for name in moved})
+        return _with_findings(folder, {name: self._read(directory, name, changed[name]) for name in changed})
 
-    def _list(self, directory: int, folder: Folder, rules: Rules | None) -> Folder:
+    def _list(self, directory: int, folder: Folder, rules: IgnoreRules | None) -> Folder:
         known = self._known.get(folder.path, folder).files
-        folders, ignored, findings = [], [], dict[str, Finding]()
+        folders, ignored, findings = [], [], dict[str, ScanResult]()
         with os.scandir(directory) as entries:
             for entry in entries:
                 name = entry.name
@@ -206,14 +213,14 @@ class _Scan:
                     findings[name] = self._look(directory, name, known.get(name))
         return _with_findings(replace(folder, folders=tuple(folders), ignored=frozenset(ignored)), findings)
 
-    def _look(self, directory: int, name: str, known: File | None) -> Finding:
+    def _look(self, directory: int, name: str, known: File | None) -> ScanResult:
         found = _stat(directory, name)
         if found is not None and known is not None and not known.racy and known.same(found):
             return known
         return self._read(directory, name, found)
 
-    def _read(self, directory: int, name: str, found: os.stat_result | None) -> Finding:
-        """The file with its content kept, as it was at one moment, or racy when it would not hold still."""
+    def _read(self, directory: int, name: str, found: os.stat_result | None) -> ScanResult:
+        """Store the file's content as of one moment; mark it racy if it keeps changing."""
         file: File | None = None
         for _ in range(_ATTEMPTS):
             if found is None:
@@ -223,7 +230,7 @@ class _Scan:
             if not stat.S_ISREG(found.st_mode):
                 return ODD
             try:
-                opened = self._way.open(directory, (name,), READING)
+                opened = self._opener.open(directory, (name,), READING)
             except OSError as error:
                 if error.errno not in _VANISHED:
                     return _reason(error)
@@ -234,37 +241,37 @@ class _Scan:
                 return file
         return file and file._replace(racy=True)
 
-    def _read_link(self, directory: int, name: str, found: os.stat_result) -> Finding:
+    def _read_link(self, directory: int, name: str, found: os.stat_result) -> ScanResult:
         try:
             target = os.readlink(name, dir_fd=directory)
-        except OSError:  # replaced since; its directory has moved with it, and is listed the next time
+        except OSError:  # replaced meanwhile; its directory has changed too and is listed next time
             return None
-        return File.seen(found, self._put(io.BytesIO(os.fsencode(target)), name), self._limit)
+        return File.from_stat(found, self._put(io.BytesIO(os.fsencode(target)), name), self._limit)
 
     def _keep(self, opened: int, name: str, found: os.stat_result) -> tuple[File, os.stat_result]:
-        """The content under what was `found` before it was read, and what was found afterwards."""
+        """Store an open file; return it with the status before the read, and the status afterwards."""
         with io.FileIO(opened) as source:
             digest = self._put(source, name)
-            return File.seen(found, digest, self._limit), os.fstat(opened)
+            return File.from_stat(found, digest, self._limit), os.fstat(opened)
 
     def _put(self, source: BinaryIO, name: str) -> str:
         try:
             return self._blobs.put(source)
         except OSError as error:
-            raise refusal(error, (name,)) from error
+            raise to_gateway_error(error, (name,)) from error
 
 
 def _names(directory: int) -> dict[str, bool]:
-    """Every name in a directory, and whether it is a directory."""
+    """Return every name in a directory, and whether it is a directory."""
     with os.scandir(directory) as entries:
         return {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
 
 
-def _moved(directory: int, files: Mapping[str, File]) -> dict[str, os.stat_result | None]:
-    """The files that are no longer as they were, or were too young to tell."""
+def _find_changed(directory: int, files: Mapping[str, File]) -> dict[str, os.stat_result | None]:
+    """Return the files that changed, or were too recent to tell."""
     try:
         found: Iterable[os.stat_result | None] = list(map(partial(os.lstat, dir_fd=directory), files))
-    except FileNotFoundError:  # one of them, so each is asked by itself
+    except FileNotFoundError:  # one is gone, so stat each separately
         found = (_stat(directory, name) for name in files)
     return {
         name: now
@@ -273,7 +280,7 @@ def _moved(directory: int, files: Mapping[str, File]) -> dict[str, os.stat_resul
     }
 
 
-def _with_findings(folder: Folder, findings: Mapping[str, Finding]) -> Folder:
+def _with_findings(folder: Folder, findings: Mapping[str, ScanResult]) -> Folder:
     files, skipped = dict(folder.files), dict(folder.skipped)
     for name, finding in findings.items():
         files.pop(name, None)
@@ -281,15 +288,15 @@ def _with_findings(folder: Folder, findings: Mapping[str, Finding]) -> Folder:
             files[name] = finding
         elif finding is not None:
             skipped[name] = finding
-    # Permissions may change without the directory showing it, so that it is listed until they do.
+    # A change of permissions does not change the directory, so it is listed until the file is readable.
     stamp = None if UNREADABLE in skipped.values() else folder.stamp
     return replace(folder, stamp=stamp, files=files, skipped=skipped)
 
 
-def _note_closed(found: dict[str, Folder], path: str, error: OSError) -> None:
-    """A directory that was listed but cannot be entered is skipped, or forgotten when it is gone."""
+def _record_inaccessible(found: dict[str, Folder], path: str, error: OSError) -> None:
+    """Record a listed directory that cannot be entered as skipped, or drop it if it is gone."""
     if not path:
-        raise refusal(error, ()) from error
+        raise to_gateway_error(error, ()) from error
     above, _, name = path.rpartition("/")
     parent = found[above]
     skipped = dict(parent.skipped)
@@ -300,8 +307,8 @@ def _note_closed(found: dict[str, Folder], path: str, error: OSError) -> None:
 
 
 def _reason(error: OSError) -> str:
-    if error.errno in _CLOSED:
-        return _CLOSED[error.errno]
+    if error.errno in _INACCESSIBLE:
+        return _INACCESSIBLE[error.errno]
     raise error
 
 

@@ -1,4 +1,4 @@
-"""What a workspace holds, as a value: a tree of names and contents, and the patches between trees."""
+"""The files of a workspace as a value: a tree of paths and digests, and the patches between trees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.errors import Invalid
 from gateway.workspace.openat import Parts
 from gateway.workspace.walk import TEMPORARY
 
-# The kinds of things in a tree; a plain file is what `meta` does not mention.
+# Kinds of entries in a tree; a path without `meta` is a plain file.
 PLAIN, EXECUTABLE, LINK, EMPTY_DIRECTORY = "", "x", "l", "d"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -20,8 +20,8 @@ _ESCAPED = re.compile("[\uef80-\uefff]")
 
 @dataclass(frozen=True)
 class Tree:
-    """`files` maps the path of each file and link to the SHA-256 of its bytes (a link's are its target);
-    `meta` says of some paths what kind they are. Never changed once made."""
+    """Paths and digests. `files` maps each file and link to the SHA-256 of its bytes (for a link, of its target);
+    `meta` has the kind of paths that are not plain files. Immutable."""
 
     files: Mapping[str, str] = field(default_factory=dict)
     meta: Mapping[str, str] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class Patch:
         return bool(self.files or self.meta)
 
     def then(self, later: Patch) -> Patch:
-        """The one patch that does what this one and then `later` do."""
+        """Return one patch with the effect of this one followed by `later`."""
         return Patch({**self.files, **later.files}, {**self.meta, **later.meta})
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Which paths a patch touches, sorted; a directory that is or was empty ends in `/`."""
+    """Paths that a patch touches, sorted; an empty directory ends in `/`."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Changes:
 
 
 def diff(old: Tree, new: Tree) -> Patch:
-    """The smallest patch that turns `old` into `new`."""
+    """Return the smallest patch that turns `old` into `new`."""
     if old is new:
         return Patch()
     return Patch(_diff(old.files, new.files), _diff(old.meta, new.meta))
@@ -69,7 +69,7 @@ def apply(tree: Tree, patch: Patch) -> Tree:
 
 
 def changes(old: Tree, patch: Patch) -> Changes:
-    """What `patch` does to `old`, for a person to read."""
+    """Return the paths that `patch` adds, changes and deletes in `old`."""
     before = {path: (old.files.get(path), old.meta.get(path)) for path in (*patch.files, *patch.meta)}
     after = {path: (patch.files.get(path, file), patch.meta.get(path, kind)) for path, (file, kind) in before.items()}
     added = {path for path in before if before[path][0] is None and after[path][0] is not None}
@@ -83,7 +83,7 @@ def changes(old: Tree, patch: Patch) -> Changes:
 
 
 def directories(tree: Tree) -> set[str]:
-    """Every directory of the tree, the empty ones and those above a file."""
+    """Return every directory of the tree, empty ones included."""
     found = {path for path, kind in tree.meta.items() if kind == EMPTY_DIRECTORY}
     for path in (*tree.files, *found):
         while (path := path.rpartition("/")[0]) and path not in found:
@@ -92,28 +92,28 @@ def directories(tree: Tree) -> set[str]:
 
 
 def encode(name: str) -> str:
-    """A name as the file system gave it, as text that JSON and every database take.
+    """Encode a name from the file system as text that JSON and every database accept.
 
-    Bytes that are not UTF-8 become U+EF80 to U+EFFF; those characters themselves are written byte by
-    byte in the same way, so that `decode` brings every name back.
+    Bytes that are not UTF-8 become U+EF80 to U+EFFF; those characters themselves are encoded byte by byte in the same
+    way, so that `decode` is exact.
     """
     if name.isascii():
         return name
-    return "".join(map(_encoded, name))
+    return "".join(map(_encode_character, name))
 
 
 def decode(path: str) -> str:
-    """The name on disk that `encode` made `path` of."""
+    """Return the name on disk that `encode` encoded as `path`."""
     if path.isascii() or not _ESCAPED.search(path):
         return path
-    return os.fsdecode(b"".join(map(_decoded, path)))
+    return os.fsdecode(b"".join(map(_decode_character, path)))
 
 
 def locate(path: str) -> Parts:
-    """Where on disk a path of a tree lies; refused when it could lie outside, or have a second spelling."""
+    """Return the location of a tree's path on disk; refused if it leads outside or is not in canonical form."""
     parts = tuple(path.split("/"))
     if "\0" in path or any(part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts):
-        raise _unsound(path, "is no path inside a workspace")
+        raise _invalid_tree(path, "is not a path inside a workspace")
     if path.isascii():
         return parts
     try:
@@ -122,22 +122,22 @@ def locate(path: str) -> Parts:
     except UnicodeEncodeError:
         on_disk = ""
     if encode(on_disk) != path:
-        raise _unsound(path, "is not how a name on disk is written in a tree")
+        raise _invalid_tree(path, "is not a canonical encoding of a name")
     return tuple(on_disk.split("/"))
 
 
 def require_sound(tree: Tree, paths: Iterable[str]) -> None:
-    """Refuse a tree of which `paths` could not all be on disk at once."""
+    """Refuse a tree if `paths` cannot all exist on disk together."""
     for path in paths:
         kind, digest = tree.meta.get(path, PLAIN), tree.files.get(path)
         if (digest is None) != (kind == EMPTY_DIRECTORY) or kind not in (PLAIN, EXECUTABLE, LINK, EMPTY_DIRECTORY):
-            raise _unsound(path, f"cannot be of kind {kind!r}")
+            raise _invalid_tree(path, f"cannot be of kind {kind!r}")
         if digest is not None and not is_digest(digest):
-            raise _unsound(path, f"has {digest!r} for the SHA-256 of its content")
+            raise _invalid_tree(path, f"has {digest!r} for the SHA-256 of its content")
         above = path
         while above := above.rpartition("/")[0]:
             if above in tree.files or above in tree.meta:
-                raise _unsound(path, f"lies in {above!r}, which is no directory with something in it")
+                raise _invalid_tree(path, f"is inside {above!r}, which is not a directory with content")
 
 
 def is_digest(text: str) -> bool:
@@ -157,20 +157,20 @@ def _apply(values: Mapping[str, str], patch: Mapping[str, str | None]) -> dict[s
     return {path: value for path, value in merged.items() if value is not None}
 
 
-def _encoded(character: str) -> str:
+def _encode_character(character: str) -> str:
     code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, as Python hands it out
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, as surrogateescape represents it
         return chr(code - 0xDC00 + 0xEF00)
     if 0xEF80 <= code <= 0xEFFF:
         return "".join(chr(0xEF00 | byte) for byte in character.encode())
     return character
 
 
-def _decoded(character: str) -> bytes:
+def _decode_character(character: str) -> bytes:
     code = ord(character)
     return bytes([code & 0xFF]) if 0xEF80 <= code <= 0xEFFF else character.encode()
 
 
-def _unsound(path: str, fault: str) -> Invalid:
+def _invalid_tree(path: str, fault: str) -> Invalid:
     named = path if len(path) <= 200 else f"{path[:200]}…"
     return Invalid(f"the version names {named!a}, which {fault}; it cannot be restored", code="INVALID_PATH")

@@ -1,4 +1,4 @@
-"""Versions: a chat's files saved after every change, and any earlier state of them back."""
+"""Versions of a chat's files: saved after every change, and restored on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gateway.db.manifests import Head, ManifestRow, Manifests
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, NotFound
 from gateway.names import new_id
 from gateway.workspace import gc as sweeping
-from gateway.workspace import put_back
+from gateway.workspace import protected_copies
 from gateway.workspace.checkout import Review, graft, mode_changes
 from gateway.workspace.diff import OUTPUT_LIMIT, Comparison, compare
 from gateway.workspace.globs import Selection
@@ -40,7 +40,7 @@ _ENTRY_BYTES = 71  # a digest, its quotes, colon and comma
 
 
 def assemble(chain: Sequence[tuple[str, str]]) -> Tree:
-    """The tree that a chain of patches makes, the whole one first."""
+    """Build the tree of a chain of patches, which begins with a full one."""
     combined = Patch()
     for patch, meta_patch in chain:
         combined = combined.then(Patch(orjson.loads(patch), orjson.loads(meta_patch)))
@@ -50,8 +50,8 @@ def assemble(chain: Sequence[tuple[str, str]]) -> Tree:
 def new_row(
     chat: str, parent: ManifestRow | None, old: Tree, patch: Patch, source: str, source_ref: str | None
 ) -> ManifestRow:
-    """The row that keeps `patch` on top of its parent's tree `old`: as it is, or the whole tree once
-    the patches weigh half as much as the whole, so that reading stays cheap and history small."""
+    """Return the row for `patch` on top of its parent's tree `old`. It stores the patch, or the whole tree once the
+    chain of patches is half as large as the whole: reading stays cheap and history small."""
     files, meta = _json(dict(patch.files)), _json(dict(patch.meta))
     full = (parent.full_bytes if parent else 0) + _growth(old, patch)
     depth = parent.depth + 1 if parent else 0
@@ -76,7 +76,7 @@ def new_row(
 
 
 def _growth(old: Tree, patch: Patch) -> int:
-    """By how much the whole gets longer."""
+    """Return the growth of the full tree in bytes."""
     growth = 0
     for path, digest in patch.files.items():
         if digest is None:
@@ -96,19 +96,19 @@ log = logging.getLogger(__name__)
 CHATS_OPEN = 64
 
 GRACE_SECONDS = 24 * 3600.0
-# How long after a sweep of a chat the next one is due.
+# Seconds between sweeps of a chat.
 SWEEP_SECONDS = 24 * 3600.0
 PREFIX_LENGTH = 4
-# How long a start waits for another process that holds a chat.
+# Seconds a start waits for another process that holds a chat.
 RECOVER_SECONDS = 1.0
 
 Result = TypeVar("Result")
-# Told the chat and what changed in its files.
+# Called with the chat and the changes of its files.
 Listener = Callable[[str, Changes], None]
 
 
 class Versions:
-    """The versions of every chat. `hold` a chat to change its files or its head; reading needs no lock."""
+    """The versions of every chat. `hold` a chat to change its files or head; reading needs no lock."""
 
     def __init__(self, manifests: Manifests, chats: Chats, workspaces: Workspaces) -> None:
         self.manifests = manifests
@@ -121,9 +121,9 @@ class Versions:
 
     @asynccontextmanager
     async def hold(self, chat: str, principal: str) -> AsyncIterator[HeldChat]:
-        """Be alone with a chat's files, whatever an earlier holder left undone put right first."""
+        """Lock a chat's files, after recovery of what a killed holder left unfinished."""
         await self.require_owner(chat, principal)
-        opened = await self._opened(chat)
+        opened = await self._open_chat(chat)
         try:
             async with opened.lock.held():
                 held = HeldChat(self, opened, await self.manifests.head(chat))
@@ -134,58 +134,60 @@ class Versions:
 
     async def require_owner(self, chat: str, principal: str) -> None:
         if await self._chats.claim(chat, principal) != principal:
-            raise _foreign(chat)
+            raise _foreign_chat_error(chat)
 
     async def may_read(self, chat: str, principal: str) -> bool:
-        """Whether there is anything to read; refused in someone else's chat. Looking makes no chat and claims none."""
+        """Return whether the chat has files to read; refused for somebody else's chat. Creates and claims no chat."""
         owner = await self._chats.owner(chat)
         if owner not in (None, principal):
-            raise _foreign(chat)
+            raise _foreign_chat_error(chat)
         return owner is not None or self._workspaces.is_attached(chat)
 
     def root(self, chat: str) -> Root:
-        """The chat's files as they are now, held open; blocks, and is used in a `with`."""
+        """Open the chat's current files, for use in a `with` statement; blocks."""
         return self._workspaces.root(chat)
 
     async def find(self, chat: str, id_or_prefix: str) -> ManifestRow:
-        """A version of the chat by its id, or by a beginning of it that no other has."""
+        """Find a version of the chat by its id or a unique prefix of it."""
         wanted = id_or_prefix.strip().lower()
         if len(wanted) < PREFIX_LENGTH:
-            raise Invalid(f"{id_or_prefix!r} is too short: a version is named by {PREFIX_LENGTH} or more of its id")
+            raise Invalid(
+                f"{id_or_prefix!r} is too short: give at least {PREFIX_LENGTH} characters of the version's id"
+            )
         return await self.manifests.get(chat, wanted)
 
     async def tree(self, chat: str, manifest: str | None) -> Tree:
-        """The files of a manifest; None is the empty tree."""
+        """Return the tree of a manifest; None is the empty tree."""
         if manifest is None:
             return EMPTY
-        opened = await self._opened(chat)
+        opened = await self._open_chat(chat)
         if opened.manifest == manifest:
             return opened.tree
         return await self.in_thread(assemble, await self.manifests.chain(manifest))
 
     async def open_blob(self, chat: str, digest: str) -> BinaryIO:
-        """A content by its digest; verified as it is read."""
-        opened = await self._opened(chat)
+        """Open a blob by its digest; verified as it is read."""
+        opened = await self._open_chat(chat)
         return await self.in_thread(opened.blobs.open, digest)
 
     async def compare(
         self, chat: str, old: Tree, new: Tree, selection: Selection | None = None, limit: int = OUTPUT_LIMIT
     ) -> Comparison:
-        """How two trees of the chat differ, for people to read."""
-        opened = await self._opened(chat)
+        """Compare two trees of the chat."""
+        opened = await self._open_chat(chat)
         cancelled = anyio.from_thread.check_cancelled
         work = functools.partial(compare, limit=limit, check_cancelled=cancelled)
         return await self.in_thread(work, old, new, opened.blobs.open, selection)
 
     def is_attached(self, chat: str) -> bool:
-        """Return whether the chat works in a person's own folder."""
+        """Return whether the chat works in an attached folder."""
         return self._workspaces.is_attached(chat)
 
     async def recover(self, chat: str | None) -> None:
-        """Put right now what a killed gateway left in a person's own folder; if another process works there, it has."""
+        """Recover an attached folder after a killed gateway, unless another process holds the chat and has done so."""
         if chat is None or not self.is_attached(chat):
             return
-        opened = await self._opened(chat)
+        opened = await self._open_chat(chat)
         if opened.protected is None or not (opened.protected.exists() or opened.running.exists()):
             return
         with anyio.move_on_after(RECOVER_SECONDS) as waiting:
@@ -193,15 +195,15 @@ class Versions:
                 waiting.deadline = math.inf
                 await HeldChat(self, opened, await self.manifests.head(chat)).recover()
 
-    async def sweep(self, chat: str, older_than: float = GRACE_SECONDS) -> sweeping.Swept:
-        """Remove contents that no manifest of the chat names and that are older than the grace period,
-        and what writers that were interrupted left among the chat's files."""
-        opened = await self._opened(chat)
-        async with opened.lock.held():  # between a snapshot and its row, contents are there that no manifest names yet
+    async def sweep(self, chat: str, older_than: float = GRACE_SECONDS) -> sweeping.SweepResult:
+        """Remove blobs older than the grace period that no manifest of the chat references, and temporary files of
+        interrupted writers."""
+        opened = await self._open_chat(chat)
+        async with opened.lock.held():  # between a snapshot and its row, no manifest references its blobs yet
             return await self.in_thread(opened.sweep, await self.manifests.patches(chat), older_than)
 
     def watch(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` of every change until the returned function is called."""
+        """Call `listener` on every change until the returned function is called."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -222,7 +224,7 @@ class Versions:
     async def in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await anyio.to_thread.run_sync(functools.partial(function, *arguments), limiter=self._threads)
 
-    async def _opened(self, chat: str) -> OpenChat:
+    async def _open_chat(self, chat: str) -> OpenChat:
         opened = self._open.get(chat)
         if opened is None:
             directory, folder = self._workspaces.directory(chat), self._workspaces.path(chat)
@@ -233,7 +235,7 @@ class Versions:
         return opened
 
     def _sweep_when_due(self, opened: OpenChat) -> None:
-        """Once a day and chat, after whoever held it; nobody waits for it but `close`."""
+        """Start a sweep in the background if the last one was a day ago; only `close` waits for it."""
         if time.time() - opened.swept_at > SWEEP_SECONDS:
             opened.swept_at = time.time()
             task = asyncio.get_running_loop().create_task(self._sweep_quietly(opened.chat))
@@ -244,7 +246,7 @@ class Versions:
         try:
             await self.sweep(chat)
         except Exception:
-            log.exception("chat %r could not be swept; it is tried again tomorrow", chat)
+            log.exception("the sweep of chat %r failed; it is tried again tomorrow", chat)
 
     async def _retire(self) -> None:
         while len(self._open) > CHATS_OPEN:
@@ -253,21 +255,21 @@ class Versions:
 
 
 class HeldChat:
-    """A chat nobody else can change meanwhile."""
+    """A locked chat: nobody else can change it."""
 
     def __init__(self, versions: Versions, opened: OpenChat, head: Head) -> None:
         self.head = head
-        self._seen: Tree | None = None  # on disk at the last look; what differs from it since is nobody's to overwrite
+        self._seen: Tree | None = None  # on disk at the last scan; later changes must not be overwritten
         self._versions = versions
         self._opened = opened
         self._manifests = versions.manifests
 
     async def recover(self) -> None:
-        """Finish what a killed holder began: protected files are put back, a restore is ended, files a tool left are
-        kept as a version, and taken back where nobody agreed to what it did to files that were there."""
+        """Recover from a killed holder: restore protected files, complete a restore, save the files of an interrupted
+        call as a version, and undo its changes to existing files if nobody agreed to them."""
         opened = self._opened
         if opened.protected is not None:
-            await self._versions.in_thread(put_back.recover, opened.folder, opened.protected)
+            await self._versions.in_thread(protected_copies.recover, opened.folder, opened.protected)
         if self.head.materializing is not None:
             await self._store_branch("interrupted")
             await self._materialize(self.head.materializing or None)
@@ -278,15 +280,15 @@ class HeldChat:
         review = await self.review(Index()) if until else None
         if review is not None and review.existing:
             since = (await self._versions.in_thread(opened.running.stat)).st_mtime
-            await self.take_back(review, "interrupted", call, since, float(until))
+            await self.undo_changes(review, "interrupted", call, since, float(until))
         else:
             await self.save("interrupted", call)
         opened.running.unlink(missing_ok=True)
 
     @asynccontextmanager
     async def changing(self, call: str, until: float | None = None) -> AsyncIterator[None]:
-        """Around whatever changes the files; a process killed inside leaves a note of the call. With `until`, when it
-        must have ended, what it does to files that were there is then taken back."""
+        """Enclose a call that changes the files; a process killed inside leaves a note of the call. With `until`, the
+        time by which it must have ended, recovery undoes its changes to existing files."""
         note = call if until is None else f"{call}\n{until}"
         await self._versions.in_thread(self._opened.running.write_text, note)
         try:
@@ -296,51 +298,55 @@ class HeldChat:
 
     @property
     def seen(self) -> Index:
-        """What the last look at the files saw."""
+        """The index of the last scan."""
         return self._opened.checkout.index
 
     async def review(self, before: Index) -> Review:
-        """Look at what was done to the files since the head; `before` is what was seen then."""
+        """Return the changes to the files since the head; `before` is the index at that time."""
         old = await self._tree()
-        new, patch = await self._changed_since(old)
+        new, patch = await self._diff_since(old)
         what = await self._versions.in_thread(changes, old, patch)
         return Review(old, new, what, mode_changes(before, self.seen), before)
 
-    async def take_back(
+    async def undo_changes(
         self, review: Review, source: str, source_ref: str, since: float, until: float | None = None
     ) -> str | None:
-        """Bring the files of the head back, and keep as a version beside it what is there. What somebody else changed
-        since the review stays, as does what changed later than `until`; the call began at `since`."""
+        """Restore the files of the head, and save the current ones as a version beside it. Changes by somebody else
+        since the review stay, as do changes later than `until`; the call began at `since`."""
         chat, checkout, work = self._opened.chat, self._opened.checkout, self._versions.in_thread
         await self._manifests.intend(chat, self.head.manifest_id or "")
         try:
-            after = await work(checkout.uncover, review.old, review.before, since)
+            after = await work(checkout.restore_ignore_files, review.old, review.before, since)
             left = [path for path in diff(after, review.new).files if path in review.new.files]
             version = await self._store_branch(source, source_ref, graft(after, review.new, left))
-            theirs = await work(checkout.take_back, review.old, after, review.before, until)
+            theirs = await work(checkout.undo_changes, review.old, after, review.before, until)
         finally:
             await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id)
         if theirs:
-            log.warning("chat %r: changed by somebody else while a call was undone, and left: %s", chat, theirs[:20])
+            log.warning(
+                "chat %r: files changed by somebody else while a call was undone were kept: %s", chat, theirs[:20]
+            )
         await self.save("edit")
         return version
 
     async def save(self, source: str, source_ref: str | None = None, review: Review | None = None) -> str | None:
-        """Keep the files as they are now, or as they were reviewed; the manifest that has them, which is the old one
-        when nothing changed."""
+        """Save the files as they are now, or as reviewed; return their manifest, which is the head if nothing
+        changed."""
         old = await self._tree()
-        new, patch = await self._changed_since(old) if review is None else (review.new, diff(review.old, review.new))
+        new, patch = await self._diff_since(old) if review is None else (review.new, diff(review.old, review.new))
         if not patch:
             return self.head.manifest_id
         row = await self._row(old, patch, source, source_ref)
         if not await self._manifests.add(row, self.head.manifest_id):
-            raise Conflict(f"chat {self._opened.chat!r} moved on meanwhile; the files are kept as manifest {row.id}")
-        self._moved(row.id, new)
+            raise Conflict(
+                f"chat {self._opened.chat!r} was changed by another process; the files are saved as manifest {row.id}"
+            )
+        self._set_head(row.id, new)
         await self._announce(old, patch)
         return row.id
 
     async def checkout(self, manifest: str | None, message: str | None = None) -> Changes:
-        """Bring a manifest's files back and make it the head; what was on disk is kept as a version before."""
+        """Restore a manifest's files and make it the head, after saving the files on disk as a version."""
         await self.save("edit")
         if manifest == self.head.manifest_id:
             await self._manifests.move(self._opened.chat, manifest, manifest, message)
@@ -349,14 +355,14 @@ class HeldChat:
         return await self._materialize(manifest, message)
 
     async def before(self) -> str | None:
-        """The version before the head, to undo to; None is no files. Refused at what was there first."""
+        """Return the version before the head, to undo to; None means no files. Refused at the first version."""
         row = await self._parent()
         if row is None or (row.parent_id is None and row.source != "tool_run"):
-            raise NotFound("nothing to undo: the files are as they were at first", code="NOTHING_TO_UNDO")
+            raise NotFound("nothing to undo: this is the first version", code="NOTHING_TO_UNDO")
         return row.parent_id
 
     async def put(self, tree: Tree, source: str, source_ref: str | None = None) -> Changes:
-        """Make the files those of a tree, as a new version on top of the head; what was on disk is kept before."""
+        """Restore a tree as a new version on top of the head, after saving the files on disk."""
         await self.save("edit")
         old = await self._tree()
         patch = diff(old, tree)
@@ -367,7 +373,7 @@ class HeldChat:
         return await self._materialize(row.id)
 
     async def switch(self, message: str, parent: str | None) -> None:
-        """Stand where a message stands: go on at the head, or go back and branch from an earlier one."""
+        """Switch to the files of a message: continue at the head, or branch from an earlier message."""
         chat = self._opened.chat
         if message == self.head.message_id:
             return
@@ -376,7 +382,7 @@ class HeldChat:
         goes_on = base is None or base == self.head.message_id
         above = parent if parent is not None else self.head.message_id
         if not known:
-            # with no message above it to have files from, its own are those the chat has now
+            # without a parent message, its files are the chat's current ones
             own = await self.save("edit") if above is None else None
             await self._manifests.tell_message(chat, message, above, own)
         if goes_on:
@@ -391,11 +397,11 @@ class HeldChat:
         await self._manifests.intend(chat, manifest or "")
         try:
             what = await self._versions.in_thread(self._opened.checkout.materialize, target, self._seen)
-        except GatewayError:  # refused, now and in every attempt to end it: the chat stays where it is
+        except GatewayError:  # repeating it would be refused too, so the head stays
             await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id)
             raise
         await self._manifests.move(chat, manifest, self.head.manifest_id, message)
-        self._moved(manifest, target, message)
+        self._set_head(manifest, target, message)
         self._versions.announce(chat, what)
         return what
 
@@ -405,17 +411,17 @@ class HeldChat:
             self._versions.announce(self._opened.chat, what)
 
     async def _store_branch(self, source: str, source_ref: str | None = None, tree: Tree | None = None) -> str | None:
-        """Keep a tree beside the head, or else what is on disk: a cut-short restore loses nothing that was there."""
+        """Save a tree, by default the files on disk, as a version beside the head."""
         old = await self._tree()
-        patch = (await self._changed_since(old))[1] if tree is None else diff(old, tree)
+        patch = (await self._diff_since(old))[1] if tree is None else diff(old, tree)
         if not patch:
             return None
         row = await self._row(old, patch, source, source_ref)
         await self._manifests.store(row)
         return row.id
 
-    async def _changed_since(self, old: Tree) -> tuple[Tree, Patch]:
-        new, patch = await self._versions.in_thread(self._opened.changed_since, old)
+    async def _diff_since(self, old: Tree) -> tuple[Tree, Patch]:
+        new, patch = await self._versions.in_thread(self._opened.diff_since, old)
         self._seen = new
         return new, patch
 
@@ -433,13 +439,13 @@ class HeldChat:
             return None
         return await self._manifests.find(self.head.manifest_id)
 
-    def _moved(self, manifest: str | None, tree: Tree, message: str | None = None) -> None:
+    def _set_head(self, manifest: str | None, tree: Tree, message: str | None = None) -> None:
         self._opened.manifest, self._opened.tree = manifest, tree
         self.head = Head(manifest, message or self.head.message_id)
 
 
-def _foreign(chat: str) -> Forbidden:
-    return Forbidden(f"chat {chat!r} belongs to someone else", code="CHAT_FORBIDDEN")
+def _foreign_chat_error(chat: str) -> Forbidden:
+    return Forbidden(f"chat {chat!r} belongs to somebody else", code="CHAT_FORBIDDEN")
 
 
 def _read(note: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""What lies in a directory: entries, and a walk over them that follows nothing and ends."""
+"""Directory entries, and a bounded walk over them that follows no link."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from gateway.workspace.openat import LISTING, Parts, Way
-from gateway.workspace.os_errors import refusing, shown
+from gateway.workspace.openat import LISTING, Parts, PathOpener
+from gateway.workspace.os_errors import show_path, translate_os_errors
 
-# How names of files begin that are still being written; nothing lists them, a sweep removes them.
+# Prefix of files that are being written; they are never listed, and a sweep removes leftovers.
 TEMPORARY = ".toolgate-"
 
 DEPTH_LIMIT = 64
-# For a walk: as deep as a path can go, and to say so when the tree goes deeper.
+# For a walk: as deep as a path may be; a deeper tree is reported as truncated.
 ANY_DEPTH = DEPTH_LIMIT + 1
 WALK_LIMIT = 100_000
 
 Kind = Literal["file", "directory", "symlink", "other"]
 
 _VANISHED = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
-_EARLIEST, _LATEST = -62_135_596_800, 253_402_300_799  # years 1 to 9999: what ISO 8601 and datetime can say
+_EARLIEST, _LATEST = -62_135_596_800, 253_402_300_799  # years 1 to 9999, the range of datetime
 
 
 def kind(found: os.stat_result) -> Kind:
@@ -36,12 +36,12 @@ def kind(found: os.stat_result) -> Kind:
     return "symlink" if stat.S_ISLNK(found.st_mode) else "other"
 
 
-def modified(found: os.stat_result) -> str:
+def modified_at(found: os.stat_result) -> str:
     return timestamp(found.st_mtime_ns)
 
 
 def timestamp(nanoseconds: int) -> str:
-    """ISO 8601 in UTC; a time beyond the calendar, which anyone may set on a file, is its last day."""
+    """Return ISO 8601 in UTC; a time beyond the years 1 to 9999, which anyone can set on a file, is clamped."""
     seconds, rest = divmod(nanoseconds, 1_000_000_000)
     moment = datetime.fromtimestamp(min(max(seconds, _EARLIEST), _LATEST), UTC).replace(tzinfo=None)
     return f"{moment.isoformat()}.{rest // 1_000_000:03d}Z"
@@ -49,7 +49,7 @@ def timestamp(nanoseconds: int) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing in a directory, as itself: a link is a link. `parts` count from the root."""
+    """An entry of a directory; a link is not followed. `parts` is its path from the root."""
 
     parts: Parts
     stat: os.stat_result
@@ -64,7 +64,7 @@ class Entry:
 
     @property
     def path(self) -> str:
-        return shown(self.parts)
+        return show_path(self.parts)
 
     @property
     def hidden(self) -> bool:
@@ -72,7 +72,7 @@ class Entry:
 
 
 Entries = Generator[Entry, None, None]
-# Whether a walk goes into a directory.
+# Decides whether a walk descends into a directory.
 Enter = Callable[[Entry], bool]
 
 
@@ -80,12 +80,12 @@ class Walk:
     """Entries under a directory, depth first, sorted by name, a directory before what is in it.
 
     `truncated` says afterwards that a limit on depth or number cut it short. What vanishes on the
-    way, or cannot be entered, is passed over.
+    opener, or cannot be entered, is passed over.
     """
 
-    def __init__(self, way: Way, start: Callable[[], int], base: Parts, depth: int, enter: Enter) -> None:
+    def __init__(self, opener: PathOpener, start: Callable[[], int], base: Parts, depth: int, enter: Enter) -> None:
         self.truncated = False
-        self._way = way
+        self._opener = opener
         self._left = WALK_LIMIT
         self._enter = enter
         self._entries = self._from(start, base, depth)
@@ -100,7 +100,7 @@ class Walk:
         self._entries.close()
 
     def _from(self, start: Callable[[], int], base: Parts, depth: int) -> Entries:
-        with refusing(base):
+        with translate_os_errors(base):
             yield from self._under(start(), base, depth)
 
     def _under(self, directory: int, base: Parts, depth: int) -> Entries:
@@ -120,7 +120,7 @@ class Walk:
             self.truncated = True
             return
         try:
-            inner = self._way.open(directory, (entry.name,), LISTING)
+            inner = self._opener.open(directory, (entry.name,), LISTING)
         except OSError as error:
             if error.errno not in _VANISHED:
                 raise
@@ -139,5 +139,5 @@ class Walk:
 def _look(directory: int, parts: Parts) -> Entry | None:
     try:
         return Entry(parts, os.stat(parts[-1], dir_fd=directory, follow_symlinks=False))
-    except (FileNotFoundError, PermissionError):  # gone, or in a directory that may be listed but not entered
+    except (FileNotFoundError, PermissionError):  # gone, or in a directory that can be listed but not entered
         return None

@@ -103,7 +103,7 @@ def test_undo_goes_back_version_by_version_and_says_the_way_forward(tmp_path: Pa
     assert run("undo", "--yes") == (
         1,
         "",
-        "toolgate: NOTHING_TO_UNDO: nothing to undo: the files are as they were at first\n",
+        "toolgate: NOTHING_TO_UNDO: nothing to undo: this is the first version\n",
     )
     assert run("checkout", undone["previous"], "--yes")[0] == 0
     assert (folder / "a.txt").read_text() == "by hand\n"

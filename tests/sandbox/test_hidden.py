@@ -14,7 +14,7 @@ from gateway.errors import Unavailable
 from gateway.sandbox import Program, Sandbox
 from gateway.sandbox.prestart import PrestartedSandboxes
 from gateway.sandbox.run import finish, run
-from gateway.workspace.hidden import ENTRIES, MOST, Hidden, find_hidden, hidden_paths
+from gateway.workspace.hidden import ENTRIES, MOUNTS_LIMIT, Hidden, find_hidden, hidden_paths
 
 from .conftest import make
 from .siege import python, workspace
@@ -103,11 +103,11 @@ async def test_a_directory_that_cannot_be_listed_is_hidden_whole(folder: Path) -
         (folder / "conf").chmod(0o755)
 
 
-@pytest.mark.parametrize("limit", ["ENTRIES", "MOST"])
+@pytest.mark.parametrize("limit", ["ENTRIES", "MOUNTS_LIMIT"])
 async def test_more_files_than_can_be_looked_at_or_hidden_are_refused(
     folder: Path, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ENTRIES > MOST > 100
+    assert ENTRIES > MOUNTS_LIMIT > 100
     monkeypatch.setattr(f"gateway.workspace.hidden.{limit}", 3)
     with pytest.raises(Unavailable, match="3") as refused:
         find_hidden(folder, hides)

@@ -229,6 +229,6 @@ print("begun", flush=True)
         mount = Mount(workspaces.path("chat"), "/workspace", writable=True)
         finished = await run(sandbox, python(code, mounts=(mount,), cwd=sandbox.inside(mount)), timeout=60)
         assert finished.stdout == b"begun\n", finished
-        tree, _ = opened.changed_since(EMPTY)
+        tree, _ = opened.diff_since(EMPTY)
         assert tree.files.keys() == {"file", "below/file"}
         assert (workspaces.path("chat") / "below/file").stat().st_size == number

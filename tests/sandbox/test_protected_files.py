@@ -17,8 +17,8 @@ TRY = dedent(
     from gateway.errors import GatewayError
     from gateway.sandbox import Mount, Program
     from gateway.sandbox.run import run
-    from gateway.workspace.protected import find_protected, mounted
-    from gateway.workspace.put_back import protecting, recover
+    from gateway.workspace.protected import find_protected, paths_to_mount
+    from gateway.workspace.protected_copies import protect_files, recover
     from tests.sandbox.siege import BACKENDS
 
     place = Path(os.environ["TMPDIR"], "person")
@@ -38,11 +38,11 @@ TRY = dedent(
 
     async def attempt(sandbox, script, approved=(), kill=False):
         before = find_protected(folder)
-        mounts = mounted(before, approved) if sandbox.keeps_paths else ()
+        mounts = paths_to_mount(before, approved) if sandbox.keeps_paths else ()
         mount = Mount(folder, "/workspace", writable=True, kept=mounts)
         program = Program(argv=("/bin/sh", "-c", script), mounts=(mount,), env={"PATH": "/usr/bin:/bin"},
                           cwd=sandbox.inside(mount))
-        guard = protecting("tool", folder, place / "store" / "call", before, mounts, approved)
+        guard = protect_files("tool", folder, place / "store" / "call", before, mounts, approved)
         if kill:
             KILLED.append(guard)  # it never ends
             await guard.__aenter__()

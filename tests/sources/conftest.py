@@ -11,17 +11,17 @@ from anyio.from_thread import start_blocking_portal
 from gateway.calls import Call, Outcome
 from gateway.errors import GatewayError
 from gateway.sources.builtin import BuiltinSource
-from gateway.workspace import Openat2, Stepwise, Way, Workspaces
+from gateway.workspace import ComponentOpener, Openat2, PathOpener, Workspaces
 
 
 @pytest.fixture(
     params=[
         pytest.param(Openat2(), id="openat2"),
-        pytest.param(Stepwise(), id="stepwise", marks=pytest.mark.slow),
+        pytest.param(ComponentOpener(), id="stepwise", marks=pytest.mark.slow),
     ]
 )
-def way(request: pytest.FixtureRequest) -> Way:
-    chosen: Way = request.param
+def way(request: pytest.FixtureRequest) -> PathOpener:
+    chosen: PathOpener = request.param
     return chosen
 
 
@@ -33,8 +33,8 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def source(workspace: Path, way: Way) -> BuiltinSource:
-    return BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}, way))
+def source(workspace: Path, opener: PathOpener) -> BuiltinSource:
+    return BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}, opener))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gateway.calls import Call, Outcome
 from gateway.errors import GatewayError
 from gateway.sources.builtin import BuiltinSource
 from gateway.sources.builtin.ripgrep import Engine
-from gateway.workspace import Openat2, Way, Workspaces
+from gateway.workspace import Openat2, PathOpener, Workspaces
 
 pytestmark = pytest.mark.promise("C1")
 Calling = Callable[..., Outcome]
@@ -31,13 +31,13 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.fixture
-def way() -> Way:
+def way() -> PathOpener:
     return Openat2()
 
 
 @pytest.fixture
-def source(workspace: Path, engine: Engine, way: Way) -> BuiltinSource:
-    return BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}, way), engine=engine)
+def source(workspace: Path, engine: Engine, opener: PathOpener) -> BuiltinSource:
+    return BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}, opener), engine=engine)
 
 
 def lines(outcome: Outcome) -> list[tuple[str, int, str]]:

@@ -14,7 +14,7 @@ from gateway.errors import Forbidden
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
 from gateway.workspace.folder_access import restore_access, restore_access_below
-from gateway.workspace.openat import Stepwise, Way, best_way
+from gateway.workspace.openat import ComponentOpener, PathOpener, choose_opener
 from gateway.workspace.tree import EMPTY, Tree
 from gateway.workspace.workspaces import Workspaces
 
@@ -42,13 +42,13 @@ Alone = Callable[[Callable[[], None]], None]
 
 
 @pytest.mark.parametrize("mode", [0, 0o100, 0o300, 0o400, 0o600])
-@pytest.mark.parametrize("way", [best_way(), Stepwise()], ids=["best", "stepwise"])
-def test_a_chats_own_folders_are_opened_again(place: Path, alone: Alone, mode: int, way: Way) -> None:
+@pytest.mark.parametrize("way", [choose_opener(), ComponentOpener()], ids=["best", "stepwise"])
+def test_a_chats_own_folders_are_opened_again(place: Path, alone: Alone, mode: int, opener: PathOpener) -> None:
     def locked() -> None:
         work = place / "files"
         write(work / "a/b/file", b"1")
         write(work / "top", b"2")
-        checkout = Checkout(work, FileBlobs(place / "blobs"), way=way, ours=True)
+        checkout = Checkout(work, FileBlobs(place / "blobs"), opener=opener, ours=True)
         expected = Tree({"a/b/file": sha(b"1"), "top": sha(b"2")})
         for folders in ([work], [work / "a"], [work / "a/b", work / "a", work]):
             for folder in folders:

@@ -27,7 +27,7 @@ def test_each_file_has_its_own_time(tmp_path: Path, way: None, count: int) -> No
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
         asked = [os.stat(name, dir_fd=directory).st_ctime_ns for name in names]
-        assert change_times(directory, names) == index.moments(asked)
+        assert change_times(directory, names) == index.to_change_times(asked)
     finally:
         os.close(directory)
 
@@ -37,7 +37,7 @@ def test_a_link_is_asked_itself_and_a_missing_file_is_none(tmp_path: Path, way: 
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
         own = (tmp_path / "link").lstat().st_ctime_ns
-        assert change_times(directory, [b"link"]) == index.moments([own])
+        assert change_times(directory, [b"link"]) == index.to_change_times([own])
         assert change_times(directory, [b"link", b"gone"]) is None
     finally:
         os.close(directory)

@@ -13,7 +13,7 @@ import pytest
 from gateway.errors import Conflict, Invalid, Unavailable
 from gateway.workspace.blobs import CHUNK, FileBlobs
 from gateway.workspace.checkout import Checkout
-from gateway.workspace.openat import Stepwise
+from gateway.workspace.openat import ComponentOpener
 from gateway.workspace.tree import EMPTY, Changes, Tree
 
 from .folders import new_checkout, sha, walk, write
@@ -50,7 +50,7 @@ def test_the_other_way_of_opening_restores_the_same(tmp_path: Path) -> None:
     work = tmp_path / "files"
     write(work / "a/b/c", b"1")
     (work / "link").symlink_to("a")
-    checkout = Checkout(work, FileBlobs(tmp_path / "blobs"), way=Stepwise())
+    checkout = Checkout(work, FileBlobs(tmp_path / "blobs"), opener=ComponentOpener())
     tree = checkout.snapshot()
     checkout.materialize(EMPTY)
     assert not list(work.iterdir())

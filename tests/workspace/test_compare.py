@@ -13,7 +13,7 @@ import pytest
 from gateway.errors import GatewayError
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.diff import Comparison, Difference, compare, summary
-from gateway.workspace.globs import Selection, brought_back
+from gateway.workspace.globs import Selection, restore_selection
 from gateway.workspace.tree import EMPTY, Changes, Tree, changes, diff, require_sound
 
 from .folders import disturb, new_checkout, walk, write
@@ -208,7 +208,7 @@ def test_what_is_brought_back_of_any_two_folders_is_a_folder(tmp_path: Path, see
         selection = Selection([wanted])
         if not any(path in selection for tree in (current, earlier) for path in (*tree.files, *tree.meta)):
             continue
-        tree = brought_back(current, earlier, selection)
+        tree = restore_selection(current, earlier, selection)
         require_sound(tree, {*tree.files, *tree.meta})
         assert {path: sha for path, sha in tree.files.items() if path in selection} == {
             path: sha for path, sha in earlier.files.items() if path in selection

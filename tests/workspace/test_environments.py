@@ -1,4 +1,4 @@
-"""Environments of packages: no version of a chat's own workspace has them, and none takes them away."""
+"""PackageDirectories of packages: no version of a chat's own workspace has them, and none takes them away."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gateway import Gateway
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
-from gateway.workspace.package_dirs import Environments
+from gateway.workspace.package_dirs import PackageDirectories
 
 from .folders import let_it_age, new_checkout, write
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.promise("T2")
 
 def own(place: Path) -> Checkout:
     (place / "files").mkdir(exist_ok=True)
-    return Checkout(place / "files", FileBlobs(place / "blobs"), place / "index", Environments())
+    return Checkout(place / "files", FileBlobs(place / "blobs"), place / "index", PackageDirectories())
 
 
 def environment(folder: Path, name: str = ".venv", mark: str = "*\n") -> None:

@@ -12,7 +12,7 @@ import pytest
 from gateway.errors import Conflict
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
-from gateway.workspace.ignore import Ignore
+from gateway.workspace.ignore import GitIgnore
 from gateway.workspace.tree import EMPTY, Tree
 
 from .folders import let_it_age, sha, walk, write
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.promise("T2")
 
 def attached(place: Path) -> Checkout:
     (place / "mine").mkdir(exist_ok=True)
-    return Checkout(place / "mine", FileBlobs(place / "blobs"), place / "index", Ignore())
+    return Checkout(place / "mine", FileBlobs(place / "blobs"), place / "index", GitIgnore())
 
 
 def paths(checkout: Checkout) -> set[str]:

@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import GatewayError
-from gateway.workspace import Openat2, Root, Stepwise, Way, parse
+from gateway.workspace import ComponentOpener, Openat2, PathOpener, Root, parse
 from gateway.workspace.walk import DEPTH_LIMIT, timestamp
 
-WAYS = [pytest.param(Openat2(), id="openat2"), pytest.param(Stepwise(), id="stepwise")]
+WAYS = [pytest.param(Openat2(), id="openat2"), pytest.param(ComponentOpener(), id="stepwise")]
 
 
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Way:
-    chosen: Way = request.param
+def way(request: pytest.FixtureRequest) -> PathOpener:
+    chosen: PathOpener = request.param
     return chosen
 
 
 @pytest.fixture
-def root(way: Way, tmp_path: Path) -> Iterator[Root]:
+def root(opener: PathOpener, tmp_path: Path) -> Iterator[Root]:
     (tmp_path / "ws").mkdir()
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret").write_text("secret")
     before = len(os.listdir("/proc/self/fd"))
-    with Root(tmp_path / "ws", way) as root:
+    with Root(tmp_path / "ws", opener) as root:
         yield root
     assert len(os.listdir("/proc/self/fd")) == before, "a descriptor was left open"
 
@@ -215,8 +215,8 @@ def test_only_regular_files_are_opened_and_nothing_waits(root: Root, tmp_path: P
         assert code(root.open, ()) == "IS_DIRECTORY"
 
 
-def test_a_mount_inside_is_not_entered(way: Way) -> None:
-    with Root(Path("/"), way) as whole:
+def test_a_mount_inside_is_not_entered(opener: PathOpener) -> None:
+    with Root(Path("/"), opener) as whole:
         assert code(whole.open, ("proc", "self", "environ")) == "INVALID_PATH"
         assert code(whole.walk, ("proc",)) == "INVALID_PATH"
 

@@ -16,7 +16,7 @@ from amounts import amount
 from gateway.errors import NotFound
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
-from gateway.workspace.openat import Parts, Stepwise, best_way
+from gateway.workspace.openat import ComponentOpener, Parts, choose_opener
 from gateway.workspace.tree import EMPTY, Tree
 
 from .folders import disturb, let_it_age, new_checkout, sha, walk, write
@@ -122,7 +122,7 @@ class Locked:
     def open(self, directory: int, parts: Parts, flags: int) -> int:
         if parts and parts[-1] in self.names:
             raise PermissionError(errno.EACCES, "no")
-        return best_way().open(directory, parts, flags)
+        return choose_opener().open(directory, parts, flags)
 
     def rename_new(self, source: int, name: str, target: int, new_name: str) -> None:
         raise NotImplementedError
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_reported_and_taken_in_when_it_can(tmp_path: Path
     write(work / "closed/file")
     write(work / "open/file")
     let_it_age(work)
-    checkout = Checkout(work, FileBlobs(tmp_path / "blobs"), way=way)
+    checkout = Checkout(work, FileBlobs(tmp_path / "blobs"), opener=way)
     for _ in range(2):
         assert set(checkout.snapshot().files) == {"open/file"}
         assert set(checkout.skipped) == {"secret", "closed"}
@@ -147,7 +147,7 @@ def test_both_ways_of_opening_see_the_same(tmp_path: Path) -> None:
     work = tmp_path / "files"
     write(work / "a/b/c")
     (work / "link").symlink_to("a")
-    assert Checkout(work, FileBlobs(tmp_path / "blobs"), way=Stepwise()).snapshot() == walk(work)
+    assert Checkout(work, FileBlobs(tmp_path / "blobs"), opener=ComponentOpener()).snapshot() == walk(work)
 
 
 def test_a_deep_tree_is_seen_to_its_bottom(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway.workspace.blobs import FileBlobs
-from gateway.workspace.gc import Size, Swept, size, sweep
+from gateway.workspace.gc import BlobsSize, SweepResult, size, sweep
 
 from .folders import require_sound_blobs
 
@@ -33,9 +33,9 @@ def put(blobs: FileBlobs, content: bytes, written_at: float) -> str:
 def test_a_sweep_takes_what_no_version_names_and_nobody_touched_for_a_while(tmp_path: Path) -> None:
     blobs = FileBlobs(tmp_path)
     live, dead, young = put(blobs, b"live", 0), put(blobs, b"dead!", 0), put(blobs, b"young", DAY)
-    assert sweep(blobs, {live}, older_than=DAY, now=1.5 * DAY) == Swept(blobs=1, bytes=5)
+    assert sweep(blobs, {live}, older_than=DAY, now=1.5 * DAY) == SweepResult(blobs=1, bytes=5)
     assert blobs.missing([live, dead, young]) == {dead}
-    assert sweep(blobs, {live}, older_than=DAY, now=1.5 * DAY) == Swept()
+    assert sweep(blobs, {live}, older_than=DAY, now=1.5 * DAY) == SweepResult()
 
 
 def test_a_sweep_takes_stale_temporary_files(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_sweep_takes_stale_temporary_files(tmp_path: Path) -> None:
     for name, at in {"stale": 0.0, "being-written": DAY}.items():
         (tmp_path / "tmp" / name).write_bytes(b"123")
         os.utime(tmp_path / "tmp" / name, (at, at))
-    assert sweep(blobs, set(), older_than=DAY, now=1.5 * DAY) == Swept(temporary=1, bytes=3)
+    assert sweep(blobs, set(), older_than=DAY, now=1.5 * DAY) == SweepResult(temporary=1, bytes=3)
     assert [path.name for path in (tmp_path / "tmp").iterdir()] == ["being-written"]
 
 
@@ -52,8 +52,8 @@ def test_a_content_found_again_is_young_again(tmp_path: Path) -> None:
     digest = put(blobs, b"found", 0)
     blobs.put(io.BytesIO(b"found"))
     now = Path(blobs.path(digest)).stat().st_mtime
-    assert sweep(blobs, set(), older_than=60, now=now + 59) == Swept()
-    assert sweep(blobs, set(), older_than=60, now=now + 61) == Swept(blobs=1, bytes=5)
+    assert sweep(blobs, set(), older_than=60, now=now + 59) == SweepResult()
+    assert sweep(blobs, set(), older_than=60, now=now + 61) == SweepResult(blobs=1, bytes=5)
 
 
 def test_a_sweep_begins_an_epoch(tmp_path: Path) -> None:
@@ -66,11 +66,11 @@ def test_a_sweep_begins_an_epoch(tmp_path: Path) -> None:
 
 def test_the_size_is_of_blobs_alone(tmp_path: Path) -> None:
     blobs = FileBlobs(tmp_path)
-    assert size(blobs) == Size()
+    assert size(blobs) == BlobsSize()
     for content in (b"one", b"three"):
         blobs.put(io.BytesIO(content))
     (tmp_path / "tmp/other").write_bytes(b"1234567")
-    assert size(blobs) == Size(blobs=2, bytes=8)
+    assert size(blobs) == BlobsSize(blobs=2, bytes=8)
 
 
 class Pausing(FileBlobs):
@@ -99,7 +99,7 @@ def test_a_sweep_waits_for_a_writer_that_has_just_found_a_blob(tmp_path: Path) -
             sweeping.result(0.2)
         writer.go_on.set()
         assert writing.result(30) == digest
-        assert sweeping.result(30) == Swept()
+        assert sweeping.result(30) == SweepResult()
     assert not writer.missing([digest])
 
 

@@ -8,7 +8,7 @@ import pytest
 from gateway.config import Settings
 from gateway.errors import Invalid, NotFound
 from gateway.workspace import Workspaces
-from gateway.workspace.workspaces import attached
+from gateway.workspace.workspaces import attached_folders
 
 
 def test_a_chat_gets_a_private_folder_at_first_use(tmp_path: Path) -> None:
@@ -51,6 +51,6 @@ def test_a_folder_that_holds_what_tools_are_held_to_is_not_attached(tmp_path: Pa
     (tmp_path / "d/w").mkdir(parents=True)
     (tmp_path / "link").symlink_to("w")
     with pytest.raises(Invalid) as refused:
-        attached(Settings(workspace=tmp_path / workspace, data_dir=tmp_path / data))
+        attached_folders(Settings(workspace=tmp_path / workspace, data_dir=tmp_path / data))
     assert refused.value.code == "WORKSPACE_HOLDS_DATA"
-    assert attached(Settings(workspace=tmp_path / "w", data_dir=tmp_path / "w-data"))
+    assert attached_folders(Settings(workspace=tmp_path / "w", data_dir=tmp_path / "w-data"))

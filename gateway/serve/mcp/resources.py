@@ -40,11 +40,11 @@ from gateway.serve.mcp.uris import (
 )
 from gateway.tools import LIST_RESOURCES, READ_RESOURCE, Hides
 from gateway.workspace.openat import Parts
-from gateway.workspace.os_errors import shown
+from gateway.workspace.os_errors import show_path
 from gateway.workspace.paths import Root
 from gateway.workspace.tree import Tree, changes, diff, encode, locate
 from gateway.workspace.versions import Versions
-from gateway.workspace.walk import Entry, Walk, modified
+from gateway.workspace.walk import Entry, Walk, modified_at
 
 # Files on one page of `resources/list`.
 PAGE = 500
@@ -268,10 +268,10 @@ def _first_files(versions: Versions, chat: str, after: Parts, hides: Callable[[s
 def _resource(chat: str, entry: Entry) -> dict[str, Any]:
     resource: dict[str, Any] = {
         "uri": file_uri(chat, path_of(entry)),
-        "name": shown(entry.parts[-1:]),
+        "name": show_path(entry.parts[-1:]),
         "title": entry.path,
         "size": entry.stat.st_size,
-        "annotations": {"lastModified": modified(entry.stat)},
+        "annotations": {"lastModified": modified_at(entry.stat)},
     }
     if known := media_type(entry.name):
         resource["mimeType"] = known

@@ -14,7 +14,7 @@ from gateway.sources.builtin.decorator import Context, Shape, builtin
 from gateway.sources.builtin.patch import Action, FilePatch
 from gateway.sources.builtin.read_files import TEXT_LIMIT, Text, read_text
 from gateway.tools import Access, Permission
-from gateway.workspace import Parts, Root, parse, shown
+from gateway.workspace import Parts, Root, parse, show_path
 
 _FILES = 200
 _TOTAL = 64 * 1024 * 1024
@@ -84,7 +84,7 @@ def _distinct(files: list[FilePatch]) -> list[FilePatch]:
         raise Invalid(f"the patch has {len(files)} files; at most {_FILES} at once", code="INVALID_PATCH")
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
-        raise Invalid(f"the patch names {shown(twice)!r} twice; put its hunks together", code="INVALID_PATCH")
+        raise Invalid(f"the patch names {show_path(twice)!r} twice; put its hunks together", code="INVALID_PATCH")
     return files
 
 
@@ -116,8 +116,8 @@ def _mode(file: FilePatch, text: Text | None) -> int | None:
 
 
 def _patched(file: FilePatch) -> PatchedFile:
-    came_from = shown(parse(file.old)) if file.action == "rename" and file.old is not None else None
-    return PatchedFile(path=shown(parse(file.path)), action=file.action, from_=came_from)
+    came_from = show_path(parse(file.old)) if file.action == "rename" and file.old is not None else None
+    return PatchedFile(path=show_path(parse(file.path)), action=file.action, from_=came_from)
 
 
 @dataclass
@@ -158,7 +158,7 @@ class _Transaction:
             try:
                 self._unmake(change)
             except GatewayError:
-                lost.append(shown(change.parts))
+                lost.append(show_path(change.parts))
         for directory in reversed(self.made):
             with suppress(GatewayError):  # someone has put something there meanwhile
                 self.root.remove(directory)

@@ -13,7 +13,7 @@ from gateway.errors import Conflict, Invalid, NotFound
 from gateway.sources.builtin.decorator import Shape, VersionContext, Versioned, builtin, left_out
 from gateway.tools import Access, Permission
 from gateway.workspace.diff import FILES_LIMIT, Difference, Status, readable, summary
-from gateway.workspace.globs import Selection, brought_back
+from gateway.workspace.globs import Selection, restore_selection
 from gateway.workspace.history import SHORT, Version, endpoints, history
 from gateway.workspace.tree import Changes, Tree, changes, diff
 from gateway.workspace.versions import HeldChat
@@ -254,7 +254,7 @@ async def _target(context: VersionContext, current: str | None, earlier: str | N
     tree = await versions.tree(chat, earlier)
     if paths is None:
         return tree
-    return await versions.in_thread(brought_back, await versions.tree(chat, current), tree, Selection(paths))
+    return await versions.in_thread(restore_selection, await versions.tree(chat, current), tree, Selection(paths))
 
 
 async def _difference(context: VersionContext, current: str | None, target: Tree) -> Changes:

@@ -14,9 +14,9 @@ from pydantic import Field
 from gateway.errors import Invalid
 from gateway.sources.builtin.decorator import Context, Shape, builtin
 from gateway.tools import Access, Permission
-from gateway.workspace import Entry, Parts, Root, parse, shown
+from gateway.workspace import Entry, Parts, Root, parse, show_path
 from gateway.workspace.globs import Glob
-from gateway.workspace.walk import ANY_DEPTH, modified
+from gateway.workspace.walk import ANY_DEPTH, modified_at
 
 Type = Literal["file", "directory", "symlink", "other"]
 
@@ -63,7 +63,7 @@ def list_directory(
 
     found, truncated = select(context, base, limit, wanted, wanted, depth=ANY_DEPTH if recursive else 1)
     listed = [_listed(entry, base) for entry in found]
-    return Listing(entries=listed, truncated=truncated), _listing_text(listed, shown(base), truncated)
+    return Listing(entries=listed, truncated=truncated), _listing_text(listed, show_path(base), truncated)
 
 
 class FoundFile(Shape):
@@ -132,7 +132,7 @@ def select(
 
 def _visible(include_hidden: bool, glob: Glob) -> Callable[[Entry], bool]:
     def visible(entry: Entry) -> bool:
-        return include_hidden or not passed_over(entry) or glob.spells(entry.name)
+        return include_hidden or not passed_over(entry) or glob.names_explicitly(entry.name)
 
     return visible
 
@@ -143,15 +143,15 @@ def passed_over(entry: Entry) -> bool:
 
 def _listed(entry: Entry, base: Parts) -> ListedEntry:
     parts = entry.parts[len(base) :]
-    name = shown(parts)
+    name = show_path(parts)
     escaped = True if name != "/".join(parts) else None
     return ListedEntry(
-        name=name, type=entry.kind, size=entry.stat.st_size, modified=modified(entry.stat), escaped=escaped
+        name=name, type=entry.kind, size=entry.stat.st_size, modified=modified_at(entry.stat), escaped=escaped
     )
 
 
 def _found(entry: Entry) -> FoundFile:
-    return FoundFile(path=entry.path, type=entry.kind, size=entry.stat.st_size, modified=modified(entry.stat))
+    return FoundFile(path=entry.path, type=entry.kind, size=entry.stat.st_size, modified=modified_at(entry.stat))
 
 
 def _listing_text(entries: list[ListedEntry], where: str, truncated: bool) -> str:
@@ -200,7 +200,7 @@ def read_text(root: Root, parts: Parts) -> Text:
         content = b"" if stat.st_size > TEXT_LIMIT else file.read(TEXT_LIMIT + 1)
     if max(stat.st_size, len(content)) > TEXT_LIMIT:
         limit = f"{TEXT_LIMIT // 2**20} MiB"
-        raise Invalid(f"{shown(parts)!r} is larger than {limit}, the most that is edited", code="FILE_TOO_LARGE")
+        raise Invalid(f"{show_path(parts)!r} is larger than {limit}, the most that is edited", code="FILE_TOO_LARGE")
     body = decode(content, parts)
     return Text(parts, body.replace("\r\n", "\n") if has_crlf(content) else body, content, stat)
 
@@ -213,7 +213,7 @@ def decode(content: bytes, parts: Parts) -> str:
 
 
 def not_utf8(parts: Parts) -> Invalid:
-    return Invalid(f"{shown(parts)!r} is not UTF-8 text; read it with encoding='base64'", code="NOT_UTF8")
+    return Invalid(f"{show_path(parts)!r} is not UTF-8 text; read it with encoding='base64'", code="NOT_UTF8")
 
 
 def has_crlf(content: bytes) -> bool:
@@ -276,7 +276,7 @@ def _read_bytes(file: BinaryIO, offset: int, limit: int | None) -> tuple[FilePar
     part = FilePart(
         content=base64.b64encode(content).decode("ascii"),
         size=found.st_size,
-        modified=modified(found),
+        modified=modified_at(found),
         truncated=more,
         offset=offset,
         next_offset=end if more else None,
@@ -295,7 +295,7 @@ def _read_lines(context: Context, file: BinaryIO, parts: Parts, first: int, limi
     part = FilePart(
         content=_decoded(block[:end], parts, final=not cut),
         size=found.st_size,
-        modified=modified(found),
+        modified=modified_at(found),
         truncated=more,
         offset=first,
         next_offset=first + lines if more else None,
@@ -358,7 +358,7 @@ class _Scan:
         while number > 0:
             if at >= _SCAN_LIMIT:
                 far = f"{_SCAN_LIMIT // 2**20} MiB"
-                message = f"the line lies beyond the first {far} of {shown(parts)!r}; read it with encoding='base64'"
+                message = f"the line is beyond the first {far} of {show_path(parts)!r}; use encoding='base64'"
                 raise Invalid(message, code="OFFSET_TOO_FAR")
             chunk = self._chunk(at)
             if not chunk:

@@ -19,7 +19,7 @@ from gateway.sources.builtin.decorator import Context, Shape, builtin, left_out
 from gateway.sources.builtin.read_files import passed_over
 from gateway.sources.builtin.ripgrep import OMITTED, Query, search
 from gateway.tools import Access, Permission
-from gateway.workspace import Entry, Parts, parse, shown
+from gateway.workspace import Entry, Parts, parse, show_path
 from gateway.workspace.globs import Glob
 
 _FILE_LIMIT = 8 * 1024 * 1024
@@ -96,7 +96,7 @@ class _Filter:
         return cls([Glob(glob) for glob in globs if not glob.startswith("!")], excluded)
 
     def enters(self, entry: Entry, base: Parts) -> bool:
-        if passed_over(entry) and not any(glob.spells(entry.name) for glob in self.included):
+        if passed_over(entry) and not any(glob.names_explicitly(entry.name) for glob in self.included):
             return False
         return not any(glob.matches(entry.parts[len(base) :]) for glob in self.excluded)
 
@@ -191,7 +191,7 @@ class _Hunt:
             if gathered.matches > enough:
                 break
         for path, lines in gathered.by_path.items():
-            self._show(shown(opened[path]), lines)
+            self._show(show_path(opened[path]), lines)
 
     def _show(self, path: str, lines: dict[int, _Line]) -> None:
         for number, line in lines.items():

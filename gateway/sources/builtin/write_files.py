@@ -14,7 +14,7 @@ from gateway.errors import Conflict, Invalid
 from gateway.sources.builtin.decorator import Context, Shape, builtin
 from gateway.sources.builtin.read_files import TEXT_LIMIT, Text, read_text, shortened
 from gateway.tools import Access, Permission
-from gateway.workspace import Parts, parse, shown
+from gateway.workspace import Parts, parse, show_path
 from gateway.workspace.diff import split_lines, unified_diff
 
 CONTENT_LIMIT = 32 * 1024 * 1024
@@ -63,7 +63,7 @@ def write_file(
     else:  # nobody agreed to lose a file, so one that has appeared since the question stays
         context.workspace.create(parts, data)
     created = found is None
-    written = Written(path=shown(parts), size=len(data), created=created)
+    written = Written(path=show_path(parts), size=len(data), created=created)
     return written, f"{'Created' if created else 'Overwrote'} {written.path} ({written.size} bytes)."
 
 
@@ -76,7 +76,7 @@ def _moves_over(context: Context, from_: str, to: str, overwrite: bool, **_: obj
     found = context.workspace.find(parse(to)) if overwrite else None
     if found is None or parse(from_) == parse(to):
         return None
-    return f"move_file replaces {found.path!r} by {shown(parse(from_))!r}"
+    return f"move_file replaces {found.path!r} by {show_path(parse(from_))!r}"
 
 
 @builtin(
@@ -104,7 +104,7 @@ def move_file(
     if create_dirs and target:
         context.workspace.make_directories(target[:-1])
     context.workspace.rename(source, target, over=overwrite and context.confirmed)
-    moved = Moved(from_=shown(source), to=shown(target))
+    moved = Moved(from_=show_path(source), to=show_path(target))
     return moved, f"Moved {moved.from_} to {moved.to}."
 
 
@@ -141,9 +141,9 @@ def _delete(context: Context, parts: Parts) -> Deleted:
     except Conflict as conflict:
         if conflict.code != "DIRECTORY_NOT_EMPTY":
             raise
-        message = f"{shown(parts)!r} is a directory with something in it; set recursive to delete all of it"
+        message = f"{show_path(parts)!r} is a directory with something in it; set recursive to delete all of it"
         raise Conflict(message, code=conflict.code) from conflict
-    return Deleted(deleted=[shown(parts)], count=1)
+    return Deleted(deleted=[show_path(parts)], count=1)
 
 
 def _delete_tree(context: Context, parts: Parts) -> Deleted:
@@ -153,8 +153,8 @@ def _delete_tree(context: Context, parts: Parts) -> Deleted:
         context.check_cancelled()
         count += 1
         if len(inside) < _DELETED_LIMIT and removed != parts:
-            inside.append(shown(removed))
-    return Deleted(deleted=[shown(parts), *sorted(inside)][:_DELETED_LIMIT], count=count)
+            inside.append(show_path(removed))
+    return Deleted(deleted=[show_path(parts), *sorted(inside)][:_DELETED_LIMIT], count=count)
 
 
 def _is_directory(context: Context, parts: Parts) -> bool:
@@ -216,17 +216,17 @@ def edit_file(
         context.check_cancelled()
         body, count = _apply(context, text, body, edit, number)
         replacements += count
-    diff = unified_diff(shown(text.parts), text.body, body)
+    diff = unified_diff(show_path(text.parts), text.body, body)
     if not dry_run and body != text.body:
         context.workspace.replace(text.parts, text.encoded(body), seen=text.stat)
-    edited = Edited(path=shown(text.parts), replacements=replacements, diff=shortened(diff))
+    edited = Edited(path=show_path(text.parts), replacements=replacements, diff=shortened(diff))
     return edited, edited.diff or "The edits change nothing."
 
 
 def _apply(context: Context, text: Text, body: str, edit: Edit, number: int) -> tuple[str, int]:
     old, new = (each.replace("\r\n", "\n") if text.crlf else each for each in (edit.old_text, edit.new_text))
     count = body.count(old)
-    where = f"edit {number} of {shown(text.parts)!r}"
+    where = f"edit {number} of {show_path(text.parts)!r}"
     if count == 0:
         hint = _closest(context, body, old)
         raise Conflict(f"{where}: oldText is not in the file{hint}", code="NO_MATCH", edit=number)

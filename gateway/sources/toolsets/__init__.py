@@ -24,8 +24,8 @@ from gateway.sources.toolsets.shell import Programs
 from gateway.tools import Access, Hides, HidesFor, Permission, Tool, hide_nothing, hide_nothing_for
 from gateway.workspace import Workspaces
 from gateway.workspace.hidden import Hidden, find_hidden, hidden_paths
-from gateway.workspace.protected import find_protected, mounted, relative
-from gateway.workspace.put_back import protecting
+from gateway.workspace.protected import find_protected, paths_to_mount, relative
+from gateway.workspace.protected_copies import protect_files
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class ToolsetSource:
             return Outcome(await self._run(toolset, item, call, files, env))
         before = await anyio.to_thread.run_sync(find_protected, workspace)
         approved = relative(workspace, call.approved_paths, WORKSPACE)
-        mounts = mounted(before, approved) if await self._programs.can_keep_paths() else ()
-        store = self._workspaces.protected_store(call.chat) / call.id
-        async with protecting(call.target.id, workspace, store, before, mounts, approved):
+        mounts = paths_to_mount(before, approved) if await self._programs.can_keep_paths() else ()
+        store = self._workspaces.protection_store(call.chat) / call.id
+        async with protect_files(call.target.id, workspace, store, before, mounts, approved):
             files = _Files(workspace, True, of_a_person=True, protected=mounts)
             return Outcome(await self._run(toolset, item, call, files, env))
 

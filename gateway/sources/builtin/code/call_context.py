@@ -29,8 +29,8 @@ from gateway.sources.builtin.code.python_runner import Python, Script
 from gateway.tools import Hides, hide_nothing
 from gateway.workspace import Entry, Parts, Root, parse
 from gateway.workspace.hidden import Hidden, hidden_paths
-from gateway.workspace.protected import Protected, mounted
-from gateway.workspace.put_back import protecting
+from gateway.workspace.protected import Protected, paths_to_mount
+from gateway.workspace.protected_copies import protect_files
 
 # Seconds between two reports: as often as a person can follow. Before the first, most programs have ended.
 INTERVAL = 0.3
@@ -330,12 +330,12 @@ class Bench:
         assert self.store is not None  # noqa: S101 - an attached folder has one
         tool, store = self.call.target.id, self.store / self.call.id
         # Somebody agreed to the program: a repository that it makes stays, as does all in it.
-        async with protecting(tool, self.folder, store, self.protected, self._mounted, repositories=True):
+        async with protect_files(tool, self.folder, store, self.protected, self._mounted, repositories=True):
             yield
 
     @property
     def _mounted(self) -> tuple[str, ...]:
-        return mounted(self.protected, ()) if self.sandbox.keeps_paths else ()
+        return paths_to_mount(self.protected, ()) if self.sandbox.keeps_paths else ()
 
     def own_files(self, what: str) -> str | None:
         """Why to ask before a program may do what it likes with the files: they are a person's own. A chat's own

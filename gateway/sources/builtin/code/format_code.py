@@ -20,7 +20,7 @@ from gateway.sources.builtin.code.call_context import NODE_MODULES, Bench, in_th
 from gateway.sources.builtin.decorator import Shape, builtin, left_out
 from gateway.sources.builtin.read_files import passed_over
 from gateway.tools import Access, Permission
-from gateway.workspace import Entry, Parts, Root, parse, shown
+from gateway.workspace import Entry, Parts, Root, parse, show_path
 from gateway.workspace.diff import unified_diff
 from gateway.workspace.protected import PROTECTED_NAMES
 
@@ -261,12 +261,12 @@ def _settled(bench: Bench, taken: _Taken, copy: Path, complaints: Sequence[_Comp
             reasons.pop(parts, None)
             if not check:
                 bench.root.replace(parts, after, seen=seen)
-            changed.append(Reformatted(path=shown(parts), formatter=formatter.program))
+            changed.append(Reformatted(path=show_path(parts), formatter=formatter.program))
             old, new = before.decode("utf-8", "replace"), after.decode("utf-8", "replace")
-            diffs.append(unified_diff(shown(parts), old, new))
+            diffs.append(unified_diff(show_path(parts), old, new))
     diff = "".join(diffs)
     failed = [
-        Failed(path=shown(parts), formatter=taken.files[parts][0].program, reason=reason)
+        Failed(path=show_path(parts), formatter=taken.files[parts][0].program, reason=reason)
         for parts, reason in reasons.items()
     ]
     return Formatted(

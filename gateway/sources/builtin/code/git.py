@@ -20,7 +20,7 @@ from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, ToolFaile
 from gateway.sandbox.network_init import PORT
 from gateway.sandbox.run import Finished
 from gateway.sources.builtin.code.call_context import Bench, in_thread
-from gateway.workspace import Parts, parse, shown
+from gateway.workspace import Parts, parse, show_path
 
 if TYPE_CHECKING:
     from gateway.sources.builtin.code.call_context import Bench
@@ -230,7 +230,7 @@ class Repository:
     def filters(self) -> list[str]:
         """Filters that the repository wants and that were not run: its files are stored as they are."""
         names = [match[1] for key, _ in self.config if (match := _FILTER.fullmatch(key))]
-        return [shown((name,)) for name in dict.fromkeys(names)]
+        return [show_path((name,)) for name in dict.fromkeys(names)]
 
     async def _text(self, arguments: Sequence[str], codes: Sequence[int], **how: object) -> str:
         answer = await self._git(arguments, **how)  # type: ignore[arg-type]
@@ -321,7 +321,7 @@ def plain(text: str) -> str:
 
 
 def path_of(text: str) -> str:
-    return shown((text,))
+    return show_path((text,))
 
 
 def _failure(command: str, answer: Finished) -> GatewayError:

@@ -210,7 +210,7 @@ class Workbench:
                 installs=self._installs and call.caller.permission.allows(install_package.tool.permission),
                 hides=self._hides[call.target.id],
                 protected=protected,
-                store=self._workspaces.protected_store(call.chat),
+                store=self._workspaces.protection_store(call.chat),
             )
 
     @cached_property

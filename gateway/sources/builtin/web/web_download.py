@@ -17,7 +17,7 @@ from gateway.sources.builtin.decorator import Shape, Versioned, builtin
 from gateway.sources.builtin.web.context import Files, WebContext
 from gateway.sources.builtin.web.web_fetch import LONGEST_WAIT, Headers, Seconds, Url
 from gateway.tools import Access, Permission
-from gateway.workspace import Parts, parse, shown
+from gateway.workspace import Parts, parse, show_path
 from gateway.workspace.versions import HeldChat
 
 BYTES = 64 * 1024 * 1024
@@ -81,7 +81,9 @@ async def web_download(
                         created = await anyio.to_thread.run_sync(_place, context, parts, file, got.bytes, create_dirs)
                 finally:
                     after = await files.save("tool_run", context.call.id)
-    saved = Saved(path=shown(parts), size=got.bytes, created=created, url=got.url_final, content_type=got.content_type)
+    saved = Saved(
+        path=show_path(parts), size=got.bytes, created=created, url=got.url_final, content_type=got.content_type
+    )
     return (
         saved,
         f"{'Created' if created else 'Overwrote'} {saved.path} ({saved.size} bytes).",

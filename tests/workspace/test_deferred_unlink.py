@@ -26,6 +26,6 @@ def test_names_are_gone_at_once_and_nothing_stays_open(tmp_path: Path) -> None:
     for name in sorted(path.name for path in tmp_path.iterdir()):
         farewell.unlink(directory, name)
     assert not list(tmp_path.iterdir())
-    farewell.finish()
+    farewell.flush()
     eventually(lambda: not open_descriptors() - before)
     os.close(directory)

@@ -1,7 +1,7 @@
-"""Protected files of a person's own folder are held while a program runs that may write there, and put back afterwards.
+"""Restoring protected files of an attached folder after a program that could write there.
 
-Where the sandbox cannot mount them read-only, they are copied before the program runs. A note in the chat's own
-directory says what was there: if the gateway is killed meanwhile, the next one puts them back.
+Protected files that the sandbox does not mount read-only are copied before the program runs. A note in the chat's own
+directory records them: if the gateway is killed meanwhile, the next one restores them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import orjson
 
 from gateway.errors import GatewayError, ToolFailed, Unavailable
 from gateway.workspace.folder_access import restore_access_below
-from gateway.workspace.openat import DIRECTORY, READING, best_way, exchange
+from gateway.workspace.openat import DIRECTORY, READING, choose_opener, exchange
 from gateway.workspace.protected import (
     DEPTH_LIMIT,
-    PASSED_OVER,
+    SKIPPED_ERRORS,
     Protected,
     ProtectedFile,
-    covers,
     find_below,
-    opened,
-    opened_top,
-    opens,
-    stat_of,
+    is_approved,
+    open_directory,
+    open_folder,
+    stat_if_exists,
+    touches_approved,
 )
 from gateway.workspace.remove_tree import temporary_name
 from gateway.workspace.tree import decode, encode
@@ -48,20 +48,19 @@ _NOTE = "note"
 _TICK = 1_000_000_000
 _ASIDE = ".toolgate-removed-"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# Directories of a repository that hold what is committed: they are not copied.
+# Directories of a repository with committed data: they are not copied.
 _CONTENTS = frozenset({"objects", "refs", "logs", "lfs"})
 
 
-class TakenBack(NamedTuple):
-    """The paths that were not as they should be, each with the name that has what was there; and those that still are
-    not."""
+class RestoredFiles(NamedTuple):
+    """The changed paths, each with the new name of what was there (None if it was gone); and those that failed."""
 
     renamed: dict[str, str | None]
     failed: list[str]
 
 
 @asynccontextmanager
-async def protecting(
+async def protect_files(
     tool: str,
     folder: Path,
     store: Path,
@@ -71,7 +70,7 @@ async def protecting(
     *,
     repositories: bool = False,
 ) -> AsyncIterator[None]:
-    """Hold the protected files of a folder while a program runs inside, whether it ends, fails or is cancelled.
+    """Protect the files of a folder while a program runs in the body, whether it ends, fails or is cancelled.
 
     Those in `mounts` the sandbox holds; the others are copied to `store` and put back. What the program left under a
     protected name it keeps under a name that nobody obeys, and the call fails with PROTECTED_FILE. Only `approved`
@@ -85,34 +84,34 @@ async def protecting(
         raise
     finally:
         with anyio.CancelScope(shield=True):
-            taken = await anyio.to_thread.run_sync(take_back, folder, store)
+            taken = await anyio.to_thread.run_sync(restore_protected, folder, store)
         if any(taken) and (failure is None or isinstance(failure, GatewayError)):
-            raise _protected(tool, taken) from failure
+            raise _protected_file_error(tool, taken) from failure
 
 
-def take_back(folder: Path, store: Path) -> TakenBack:
-    """Put protected files back as the note in `store` has them, if there is one. Doing it again finishes what a crash
-    cut short. Blocks."""
+def restore_protected(folder: Path, store: Path) -> RestoredFiles:
+    """Restore protected files from the note in `store`, if there is one. Repeating it completes an interrupted run.
+    Blocks."""
     try:
         note = orjson.loads((store / _NOTE).read_bytes())
     except FileNotFoundError:
-        return TakenBack({}, [])
-    with opened_top(folder) as top:
-        taken = _Return(top, store, note).run()
+        return RestoredFiles({}, [])
+    with open_folder(folder) as top:
+        taken = _Restoration(top, store, note).run()
     shutil.rmtree(store)
     return taken
 
 
-def set_aside(directory: int, name: str, shown: str) -> str | None:
-    """Rename a file or directory to a name that nobody obeys, made of `shown`; the new name, None if it is gone."""
+def rename_aside(directory: int, name: str, shown: str) -> str | None:
+    """Rename a file or directory to an inert name derived from `shown`; return the new name, None if it is gone."""
     stem = os.fsdecode(os.fsencode(shown)[:200])
     for suffix in (*range(1, 100), secrets.token_hex(8)):
         new = f"{stem}{_ASIDE}{suffix}"
-        move = partial(best_way().rename_new, directory, name, directory, new)
+        move = partial(choose_opener().rename_new, directory, name, directory, new)
         try:
             try:
                 move()
-            except PermissionError:  # the directory is closed, even to its owner
+            except PermissionError:  # the directory's mode locks out its owner
                 restore_access_below(directory, ".")
                 move()
         except FileExistsError:
@@ -124,24 +123,24 @@ def set_aside(directory: int, name: str, shown: str) -> str | None:
 
 
 def recover(folder: Path, store: Path) -> None:
-    """Put protected files back after calls of a gateway that was killed; each has a folder in `store`. Blocks."""
+    """Restore protected files after calls of a killed gateway; each call has a folder in `store`. Blocks."""
     with suppress(FileNotFoundError):
         for each in store.iterdir():
-            taken = take_back(folder, each)
+            taken = restore_protected(folder, each)
             if any(taken):
-                log.warning("protected files of %s were put back after a kill: %s", folder, taken)
+                log.warning("protected files of %s were restored after a kill: %s", folder, taken)
             shutil.rmtree(each, ignore_errors=True)
 
 
-def _protected(tool: str, taken: TakenBack) -> ToolFailed:
+def _protected_file_error(tool: str, taken: RestoredFiles) -> ToolFailed:
     path = taken.failed[0] if taken.failed else next(iter(taken.renamed))
     if taken.failed:
-        state = "it could not be put back, see the log"
+        state = "it could not be restored, see the log"
     elif (now := taken.renamed[path]) is None:
-        state = "it was put back"
+        state = "it was restored"
     else:
-        state = f"what it left is now {now!r}; to have it, use write_file or move_file, which ask"
-    message = f"{tool} made, changed or deleted {path!r}, which other programs on this machine obey; {state}"
+        state = f"the new content was moved to {now!r}; to keep it, use write_file or move_file, which ask"
+    message = f"{tool} created, changed or deleted {path!r}, a protected file; {state}"
     return ToolFailed(message, code="PROTECTED_FILE", renamed=taken.renamed, failed=taken.failed)
 
 
@@ -158,7 +157,7 @@ def _begin(
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir(0o700, parents=True)
     room = COPY_BYTES
-    with opened_top(folder) as top:
+    with open_folder(folder) as top:
         for path in copied:
             for each, parent, name in _files(top, path):
                 try:
@@ -168,8 +167,8 @@ def _begin(
                 room -= size
                 if room < 0 or len(files) > COPY_FILES:
                     raise Unavailable(
-                        f"the files that other programs obey are larger than {COPY_BYTES >> 20} MiB together (or more "
-                        f"than {COPY_FILES}; one is {each!r}), too much to protect under this sandbox",
+                        f"the protected files are larger than {COPY_BYTES >> 20} MiB together (or more "
+                        f"than {COPY_FILES}; one is {each!r}), too much to protect in this sandbox",
                         code="PROTECTED_FILES_TOO_LARGE",
                     )
     note = {
@@ -184,14 +183,14 @@ def _begin(
 
 
 def _files(top: int, path: str) -> Iterator[tuple[str, int, str]]:
-    """Each file and link at a path or below it, with the directory it is in, which is open."""
+    """Yield each file and link at or below a path, with its open parent directory."""
     with _parent(top, path) as (parent, name):
         yield from _below(parent, path, name, within=name in ("modules", "worktrees"))
 
 
 @contextmanager
 def _parent(top: int, path: str) -> Iterator[tuple[int, str]]:
-    """The directory a path lies in, and its name there. A step over a link is refused, one to another disk is not."""
+    """Open the parent directory of a path; yield it and the name. Follows no link; may cross file systems."""
     *above, name = path.split("/")
     here = os.dup(top)
     try:
@@ -205,20 +204,20 @@ def _parent(top: int, path: str) -> Iterator[tuple[int, str]]:
 
 
 def _below(parent: int, path: str, name: str, within: bool, depth: int = 0) -> Iterator[tuple[str, int, str]]:
-    found = stat_of(parent, name)
+    found = stat_if_exists(parent, name)
     if found is None:
         return
     if not stat.S_ISDIR(found.st_mode) or depth > DEPTH_LIMIT:
         yield path, parent, name
         return
-    with suppress(*PASSED_OVER), opened(parent, name) as directory:
+    with suppress(*SKIPPED_ERRORS), open_directory(parent, name) as directory:
         for each in sorted(os.listdir(directory)):  # noqa: PTH208 - by a descriptor
             if not (within and each in _CONTENTS):
                 yield from _below(directory, f"{path}/{each}", each, within, depth + 1)
 
 
 def _copy(parent: int, name: str, target: Path, room: int) -> tuple[list[Any], int]:
-    """What is known of a file, its content in `target`; and how large that is."""
+    """Copy a file to `target`; return its metadata and size."""
     found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     # A file that has only just changed may change again within the same tick of the clock.
     changed = found.st_ctime_ns if time.time_ns() - found.st_ctime_ns > _TICK else 0
@@ -231,8 +230,8 @@ def _copy(parent: int, name: str, target: Path, room: int) -> tuple[list[Any], i
     return known, found.st_size
 
 
-class _Return:
-    """Puts protected files back, by descriptors: no link is followed."""
+class _Restoration:
+    """Restores protected files through descriptors, without following links."""
 
     def __init__(self, top: int, store: Path, note: Any) -> None:
         self._top = top
@@ -242,9 +241,9 @@ class _Return:
         self._approved = [decode(path) for path in note["approved"]]
         self._files = {decode(path): known for path, known in note["files"].items()}
         self._repositories = note["repositories"]
-        self._taken = TakenBack({}, [])
+        self._taken = RestoredFiles({}, [])
 
-    def run(self) -> TakenBack:
+    def run(self) -> RestoredFiles:
         settled: tuple[str, ...] = ()
         found: list[ProtectedFile] = []
         too_deep: list[str] = []
@@ -254,7 +253,7 @@ class _Return:
                 continue
             if self._repositories and not each.whole and each.path not in self._before:
                 settled += (f"{each.path}/",)
-            elif not opens(self._approved, each.path):
+            elif not touches_approved(self._approved, each.path):
                 self._attempt(each.path, self._set_aside)
                 settled += (f"{each.path}/",)
             elif each.whole:
@@ -262,37 +261,37 @@ class _Return:
         for path in self._copied:
             self._clear(path)
         for path in self._files:
-            if not covers(self._approved, path):
+            if not is_approved(self._approved, path):
                 self._attempt(path, self._restore)
         for path in too_deep:
-            self._fail(path, "it lies too deep to look for protected files in it")
+            self._fail(path, "it is nested too deeply to search it for protected files")
         return self._taken
 
     def _attempt(self, path: str, work: Callable[[str], None]) -> None:
-        """One path that cannot be put back keeps no other from it."""
+        """Run `work`; record a failure instead of stopping."""
         try:
             work(path)
         except OSError as error:
             self._fail(path, str(error))
 
     def _fail(self, path: str, why: str) -> None:
-        log.error("the protected file %r could not be put back: %s", path, why)
+        log.error("the protected file %r could not be restored: %s", path, why)
         self._taken.failed.append(path)
 
     def _clear(self, root: str) -> None:
-        """Set aside what is new in a protected directory."""
+        """Rename new files in a protected directory."""
         listed: list[tuple[str, int, str]] = []
-        with suppress(OSError):  # what is above it has gone, or is a link now
+        with suppress(OSError):  # a directory above it is gone or is a link now
             listed = list(_files(self._top, root))
         for path, *_ in listed:
-            if path not in self._files and not covers(self._approved, path):
+            if path not in self._files and not is_approved(self._approved, path):
                 self._attempt(path, self._set_aside)
 
     def _is_same(self, path: str) -> bool:
         mode, uid, gid, changed, inode, name = self._files[path]
         try:
             with _parent(self._top, path) as (parent, last):
-                found = stat_of(parent, last)
+                found = stat_if_exists(parent, last)
                 if found is None or (found.st_mode, found.st_uid, found.st_gid) != (mode, uid, gid):
                     return False
                 if (found.st_ctime_ns, found.st_ino) == (changed, inode):
@@ -304,7 +303,7 @@ class _Return:
     def _restore(self, path: str) -> None:
         mode, uid, gid, _, _, name = self._files[path]
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)) or self._is_same(path):
-            return  # a pipe or socket holds nothing
+            return  # a pipe or socket has no content
         *above, last = path.split("/")
         parent = self._directory(above)
         try:
@@ -318,7 +317,7 @@ class _Return:
                     with suppress(PermissionError):
                         os.fchown(file.fileno(), uid, gid)
                     os.fchmod(file.fileno(), stat.S_IMODE(mode))
-            if stat_of(parent, last) is None:
+            if stat_if_exists(parent, last) is None:
                 os.rename(temporary, last, src_dir_fd=parent, dst_dir_fd=parent)
                 self._taken.renamed.setdefault(path, None)
             elif exchange(parent, temporary, last):
@@ -334,17 +333,17 @@ class _Return:
             self._move(parent, name, name, path)
 
     def _move(self, parent: int, name: str, shown: str, path: str) -> None:
-        if (new := set_aside(parent, name, shown)) is not None:
+        if (new := rename_aside(parent, name, shown)) is not None:
             above = path.rpartition("/")[0]
             self._taken.renamed[path] = f"{above}/{new}" if above else new
 
     def _directory(self, parts: list[str]) -> int:
-        """A directory as it was, made again where it is gone; what is in its place is set aside."""
+        """Open a directory, creating it again if it is gone; anything else in its place is renamed."""
         here = os.dup(self._top)
         for depth, name in enumerate(parts, 1):
             above = here
             try:
-                found = stat_of(above, name)
+                found = stat_if_exists(above, name)
                 if found is not None and not stat.S_ISDIR(found.st_mode):
                     self._move(above, name, name, "/".join(parts[:depth]))
                     found = None
