@@ -42,7 +42,7 @@ Alone = Callable[[Callable[[], None]], None]
 
 
 @pytest.mark.parametrize("mode", [0, 0o100, 0o300, 0o400, 0o600])
-@pytest.mark.parametrize("way", [choose_opener(), ComponentOpener()], ids=["best", "stepwise"])
+@pytest.mark.parametrize("opener", [choose_opener(), ComponentOpener()], ids=["best", "stepwise"])
 def test_a_chats_own_folders_are_opened_again(place: Path, alone: Alone, mode: int, opener: PathOpener) -> None:
     def locked() -> None:
         work = place / "files"

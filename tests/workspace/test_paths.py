@@ -17,7 +17,7 @@ WAYS = [pytest.param(Openat2(), id="openat2"), pytest.param(ComponentOpener(), i
 
 
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> PathOpener:
+def opener(request: pytest.FixtureRequest) -> PathOpener:
     chosen: PathOpener = request.param
     return chosen
 
