@@ -20,7 +20,7 @@ from gateway.workspace import ComponentOpener, Openat2, PathOpener, Workspaces
         pytest.param(ComponentOpener(), id="stepwise", marks=pytest.mark.slow),
     ]
 )
-def way(request: pytest.FixtureRequest) -> PathOpener:
+def opener(request: pytest.FixtureRequest) -> PathOpener:
     chosen: PathOpener = request.param
     return chosen
 

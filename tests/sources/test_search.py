@@ -31,7 +31,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.fixture
-def way() -> PathOpener:
+def opener() -> PathOpener:
     return Openat2()
 
 
