@@ -59,7 +59,7 @@ async def test_a_sweep_that_fails_is_nobody_elses_trouble(tmp_path: Path, caplog
     async with gateway(tmp_path) as open_gateway:
         (tmp_path / "chats/c/blobs/00").touch()
         await write(open_gateway, "2")
-    assert "chat 'c' could not be swept" in caplog.text
+    assert "the sweep of chat 'c' failed" in caplog.text
 
 
 def test_only_what_killed_writers_left_is_removed_and_only_when_it_is_old(tmp_path: Path) -> None:
