@@ -28,7 +28,7 @@ from mcp_types import RequestParamsMeta
 from gateway import Gateway
 from gateway.sandbox import detect
 from gateway.sandbox.landlock import Landlock, version
-from gateway.sources.builtin.code.call_context import interpreter
+from gateway.sources.builtin.code.call_context import find_interpreter
 
 ROUNDS, COLD_ROUNDS = 60, 15
 # Seconds between two calls: as fast as anyone who reads an answer calls again, and time for what makes ready.
@@ -126,7 +126,7 @@ def anew(way: Way) -> Way:
 
 
 async def measure(place: Path) -> bool:
-    found = interpreter()
+    found = find_interpreter()
     assert found is not None, "there is no python3 here"
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(Gateway.open({"data_dir": place / "data", **ON}))

@@ -46,9 +46,7 @@ from gateway.extensions.validation import Validation
 from gateway.extensions.versioning import Versioning
 from gateway.serve.mcp.uris import file_uri
 from gateway.sources import Source
-from gateway.sources.builtin import BuiltinSource
-from gateway.sources.builtin.code import DevelopmentSource
-from gateway.sources.builtin.web import web_sources
+from gateway.sources.builtin.source import builtin_source
 from gateway.tools import HidesFor, Permission, Tool
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions
@@ -108,11 +106,9 @@ class Gateway:
         self._listeners: list[Callable[[], None]] = []
         self._categories = settings.effective_categories()
         self.versions = Versions(Manifests(db), self._chats, self._workspaces)
-        web = web_sources(settings.web, self._workspaces, self.versions)
         hides: HidesFor = lambda tool: self.executor.hides(tool)  # noqa: E731 - it is made last
-        self.development = DevelopmentSource(self._workspaces, settings, hides=hides)
-        files = BuiltinSource(self._workspaces, self.versions, hides=hides)
-        self._sources = [files, *web, self.development, *sources]
+        self.builtins = builtin_source(settings, self._workspaces, self.versions, hides)
+        self._sources = [self.builtins, *sources]
         self.executor = Executor(self._extensions())
         self.approval_flow = ApprovalFlow(
             self.executor.call_tool,
@@ -297,7 +293,7 @@ class Gateway:
         await self._running.drain(self.settings.server.shutdown_grace)
         await self.executor.idle()
         await self.versions.close()
-        await self.development.close()
+        await self.builtins.close()
         if self._soon is not None:
             await _cancelled(self._soon)
         if "switchboard" in self.__dict__:

@@ -43,6 +43,9 @@ class Permission(str, enum.Enum):
         return _LEVELS[needed] <= _LEVELS[self]
 
 
+# Nodes that a schema may have once its references are inlined; definitions of definitions could grow without end.
+_INLINED_NODES = 10_000
+
 _LEVELS = {level: rank for rank, level in enumerate(Permission)}
 
 
@@ -166,6 +169,36 @@ def hide_nothing_for(_: Tool) -> Hides:
 
 def hide_nothing(path: str, agreed: frozenset[str] = frozenset()) -> str | None:  # noqa: ARG001 - as `Hides` has them
     return None
+
+
+def inline_references(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema with every reference to its `$defs` replaced by the definition: some clients do not resolve
+    references. One that refers to itself, or would grow beyond a limit, is returned unchanged. (The order of properties
+    is kept, which `jsonschema_rs.dereference` does not do.)"""
+    definitions, size = schema.get("$defs", {}), 0
+
+    def inline(node: Any, enclosing: tuple[str, ...]) -> Any:
+        nonlocal size
+        size += 1
+        if size > _INLINED_NODES:
+            raise RecursionError
+        if isinstance(node, list):
+            return [inline(item, enclosing) for item in node]
+        if not isinstance(node, dict):
+            return node
+        reference = node.get("$ref")
+        if not isinstance(reference, str):
+            return {key: inline(value, enclosing) for key, value in node.items()}
+        name = reference.removeprefix("#/$defs/")
+        if name not in definitions or name in enclosing:
+            raise RecursionError
+        rest = {key: inline(value, enclosing) for key, value in node.items() if key != "$ref"}
+        return {**inline(definitions[name], (*enclosing, name)), **rest}
+
+    try:
+        return inline({key: value for key, value in schema.items() if key != "$defs"}, ())  # type: ignore[no-any-return]
+    except (RecursionError, TypeError):
+        return schema
 
 
 def _validator(tool_id: str, which: str, schema: Mapping[str, Any]) -> jsonschema_rs.Validator:

@@ -15,9 +15,7 @@ from click.testing import CliRunner
 
 from gateway.cli import COMMANDS, toolgate
 from gateway.config import DEFAULT_CATEGORIES, LimitSettings, Settings
-from gateway.sources.builtin import BUILTINS
-from gateway.sources.builtin.code.source import TOOLS as DEVELOPMENT
-from gateway.sources.builtin.web.source import WEB
+from gateway.sources.builtin.source import BUILTINS, load
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -50,7 +48,7 @@ def test_documented_limits_are_the_defaults() -> None:
 def test_documented_tools_are_in_their_categories() -> None:
     shown = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[3])) for row in table("tools.md")}
     actual: dict[str, set[str]] = {}
-    for builtin in (*BUILTINS, *WEB, *DEVELOPMENT):
+    for builtin in (builtin for kind in BUILTINS for builtin in load(kind)):
         actual.setdefault(builtin.tool.category, set()).add(builtin.tool.id)
     assert shown == actual
     for row in table("tools.md"):

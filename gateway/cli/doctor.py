@@ -145,7 +145,7 @@ async def _gateway(settings: Settings) -> list[Finding]:
             await gateway.ready()
             found = [
                 *map(str, gateway.catalog.problems),
-                *(each.message for each in await gateway.development.problems()),
+                *(each.message for each in await gateway.builtins.problems()),
             ]
             problems = [Finding("tools", "note", problem) for problem in found]
             on = [category.name for category in settings.effective_categories().values() if category.enabled]

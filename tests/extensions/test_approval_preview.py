@@ -12,7 +12,7 @@ from gateway.calls import Call
 from gateway.config.settings import ApprovalRule
 from gateway.extensions import stack
 from gateway.extensions.approval import Approval
-from gateway.sources.builtin import BuiltinSource
+from gateway.sources.builtin.source import BuiltinSource, FileTools
 from gateway.tools import Tool
 from gateway.workspace import Workspaces
 
@@ -33,7 +33,7 @@ def workspaces(tmp_path: Path) -> Workspaces:
 
 
 async def told(workspaces: Workspaces, name: str, message: str | None = None, **arguments: Any) -> str | None:
-    tools = {tool.id: tool for tool in await BuiltinSource(workspaces).list_tools()}
+    tools = {tool.id: tool for tool in await BuiltinSource([FileTools(workspaces)]).list_tools()}
     call = Call(name=name, arguments=arguments, tool=tools[name], chat="c", message=message)
     call.target.check_arguments(arguments)
     return await FilePreview(workspaces).changes(call)

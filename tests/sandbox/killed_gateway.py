@@ -26,7 +26,8 @@ from typing import NoReturn
 
 from gateway import Gateway
 from gateway.sandbox.process_tree import usage
-from gateway.sources.builtin.code.python_runner import Sandboxed
+from gateway.sources.builtin.code.python_runner import SandboxedRunner
+from gateway.sources.builtin.code.tools import CodeTools
 
 from .busy_machine import use_sandbox
 
@@ -149,9 +150,9 @@ async def start_all(backend: str, directory: Path, announce: int) -> None:
         _, tool, arguments, chat = _CALLS[0]
         warm = await gateway.call(tool, arguments | {"code": "pass"}, chat=chat, confirmed=True)
         assert warm.error is None, warm.error
-        pythons = (await gateway.development._workbench())._pythons
-        assert isinstance(pythons, Sandboxed)
-        while not pythons._spares.waiting:  # noqa: ASYNC110 - nothing tells
+        pythons = next(kind.python for kind in gateway.builtins._kinds if isinstance(kind, CodeTools))
+        assert isinstance(pythons, SandboxedRunner)
+        while not pythons._prestarted.waiting:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
         imported = [name for name in sys.modules if name.startswith(("gateway.", "mcp", "pydantic", "httpx"))]
         os.write(announce, f"{CALLING} {' '.join(imported)}\n".encode())

@@ -10,7 +10,7 @@ from anyio.from_thread import start_blocking_portal
 
 from gateway.calls import Call, Outcome
 from gateway.errors import GatewayError
-from gateway.sources.builtin import BuiltinSource
+from gateway.sources.builtin.source import BuiltinSource, FileTools
 from gateway.workspace import ComponentOpener, Openat2, PathOpener, Workspaces
 
 
@@ -33,8 +33,8 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def source(workspace: Path, opener: PathOpener) -> BuiltinSource:
-    return BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}, opener))
+def source(workspace: Path, way: PathOpener) -> BuiltinSource:
+    return BuiltinSource([FileTools(Workspaces(workspace.parent / "data", {"demo": workspace}, way))])
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from gateway.calls import Call, Outcome
 from gateway.errors import GatewayError, Invalid
 from gateway.sources import Source
-from gateway.sources.builtin import BUILTINS, ON_VERSIONS, BuiltinSource
+from gateway.sources.builtin.source import BuiltinSource, FileTools, load
 from gateway.tools import Access, Permission, Tool
 from gateway.workspace import Workspaces
 
@@ -19,7 +19,7 @@ EDITING = {"write_file", "edit_file", "apply_patch", "move_file", "delete_file"}
 
 
 def listed(tmp_path: Path) -> dict[str, Tool]:
-    source: Source = BuiltinSource(Workspaces(tmp_path))
+    source: Source = BuiltinSource([FileTools(Workspaces(tmp_path))])
     return {tool.id: tool for tool in anyio.run(source.list_tools)}
 
 
@@ -41,7 +41,7 @@ def test_reading_is_read_only_and_editing_is_read_write(tmp_path: Path) -> None:
 @pytest.mark.promise("P1")
 @pytest.mark.promise("T2")
 def test_looking_at_versions_is_read_only_and_going_back_is_read_write() -> None:
-    shown = {builtin.tool.id: builtin.tool for builtin in ON_VERSIONS}
+    shown = {builtin.tool.id: builtin.tool for builtin in load("versions")}
     assert {name: (tool.category, tool.permission) for name, tool in shown.items()} == {
         "workspace_history": ("filesystem", Permission.READ_ONLY),
         "workspace_diff": ("filesystem", Permission.READ_ONLY),
@@ -65,7 +65,7 @@ def test_arguments_are_spelled_as_the_seed_spells_them(tmp_path: Path) -> None:
     assert set(tools["move_file"].output_schema["properties"]) == {"from", "to"}
 
 
-@pytest.mark.parametrize("builtin", BUILTINS, ids=lambda each: each.tool.id)
+@pytest.mark.parametrize("builtin", [*load("files"), *load("versions")], ids=lambda each: each.tool.id)
 def test_schemas_compile_and_say_only_what_matters(builtin: Any) -> None:
     tool = builtin.tool
     tool.compile()
@@ -89,7 +89,7 @@ def test_half_a_surrogate_pair_is_refused_wherever_it_stands(call: Callable[...,
 
 
 def test_each_chat_has_its_own_files(tmp_path: Path) -> None:
-    source = BuiltinSource(Workspaces(tmp_path))
+    source = BuiltinSource([FileTools(Workspaces(tmp_path))])
 
     async def talk() -> None:
         tools = {tool.id: tool for tool in await source.list_tools()}
@@ -106,7 +106,7 @@ def test_a_cancelled_walk_ends_at_once(tmp_path: Path) -> None:
     workspace = tmp_path / "ws"
     for number in range(200):
         (workspace / str(number)).mkdir(parents=True)
-    source = BuiltinSource(Workspaces(tmp_path / "data", {"demo": workspace}))
+    source = BuiltinSource([FileTools(Workspaces(tmp_path / "data", {"demo": workspace}))])
 
     async def cancelled() -> bool:
         tools = {tool.id: tool for tool in await source.list_tools()}

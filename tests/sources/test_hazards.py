@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from gateway.calls import Outcome
-from gateway.sources.builtin import ON_FILES
+from gateway.sources.builtin.source import BUILTINS
 
 Calling = Callable[..., Outcome]
 Snapshot = dict[str, tuple[int, bytes | str | None]]
@@ -59,7 +59,7 @@ TOOLS = list(arguments("x"))
 
 
 def test_the_table_names_every_file_tool() -> None:
-    assert set(TOOLS) == {builtin.tool.id for builtin in ON_FILES}
+    assert set(TOOLS) == set(BUILTINS["files"])
 
 
 def snapshot(folder: Path) -> Snapshot:

@@ -11,8 +11,8 @@ from eventually import TIMEOUT
 
 from gateway.calls import Call, Outcome
 from gateway.errors import GatewayError
-from gateway.sources.builtin import BuiltinSource
-from gateway.sources.builtin.ripgrep import Engine
+from gateway.sources.builtin.ripgrep import SearchEngine
+from gateway.sources.builtin.source import BuiltinSource, FileTools
 from gateway.workspace import Openat2, PathOpener, Workspaces
 
 pytestmark = pytest.mark.promise("C1")
@@ -26,8 +26,8 @@ EVIL = "(a+)+$"
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> Engine:
-    return Engine.found() if request.param else Engine(ripgrep=None)
+def engine(request: pytest.FixtureRequest) -> SearchEngine:
+    return SearchEngine.detect() if request.param else SearchEngine(ripgrep=None)
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def opener() -> PathOpener:
 
 
 @pytest.fixture
-def source(workspace: Path, engine: Engine, opener: PathOpener) -> BuiltinSource:
-    return BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}, opener), engine=engine)
+def source(workspace: Path, engine: SearchEngine, way: PathOpener) -> BuiltinSource:
+    return BuiltinSource([FileTools(Workspaces(workspace.parent / "data", {"demo": workspace}, way), engine=engine)])
 
 
 def lines(outcome: Outcome) -> list[tuple[str, int, str]]:
@@ -65,7 +65,7 @@ def tree(workspace: Path) -> Path:
     return workspace
 
 
-def test_matches_come_in_order_with_line_and_column(call: Calling, tree: Path, engine: Engine) -> None:
+def test_matches_come_in_order_with_line_and_column(call: Calling, tree: Path, engine: SearchEngine) -> None:
     outcome = call("search_code", pattern=r"\bos\b")
     assert lines(outcome) == [
         ("a.py", 1, "import os"),
@@ -163,10 +163,10 @@ def test_files_that_are_too_large_are_skipped(call: Calling, workspace: Path) ->
     assert (value["matches"], value["filesSkipped"]) == ([], 1)
 
 
-def test_a_catastrophic_pattern_ends_and_the_event_loop_keeps_turning(workspace: Path, engine: Engine) -> None:
+def test_a_catastrophic_pattern_ends_and_the_event_loop_keeps_turning(workspace: Path, engine: SearchEngine) -> None:
     (workspace / "a").write_text("a" * 60 + "!")
-    limited = Engine(engine.ripgrep, seconds=TIMEOUT if engine.ripgrep else 1.0)
-    source = BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}), engine=limited)
+    limited = SearchEngine(engine.ripgrep, seconds=TIMEOUT if engine.ripgrep else 1.0)
+    source = BuiltinSource([FileTools(Workspaces(workspace.parent / "data", {"demo": workspace}), engine=limited)])
     turns = 0
     answers: list[str] = []
 
@@ -197,8 +197,8 @@ def test_a_catastrophic_pattern_ends_and_the_event_loop_keeps_turning(workspace:
 
 def test_a_cancelled_search_ends_its_child_at_once(workspace: Path) -> None:
     (workspace / "a").write_text("a" * 60 + "!")
-    engine = Engine(None, seconds=2 * TIMEOUT)
-    source = BuiltinSource(Workspaces(workspace.parent / "data", {"demo": workspace}), engine=engine)
+    engine = SearchEngine(None, seconds=2 * TIMEOUT)
+    source = BuiltinSource([FileTools(Workspaces(workspace.parent / "data", {"demo": workspace}), engine=engine)])
 
     async def search() -> float:
         tools = {tool.id: tool for tool in await source.list_tools()}

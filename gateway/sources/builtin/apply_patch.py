@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gateway.errors import Conflict, GatewayError, Invalid, Unavailable
 from gateway.sources.builtin import patch as patches
-from gateway.sources.builtin.decorator import Context, Shape, builtin
+from gateway.sources.builtin.decorator import FileContext, Shape, builtin
 from gateway.sources.builtin.patch import Action, FilePatch
 from gateway.sources.builtin.read_files import TEXT_LIMIT, Text, read_text
 from gateway.tools import Access, Permission
@@ -30,7 +30,7 @@ class Patched(Shape):
     files: list[PatchedFile]
 
 
-def _deletes(_: Context, patch: str) -> str | None:
+def _deletes(_: FileContext, patch: str) -> str | None:
     doomed = [file.path for file in patches.parse(patch) if file.action == "delete"]
     named = ", ".join(repr(path) for path in doomed[:10]) + (
         f" and {len(doomed) - 10} more" if len(doomed) > 10 else ""
@@ -49,7 +49,7 @@ def _deletes(_: Context, patch: str) -> str | None:
     patch_argument="patch",
 )
 def apply_patch(
-    context: Context,
+    context: FileContext,
     patch: Annotated[str, Field(max_length=8 * 1024 * 1024, description="Unified diff, as `diff -u` and git write it")],
 ) -> tuple[Patched, str]:
     """Apply a unified diff to files of the workspace: change, create (--- /dev/null), delete (+++ /dev/null) and
@@ -88,7 +88,7 @@ def _distinct(files: list[FilePatch]) -> list[FilePatch]:
     return files
 
 
-def _changes(context: Context, file: FilePatch) -> list[_Change]:
+def _changes(context: FileContext, file: FilePatch) -> list[_Change]:
     text = None if file.old is None else read_text(context.workspace, parse(file.old))
     body = patches.apply(file, text.body if text else "", context.check_cancelled)
     content = text.encoded(body) if text else body.encode("utf-8")

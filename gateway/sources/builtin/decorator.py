@@ -1,4 +1,4 @@
-"""How a builtin is written: a function whose signature and docstring say all a client is told."""
+"""The `builtin` decorator: makes a tool of a function, from its signature and docstring."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from pydantic.alias_generators import to_camel
 
 from gateway.calls import Call, Outcome, text_content
 from gateway.errors import Invalid
-from gateway.sources.builtin.ripgrep import Engine
-from gateway.tools import Access, Hides, Permission, Tool, hide_nothing
+from gateway.sources.builtin.ripgrep import SearchEngine
+from gateway.tools import Access, Hides, Permission, Tool, hide_nothing, inline_references
 from gateway.workspace import Root
 from gateway.workspace.versions import Versions
 
-# Takes a context and the arguments by name; returns a `Shape`, or one and the text a model reads, or these and the
-# `Versioned` files. A plain function gets a `Context` and runs in a thread; an `async` one gets what its source works
-# with (a `VersionContext` for those on a chat's versions), runs in the event loop and must not block it.
+# Takes a context and the arguments by name. Returns a `Shape`; or a `Shape` and the text for the model; or these and
+# the `Versioned` files. A plain function runs in a thread, with a `FileContext`. An `async` one runs in the event loop,
+# with the context of its kind, and must not block.
 Function = Callable[..., Any]
 
 
-def _spelled(name: str) -> str:
+def _alias(name: str) -> str:
     return to_camel(name.rstrip("_"))
 
 
 class Shape(BaseModel):
-    """What a builtin takes or returns: snake_case here, camelCase on the wire."""
+    """An argument or result of a builtin: snake_case in Python, camelCase on the wire."""
 
-    model_config = ConfigDict(alias_generator=_spelled, populate_by_name=True, defer_build=True)
+    model_config = ConfigDict(alias_generator=_alias, populate_by_name=True, defer_build=True)
 
 
 @dataclass(frozen=True)
-class Context:
-    """What a builtin works with besides its arguments. Long loops call `check_cancelled`; what is in files that it
-    `hides` is not shown."""
+class FileContext:
+    """What a file tool works with besides its arguments. Long loops call `check_cancelled`; contents of files that it
+    `hides` are not shown."""
 
     workspace: Root
     confirmed: bool = False
-    engine: Engine = field(default_factory=Engine)
+    engine: SearchEngine = field(default_factory=SearchEngine)
     check_cancelled: Callable[[], None] = lambda: None
     hides: Hides = hide_nothing
 
 
 @dataclass(frozen=True)
 class VersionContext:
-    """What a builtin works with that goes through a chat's versions; it takes the chat's lock itself."""
+    """What a tool on a chat's versions works with besides its arguments. The tool takes the chat's lock itself."""
 
     versions: Versions
     call: Call
@@ -57,7 +57,7 @@ class VersionContext:
 
 
 class Versioned(NamedTuple):
-    """The manifest of the chat's files before a call and after it."""
+    """The manifests of the chat's files before and after a call."""
 
     before: str | None
     after: str | None
@@ -65,57 +65,58 @@ class Versioned(NamedTuple):
 
 @dataclass(frozen=True)
 class Builtin:
-    """A function as a tool. `asks` decides per call whether a person must agree first, and why."""
+    """A function as a tool. `asks` returns the reason to ask a person before a call, or None; `requires` names what the
+    tool needs to be offered, such as "git"."""
 
     function: Function
     hints: Mapping[str, Any]
     asks: Callable[..., Any] | None = None
-
-    @property
-    def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.function)
+    requires: tuple[str, ...] = ()
 
     @cached_property
     def tool(self) -> Tool:
-        """The tool as data. Its rule, if any, is bound by the source, which has the workspaces."""
+        """The tool as data. The source adds its rule for asking."""
         return Tool(
             id=self.function.__name__,
             description=inspect.cleandoc(self.function.__doc__ or ""),
-            input_schema=_untitled(self._arguments.model_json_schema()),
-            output_schema=_untitled(self._answer.model_json_schema()),
+            input_schema=inline_references(_remove_titles(self._arguments.model_json_schema())),
+            output_schema=_remove_titles(self._result.model_json_schema()),
             **self.hints,
         )
 
-    def run(self, context: Context, arguments: Mapping[str, Any]) -> Outcome:
-        return _outcome(self.function(context, **self._coerced(arguments)))
+    def run(self, context: FileContext, arguments: Mapping[str, Any]) -> Outcome:
+        return _outcome(self.function(context, **self._parse(arguments)))
 
     async def run_async(self, context: object, arguments: Mapping[str, Any]) -> Outcome:
-        return _outcome(await self.function(context, **self._coerced(arguments)))
+        return _outcome(await self.function(context, **self._parse(arguments)))
 
     def ask(self, context: object, arguments: Mapping[str, Any]) -> Any:
-        """The reason to ask a person, or None; for an `async` builtin to be awaited."""
-        return self.asks(context, **self._coerced(arguments)) if self.asks else None
+        """Return the reason to ask a person, or None; an awaitable of it for an `async` builtin."""
+        return self.asks(context, **self._parse(arguments)) if self.asks else None
 
-    def _coerced(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _parse(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return dict(self._arguments.model_validate(arguments))
-        except ValidationError as error:  # what the schema cannot say, such as half a surrogate pair
+        except ValidationError as error:  # what the schema cannot express, such as a lone surrogate
             first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise Invalid(f"{self.function.__name__}: '{where}': {first['msg']}") from error
+            location = ".".join(str(part) for part in first["loc"])
+            raise Invalid(f"{self.function.__name__}: '{location}': {first['msg']}") from error
 
     @cached_property
     def _arguments(self) -> type[BaseModel]:
         parameters = list(inspect.signature(self.function).parameters.values())[1:]
         fields: dict[str, Any] = {
-            each.name: (self._types[each.name], ... if each.default is each.empty else each.default)
-            for each in parameters
+            parameter.name: (
+                self._types[parameter.name],
+                ... if parameter.default is parameter.empty else parameter.default,
+            )
+            for parameter in parameters
         }
-        config = ConfigDict(alias_generator=_spelled, extra="forbid")
+        config = ConfigDict(alias_generator=_alias, extra="forbid")
         return create_model(self.function.__name__, __config__=config, **fields)
 
     @cached_property
-    def _answer(self) -> type[Shape]:
+    def _result(self) -> type[Shape]:
         returned = self._types["return"]
         shape: type[Shape] = typing.get_args(returned)[0] if typing.get_origin(returned) is tuple else returned
         return shape
@@ -134,12 +135,16 @@ def builtin(
     requires_confirmation: bool | Callable[..., Any] = False,
     destructive: bool = False,
     idempotent: bool = False,
+    open_world: bool = False,
+    requires: tuple[str, ...] = (),
     path_arguments: tuple[str, ...] | None = None,
     patch_argument: str | None = None,
 ) -> Callable[[Function], Builtin]:
-    """Make a tool of a function; `requires_confirmation` may be a function of the same parameters,
-    `async` where the tool is, that returns the reason to ask a person, or None. One that writes says which arguments
-    name the files: a protected file among them is asked about."""
+    """Make a tool of a function.
+
+    `requires_confirmation` may be a function of the same parameters, `async` if the tool is, that returns the reason to
+    ask a person, or None. A tool that writes declares which arguments are paths: protected files among them need
+    consent."""
     static = requires_confirmation if isinstance(requires_confirmation, bool) else False
     asks = None if isinstance(requires_confirmation, bool) else requires_confirmation
     hints = {
@@ -150,19 +155,20 @@ def builtin(
         "requires_confirmation": static,
         "destructive": destructive,
         "idempotent": idempotent,
+        "open_world": open_world,
         "path_arguments": path_arguments,
         "patch_argument": patch_argument,
     }
-    return lambda function: Builtin(function, hints, asks)
+    return lambda function: Builtin(function, hints, asks, requires)
 
 
-def left_out(count: int) -> list[str]:
-    """The line that says so, where files were hidden."""
+def hidden_files_note(count: int) -> list[str]:
+    """Return the line for the model about files left out of a result, if there are any."""
     return [f"[{count} {'file' if count == 1 else 'files'} left out by the operator's rules]"] if count else []
 
 
-def _outcome(answer: Any) -> Outcome:
-    shape, text, files = (*answer, None)[:3] if isinstance(answer, tuple) else (answer, None, None)
+def _outcome(returned: Any) -> Outcome:
+    shape, text, files = (*returned, None)[:3] if isinstance(returned, tuple) else (returned, None, None)
     before, after = files or (None, None)
     return Outcome(
         value=shape.model_dump(by_alias=True, exclude_none=True),
@@ -172,17 +178,18 @@ def _outcome(answer: Any) -> Outcome:
     )
 
 
-def _untitled(schema: Any) -> Any:
-    """The schema without the titles pydantic makes up from names."""
+# Keywords whose value maps names to schemas; "title" may be one of the names.
+_BY_NAME = ("properties", "$defs")
+
+
+def _remove_titles(schema: Any) -> Any:
+    """Return the schema without the titles that pydantic derives from names."""
     if isinstance(schema, list):
-        return [_untitled(each) for each in schema]
+        return [_remove_titles(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: {name: _untitled(each) for name, each in value.items()} if key in _NAMED else _untitled(value)
+        key: {name: _remove_titles(item) for name, item in value.items()} if key in _BY_NAME else _remove_titles(value)
         for key, value in schema.items()
         if key != "title"
     }
-
-
-_NAMED = ("properties", "$defs")

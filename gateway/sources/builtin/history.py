@@ -10,7 +10,7 @@ import anyio
 from pydantic import Field
 
 from gateway.errors import Conflict, Invalid, NotFound
-from gateway.sources.builtin.decorator import Shape, VersionContext, Versioned, builtin, left_out
+from gateway.sources.builtin.decorator import Shape, VersionContext, Versioned, builtin, hidden_files_note
 from gateway.tools import Access, Permission
 from gateway.workspace.diff import FILES_LIMIT, Difference, Status, readable, summary
 from gateway.workspace.globs import Selection, restore_selection
@@ -129,7 +129,7 @@ async def workspace_diff(
         truncated=found.truncated,
         files_left_out=len(selection.left_out) or None,
     )
-    notes = [*(_cut() if found.truncated else []), *left_out(len(selection.left_out))]
+    notes = [*(_cut() if found.truncated else []), *hidden_files_note(len(selection.left_out))]
     return answer, "\n".join([_heading(before, after, found.files), found.text, *notes])
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, BinaryIO, Literal
 from pydantic import Field
 
 from gateway.errors import Invalid
-from gateway.sources.builtin.decorator import Context, Shape, builtin
+from gateway.sources.builtin.decorator import FileContext, Shape, builtin
 from gateway.tools import Access, Permission
 from gateway.workspace import Entry, Parts, Root, parse, show_path
 from gateway.workspace.globs import Glob
@@ -47,7 +47,7 @@ class Listing(Shape):
     idempotent=True,
 )
 def list_directory(
-    context: Context,
+    context: FileContext,
     path: Annotated[str, Field(description="Directory, relative to the workspace root; '.' is the root")] = ".",
     recursive: Annotated[bool, Field(description="Also what is in its directories; names are then paths")] = False,
     include_hidden: Annotated[bool, Field(description="Also names beginning with a dot")] = False,
@@ -86,7 +86,7 @@ class Found(Shape):
     idempotent=True,
 )
 def find_files(
-    context: Context,
+    context: FileContext,
     pattern: Annotated[str, Field(description="Glob such as *.py, src/**/test_*.ts or *.{md,txt}")],
     path: Annotated[str, Field(description="Directory to search, relative to the workspace root")] = ".",
     type: Annotated[Literal["file", "directory", "any"], Field(description="What to find")] = "file",  # noqa: A002
@@ -110,7 +110,7 @@ def find_files(
 
 
 def select(
-    context: Context,
+    context: FileContext,
     base: Parts,
     limit: int,
     wanted: Callable[[Entry], bool],
@@ -251,7 +251,7 @@ class FilePart(Shape):
     idempotent=True,
 )
 def read_file(
-    context: Context,
+    context: FileContext,
     path: Annotated[str, Field(description="File, relative to the workspace root")],
     encoding: Annotated[Literal["utf-8", "base64"], Field(description="base64 for files that are not text")] = "utf-8",
     offset: Annotated[int, Field(ge=0, le=2**53, description="First line, from 1; for base64 first byte, from 0")] = 0,
@@ -285,7 +285,9 @@ def _read_bytes(file: BinaryIO, offset: int, limit: int | None) -> tuple[FilePar
     return part, part.content + closing
 
 
-def _read_lines(context: Context, file: BinaryIO, parts: Parts, first: int, limit: int | None) -> tuple[FilePart, str]:
+def _read_lines(
+    context: FileContext, file: BinaryIO, parts: Parts, first: int, limit: int | None
+) -> tuple[FilePart, str]:
     found = os.fstat(file.fileno())
     scan = _Scan(context, file)
     start = scan.skip_lines(first - 1, parts)
@@ -349,7 +351,7 @@ def _closing(part: FilePart, lines: int, cut_at: int | None) -> str:
 class _Scan:
     """Counting lines in chunks, so that neither memory nor a cancelled call depends on the size."""
 
-    context: Context
+    context: FileContext
     file: BinaryIO
 
     def skip_lines(self, number: int, parts: Parts) -> int:

@@ -41,14 +41,14 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Engine:
+class SearchEngine:
     """Who searches: ripgrep at this path, or without one Python's `re`; and for how long."""
 
     ripgrep: str | None = None
     seconds: float = 20.0
 
     @classmethod
-    def found(cls) -> Engine:
+    def detect(cls) -> SearchEngine:
         return cls(shutil.which("rg"))
 
     @property
@@ -63,7 +63,7 @@ class Engine:
 
 
 def search(
-    engine: Engine, query: Query, fds: Sequence[int], deadline: float, check_cancelled: Callable[[], None]
+    engine: SearchEngine, query: Query, fds: Sequence[int], deadline: float, check_cancelled: Callable[[], None]
 ) -> Generator[dict[str, Any], None, None]:
     """The child's events in ripgrep's JSON form, in the order of `fds`.
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, BinaryIO
 from pydantic import Field
 
 from gateway.errors import GatewayError, Invalid
-from gateway.sources.builtin.decorator import Context, Shape, builtin, left_out
+from gateway.sources.builtin.decorator import FileContext, Shape, builtin, hidden_files_note
 from gateway.sources.builtin.read_files import passed_over
 from gateway.sources.builtin.ripgrep import OMITTED, Query, search
 from gateway.tools import Access, Permission
@@ -54,7 +54,7 @@ class Matches(Shape):
     idempotent=True,
 )
 def search_code(
-    context: Context,
+    context: FileContext,
     pattern: Annotated[str, Field(min_length=1, max_length=1000, description="Regular expression, matched per line")],
     path: Annotated[str, Field(description="Directory or file, relative to the workspace root")] = ".",
     globs: Annotated[
@@ -106,7 +106,7 @@ class _Filter:
         return not self.included or any(glob.matches(entry.parts[len(base) :]) for glob in self.included)
 
 
-def _candidates(context: Context, base: Parts, wanted: _Filter) -> Iterator[Parts | None]:
+def _candidates(context: FileContext, base: Parts, wanted: _Filter) -> Iterator[Parts | None]:
     """Files to search; a last None says that the walk was cut short."""
     found = Entry(base, context.workspace.stat(base))
     if base and found.kind != "directory":
@@ -126,7 +126,7 @@ def _candidates(context: Context, base: Parts, wanted: _Filter) -> Iterator[Part
 class _Hunt:
     """One search going on: batches of opened files go to a child each, until there is enough."""
 
-    context: Context
+    context: FileContext
     query: Query
     limit: int
     deadline: float
@@ -273,5 +273,5 @@ def _text(answer: Matches) -> str:
         lines.append(f"No match in {answer.files_searched} files.")
     if answer.truncated:
         lines.append(f"[the first {len(answer.matches)} matches only; narrow pattern, path or globs, or raise limit]")
-    lines += left_out(answer.files_left_out or 0)
+    lines += hidden_files_note(answer.files_left_out or 0)
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from gateway.errors import Conflict, Invalid
-from gateway.sources.builtin.decorator import Context, Shape, builtin
+from gateway.sources.builtin.decorator import FileContext, Shape, builtin
 from gateway.sources.builtin.read_files import TEXT_LIMIT, Text, read_text, shortened
 from gateway.tools import Access, Permission
 from gateway.workspace import Parts, parse, show_path
@@ -27,7 +27,7 @@ class Written(Shape):
     created: bool
 
 
-def _overwrites(context: Context, path: str, **_: object) -> str | None:
+def _overwrites(context: FileContext, path: str, **_: object) -> str | None:
     found = context.workspace.find(parse(path))
     if found is None or found.kind != "file":
         return None
@@ -45,7 +45,7 @@ def _overwrites(context: Context, path: str, **_: object) -> str | None:
     path_arguments=("path",),
 )
 def write_file(
-    context: Context,
+    context: FileContext,
     path: Annotated[str, Field(description="File, relative to the workspace root")],
     content: Annotated[str, Field(description="The whole content")],
     encoding: Annotated[Literal["utf-8", "base64"], Field(description="How content is given")] = "utf-8",
@@ -72,7 +72,7 @@ class Moved(Shape):
     to: str
 
 
-def _moves_over(context: Context, from_: str, to: str, overwrite: bool, **_: object) -> str | None:
+def _moves_over(context: FileContext, from_: str, to: str, overwrite: bool, **_: object) -> str | None:
     found = context.workspace.find(parse(to)) if overwrite else None
     if found is None or parse(from_) == parse(to):
         return None
@@ -89,7 +89,7 @@ def _moves_over(context: Context, from_: str, to: str, overwrite: bool, **_: obj
     path_arguments=("from", "to"),
 )
 def move_file(
-    context: Context,
+    context: FileContext,
     from_: Annotated[str, Field(description="File or directory, relative to the workspace root")],
     to: Annotated[str, Field(description="Its new path; not the directory to put it in")],
     overwrite: Annotated[bool, Field(description="Replace a file that is at the new path")] = False,
@@ -123,7 +123,7 @@ class Deleted(Shape):
     path_arguments=("path",),
 )
 def delete_file(
-    context: Context,
+    context: FileContext,
     path: Annotated[str, Field(description="File or directory, relative to the workspace root")],
     recursive: Annotated[bool, Field(description="Also a directory that is not empty, with all in it")] = False,
 ) -> tuple[Deleted, str]:
@@ -135,7 +135,7 @@ def delete_file(
     return deleted, f"Deleted {deleted.deleted[0]}" + (f" and {deleted.count - 1} in it." if deleted.count > 1 else ".")
 
 
-def _delete(context: Context, parts: Parts) -> Deleted:
+def _delete(context: FileContext, parts: Parts) -> Deleted:
     try:
         context.workspace.remove(parts)
     except Conflict as conflict:
@@ -146,7 +146,7 @@ def _delete(context: Context, parts: Parts) -> Deleted:
     return Deleted(deleted=[show_path(parts)], count=1)
 
 
-def _delete_tree(context: Context, parts: Parts) -> Deleted:
+def _delete_tree(context: FileContext, parts: Parts) -> Deleted:
     inside: list[str] = []
     count = 0
     for removed in context.workspace.remove_tree(parts):
@@ -157,7 +157,7 @@ def _delete_tree(context: Context, parts: Parts) -> Deleted:
     return Deleted(deleted=[show_path(parts), *sorted(inside)][:_DELETED_LIMIT], count=count)
 
 
-def _is_directory(context: Context, parts: Parts) -> bool:
+def _is_directory(context: FileContext, parts: Parts) -> bool:
     found = context.workspace.find(parts)
     return found is not None and found.kind == "directory"
 
@@ -201,7 +201,7 @@ class Edited(Shape):
     path_arguments=("path",),
 )
 def edit_file(
-    context: Context,
+    context: FileContext,
     path: Annotated[str, Field(description="File, relative to the workspace root")],
     edits: Annotated[list[Edit], Field(min_length=1, max_length=200, description="Applied in order, all or none")],
     dry_run: Annotated[bool, Field(description="Only show the diff, change nothing")] = False,
@@ -223,7 +223,7 @@ def edit_file(
     return edited, edited.diff or "The edits change nothing."
 
 
-def _apply(context: Context, text: Text, body: str, edit: Edit, number: int) -> tuple[str, int]:
+def _apply(context: FileContext, text: Text, body: str, edit: Edit, number: int) -> tuple[str, int]:
     old, new = (each.replace("\r\n", "\n") if text.crlf else each for each in (edit.old_text, edit.new_text))
     count = body.count(old)
     where = f"edit {number} of {show_path(text.parts)!r}"
@@ -248,7 +248,7 @@ def _line_numbers(body: str, old: str) -> Iterator[int]:
         yield body.count("\n", 0, at) + 1
 
 
-def _closest(context: Context, body: str, old: str) -> str:
+def _closest(context: FileContext, body: str, old: str) -> str:
     """Where the text may have been meant: a line that is like its first one."""
     wanted = next((line.strip() for line in split_lines(old) if line.strip()), "")[:_LINE_LENGTH]
     lines = [line.strip()[:_LINE_LENGTH] for line in split_lines(body)]
@@ -263,7 +263,7 @@ def _closest(context: Context, body: str, old: str) -> str:
     return f"; the closest line is {best + 1}: {lines[best]!r}"
 
 
-def _most_alike(context: Context, wanted: str, lines: list[str]) -> int | None:
+def _most_alike(context: FileContext, wanted: str, lines: list[str]) -> int | None:
     matcher = difflib.SequenceMatcher(None, autojunk=False)
     matcher.set_seq2(wanted)
     best, best_ratio = None, 0.6

@@ -16,7 +16,8 @@ from gateway.calls import Call, Outcome, Progress, no_progress
 from gateway.config import Settings, load
 from gateway.errors import GatewayError
 from gateway.sandbox import Sandbox
-from gateway.sources.builtin.code import DevelopmentSource
+from gateway.sources.builtin.code.tools import CodeTools
+from gateway.sources.builtin.source import BuiltinSource
 from gateway.tools import HidesFor, Tool, hide_nothing_for
 from gateway.workspace import Workspaces
 
@@ -26,7 +27,8 @@ ON = {"categories": {"development": {"enabled": True}}}
 class Desk:
     """Calls tools as the executor would, and checks what they are given and answer."""
 
-    def __init__(self, source: DevelopmentSource, folder: Path, tools: dict[str, Tool]) -> None:
+    def __init__(self, code_tools: CodeTools, source: BuiltinSource, folder: Path, tools: dict[str, Tool]) -> None:
+        self.code_tools = code_tools
         self.source = source
         self.folder = folder
         self.tools = tools
@@ -89,9 +91,11 @@ async def desk(
 
     folder = place / "ws"
     folder.mkdir(exist_ok=True)
-    source = DevelopmentSource(Workspaces(place / "data", {"demo": folder}), settings(place, **more), choice, hides)
+    workspaces = Workspaces(place / "data", {"demo": folder})
+    code_tools = CodeTools(workspaces, settings(place, **more), choice)
+    source = BuiltinSource([code_tools], hides)
     try:
-        yield Desk(source, folder, {tool.id: tool for tool in await source.list_tools()})
+        yield Desk(code_tools, source, folder, {tool.id: tool for tool in await source.list_tools()})
     finally:
         await source.close()
 

@@ -137,7 +137,7 @@ async def test_an_interpreter_begins_once_nobody_has_to_agree(
         rule: Any = tool.requires_confirmation
         call = Call(name="run_code", tool=tool, arguments={"language": language, "code": "print(1)"}, chat=chat)
         assert (await rule(call) is None) is (chat == "own")
-        spares = at.source._made._pythons._spares  # type: ignore[union-attr]
+        spares = at.code_tools.python._prestarted  # type: ignore[union-attr]
         assert len(spares._coming) + spares.waiting == begun
         coming = [*spares._coming.values()]
         outcome = await at.source.call_tool(call if begun else replace(call, confirmed=True))

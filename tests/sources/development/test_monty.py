@@ -22,7 +22,8 @@ from gateway.errors import GatewayError, Unavailable
 from gateway.sandbox import Limits, Sandbox
 from gateway.sandbox.detect import Survey
 from gateway.sandbox.monty import MODULES, installed
-from gateway.sources.builtin.code import NAMES, DevelopmentSource
+from gateway.sources.builtin.code.tools import CodeTools
+from gateway.sources.builtin.source import BUILTINS, BuiltinSource
 from gateway.workspace import Workspaces
 
 from .desks import ON, Desk, settings
@@ -40,15 +41,12 @@ async def refused() -> Sandbox:
     raise Unavailable(LACK, code="SANDBOX_UNAVAILABLE")
 
 
-def source(place: Path, **more: Any) -> DevelopmentSource:
+async def opened(place: Path, **more: Any) -> Desk:
     folder = place / "ws"
     folder.mkdir(exist_ok=True)
-    return DevelopmentSource(Workspaces(place / "data", {"demo": folder}), settings(place, **more), refused)
-
-
-async def opened(place: Path, **more: Any) -> Desk:
-    made = source(place, **more)
-    return Desk(made, place / "ws", {tool.id: tool for tool in await made.list_tools()})
+    tools = CodeTools(Workspaces(place / "data", {"demo": folder}), settings(place, **more), refused)
+    source = BuiltinSource([tools])
+    return Desk(tools, source, folder, {tool.id: tool for tool in await source.list_tools()})
 
 
 @pytest.fixture
@@ -68,7 +66,7 @@ async def test_code_is_offered_as_the_subset_it_is_and_all_else_is_withheld(bare
     assert tool.withheld is None
     assert tool.input_schema["properties"]["language"]["enum"] == ["python"]
     assert "subset of Python" in tool.description and len(tool.description) < 600
-    assert {bare.tools[name].withheld for name in NAMES if name != "run_code"} == {LACK}
+    assert {bare.tools[name].withheld for name in BUILTINS["code"] if name != "run_code"} == {LACK}
     assert [problem.message for problem in await bare.source.problems()] == [LACK]
     assert (await bare.refusal("run_code", language="bash", code="true")).code == "INVALID_ARGUMENTS"
     withheld = bare.tools["run_command"]
@@ -213,8 +211,7 @@ async def test_sleep_takes_its_time_and_no_more(bare: Desk) -> None:
 
 async def test_files_without_end_are_too_many(bare: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.sandbox.disk_usage._FIRST_WALK", 0.1)
-    assert bare.source._made is not None
-    bare.source._made._limits = Limits(files=500)
+    bare.code_tools._limits = Limits(files=500)
     value = await python(bare, "for i in range(10**7): open('%d' % i, 'w')", timeout=TIMEOUT)
     assert value["killed"] == "disk"
 
@@ -292,7 +289,7 @@ def barren(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.promise("T1")
 async def test_the_files_are_kept_before_and_after(barren: None, tmp_path: Path) -> None:
     async with Gateway.open({"data_dir": tmp_path / "data", **ON}) as gateway:
-        assert {entry.name for entry in gateway.catalog} & set(NAMES) == {"run_code"}
+        assert {entry.name for entry in gateway.catalog} & set(BUILTINS["code"]) == {"run_code"}
         write = {"language": "python", "code": "open('a.txt', 'w').write('1')"}
         first = await gateway.call("run_code", write, chat="c")
         slow = {"language": "python", "code": "open('a.txt', 'w').write('2')\nwhile True: pass"}

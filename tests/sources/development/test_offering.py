@@ -5,14 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway import Gateway
 from gateway.errors import Unavailable
 from gateway.sandbox import Sandbox
-from gateway.sources.builtin.code import NAMES, DevelopmentSource
-from gateway.sources.builtin.code.source import TOOLS
+from gateway.sources.builtin.code.tools import CodeTools
+from gateway.sources.builtin.source import BUILTINS, BuiltinSource, load
 from gateway.tools import Access, Permission
 from gateway.workspace import Workspaces
 
@@ -22,11 +23,13 @@ pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4")]
 
 READING = {"git_status", "git_diff", "git_log", "git_show"}
 RUNNING = {"run_code", "run_command", "run_tests", "install_package", "git_push"}
+NAMES, TOOLS = set(BUILTINS["code"]), load("code")
 ONLINE = {"git_push", "install_package"}
 
 
-def test_the_names_known_beforehand_are_the_names() -> None:
-    assert tuple(each.tool.id for each in TOOLS) == NAMES
+@pytest.mark.parametrize("kind", BUILTINS)
+def test_listed_names_of_builtins_are_the_ids_of_their_tools(kind: Any) -> None:
+    assert [builtin.tool.id for builtin in load(kind)] == list(BUILTINS[kind])
 
 
 def test_what_only_looks_is_read_only_and_what_runs_strangers_code_is_execute() -> None:
@@ -52,12 +55,12 @@ def test_schemas_compile_and_say_only_what_matters(builtin: object) -> None:
 
 async def test_while_the_category_is_off_all_of_them_say_so(tmp_path: Path) -> None:
     async with Gateway.open({"data_dir": tmp_path / "data"}) as gateway:
-        assert not {entry.name for entry in gateway.catalog} & set(NAMES)
+        assert not {entry.name for entry in gateway.catalog} & NAMES
         for name in NAMES:
             outcome = await gateway.call(name, {})
             assert outcome.error is not None and outcome.error.code == "TOOL_DISABLED"
             assert "--enable-tool-categories development" in outcome.error.message
-        assert await gateway.development.problems() == ()
+        assert await gateway.builtins.problems() == []
 
 
 def test_while_the_category_is_off_nothing_is_looked_for(tmp_path: Path) -> None:
@@ -76,12 +79,12 @@ def test_while_the_category_is_off_nothing_is_looked_for(tmp_path: Path) -> None
 
 async def test_with_the_category_on_they_are_offered_but_for_those_that_need_the_network(tmp_path: Path) -> None:
     async with opened(tmp_path) as gateway:
-        assert {entry.name for entry in gateway.catalog} >= set(NAMES) - ONLINE
+        assert {entry.name for entry in gateway.catalog} >= NAMES - ONLINE
         for name in ONLINE:
             outcome = await gateway.call(name, {})
             assert outcome.error is not None and outcome.error.code == "TOOL_DISABLED"
             assert "sandbox.network: true" in outcome.error.message
-        [problem] = await gateway.development.problems()
+        [problem] = await gateway.builtins.problems()
         assert "sandbox.network: true" in problem.message
         schema = gateway.catalog.find("run_code").tool.input_schema
         assert schema["properties"]["language"]["enum"] == ["python", "bash"]
@@ -95,7 +98,7 @@ async def test_without_a_sandbox_nothing_runs_and_everyone_is_told_why(
     async def none() -> Sandbox:
         raise Unavailable("this machine offers no sandbox", code="SANDBOX_UNAVAILABLE")
 
-    source = DevelopmentSource(Workspaces(tmp_path), settings(tmp_path), none)
+    source = BuiltinSource([CodeTools(Workspaces(tmp_path), settings(tmp_path), none)])
     tools = await source.list_tools()
     assert {tool.withheld for tool in tools} == {"this machine offers no sandbox"}
     assert [problem.message for problem in await source.problems()] == ["this machine offers no sandbox"]
@@ -129,4 +132,4 @@ async def test_a_program_may_take_all_the_time_the_operator_allows_it(tmp_path: 
 async def test_a_profile_that_only_reads_sees_only_what_reads(tmp_path: Path) -> None:
     reader = {"profiles": {"reader": {"permission": "read-only"}}, "profile": "reader"}
     async with opened(tmp_path, **reader) as gateway:
-        assert {entry.name for entry in gateway.catalog} & set(NAMES) == READING
+        assert {entry.name for entry in gateway.catalog} & NAMES == READING

@@ -29,7 +29,7 @@ async def connected(
 ) -> AsyncIterator[Desk]:
     """A desk whose programs may reach these, though they are on this machine."""
     policy = NetworkPolicy(hosts, allow_private=True, hosts_setting="sandbox.allowed_hosts")
-    monkeypatch.setattr("gateway.sources.builtin.code.source.network_of", lambda _: policy)
+    monkeypatch.setattr("gateway.sources.builtin.code.tools.network_of", lambda _: policy)
     async with desk(place, sandbox={"network": True, "timeout": timeout}) as at:
         yield at
 
@@ -105,7 +105,7 @@ async def test_what_is_installed_is_in_no_version(
     with packages(tmp_path / "index") as port:
         monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{port}/simple")
         policy = NetworkPolicy((f"127.0.0.1:{port}",), allow_private=True)
-        monkeypatch.setattr("gateway.sources.builtin.code.source.network_of", lambda _: policy)
+        monkeypatch.setattr("gateway.sources.builtin.code.tools.network_of", lambda _: policy)
         (tmp_path / "mine").mkdir()
         where = {"workspace": tmp_path / "mine"} if attached else {}
         async with opened(tmp_path, sandbox={"network": True}, chat="c", **where) as gateway:

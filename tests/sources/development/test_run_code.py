@@ -42,7 +42,7 @@ async def test_python_answers_with_all_that_is_promised(desk: Desk) -> None:
         "killed": None,
         "stdoutTruncated": False,
         "stderrTruncated": False,
-        "sandbox": desk.source._made._machine.sandbox.name,  # type: ignore[union-attr]
+        "sandbox": desk.code_tools._host.sandbox.name,  # type: ignore[union-attr]
     }
     assert outcome.content is not None
     assert outcome.content[0]["text"].startswith("['a b', '$c']\n[stderr]\nno\n[exit code 3, ")
@@ -236,7 +236,7 @@ async def test_reports_are_few_and_short_and_one_who_does_not_listen_holds_up_no
         assert len(heard) == 1
         value = await desk.value("run_code", language="python", code=code, progress=quick)
         seconds = value["duration"] / 1000
-    assert 1 < len(heard) <= 2 + seconds / call_context.INTERVAL
+    assert 1 < len(heard) <= 2 + seconds / call_context.REPORT_INTERVAL
     assert all(message is not None and len(message) <= 2000 for message in heard)
 
 

@@ -16,7 +16,7 @@ from gateway.catalog import Draft, Policy
 from gateway.config import DEFAULT_CATEGORIES
 from gateway.errors import Invalid
 from gateway.exports import mcp_tool
-from gateway.sources.builtin import BuiltinSource
+from gateway.sources.builtin.source import BuiltinSource, FileTools
 from gateway.sources.upstreams import pinning
 from gateway.sources.upstreams.definitions import define_all
 from gateway.sources.upstreams.pinning import Verdict, decide
@@ -230,7 +230,7 @@ def test_what_has_no_name_is_left_out_and_reported() -> None:
 
 
 def test_the_catalog_takes_what_is_listed_and_tells_why_the_rest_is_not_there(tmp_path: Path) -> None:
-    source = BuiltinSource(Workspaces(tmp_path))
+    source = BuiltinSource([FileTools(Workspaces(tmp_path))])
     draft = Draft(Policy(DEFAULT_CATEGORIES))
     said = listing(RAW, tool("files/read"), tool("off"), terms=replace(TERMS, prefix="p", deny=("off",)))
     for each in said.tools:

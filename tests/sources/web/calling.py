@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import ssl
+from typing import Any, cast
 
 import anyio
 import orjson
@@ -11,16 +12,23 @@ from eventually import TIMEOUT
 from gateway.calls import Call, Outcome
 from gateway.config.settings import WebSettings
 from gateway.net.transport import Network
-from gateway.sources.builtin.web.source import WebSource
+from gateway.sources.builtin.source import BuiltinSource
+from gateway.sources.builtin.web.context import WebTools
+from gateway.workspace import Workspaces
+from gateway.workspace.versions import Versions
 
 ANYWHERE = WebSettings(allowed_hosts=["*"])
 
 
-def web(settings: WebSettings = ANYWHERE, network: Network | None = None) -> WebSource:
-    return WebSource(settings, network=network)
+def web(
+    settings: WebSettings = ANYWHERE, network: Network | None = None, tls: ssl.SSLContext | None = None
+) -> BuiltinSource:
+    """The web tools without a chat's files: nothing can be downloaded."""
+    files = cast("Workspaces", None), cast("Versions", None)
+    return BuiltinSource([WebTools(settings, *files, network=network, tls=tls)])
 
 
-async def call(source: WebSource, name: str, **arguments: Any) -> Outcome:
+async def call(source: BuiltinSource, name: str, **arguments: Any) -> Outcome:
     """The outcome, which fits what the tool promises; refusals are raised."""
     tool = next(tool for tool in await source.list_tools() if tool.id == name)
     tool.check_arguments(arguments)
@@ -31,6 +39,6 @@ async def call(source: WebSource, name: str, **arguments: Any) -> Outcome:
     return outcome
 
 
-async def fetch(source: WebSource, url: str, **arguments: Any) -> dict[str, Any]:
+async def fetch(source: BuiltinSource, url: str, **arguments: Any) -> dict[str, Any]:
     value: dict[str, Any] = (await call(source, "web_fetch", url=url, **arguments)).value
     return value

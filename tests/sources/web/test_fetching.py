@@ -9,7 +9,7 @@ import pytest
 from net.sites import PUBLIC, Lab, Reply, answer, redirect, serving
 
 from gateway.errors import GatewayError, Invalid, NotFound, RateLimited, ToolFailed, Unavailable
-from gateway.sources.builtin.web.page import SECONDS, Document, Remembered
+from gateway.sources.builtin.web.page import SECONDS, PageCache, WebDocument
 
 from .calling import call, fetch, web
 
@@ -184,13 +184,13 @@ async def test_others_are_served_while_a_page_is_awaited() -> None:
         assert (await slow)["body"] == "late"
 
 
-def document(text: str) -> Document:
-    return Document(200, "http://a.test/", {}, None, "raw", text)
+def document(text: str) -> WebDocument:
+    return WebDocument(200, "http://a.test/", {}, None, "raw", text)
 
 
 def test_pages_are_remembered_for_a_while_and_not_without_end() -> None:
     now = 0.0
-    kept = Remembered(lambda: now)
+    kept = PageCache(lambda: now)
     for number in range(5):
         kept.put(number, document("x" * 4_000_000))
     assert [number for number in range(5) if kept.get(number)] == [1, 2, 3, 4]

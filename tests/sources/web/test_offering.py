@@ -13,7 +13,7 @@ from net.sites import Site, answer, serving
 
 from gateway import Gateway, config
 from gateway.errors import Invalid
-from gateway.sources.builtin.web.source import WEB
+from gateway.sources.builtin.source import load
 from gateway.tools import Access, Permission
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C3")]
@@ -58,7 +58,7 @@ async def test_reading_is_read_only_and_what_writes_stands_with_what_writes(tmp_
         assert [entry.name for entry in gateway.catalog if entry.name.startswith("web_")] == ["web_fetch"]
 
 
-@pytest.mark.parametrize("builtin", WEB, ids=lambda each: each.tool.id)
+@pytest.mark.parametrize("builtin", load("web"), ids=lambda each: each.tool.id)
 def test_schemas_compile_and_say_only_what_matters(builtin: Any) -> None:
     tool = builtin.tool
     tool.compile()

@@ -20,7 +20,7 @@ from gateway.sandbox import Sandbox, detect
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.detect import Unconfined
 from gateway.sandbox.landlock import Landlock
-from gateway.sources.builtin.web.html_reader import Reader
+from gateway.sources.builtin.web.html_reader import HtmlReader
 from gateway.sources.builtin.web.reader import read
 
 URL = "https://a.test/docs/page"
@@ -124,7 +124,7 @@ def test_a_page_without_end_is_cut() -> None:
 
 
 async def reading(html: str, **more: Any) -> dict[str, Any]:
-    return await Reader().read(html, {"url": URL, "whole": False}, **more)
+    return await HtmlReader().read(html, {"url": URL, "whole": False}, **more)
 
 
 @pytest.mark.anyio

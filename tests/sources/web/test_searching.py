@@ -16,9 +16,8 @@ from gateway.config.settings import WebSettings
 from gateway.errors import Forbidden, GatewayError, Invalid, RateLimited, ToolFailed, Unavailable
 from gateway.net.policy import RequestLimits
 from gateway.sources.builtin.web import web_search as search_module
-from gateway.sources.builtin.web.source import WebSource
 
-from .calling import call
+from .calling import call, web
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C3")]
 
@@ -102,7 +101,7 @@ def settings(provider: str, site: Site | None) -> WebSettings:
 async def search(provider: str, reply: Reply, **arguments: Any) -> tuple[Site, Any]:
     paths = ("/search", "/", "", "/html/")
     async with serving(dict.fromkeys(paths, reply)) as site:
-        source = WebSource(settings(provider, site))
+        source = web(settings(provider, site))
         outcome = await call(source, "web_search", **{"query": "python", **arguments})
         return site, outcome
 
@@ -152,12 +151,12 @@ async def test_without_another_address_each_is_asked_at_its_own(provider: str, u
     host, path = urlsplit(url).hostname or "", urlsplit(url).path
     async with serving({path: REPLIES[provider]}, names=[host]) as site:
         lab = Lab(site.port, {host: [[PUBLIC]]})
-        source = WebSource(settings(provider, None), network=lab, tls=trusting())
+        source = web(settings(provider, None), network=lab, tls=trusting())
         assert (await call(source, "web_search", query="python")).value == {"results": RESULTS}
         assert (lab.looked_up, site.asked[0].target.partition("?")[0]) == ([host], path)
         inner = Lab(site.port, {host: [["10.0.0.1"]]})
         with pytest.raises(Forbidden) as refused:
-            await call(WebSource(settings(provider, None), network=inner, tls=trusting()), "web_search", query="x")
+            await call(web(settings(provider, None), network=inner, tls=trusting()), "web_search", query="x")
         assert (refused.value.code, inner.connected) == ("PRIVATE_ADDRESS", [])
 
 
@@ -238,7 +237,7 @@ async def test_a_key_does_not_travel_in_the_clear() -> None:
         said = {"provider": provider, "url": "http://proxy.test/search", "key": KEY}
         lab = Lab(1, {"proxy.test": [[PUBLIC]]})
         with pytest.raises(Forbidden) as refused:
-            await call(WebSource(WebSettings.model_validate({"search": said}), network=lab), "web_search", query="x")
+            await call(web(WebSettings.model_validate({"search": said}), network=lab), "web_search", query="x")
         assert (refused.value.code, lab.connected) == ("INSECURE_URL", [])
 
 

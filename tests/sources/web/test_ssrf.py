@@ -12,7 +12,6 @@ from net.sites import OTHER_PUBLIC, PUBLIC, Lab, Reply, answer, redirect, servin
 
 from gateway.config.settings import WebSettings
 from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, ToolFailed, Unavailable
-from gateway.sources.builtin.web.source import WebSource
 
 from .calling import ANYWHERE, fetch, web
 from .names import naming
@@ -203,7 +202,7 @@ async def test_https_is_never_left_and_its_certificate_is_asked_for_the_name() -
     replies = {"/": redirect("http://public.test/"), "/safe": SECRET}
     async with serving(replies, names=["public.test"]) as site:
         lab = Lab(site.port, {"public.test": [[PUBLIC]], "other.test": [[PUBLIC]]})
-        source = WebSource(ANYWHERE, network=lab, tls=trusting())
+        source = web(ANYWHERE, network=lab, tls=trusting())
         with pytest.raises(Forbidden) as refused:
             await fetch(source, "https://public.test/")
         assert refused.value.code == "INSECURE_REDIRECT"

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from gateway.errors import GatewayError, Invalid
 from gateway.sandbox import Mount, Program
-from gateway.sources.builtin.code.call_context import NODE_MODULES, Bench, in_thread
-from gateway.sources.builtin.decorator import Shape, builtin, left_out
+from gateway.sources.builtin.code.call_context import NODE_MODULES, CodeContext, in_thread
+from gateway.sources.builtin.decorator import Shape, builtin, hidden_files_note
 from gateway.sources.builtin.read_files import passed_over
 from gateway.tools import Access, Permission
 from gateway.workspace import Entry, Parts, Root, parse, show_path
@@ -106,10 +106,11 @@ class Formatted(Shape):
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
     idempotent=True,
+    requires=("sandbox",),
     path_arguments=("paths",),
 )
 async def format_code(
-    bench: Bench,
+    context: CodeContext,
     paths: Annotated[list[str], Field(max_length=1000, description="Files or directories; else all")] = [],  # noqa: B006
     check: Annotated[bool, Field(description="Change nothing, only tell what would change")] = False,
 ) -> tuple[Formatted, str]:
@@ -117,15 +118,15 @@ async def format_code(
     shfmt, by the project's own configuration.
 
     Those install_package put into the workspace are found too. With check nothing is changed."""
-    taken = await in_thread(_taken, bench, paths)
+    taken = await in_thread(_taken, context, paths)
     if not taken.files and taken.without and paths:
         endings = ", ".join(sorted(taken.without))
         fitting = [each.program for each in FORMATTERS if taken.without.intersection(each.endings)]
-        raise Invalid(f"no formatter for {endings} is here; {bench.to_get(*fitting)}", code="NO_FORMATTER")
-    copy = await in_thread(_copied, taken, f"{bench.inside}/{NODE_MODULES}")
+        raise Invalid(f"no formatter for {endings} is here; {context.install_hint(*fitting)}", code="NO_FORMATTER")
+    copy = await in_thread(_copied, taken, f"{context.workspace_path}/{NODE_MODULES}")
     try:
-        complaints = [complaint async for complaint in _formatted(bench, taken, copy)]
-        answer = await in_thread(_settled, bench, taken, copy, complaints, check)
+        complaints = [complaint async for complaint in _formatted(context, taken, copy)]
+        answer = await in_thread(_settled, context, taken, copy, complaints, check)
     finally:
         with anyio.CancelScope(shield=True):
             await in_thread(shutil.rmtree, copy, True)
@@ -144,11 +145,11 @@ class _Taken:
     left_out: int = 0
 
 
-def _taken(bench: Bench, paths: Sequence[str]) -> _Taken:
-    here = [each for each in FORMATTERS if bench.find(each.program)]
+def _taken(context: CodeContext, paths: Sequence[str]) -> _Taken:
+    here = [each for each in FORMATTERS if context.find_program(each.program)]
     taken = _Taken({}, {}, set())
-    for entry in _entries(bench.root, paths):
-        if bench.hides("/".join(entry.parts)):
+    for entry in _entries(context.root, paths):
+        if context.hides("/".join(entry.parts)):
             taken.left_out += 1
             continue
         ending = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - a name, no path
@@ -159,12 +160,12 @@ def _taken(bench: Bench, paths: Sequence[str]) -> _Taken:
         if len(taken.files) >= FILES or entry.stat.st_size > FILE_BYTES or taken.size > TOTAL_BYTES:
             taken.truncated = True
             continue
-        with bench.root.open(entry.parts) as file:
+        with context.root.open(entry.parts) as file:
             seen, content = os.fstat(file.fileno()), file.read(FILE_BYTES + 1)
         taken.size += len(content)
         taken.files[entry.parts] = (formatter, content, seen)
     for folder in {parts[:depth] for parts in taken.files for depth in range(len(parts))}:
-        taken.styles |= _styles(bench, folder)
+        taken.styles |= _styles(context, folder)
     return taken
 
 
@@ -181,13 +182,13 @@ def _entries(root: Root, paths: Sequence[str]) -> Iterator[Entry]:
             yield from (entry for entry in walk if entry.kind == "file" and entry.name not in PROTECTED_NAMES)
 
 
-def _styles(bench: Bench, folder: Parts) -> dict[Parts, bytes]:
+def _styles(context: CodeContext, folder: Parts) -> dict[Parts, bytes]:
     found = {}
     for name in _STYLES:
-        if bench.hides("/".join((*folder, name))):
+        if context.hides("/".join((*folder, name))):
             continue
         try:
-            with bench.root.open((*folder, name)) as file:
+            with context.root.open((*folder, name)) as file:
                 found[(*folder, name)] = file.read(FILE_BYTES)
         except GatewayError:
             continue
@@ -216,15 +217,15 @@ class _Complaint:
     killed: bool = False
 
 
-async def _formatted(bench: Bench, taken: _Taken, copy: Path) -> AsyncIterator[_Complaint]:
+async def _formatted(context: CodeContext, taken: _Taken, copy: Path) -> AsyncIterator[_Complaint]:
     """Run the formatters on the copy; what they complain of."""
-    inside = bench.sandbox.inside(Mount(copy, _COPY, writable=True))
+    inside = context.sandbox.inside(Mount(copy, _COPY, writable=True))
     for formatter in FORMATTERS:
         files = [parts for parts, (which, _, _) in taken.files.items() if which is formatter]
         for start in range(0, len(files), _BATCH):
             batch = files[start : start + _BATCH]
             names = ["./" + "/".join(parts) for parts in batch]
-            finished = await bench.run(_program(bench, formatter, copy, names))
+            finished = await context.run(_program(context, formatter, copy, names))
             said = (finished.stderr or finished.stdout).decode("utf-8", "replace").replace(f"{inside}/", "").strip()
             if finished.exit.killed is not None:
                 limit = f"it went over its limit of {finished.exit.killed}"
@@ -233,16 +234,18 @@ async def _formatted(bench: Bench, taken: _Taken, copy: Path) -> AsyncIterator[_
                 yield _Complaint(formatter.program, batch, said or f"it ended with {finished.exit.code}")
 
 
-def _program(bench: Bench, formatter: Formatter, copy: Path, names: Sequence[str]) -> Program:
+def _program(context: CodeContext, formatter: Formatter, copy: Path, names: Sequence[str]) -> Program:
     """The workspace is only read: formatters, their plugins and what they need may be in it."""
-    found = bench.find(formatter.program)
+    found = context.find_program(formatter.program)
     assert found is not None  # noqa: S101 - else no file was given to it
     mount = Mount(copy, _COPY, writable=True)
-    program = bench.program(found, *formatter.options, *names, cwd=bench.sandbox.inside(mount), writable=False)
+    program = context.program(found, *formatter.options, *names, cwd=context.sandbox.inside(mount), writable=False)
     return replace(program, mounts=(*program.mounts, mount))
 
 
-def _settled(bench: Bench, taken: _Taken, copy: Path, complaints: Sequence[_Complaint], check: bool) -> Formatted:
+def _settled(
+    context: CodeContext, taken: _Taken, copy: Path, complaints: Sequence[_Complaint], check: bool
+) -> Formatted:
     """Compare, and unless it is only a check, take over what differs."""
     changed, diffs, problems = [], [], []
     reasons: dict[Parts, str] = {}
@@ -260,7 +263,7 @@ def _settled(bench: Bench, taken: _Taken, copy: Path, complaints: Sequence[_Comp
                 continue
             reasons.pop(parts, None)
             if not check:
-                bench.root.replace(parts, after, seen=seen)
+                context.root.replace(parts, after, seen=seen)
             changed.append(Reformatted(path=show_path(parts), formatter=formatter.program))
             old, new = before.decode("utf-8", "replace"), after.decode("utf-8", "replace")
             diffs.append(unified_diff(show_path(parts), old, new))
@@ -321,5 +324,5 @@ def _text(answer: Formatted, check: bool) -> str:
     lines += [f"{each.formatter}: {each.message}" for each in answer.problems]
     if answer.without_formatter:
         lines.append(f"no formatter is here for {', '.join(answer.without_formatter)}")
-    lines += left_out(answer.files_left_out or 0)
+    lines += hidden_files_note(answer.files_left_out or 0)
     return "\n".join([*lines, answer.diff] if check else lines)

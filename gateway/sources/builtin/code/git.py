@@ -19,24 +19,24 @@ from pydantic import Field
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, ToolFailed
 from gateway.sandbox.network_init import PORT
 from gateway.sandbox.run import Finished
-from gateway.sources.builtin.code.call_context import Bench, in_thread
+from gateway.sources.builtin.code.call_context import CodeContext, in_thread
 from gateway.workspace import Parts, parse, show_path
 
 if TYPE_CHECKING:
-    from gateway.sources.builtin.code.call_context import Bench
+    from gateway.sources.builtin.code.call_context import CodeContext
 
 
 _LINE = 4096
 
 
-def _main_repository(bench: Bench, where: Parts) -> Path | None:
+def _main_repository(context: CodeContext, where: Parts) -> Path | None:
     """The repository that a folder is a worktree of, where the repository says so too: who can write to the folder
     could else have any repository of the machine read. Blocks, for a thread."""
-    nearest = next((parts for parts in _upwards(where) if bench.found(parts) is not None), None)
-    if not bench.attached or nearest != (".git",):
+    nearest = next((parts for parts in _upwards(where) if context.find(parts) is not None), None)
+    if not context.attached or nearest != (".git",):
         return None
     try:
-        with bench.root.open(nearest) as file:
+        with context.root.open(nearest) as file:
             led = file.read(_LINE).removeprefix(b"gitdir: ").strip()
         own = Path(os.path.realpath(os.fsdecode(led)))
         if not led.startswith(b"/") or own.parent.name != "worktrees":
@@ -44,7 +44,7 @@ def _main_repository(bench: Bench, where: Parts) -> Path | None:
         back = os.path.realpath(_line(own / "gitdir"))
     except (GatewayError, OSError, ValueError):
         return None
-    return own.parent.parent if back == os.path.realpath(bench.folder / ".git") else None
+    return own.parent.parent if back == os.path.realpath(context.folder / ".git") else None
 
 
 def _upwards(where: Parts) -> list[Parts]:
@@ -154,7 +154,7 @@ class Repository:
     the names of those that repositories inside of it have. `elsewhere` is where it lies when the workspace is only a
     worktree of it; it is then read, and never changed."""
 
-    bench: Bench
+    context: CodeContext
     directory: str
     config: Sequence[tuple[str, str]]
     within: Sequence[str] = ()
@@ -163,11 +163,11 @@ class Repository:
     env: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    async def open(cls, bench: Bench, where: str, *, changing: bool = False) -> Repository:
+    async def open(cls, context: CodeContext, where: str, *, changing: bool = False) -> Repository:
         """The repository in that directory, or in the nearest above it in the workspace. For `changing` it, git also
         looks into the repositories within, where their settings count too."""
-        elsewhere = await in_thread(_main_repository, bench, parse(where)) if bench.attached else None
-        found = cls(bench, bench.directory(where), (), elsewhere=elsewhere)
+        elsewhere = await in_thread(_main_repository, context, parse(where)) if context.attached else None
+        found = cls(context, context.directory(where), (), elsewhere=elsewhere)
         answer = await found._git(("config", *_LISTED), writable=False)
         if answer.exit.code != 0:
             raise _failure("config", answer)
@@ -198,17 +198,17 @@ class Repository:
         """What a command prints that changes nothing, and could not: the files are read-only for it."""
         return await self._text(arguments, codes, writable=False)
 
-    async def change(self, *arguments: str, given: bytes = b"", codes: Sequence[int] = (0,)) -> str:
+    async def change(self, *arguments: str, stdin: bytes = b"", codes: Sequence[int] = (0,)) -> str:
         """The same for a command that changes the repository or the files."""
         if self.elsewhere is not None:
             message = f"the workspace is a worktree of {self.elsewhere}, which lies outside of it and is only read"
             raise Forbidden(f"{message}; run git {arguments[0]} yourself, or attach the folder it is in")
-        return await self._text(arguments, codes, writable=True, given=given)
+        return await self._text(arguments, codes, writable=True, stdin=stdin)
 
     async def top(self) -> Parts:
         """The directory of the workspace in which the repository's files lie."""
         top = (await self.read("rev-parse", "--show-toplevel")).rstrip("\n")
-        for base in (self.bench.inside, str(self.bench.folder.resolve())):
+        for base in (self.context.workspace_path, str(self.context.folder.resolve())):
             if f"{top}/".startswith(f"{base}/"):
                 return parse(top.removeprefix(base).lstrip("/") or ".")
         raise Invalid("the files of the repository lie outside of the workspace", code="GIT_FAILED")
@@ -242,10 +242,10 @@ class Repository:
         return decoded(answer.stdout)
 
     async def _git(
-        self, arguments: Sequence[str], *, writable: bool, given: bytes = b"", limit: int = OUTPUT_LIMIT
+        self, arguments: Sequence[str], *, writable: bool, stdin: bytes = b"", limit: int = OUTPUT_LIMIT
     ) -> Finished:
-        program = self.bench.program(
-            *(self.bench.machine.programs["git"], "--no-pager", *arguments),
+        program = self.context.program(
+            *(self.context.host.programs["git"], "--no-pager", *arguments),
             cwd=self.directory,
             env={**_ENVIRONMENT, **self._settings(), **self._ceiling(), **self.env},
             writable=writable,
@@ -253,11 +253,11 @@ class Repository:
             online=self.online,
             sees_hidden=True,
         )
-        return await self.bench.run(program, given=given, output_limit=limit, quiet=not self.online)
+        return await self.context.run(program, stdin=stdin, output_limit=limit, quiet=not self.online)
 
     def _ceiling(self) -> dict[str, str]:
         """Nothing above the workspace is looked for a repository."""
-        return {"GIT_CEILING_DIRECTORIES": str(Path(self.bench.inside).parent)}
+        return {"GIT_CEILING_DIRECTORIES": str(Path(self.context.workspace_path).parent)}
 
     def _settings(self) -> dict[str, str]:
         pairs = [*SETTINGS.items(), *self._overridden()]

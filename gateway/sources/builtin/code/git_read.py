@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.errors import Conflict, Forbidden, Invalid, ToolFailed
-from gateway.sources.builtin.code.call_context import Bench
+from gateway.sources.builtin.code.call_context import CodeContext
 from gateway.sources.builtin.code.git import Paths, Repository, Revision, Where, pathspecs, plain, revision, without
 from gateway.sources.builtin.code.git_output import (
     COMMIT,
@@ -20,7 +20,7 @@ from gateway.sources.builtin.code.git_output import (
     commits,
     status,
 )
-from gateway.sources.builtin.decorator import Shape, builtin, left_out
+from gateway.sources.builtin.decorator import Shape, builtin, hidden_files_note
 from gateway.tools import Access, Permission, hide_nothing
 from gateway.workspace import parse
 
@@ -41,16 +41,17 @@ AS_IT_IS = (
     permission=Permission.READ_ONLY,
     access=Access.READ,
     idempotent=True,
+    requires=("sandbox", "git"),
 )
 async def git_status(
-    bench: Bench,
+    context: CodeContext,
     repository: Where = ".",
     untracked: Annotated[bool, Field(description="Whether to list files git does not know")] = True,
 ) -> tuple[Status, str]:
     """Show the branch of a git repository in the workspace and which files are staged, changed or unknown to git.
 
     git_diff shows what is in the changes, git_add and git_commit record them."""
-    found = await state_of(await Repository.open(bench, repository), untracked=untracked)
+    found = await state_of(await Repository.open(context, repository), untracked=untracked)
     return found, _status_text(found)
 
 
@@ -76,9 +77,10 @@ class Diff(Shape):
     permission=Permission.READ_ONLY,
     access=Access.READ,
     idempotent=True,
+    requires=("sandbox", "git"),
 )
 async def git_diff(
-    bench: Bench,
+    context: CodeContext,
     repository: Where = ".",
     from_: Annotated[Revision | None, Field(description="Revision to compare from; else the index")] = None,
     to: Annotated[Revision | None, Field(description="Revision to compare with; else the files as they are")] = None,
@@ -92,9 +94,9 @@ async def git_diff(
     Each file comes with its added and deleted lines. Long diffs are cut; name paths to see the rest."""
     if to is not None and (from_ is None or staged):
         raise Invalid("'to' needs 'from', and goes without 'staged'")
-    opened = await Repository.open(bench, repository)
+    opened = await Repository.open(context, repository)
     named = [revision(each) for each in (from_, to) if each is not None]
-    if bench.hides is not hide_nothing:
+    if context.hides is not hide_nothing:
         named = [await opened.commit(each) for each in named]
     what = [*(["--cached"] if staged else []), *named]
     found = await difference(opened, ["diff", f"--unified={context_lines}"], [*what, *pathspecs(paths)])
@@ -108,7 +110,7 @@ async def difference(repository: Repository, command: Sequence[str], what: Seque
     hidden = await _hidden(repository, found)
     files = [change for names, change in found.items() if names not in hidden]
     excluded = without(sorted({name for names in hidden for name in names}))
-    listing = () if repository.bench.hides is hide_nothing else ("--raw", "-z")
+    listing = () if repository.context.hides is hide_nothing else ("--raw", "-z")
     text = await repository.read(*command, "--patch", *listing, *AS_IT_IS, *what, *excluded)
     if listing:  # once more, as files may have changed since the first time
         raw, _, text = text.partition("\0\0")
@@ -120,7 +122,7 @@ async def difference(repository: Repository, command: Sequence[str], what: Seque
 
 async def _hidden(repository: Repository, found: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
     """Those changes, by old and new path, of which a rule hides one of the two."""
-    hides = repository.bench.hides
+    hides = repository.context.hides
     if hides is hide_nothing or not found:
         return set()
     top = await repository.top()
@@ -142,9 +144,10 @@ class Log(Shape):
     permission=Permission.READ_ONLY,
     access=Access.READ,
     idempotent=True,
+    requires=("sandbox", "git"),
 )
 async def git_log(
-    bench: Bench,
+    context: CodeContext,
     repository: Where = ".",
     revision_: Annotated[Revision, Field(description="Where to begin: a commit, branch, or a range a..b")] = "HEAD",
     paths: Paths = [],  # noqa: B006
@@ -158,7 +161,7 @@ async def git_log(
     """List the commits of a git repository, newest first: hash, author, date, message and the names that point to it.
 
     With paths only the commits that changed them. git_show shows what is in a commit."""
-    found = await Repository.open(bench, repository)
+    found = await Repository.open(context, repository)
     chosen = [f"--max-count={limit + 1}", f"--skip={skip}", "--fixed-strings", "--regexp-ignore-case"]
     chosen += [f"--author={author}"] if author else []
     chosen += [f"--grep={message}"] if message else []
@@ -190,9 +193,10 @@ class Shown(Shape):
     permission=Permission.READ_ONLY,
     access=Access.READ,
     idempotent=True,
+    requires=("sandbox", "git"),
 )
 async def git_show(
-    bench: Bench,
+    context: CodeContext,
     repository: Where = ".",
     revision_: Revision = "HEAD",
     path: Annotated[str | None, Field(description="A file, to see it as it was at the revision")] = None,
@@ -200,9 +204,9 @@ async def git_show(
     """Show a commit of a git repository with all it changed, or with path a file as it was at that revision.
 
     A merge is compared with its first parent. Long diffs and files are cut."""
-    found = await Repository.open(bench, repository)
+    found = await Repository.open(context, repository)
     if path is not None:
-        at = revision(revision_) if bench.hides is hide_nothing else await found.commit(revision_)
+        at = revision(revision_) if context.hides is hide_nothing else await found.commit(revision_)
         return await _file(found, at, "/".join(parse(path)))
     commit, done = await committed(found, revision(revision_))
     shown = Shown(
@@ -220,10 +224,10 @@ async def committed(repository: Repository, at: str) -> tuple[Commit, Diff]:
 
 
 async def _file(repository: Repository, at: str, path: str) -> tuple[Shown, str]:
-    if repository.bench.hides is not hide_nothing:
+    if repository.context.hides is not hide_nothing:
         inner = (await repository.read("rev-parse", "--show-prefix")).rstrip("\n")
         full = "/".join((*await repository.top(), *parse(f"{inner}{path}")))
-        if (rule := repository.bench.hides(full)) is not None:
+        if (rule := repository.context.hides(full)) is not None:
             raise Forbidden(f"the operator does not allow to read {full!r} ({rule})", code="DENIED_BY_RULE")
     content = await repository.read("cat-file", "blob", f"{at}:./{path}")
     if "\0" in content:
@@ -256,4 +260,4 @@ def _state_line(file: FileState) -> str:
 
 def _diff_text(found: Diff) -> str:
     cut = ["[cut; name paths to see the rest]"] if found.truncated else []
-    return "\n".join([found.diff or "Nothing changed.", *cut, *left_out(found.files_left_out or 0)])
+    return "\n".join([found.diff or "Nothing changed.", *cut, *hidden_files_note(found.files_left_out or 0)])

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gateway.errors import Invalid, NotFound
-from gateway.sources.builtin.code.call_context import Bench
+from gateway.sources.builtin.code.call_context import CodeContext
 from gateway.sources.builtin.code.git import Paths, Repository, Revision, Where, pathspecs, plain, revision
 from gateway.sources.builtin.code.git_output import BRANCH, Branch, Commit, FileChange, FileState, branches
 from gateway.sources.builtin.code.git_read import committed, state_of
@@ -39,10 +39,11 @@ class Staged(Shape):
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
     idempotent=True,
+    requires=("sandbox", "git"),
     path_arguments=(),
 )
 async def git_add(
-    bench: Bench,
+    context: CodeContext,
     paths: Annotated[list[str], Field(min_length=1, max_length=1000, description="Files or directories; '.' for all")],
     repository: Where = ".",
     unstage: Annotated[bool, Field(description="Take them out of what is staged instead")] = False,
@@ -50,7 +51,7 @@ async def git_add(
     """Stage changed, new and deleted files of a git repository for the next commit, or take them out again.
 
     Answers with all that is staged then. Files that .gitignore names are refused."""
-    found = await Repository.open(bench, repository, changing=True)
+    found = await Repository.open(context, repository, changing=True)
     command = ("reset", "--quiet") if unstage else ("add", "--all")
     await found.change(*command, *pathspecs(paths))
     now = await state_of(found)
@@ -82,10 +83,11 @@ class Committed(Shape):
     category="development",
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
+    requires=("sandbox", "git"),
     path_arguments=(),
 )
 async def git_commit(
-    bench: Bench,
+    context: CodeContext,
     message: Annotated[str, Field(min_length=1, max_length=50_000, description="The whole commit message")],
     repository: Where = ".",
     all_: Annotated[bool, Field(description="Stage every changed and deleted file git knows first")] = False,
@@ -96,11 +98,11 @@ async def git_commit(
 
     Stage files with git_add first, or say all. The author is the one given, else the gateway's GIT_AUTHOR_NAME and
     GIT_AUTHOR_EMAIL, else user.name and user.email of the repository."""
-    found = await Repository.open(bench, repository, changing=True)
+    found = await Repository.open(context, repository, changing=True)
     signed = dataclasses.replace(found, env=_identity(found, author))
     options = [*(["--all"] if all_ else []), *(["--amend", "--reset-author"] if amend else [])]
     unsigned = ("--no-verify", "--no-gpg-sign", "--no-edit", "--quiet")
-    await signed.change("commit", *unsigned, *options, "--file=-", given=message.encode())
+    await signed.change("commit", *unsigned, *options, "--file=-", stdin=message.encode())
     commit, done = await committed(found, "HEAD")
     branch = plain(await found.read("branch", "--show-current")).strip()
     answer = Committed(commit=commit, branch=branch or None, files=done.files, filters_not_run=found.filters or None)
@@ -134,7 +136,9 @@ class Branches(Shape):
 Name = Annotated[str, Field(min_length=1, max_length=200, description="Name of a branch")]
 
 
-async def _branch_reason(_: Bench, delete: str | None = None, force: bool = False, **_other: object) -> str | None:
+async def _branch_reason(
+    _: CodeContext, delete: str | None = None, force: bool = False, **_other: object
+) -> str | None:
     return f"git_branch deletes {delete!r} although its commits may be nowhere else" if delete and force else None
 
 
@@ -144,10 +148,11 @@ async def _branch_reason(_: Bench, delete: str | None = None, force: bool = Fals
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
     requires_confirmation=_branch_reason,
+    requires=("sandbox", "git"),
     path_arguments=(),
 )
 async def git_branch(
-    bench: Bench,
+    context: CodeContext,
     repository: Where = ".",
     create: Annotated[Name | None, Field(description="Make a branch of this name; git_checkout goes to it")] = None,
     at: Annotated[Revision | None, Field(description="Where the new branch begins; else at the last commit")] = None,
@@ -163,7 +168,7 @@ async def git_branch(
         raise Invalid("one of create, delete and rename at a time")
     if (rename is None) != (to is None) or (at is not None and create is None):
         raise Invalid("'rename' and 'to' go together, and 'at' with 'create'")
-    found = await Repository.open(bench, repository)
+    found = await Repository.open(context, repository)
     if create is not None:
         await found.change("branch", "--no-track", revision(create), *([revision(at)] if at else []))
     elif delete is not None:
@@ -199,10 +204,11 @@ class CheckedOut(Shape):
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
     destructive=True,
+    requires=("sandbox", "git"),
     path_arguments=(),
 )
 async def git_checkout(
-    bench: Bench,
+    context: CodeContext,
     repository: Where = ".",
     revision_: Annotated[
         Revision | None, Field(description="Branch or revision to go to, or to take paths from")
@@ -221,7 +227,7 @@ async def git_checkout(
         raise Invalid("'create' goes without 'paths'")
     if revision_ is None and create is None and not paths:
         raise Invalid("say where to go ('revision', 'create') or what to bring back ('paths')")
-    found = await Repository.open(bench, repository, changing=True)
+    found = await Repository.open(context, repository, changing=True)
     where = [revision(revision_)] if revision_ else []
     made = ["-b", revision(create)] if create else []
     what = pathspecs(paths) if paths else ["--"]
@@ -247,7 +253,7 @@ class Stashes(Shape):
     filters_not_run: Filters = None
 
 
-async def _stash_reason(_: Bench, action: str = "list", stash: int = 0, **_other: object) -> str | None:
+async def _stash_reason(_: CodeContext, action: str = "list", stash: int = 0, **_other: object) -> str | None:
     return f"git_stash throws away stash@{{{stash}}}" if action == "drop" else None
 
 
@@ -258,10 +264,11 @@ async def _stash_reason(_: Bench, action: str = "list", stash: int = 0, **_other
     access=Access.WRITE,
     requires_confirmation=_stash_reason,
     destructive=True,
+    requires=("sandbox", "git"),
     path_arguments=(),
 )
 async def git_stash(
-    bench: Bench,
+    context: CodeContext,
     action: Annotated[Action, Field(description="push puts changes away, pop brings them back")] = "list",
     repository: Where = ".",
     stash: Annotated[int, Field(ge=0, le=10_000, description="Which one, the newest being 0")] = 0,
@@ -272,7 +279,7 @@ async def git_stash(
     """Put the uncommitted changes of a git repository away, bring them back, or list what was put away.
 
     git_show with revision stash@{0} shows what is in one."""
-    found = await Repository.open(bench, repository, changing=True)
+    found = await Repository.open(context, repository, changing=True)
     someone = Author(name="Toolgate", email="toolgate@localhost")
     signed = dataclasses.replace(found, env=_identity(found, None, fallback=someone))
     if action == "push":
@@ -307,9 +314,9 @@ class Pushed(Shape):
 
 
 async def _reason(
-    bench: Bench, repository: str = ".", remote: str = "origin", branch: str | None = None, force: bool = False
+    context: CodeContext, repository: str = ".", remote: str = "origin", branch: str | None = None, force: bool = False
 ) -> str:
-    found = await Repository.open(bench, repository)
+    found = await Repository.open(context, repository)
     name = branch or plain(await found.read("branch", "--show-current")).strip()
     forced = ", replacing what is there" if force else ""
     return f"git_push sends branch {name!r} to {_masked(_url(found, remote))}{forced}"
@@ -322,10 +329,12 @@ async def _reason(
     access=Access.WRITE,
     requires_confirmation=_reason,
     destructive=True,
+    open_world=True,
+    requires=("sandbox", "network", "git"),
     path_arguments=(),
 )
 async def git_push(
-    bench: Bench,
+    context: CodeContext,
     repository: Where = ".",
     remote: Remote = "origin",
     branch: Which = None,
@@ -334,12 +343,12 @@ async def git_push(
     """Push a branch of a git repository to a remote, after a person has agreed to where it goes.
 
     Only over http and https, through the gateway's guarded network; no credentials of the machine are used."""
-    found = await Repository.open(bench, repository)
+    found = await Repository.open(context, repository)
     url = _url(found, remote)
     name = branch or plain(await found.read("branch", "--show-current")).strip()
     if not name:
         raise Invalid("no branch is checked out; say which one to push", code="INVALID_REVISION")
-    bench.require_network()
+    context.require_network()
     spec = f"refs/heads/{revision(name)}:refs/heads/{name}"
     online = dataclasses.replace(found, online=True)
     options = ["--force-with-lease"] if force else []

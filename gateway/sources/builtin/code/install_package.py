@@ -19,7 +19,7 @@ from gateway.net.policy import PRIVATE_ADDRESS, Address, NetworkPolicy
 from gateway.runtime import uv
 from gateway.sandbox import Program
 from gateway.sandbox.run import Finished
-from gateway.sources.builtin.code.call_context import NODE_MODULES, VENV, Bench, in_thread
+from gateway.sources.builtin.code.call_context import NODE_MODULES, VENV, CodeContext, in_thread
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.tools import Access, Permission
 from gateway.workspace.package_dirs import MARK
@@ -105,7 +105,7 @@ class Packages(Shape):
     output: str
 
 
-async def _reason(_: Bench, packages: list[str], manager: str = "pip") -> str:
+async def _reason(_: CodeContext, packages: list[str], manager: str = "pip") -> str:
     where = VENV if manager == "pip" else NODE_MODULES
     return f"install_package downloads {', '.join(packages)[:500]} with {manager} into {where} of the workspace"
 
@@ -116,10 +116,12 @@ async def _reason(_: Bench, packages: list[str], manager: str = "pip") -> str:
     permission=Permission.EXECUTE,
     access=Access.WRITE,
     requires_confirmation=_reason,
+    open_world=True,
+    requires=("sandbox", "network"),
     path_arguments=(),
 )
 async def install_package(
-    bench: Bench,
+    context: CodeContext,
     packages: Annotated[
         list[str],
         Field(min_length=1, max_length=100, description="Names, with versions if you like: requests>=2, left-pad@1"),
@@ -133,9 +135,9 @@ async def install_package(
     for each in packages:
         if not each.strip() or each.startswith("-") or any(character in each for character in "\0\n"):
             raise Invalid(f"{each!r} is no package; name it, with a version if you like", code="INVALID_PACKAGE")
-    network = Noting.like(bench.require_network())
-    async with _undone_on_failure(bench, manager):
-        finished = await bench.run(replace(_program(bench, manager, packages), network=network))
+    network = Noting.like(context.require_network())
+    async with _undone_on_failure(context, manager):
+        finished = await context.run(replace(_program(context, manager, packages), network=network))
         said = "\n".join(stream.decode("utf-8", "replace") for stream in (finished.stderr, finished.stdout)).strip()
         if finished.exit.killed is not None or finished.exit.code != 0:
             limit = [f"it went over its limit of {finished.exit.killed}"] if finished.exit.killed else []
@@ -150,32 +152,32 @@ async def install_package(
 
 
 @asynccontextmanager
-async def _undone_on_failure(bench: Bench, manager: Manager) -> AsyncIterator[None]:
+async def _undone_on_failure(context: CodeContext, manager: Manager) -> AsyncIterator[None]:
     """What was not there before goes again when it fails or is cancelled; a manager that is killed cannot tidy up."""
-    new = [(name,) for name in _MADE[manager] if bench.found((name,)) is None]
+    new = [(name,) for name in _MADE[manager] if context.find((name,)) is None]
     try:
         yield
     except BaseException:
         with anyio.CancelScope(shield=True):
-            await in_thread(bench.discard, *new, (_CACHE,))
+            await in_thread(context.discard, *new, (_CACHE,))
         raise
 
 
-def _program(bench: Bench, manager: Manager, packages: list[str]) -> Program:
-    shell = bench.machine.programs.get("sh") or bench.machine.programs["bash"]
+def _program(context: CodeContext, manager: Manager, packages: list[str]) -> Program:
+    shell = context.host.programs.get("sh") or context.host.programs["bash"]
     if manager == "pip":
-        program, python = _uv(), bench.machine.python
+        program, python = _uv(), context.host.python
         if python is None:
             raise Unavailable("there is no python3 on this machine; install it", code="PROGRAM_NOT_FOUND")
         given = (str(program), python.path, *packages)
         readable = (program, *python.readable)
-        return bench.program(
-            shell, "-c", _PIP, "install", *given, env=indexes(), readable=readable, online=True, free=True
+        return context.program(
+            shell, "-c", _PIP, "install", *given, env=indexes(), readable=readable, online=True, untrusted=True
         )
-    npm = bench.machine.programs.get("npm")
+    npm = context.host.programs.get("npm")
     if npm is None:
         raise Unavailable("there is no npm on this machine; install Node.js", code="PROGRAM_NOT_FOUND")
-    return bench.program(shell, "-c", _NPM, "install", npm, *packages, env=indexes(), online=True, free=True)
+    return context.program(shell, "-c", _NPM, "install", npm, *packages, env=indexes(), online=True, untrusted=True)
 
 
 def indexes() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The two ways Python code is run: by an interpreter in the sandbox, or by Monty where no sandbox works."""
+"""Runners for Python code: an interpreter in the sandbox, or Monty where no sandbox works."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from gateway.sandbox.run import Finished, Said, finish
 from gateway.sandbox.supervisor import refuse_hidden
 
 if TYPE_CHECKING:
-    from gateway.sources.builtin.code.call_context import Bench
+    from gateway.sources.builtin.code.call_context import CodeContext
 
-# What a model is told of run_code where Monty runs it.
-SUBSET = f"""Run a program in a subset of Python, in the workspace's root.
+# The description of run_code where Monty runs it.
+MONTY_DESCRIPTION = f"""Run a program in a subset of Python, in the workspace's root.
 
-Monty runs it, a small interpreter. Only these can be imported: {", ".join(MODULES)}; no packages, none of the
-workspace's modules. No class inheritance, yield, del, input() or sys.exit(). It reads and writes the workspace's files
-and nothing else; memory, time and output are limited. A program that fails is no error: look at exitCode and stderr."""
+It runs in Monty, a small interpreter. Only these can be imported: {", ".join(MODULES)}; no packages, no modules of the
+workspace. No class inheritance, yield, del, input() or sys.exit(). It reads and writes the workspace's files and
+nothing else; memory, time and output are limited. A failing program is not an error: see exitCode and stderr."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """Python code and what it is given."""
+    """Python code with its arguments, environment and time limit."""
 
     code: str
     args: Sequence[str]
@@ -37,79 +37,84 @@ class Script:
     timeout: float
 
 
-class Python(Protocol):
-    """Runs code on a bench. `said` hears what it writes; who is cancelled meanwhile ends it."""
+class PythonRunner(Protocol):
+    async def run(self, context: CodeContext, script: Script, on_output: Said) -> Finished:
+        """Run the code to its end and pass its output to `on_output`. Cancelling ends the code."""
+        ...
 
-    async def run(self, bench: Bench, script: Script, said: Said) -> Finished: ...
-
-    def expect(self, bench: Bench) -> None:
-        """Code is about to be run there: make ready what that needs, beside whatever comes first."""
+    def prepare(self, context: CodeContext) -> None:
+        """Start in the background what the next run needs."""
         ...
 
     async def close(self) -> None:
-        """Leave nothing running."""
+        """Stop every process."""
         ...
 
 
-class Sandboxed:
-    """The workspace's Python or the machine's, in an interpreter that may be waiting already."""
+class SandboxedRunner:
+    """Runs code by the Python of the workspace or of the machine, in a sandbox that may be started in advance."""
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self._spares = PrestartedSandboxes(sandbox)
+        self._prestarted = PrestartedSandboxes(sandbox)
 
-    async def run(self, bench: Bench, script: Script, said: Said) -> Finished:
-        began = time.monotonic()
-        process = await self._spares.start(
-            _interpreter(bench), script.code, args=script.args, env=script.env, timeout=script.timeout
+    async def run(self, context: CodeContext, script: Script, on_output: Said) -> Finished:
+        started = time.monotonic()
+        process = await self._prestarted.start(
+            _interpreter(context), script.code, args=script.args, env=script.env, timeout=script.timeout
         )
-        left = script.timeout - (time.monotonic() - began)
-        finished = await finish(process, timeout=max(left, 0), said=said)
-        return dataclasses.replace(finished, duration=time.monotonic() - began)
+        left = script.timeout - (time.monotonic() - started)
+        finished = await finish(process, timeout=max(left, 0), said=on_output)
+        return dataclasses.replace(finished, duration=time.monotonic() - started)
 
-    def expect(self, bench: Bench) -> None:
-        self._spares.expect(_interpreter(bench), now=True)
+    def prepare(self, context: CodeContext) -> None:
+        self._prestarted.expect(_interpreter(context), now=True)
 
     async def close(self) -> None:
-        await self._spares.close()
+        await self._prestarted.close()
 
 
-def _interpreter(bench: Bench) -> Program:
-    """-u: what it wrote is there when it is ended, and seen while it runs; -B: no traces in the workspace."""
-    found = bench.python()
-    return bench.program(found.path, "-I", "-B", "-u", readable=found.readable, online=True, free=True)
+def _interpreter(context: CodeContext) -> Program:
+    # -u: output is complete when the program is killed, and visible while it runs; -B: no __pycache__ in the workspace.
+    python = context.python()
+    return context.program(python.path, "-I", "-B", "-u", readable=python.readable, online=True, untrusted=True)
 
 
-class Subset:
-    """Monty. It knows no arguments, and a script has none here: they are not in what is offered."""
+class MontyRunner:
+    """Runs code in Monty. It takes no arguments; the tool offers none where Monty runs it."""
 
     def __init__(self) -> None:
         self._monty = Monty()
 
-    async def run(self, bench: Bench, script: Script, said: Said) -> Finished:
-        refuse_hidden(Monty.name, bench.program(sys.executable))
+    async def run(self, context: CodeContext, script: Script, on_output: Said) -> Finished:
+        refuse_hidden(Monty.name, context.program(sys.executable))
         return await self._monty.run(
-            script.code, folder=bench.folder, env=script.env, limits=bench.limits, timeout=script.timeout, said=said
+            script.code,
+            folder=context.folder,
+            env=script.env,
+            limits=context.limits,
+            timeout=script.timeout,
+            said=on_output,
         )
 
-    def expect(self, bench: Bench) -> None:
-        """It has nothing to make ready."""
+    def prepare(self, context: CodeContext) -> None:
+        """Nothing can be started in advance."""
 
     async def close(self) -> None:
         await self._monty.close()
 
 
-class NoPrograms:
-    """Stands for the sandbox where Monty runs the code: every program is refused, with the reason."""
+class UnavailableSandbox:
+    """The sandbox where only Monty works: it refuses every program, with the reason."""
 
     name = Monty.name
     weaknesses = Monty.weaknesses
     keeps_paths = Monty.keeps_paths
 
-    def __init__(self, lack: GatewayError) -> None:
-        self._lack = lack
+    def __init__(self, reason: GatewayError) -> None:
+        self._reason = reason
 
     def inside(self, mount: Mount) -> str:
         return mount.target
 
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
-        raise self._lack
+        raise self._reason

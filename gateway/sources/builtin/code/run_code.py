@@ -13,7 +13,7 @@ from gateway.errors import Invalid
 from gateway.sandbox import Killed
 from gateway.sandbox.process import handed
 from gateway.sandbox.run import Finished
-from gateway.sources.builtin.code.call_context import Bench
+from gateway.sources.builtin.code.call_context import CodeContext
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.tools import Access, Permission
 
@@ -52,8 +52,8 @@ class Ran(Shape):
         return {**told, "killed": self.killed}
 
 
-async def _code_reason(bench: Bench, language: str, **_other: object) -> str | None:
-    return bench.own_files(f"run_code runs {language} code")
+async def _code_reason(context: CodeContext, language: str, **_other: object) -> str | None:
+    return context.attached_folder_reason(f"run_code runs {language} code")
 
 
 @builtin(
@@ -63,10 +63,11 @@ async def _code_reason(bench: Bench, language: str, **_other: object) -> str | N
     access=Access.WRITE,
     requires_confirmation=_code_reason,
     destructive=True,
+    requires=("interpreter",),
     path_arguments=(),
 )
 async def run_code(
-    bench: Bench,
+    context: CodeContext,
     language: Annotated[Language, Field(description="What the code is written in")],
     code: Annotated[str, Field(max_length=_CODE, description="The whole program")],
     args: Annotated[list[str], Field(max_length=1000, description="Command-line arguments")] = [],  # noqa: B006
@@ -85,15 +86,15 @@ async def run_code(
     _check_text(code, *args)
     _check_sizes([*args, *env, *env.values()])
     if language == "python":
-        finished = await bench.run_python(code, args, env, timeout)
+        finished = await context.run_python(code, args, env, timeout)
     else:
-        finished = await _shell(bench, "main.sh", code, args=args, env=env, timeout=timeout)
-    ran = outcome(bench, finished)
+        finished = await _shell(context, "main.sh", code, args=args, env=env, timeout=timeout)
+    ran = outcome(context, finished)
     return ran, told(ran)
 
 
 async def _shell(
-    bench: Bench,
+    context: CodeContext,
     name: str,
     code: str,
     *,
@@ -105,20 +106,20 @@ async def _shell(
     """The code goes by descriptor, as a command line is for all to read and has a limit; its stdin stays its own."""
     script = handed(code.encode())
     try:
-        argv = (*_reading(bench, script), name, *args)
-        program = bench.program(*argv, cwd=cwd, env=env, pass_fds=(script,), online=True, free=True)
-        return await bench.run(program, timeout=timeout)
+        argv = (*_reading(context, script), name, *args)
+        program = context.program(*argv, cwd=cwd, env=env, pass_fds=(script,), online=True, untrusted=True)
+        return await context.run(program, timeout=timeout)
     finally:
         os.close(script)
 
 
-def _reading(bench: Bench, script: int) -> tuple[str, ...]:
-    if (bash := bench.machine.programs.get("bash")) is not None:
+def _reading(context: CodeContext, script: int) -> tuple[str, ...]:
+    if (bash := context.host.programs.get("bash")) is not None:
         return bash, "-c", f'eval "$(< /dev/fd/{script})"'
-    return bench.machine.programs["sh"], "-c", f". /dev/fd/{script}"
+    return context.host.programs["sh"], "-c", f". /dev/fd/{script}"
 
 
-async def _command_reason(_: Bench, command: str, directory: str = ".", **_other: object) -> str:
+async def _command_reason(_: CodeContext, command: str, directory: str = ".", **_other: object) -> str:
     shown = command if len(command) <= 500 else f"{command[:500]}… ({len(command)} characters)"
     return f"run_command runs in {directory!r}: {shown}"
 
@@ -130,10 +131,11 @@ async def _command_reason(_: Bench, command: str, directory: str = ".", **_other
     access=Access.WRITE,
     requires_confirmation=_command_reason,
     destructive=True,
+    requires=("sandbox", "shell"),
     path_arguments=(),
 )
 async def run_command(
-    bench: Bench,
+    context: CodeContext,
     command: Annotated[str, Field(min_length=1, max_length=100_000, description="A command line for the shell")],
     directory: Annotated[str, Field(description="Where to run it, relative to the workspace root")] = ".",
     timeout: Timeout = None,
@@ -143,8 +145,8 @@ async def run_command(
     It runs in a sandbox as run_code does: the workspace's files and no others, limited memory, time and output. A
     command that fails is no error: look at exitCode and stderr."""
     _check_text(command)
-    finished = await _shell(bench, "command", command, cwd=bench.directory(directory), timeout=timeout)
-    ran = outcome(bench, finished)
+    finished = await _shell(context, "command", command, cwd=context.directory(directory), timeout=timeout)
+    ran = outcome(context, finished)
     return ran, told(ran)
 
 
@@ -177,7 +179,7 @@ def _check_sizes(texts: Sequence[str]) -> None:
         raise Invalid(message, code="TOO_LARGE")
 
 
-def outcome(bench: Bench, finished: Finished) -> Ran:
+def outcome(context: CodeContext, finished: Finished) -> Ran:
     killed = finished.exit.killed
     return Ran(
         stdout=finished.stdout.decode("utf-8", "replace"),
@@ -188,7 +190,7 @@ def outcome(bench: Bench, finished: Finished) -> Ran:
         killed=killed,
         stdout_truncated=finished.stdout_truncated,
         stderr_truncated=finished.stderr_truncated,
-        sandbox=bench.sandbox.name,
+        sandbox=context.sandbox.name,
     )
 
 

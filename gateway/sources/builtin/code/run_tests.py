@@ -11,7 +11,7 @@ from pydantic import Field
 from gateway.errors import NotFound
 from gateway.sandbox import Killed
 from gateway.sandbox.run import Finished
-from gateway.sources.builtin.code.call_context import Bench, in_thread
+from gateway.sources.builtin.code.call_context import CodeContext, in_thread
 from gateway.sources.builtin.code.run_code import TIMED_OUT, Timeout
 from gateway.sources.builtin.code.test_runners import Name, Report, Tests, detect, prepare
 from gateway.sources.builtin.decorator import Shape, builtin
@@ -108,8 +108,8 @@ _HINTS: dict[str, str] = {
 }
 
 
-async def _reason(bench: Bench, directory: str = ".", **_other: object) -> str | None:
-    return bench.own_files(f"run_tests runs the project's tests in {directory!r}")
+async def _reason(context: CodeContext, directory: str = ".", **_other: object) -> str | None:
+    return context.attached_folder_reason(f"run_tests runs the project's tests in {directory!r}")
 
 
 @builtin(
@@ -119,10 +119,11 @@ async def _reason(bench: Bench, directory: str = ".", **_other: object) -> str |
     access=Access.WRITE,
     requires_confirmation=_reason,
     destructive=True,
+    requires=("sandbox",),
     path_arguments=(),
 )
 async def run_tests(
-    bench: Bench,
+    context: CodeContext,
     directory: Annotated[str, Field(description="The project's directory, relative to the workspace root")] = ".",
     runner: Annotated[Name | None, Field(description="What runs the tests; else found out from the project")] = None,
     only: Annotated[
@@ -137,20 +138,22 @@ async def run_tests(
 
     Finds out whether it is pytest, unittest, npm, go, cargo or make, and runs it in the sandbox. In a folder a person
     attached, that person is asked first. Tests that fail are no error: look at failed and failures."""
-    place, here = bench.directory(directory), parse(directory)
-    chosen = await in_thread(detect, bench, here) if runner is None else runner
-    tests = await in_thread(prepare, bench, chosen, only)
+    place, here = context.directory(directory), parse(directory)
+    chosen = await in_thread(detect, context, here) if runner is None else runner
+    tests = await in_thread(prepare, context, chosen, only)
     async with Channel() as channel:
         argv = tests.argv if tests.channel is None else (*tests.argv, tests.channel.format(channel.path))
         fds = (channel.fd,) if tests.channel else ()
         env, readable = tests.env, tests.readable
-        program = bench.program(*argv, cwd=place, env=env, readable=readable, pass_fds=fds, online=True, free=True)
-        finished = await bench.run(program, timeout=timeout, output_limit=_READ)
+        program = context.program(
+            *argv, cwd=place, env=env, readable=readable, pass_fds=fds, online=True, untrusted=True
+        )
+        finished = await context.run(program, timeout=timeout, output_limit=_READ)
         told = await channel.content()
     report = await in_thread(_report, tests, finished, told)
     if report is not None and report.empty and finished.exit.killed is None:
         raise NotFound(f"{chosen} found no tests in {directory!r}{_HINTS.get(chosen, '')}", code="NO_TESTS")
-    answer = _answer(bench, tests, finished, report)
+    answer = _answer(context, tests, finished, report)
     return answer, _text(answer)
 
 
@@ -161,7 +164,7 @@ def _report(tests: Tests, finished: Finished, told: bytes | None) -> Report | No
     return tests.printed(finished.stdout.decode("utf-8", "replace"))
 
 
-def _answer(bench: Bench, tests: Tests, finished: Finished, report: Report | None) -> Tested:
+def _answer(context: CodeContext, tests: Tests, finished: Finished, report: Report | None) -> Tested:
     printed = (finished.stdout + finished.stderr).decode("utf-8", "replace")
     timed_out = finished.exit.killed == "timeout"
     failures = report.failures if report else ()
@@ -178,7 +181,7 @@ def _answer(bench: Bench, tests: Tests, finished: Finished, report: Report | Non
         timed_out=timed_out,
         killed=finished.exit.killed,
         truncated=len(failures) > _FAILURES or len(printed) > _OUTPUT,
-        sandbox=bench.sandbox.name,
+        sandbox=context.sandbox.name,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from gateway.errors import GatewayError, Invalid, Unavailable
-from gateway.sources.builtin.code.call_context import VENV, Bench
+from gateway.sources.builtin.code.call_context import VENV, CodeContext
 from gateway.sources.builtin.read_files import passed_over
 from gateway.workspace import Entry, Parts
 
@@ -197,10 +197,10 @@ class Tests:
     printed: Callable[[str], Report | None] | None = None
 
 
-def detect(bench: Bench, here: Parts) -> Name:
+def detect(context: CodeContext, here: Parts) -> Name:
     """The runner of the project in a directory; blocks, for a thread."""
     for runner, fits in _DETECTED:
-        if fits(bench, here):
+        if fits(context, here):
             return runner
     raise Invalid(
         "no tests were found here: no pytest or unittest files, no package.json with a test script, "
@@ -209,22 +209,22 @@ def detect(bench: Bench, here: Parts) -> Name:
     )
 
 
-def prepare(bench: Bench, runner: Name, only: Sequence[str]) -> Tests:
+def prepare(context: CodeContext, runner: Name, only: Sequence[str]) -> Tests:
     """How to run them; refused when the runner is not here, naming what to install."""
     if any(each.startswith("-") or "\0" in each for each in only):
         raise Invalid("what to run is named by files and tests, not by options", code="INVALID_ARGUMENTS")
-    return _PREPARED[runner](bench, tuple(only))
+    return _PREPARED[runner](context, tuple(only))
 
 
-def _pytest(bench: Bench, only: tuple[str, ...]) -> Tests:
+def _pytest(context: CodeContext, only: tuple[str, ...]) -> Tests:
     options = ("-q", "--color=no", "-p", "no:cacheprovider", "-o", "junit_family=xunit1")
-    python = bench.python()
-    if _has_pytest(bench):
+    python = context.python()
+    if _has_pytest(context):
         command: tuple[str, ...] = (python.path, "-m", "pytest")
-    elif (found := bench.machine.programs.get("pytest")) is not None:
+    elif (found := context.host.programs.get("pytest")) is not None:
         command = (found,)
     else:
-        raise _missing("pytest", bench.to_get("pytest"))
+        raise _missing("pytest", context.install_hint("pytest"))
     return Tests(
         "pytest",
         (*command, *options, *only),
@@ -235,59 +235,59 @@ def _pytest(bench: Bench, only: tuple[str, ...]) -> Tests:
     )
 
 
-def _unittest(bench: Bench, only: tuple[str, ...]) -> Tests:
-    python = bench.python()
+def _unittest(context: CodeContext, only: tuple[str, ...]) -> Tests:
+    python = context.python()
     names = tuple(each.removesuffix(".py").replace("/", ".") for each in only) or ("discover",)
     command = (python.path, "-B", "-c", UNITTEST, *names)
     return Tests("unittest", command, {}, python.readable, channel="{}", told=lines)
 
 
-def _npm(bench: Bench, only: tuple[str, ...]) -> Tests:
-    if "npm" not in bench.machine.programs:
+def _npm(context: CodeContext, only: tuple[str, ...]) -> Tests:
+    if "npm" not in context.host.programs:
         raise _missing("npm", "install Node.js")
     env = {"npm_config_update_notifier": "false", "npm_config_cache": "/tmp/npm", "CI": "1"}  # noqa: S108 - the sandbox's
-    argv = (bench.machine.programs["npm"], "test", "--silent", *(("--", *only) if only else ()))
+    argv = (context.host.programs["npm"], "test", "--silent", *(("--", *only) if only else ()))
     return Tests("npm", argv, env, printed=tap)
 
 
-def _go(bench: Bench, only: tuple[str, ...]) -> Tests:
-    if "go" not in bench.machine.programs:
+def _go(context: CodeContext, only: tuple[str, ...]) -> Tests:
+    if "go" not in context.host.programs:
         raise _missing("go", "install Go")
-    env = {"GOTOOLCHAIN": "local", "GOCACHE": "/tmp/go", **({} if bench.network else {"GOPROXY": "off"})}  # noqa: S108
-    argv = (bench.machine.programs["go"], "test", "-json", *(only or ("./...",)))
+    env = {"GOTOOLCHAIN": "local", "GOCACHE": "/tmp/go", **({} if context.network else {"GOPROXY": "off"})}  # noqa: S108
+    argv = (context.host.programs["go"], "test", "-json", *(only or ("./...",)))
     return Tests("go", argv, env, printed=go)
 
 
-def _cargo(bench: Bench, only: tuple[str, ...]) -> Tests:
-    if "cargo" not in bench.machine.programs:
+def _cargo(context: CodeContext, only: tuple[str, ...]) -> Tests:
+    if "cargo" not in context.host.programs:
         raise _missing("cargo", "install Rust")
     env = {"CARGO_TERM_COLOR": "never", "CARGO_HOME": "/tmp/cargo"}  # noqa: S108 - the sandbox's
-    if bench.network is None:
+    if context.network is None:
         env["CARGO_NET_OFFLINE"] = "true"
-    argv = (bench.machine.programs["cargo"], "test", "--no-fail-fast", *only)
+    argv = (context.host.programs["cargo"], "test", "--no-fail-fast", *only)
     return Tests("cargo", argv, env, printed=cargo)
 
 
-def _make(bench: Bench, only: tuple[str, ...]) -> Tests:
-    if "make" not in bench.machine.programs:
+def _make(context: CodeContext, only: tuple[str, ...]) -> Tests:
+    if "make" not in context.host.programs:
         raise _missing("make", "install it")
-    return Tests("make", (bench.machine.programs["make"], *(only or ("test",))), printed=tap)
+    return Tests("make", (context.host.programs["make"], *(only or ("test",))), printed=tap)
 
 
 _PREPARED = {"pytest": _pytest, "unittest": _unittest, "npm": _npm, "go": _go, "cargo": _cargo, "make": _make}
 
 
-def _is_pytest(bench: Bench, here: Parts) -> bool:
+def _is_pytest(context: CodeContext, here: Parts) -> bool:
     """A project set up for it, or Python tests where it is installed."""
-    named = any(bench.found((*here, name)) for name in _PYTEST_FILES)
-    named = named or any(section in _read(bench, (*here, name)) for name, section in _PYTEST_SECTIONS)
-    there = _has_pytest(bench) or "pytest" in bench.machine.programs
-    return named or (there and _has_python_tests(bench, here))
+    named = any(context.find((*here, name)) for name in _PYTEST_FILES)
+    named = named or any(section in _read(context, (*here, name)) for name, section in _PYTEST_SECTIONS)
+    there = _has_pytest(context) or "pytest" in context.host.programs
+    return named or (there and _has_python_tests(context, here))
 
 
-def _is_npm(bench: Bench, here: Parts) -> bool:
+def _is_npm(context: CodeContext, here: Parts) -> bool:
     try:
-        said = json.loads(_read(bench, (*here, "package.json")) or b"{}")
+        said = json.loads(_read(context, (*here, "package.json")) or b"{}")
     except (ValueError, RecursionError):
         return False
     scripts = said.get("scripts") if isinstance(said, dict) else None
@@ -295,33 +295,33 @@ def _is_npm(bench: Bench, here: Parts) -> bool:
     return isinstance(test, str) and "no test specified" not in test
 
 
-def _has_python_tests(bench: Bench, here: Parts) -> bool:
+def _has_python_tests(context: CodeContext, here: Parts) -> bool:
     def is_test(entry: Entry) -> bool:
         name = entry.name
         return entry.kind == "file" and name.endswith(".py") and (name.startswith("test") or name.endswith("_test.py"))
 
-    with bench.root.walk(here, _DEPTH, lambda entry: not passed_over(entry)) as walk:
+    with context.root.walk(here, _DEPTH, lambda entry: not passed_over(entry)) as walk:
         return any(is_test(entry) for entry in walk)
 
 
-def _has_pytest(bench: Bench) -> bool:
-    return bench.has_venv() and bench.found((VENV, "bin", "pytest")) is not None
+def _has_pytest(context: CodeContext) -> bool:
+    return context.has_venv() and context.find((VENV, "bin", "pytest")) is not None
 
 
 # In this order: the first that fits.
-_DETECTED: Sequence[tuple[Name, Callable[[Bench, Parts], bool]]] = (
+_DETECTED: Sequence[tuple[Name, Callable[[CodeContext, Parts], bool]]] = (
     ("pytest", _is_pytest),
     ("npm", _is_npm),
-    ("cargo", lambda bench, here: bench.found((*here, "Cargo.toml")) is not None),
-    ("go", lambda bench, here: bench.found((*here, "go.mod")) is not None),
+    ("cargo", lambda context, here: context.find((*here, "Cargo.toml")) is not None),
+    ("go", lambda context, here: context.find((*here, "go.mod")) is not None),
     ("unittest", _has_python_tests),
-    ("make", lambda bench, here: b"\ntest:" in b"\n" + _read(bench, (*here, "Makefile"))),
+    ("make", lambda context, here: b"\ntest:" in b"\n" + _read(context, (*here, "Makefile"))),
 )
 
 
-def _read(bench: Bench, parts: Parts) -> bytes:
+def _read(context: CodeContext, parts: Parts) -> bytes:
     try:
-        with bench.root.open(parts) as file:
+        with context.root.open(parts) as file:
             return file.read(_FILE)
     except GatewayError:
         return b""

@@ -1,47 +1,39 @@
-"""What the web tools work with: the way out, and what belongs to the call."""
+"""The context of the web tools: the guarded HTTP client, the HTML reader and a page cache."""
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.calls import Call
 from gateway.config.settings import WebSettings
 from gateway.net.policy import WEB_PORTS, NetworkPolicy
+from gateway.sources.builtin.source import NO_HOSTS, NO_SEARCH, ToolKind
+from gateway.sources.builtin.web.page import PageCache
+from gateway.tools import Hides
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions
 
 if TYPE_CHECKING:
     from gateway.net.client import GuardedClient
     from gateway.net.transport import Network
-    from gateway.sources.builtin.web.html_reader import Reader
-    from gateway.sources.builtin.web.page import Remembered
+    from gateway.sources.builtin.web.html_reader import HtmlReader
 
-ANY = "*"
-
-
-def web_policy(settings: WebSettings) -> NetworkPolicy:
-    """Where `web_fetch` and `web_download` may go; refused when the settings name what is no host."""
-    return NetworkPolicy(
-        allowed_hosts=tuple(host for host in settings.allowed_hosts if host != ANY),
-        any_host=ANY in settings.allowed_hosts,
-        allow_private=settings.allow_private,
-        ports=WEB_PORTS,
-        hosts_setting="web.allowed_hosts",
-        private_setting="web.allow_private",
-    )
+# Every public host, in web.allowed_hosts.
+ANY_HOST = "*"
 
 
-class Outside:
-    """Opens doors, and reads what comes through them. A test brings its own network."""
+class WebAccess:
+    """The way to the web: HTTP clients and the HTML reader, made at first use. Tests pass their own network."""
 
     def __init__(self, network: Network | None = None, tls: ssl.SSLContext | None = None) -> None:
         self._network = network
         self._tls = tls
-        self._reader: Reader | None = None
+        self._reader: HtmlReader | None = None
 
-    def door(self, policy: NetworkPolicy) -> GuardedClient:
+    def client(self, policy: NetworkPolicy) -> GuardedClient:
         # The HTTP client takes a tenth of a second to import, and most processes never need it.
         from gateway.net.client import GuardedClient
         from gateway.net.transport import INTERNET
@@ -49,20 +41,12 @@ class Outside:
         return GuardedClient(policy, self._network or INTERNET, self._tls)
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> HtmlReader:
         if self._reader is None:
-            from gateway.sources.builtin.web.html_reader import Reader  # imports the sandbox
+            from gateway.sources.builtin.web.html_reader import HtmlReader  # imports the sandbox
 
-            self._reader = Reader()
+            self._reader = HtmlReader()
         return self._reader
-
-
-@dataclass(frozen=True)
-class Files:
-    """The chats' files and their versions, for the one tool that writes."""
-
-    workspaces: Workspaces
-    versions: Versions
 
 
 @dataclass(frozen=True)
@@ -72,6 +56,50 @@ class WebContext:
     call: Call
     settings: WebSettings
     policy: NetworkPolicy
-    outside: Outside
-    pages: Remembered
-    files: Files | None = None
+    access: WebAccess
+    pages: PageCache
+    workspaces: Workspaces
+    versions: Versions
+
+
+class WebTools(ToolKind):
+    """Tools that fetch, search and download. They reach only what the settings allow."""
+
+    kind = "web"
+
+    def __init__(
+        self,
+        settings: WebSettings,
+        workspaces: Workspaces,
+        versions: Versions,
+        *,
+        network: Network | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._settings = settings
+        self._workspaces = workspaces
+        self._versions = versions
+        self._policy = web_policy(settings)
+        self._access = WebAccess(network, tls)
+        self._pages = PageCache()
+
+    async def missing(self) -> Mapping[str, str]:
+        met = {"hosts": bool(self._settings.allowed_hosts), "search": self._settings.search is not None}
+        return {name: reason for name, reason in (("hosts", NO_HOSTS), ("search", NO_SEARCH)) if not met[name]}
+
+    def context(self, call: Call, hides: Hides) -> WebContext:
+        return WebContext(
+            call, self._settings, self._policy, self._access, self._pages, self._workspaces, self._versions
+        )
+
+
+def web_policy(settings: WebSettings) -> NetworkPolicy:
+    """Return the hosts that `web_fetch` and `web_download` may reach; refuse settings that name an invalid host."""
+    return NetworkPolicy(
+        allowed_hosts=tuple(host for host in settings.allowed_hosts if host != ANY_HOST),
+        any_host=ANY_HOST in settings.allowed_hosts,
+        allow_private=settings.allow_private,
+        ports=WEB_PORTS,
+        hosts_setting="web.allowed_hosts",
+        private_setting="web.allow_private",
+    )

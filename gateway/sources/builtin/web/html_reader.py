@@ -37,7 +37,7 @@ _OUT_OF_TIME = (128 + signal.SIGKILL, 128 + signal.SIGXCPU)
 _LAUNCH = "import sys; sys.path += sys.argv[1:]; from reader import main; main()"
 
 
-class Reader:
+class HtmlReader:
     """Reads pages, a few at a time."""
 
     def __init__(self) -> None:

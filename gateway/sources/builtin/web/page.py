@@ -94,7 +94,7 @@ CHARACTERS = 16_000_000
 
 
 @dataclass(frozen=True)
-class Document:
+class WebDocument:
     """What was at a URL, as text to be read in pages."""
 
     status: int
@@ -107,20 +107,20 @@ class Document:
     cut: bool = False
 
 
-class Remembered:
+class PageCache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: OrderedDict[Hashable, tuple[float, Document]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[float, WebDocument]] = OrderedDict()
         self._size = 0
 
-    def get(self, key: Hashable) -> Document | None:
+    def get(self, key: Hashable) -> WebDocument | None:
         self._forget_old()
         if key not in self._kept:
             return None
         self._kept.move_to_end(key)
         return self._kept[key][1]
 
-    def put(self, key: Hashable, document: Document) -> None:
+    def put(self, key: Hashable, document: WebDocument) -> None:
         self._drop(key)
         self._kept[key] = (self._clock(), document)
         self._size += len(document.text)
@@ -159,12 +159,12 @@ _PRIVATE = frozenset({"set-cookie", "set-cookie2"})
 
 async def visit(
     context: WebContext, url: str, *, headers: Mapping[str, str], seconds: float, raw: bool, whole: bool
-) -> Document:
+) -> WebDocument:
     """Fetch it and make text of it. Refused: a status that is none of success, and what is no text."""
     limits = RequestLimits(bytes=BYTES, seconds=seconds, connect_seconds=min(seconds, RequestLimits.connect_seconds))
     given = headers if any(name.lower() == "accept" for name in headers) else {"accept": _ACCEPT, **headers}
     async with (
-        context.outside.door(context.policy) as door,
+        context.access.client(context.policy) as door,
         door.request("GET", url, headers=given, limits=limits) as answer,
     ):
         if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
@@ -182,12 +182,12 @@ async def visit(
 
 async def _document(
     context: WebContext, answer: HttpResponse, body: bytes, *, as_markdown: bool, whole: bool
-) -> Document:
+) -> WebDocument:
     text = await anyio.to_thread.run_sync(lambda: decode(body, answer.content_type, is_markup=_is_markup(body)))
     page: dict[str, Any] = {"markdown": text, "title": None, "cut": False}
     if as_markdown:
-        page = await context.outside.reader.read(text, {"url": answer.url, "whole": whole})
-    return Document(
+        page = await context.access.reader.read(text, {"url": answer.url, "whole": whole})
+    return WebDocument(
         status=answer.status,
         url=answer.url,
         headers=_shown(answer.headers),

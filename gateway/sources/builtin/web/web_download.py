@@ -14,7 +14,7 @@ from pydantic import Field
 
 from gateway.net.policy import RequestLimits
 from gateway.sources.builtin.decorator import Shape, Versioned, builtin
-from gateway.sources.builtin.web.context import Files, WebContext
+from gateway.sources.builtin.web.context import WebContext
 from gateway.sources.builtin.web.web_fetch import LONGEST_WAIT, Headers, Seconds, Url
 from gateway.tools import Access, Permission
 from gateway.workspace import Parts, parse, show_path
@@ -33,7 +33,7 @@ class Saved(Shape):
 
 async def _overwrites(context: WebContext, path: str, **_: object) -> str | None:
     def reason() -> str | None:
-        with _files(context).workspaces.root(context.call.chat) as root:
+        with context.workspaces.root(context.call.chat) as root:
             found = root.find(parse(path))
         if found is None or found.kind != "file":
             return None
@@ -50,6 +50,8 @@ async def _overwrites(context: WebContext, path: str, **_: object) -> str | None
     requires_confirmation=_overwrites,
     destructive=True,
     idempotent=True,
+    open_world=True,
+    requires=("hosts",),
     path_arguments=("path",),
 )
 async def web_download(
@@ -69,7 +71,7 @@ async def web_download(
     from gateway.net.download import save  # imports the HTTP client, which most processes never need
 
     with tempfile.TemporaryFile(prefix="toolgate-") as file:
-        async with context.outside.door(context.policy) as door:
+        async with context.access.client(context.policy) as door:
             got = await save(door, url, file, limits=limits, headers=headers, progress=context.call.progress)
         file.flush()
         # Only now: nobody else waits for the chat's files while a server takes its time.
@@ -94,7 +96,7 @@ async def web_download(
 def _place(context: WebContext, parts: Parts, file: BinaryIO, size: int, create_dirs: bool) -> bool:
     # Written from the pages of the temporary file, never as a whole in memory; an empty one has none.
     content = cast("bytes", mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)) if size else b""
-    with _files(context).workspaces.root(context.call.chat) as root:
+    with context.workspaces.root(context.call.chat) as root:
         found = root.find(parts)
         if create_dirs and parts:
             root.make_directories(parts[:-1])
@@ -108,12 +110,7 @@ def _place(context: WebContext, parts: Parts, file: BinaryIO, size: int, create_
 @asynccontextmanager
 async def _held(context: WebContext) -> AsyncIterator[HeldChat]:
     call = context.call
-    async with _files(context).versions.hold(call.chat, call.caller.principal) as files:
+    async with context.versions.hold(call.chat, call.caller.principal) as files:
         if call.message is not None:
             await files.switch(call.message, call.parent_message)
         yield files
-
-
-def _files(context: WebContext) -> Files:
-    assert context.files is not None  # noqa: S101 - else the tool was not offered
-    return context.files

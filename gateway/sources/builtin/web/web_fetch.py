@@ -9,7 +9,7 @@ from pydantic import Field
 from gateway.errors import Invalid
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.sources.builtin.web.context import WebContext
-from gateway.sources.builtin.web.page import Document, visit
+from gateway.sources.builtin.web.page import WebDocument, visit
 from gateway.tools import Access, Permission
 
 PAGE = 20_000
@@ -25,7 +25,7 @@ Headers = Annotated[
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_WAIT, description="Seconds it may take in all")]
 
 
-class Page(Shape):
+class FetchResult(Shape):
     status: int
     headers: dict[str, str]
     body: str
@@ -45,6 +45,8 @@ class Page(Shape):
     permission=Permission.READ_ONLY,
     access=Access.NONE,
     idempotent=True,
+    open_world=True,
+    requires=("hosts",),
 )
 async def web_fetch(
     context: WebContext,
@@ -57,7 +59,7 @@ async def web_fetch(
     offset: Annotated[int, Field(ge=0, le=2**53, description="First character, from 0, to read on")] = 0,
     limit: Annotated[int, Field(ge=100, le=LONGEST_PAGE, description="At most so many characters")] = PAGE,
     timeout: Seconds = SECONDS,
-) -> tuple[Page, str]:
+) -> tuple[FetchResult, str]:
     """Read what is at a URL (GET). The main content of HTML comes as Markdown, with absolute links; text, JSON and
     XML come as they are. A long text is cut, and nextOffset says where to go on.
 
@@ -71,12 +73,12 @@ async def web_fetch(
     return page, _told(page, document)
 
 
-def _page(document: Document, offset: int, limit: int) -> Page:
+def _page(document: WebDocument, offset: int, limit: int) -> FetchResult:
     size = len(document.text)
     if offset and offset >= size:
         raise Invalid(f"web_fetch: 'offset' is {offset}, but the text has {size} characters")
     end = _end(document.text, offset, limit)
-    return Page(
+    return FetchResult(
         status=document.status,
         headers=dict(document.headers),
         body=document.text[offset:end],
@@ -99,7 +101,7 @@ def _end(text: str, offset: int, limit: int) -> int:
     return text.rfind("\n", offset + limit * 3 // 4, end) + 1 or end
 
 
-def _told(page: Page, document: Document) -> str:
+def _told(page: FetchResult, document: WebDocument) -> str:
     lines = [page.title] if page.title and not page.offset else []
     lines += [page.url, ""]
     if document.text.strip():

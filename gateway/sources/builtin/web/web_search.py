@@ -17,15 +17,13 @@ from pydantic import Field
 from gateway.config import resolve_variables
 from gateway.config.settings import SearchSettings
 from gateway.errors import GatewayError, Invalid, RateLimited, Unavailable
-from gateway.net.policy import NetworkPolicy, RequestLimits
+from gateway.net.policy import NetworkPolicy, RequestLimits, canonical_host
 from gateway.sources.builtin.decorator import Shape, builtin
-from gateway.sources.builtin.web.context import WebContext
+from gateway.sources.builtin.web.context import WebAccess, WebContext
 from gateway.tools import Access, Permission
 
 if TYPE_CHECKING:
     from gateway.net.client import GuardedClient, HttpResponse
-from gateway.net.policy import canonical_host
-from gateway.sources.builtin.web.context import Outside
 
 MOST = 20
 
@@ -45,6 +43,8 @@ class Results(Shape):
     category="web",
     permission=Permission.READ_ONLY,
     access=Access.NONE,
+    open_world=True,
+    requires=("search",),
 )
 async def web_search(
     context: WebContext,
@@ -74,7 +74,7 @@ _TAG = re.compile(r"</?[A-Za-z][^<>]{0,200}>")
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchHit:
     title: str
     url: str
     snippet: str
@@ -93,7 +93,7 @@ class SearchRequest:
         return door.request(self.method, self.url, headers=self.headers, body=self.body, limits=LIMITS)
 
 
-class Provider(Protocol):
+class SearchProvider(Protocol):
     """Knows where to ask, how, and what the answer means; `advice` is for the operator when it does not answer."""
 
     name: str
@@ -102,12 +102,12 @@ class Provider(Protocol):
 
     def question(self, url: str, key: str, query: str, count: int) -> SearchRequest: ...
 
-    async def results(self, answer: bytes, outside: Outside) -> Iterable[Mapping[str, Any]] | None:
+    async def results(self, answer: bytes, access: WebAccess) -> Iterable[Mapping[str, Any]] | None:
         """Mappings with `title`, `url` and `snippet`; None for an answer of another shape."""
         ...
 
 
-async def search(context: WebContext, query: str, count: int) -> Sequence[Found]:
+async def search(context: WebContext, query: str, count: int) -> Sequence[SearchHit]:
     """The best results; `Unavailable` and `RateLimited` when the provider does not give them."""
     settings = context.settings.search
     assert settings is not None  # noqa: S101 - else the tool was not offered
@@ -115,12 +115,12 @@ async def search(context: WebContext, query: str, count: int) -> Sequence[Found]
     url = resolve_variables(settings.url).rstrip("/") if settings.url else provider.url
     key = resolve_variables(settings.key.get_secret_value(), field="api_key").strip() if settings.key else ""
     question = provider.question(url, key, query, count)
-    door = context.outside.door(_policy(settings, question.url))
+    door = context.access.client(_policy(settings, question.url))
     async with door, question.ask(door) as answer:
         if answer.status != HTTPStatus.OK:
             raise _refusal(provider, answer)
         body = await answer.read()
-    results = await provider.results(body, context.outside)
+    results = await provider.results(body, context.access)
     if results is None:
         reason = f"{provider.name} answered with something else than results; {provider.advice}"
         raise Unavailable(reason, code=BAD_ANSWER)
@@ -147,7 +147,7 @@ def _policy(settings: SearchSettings, url: str) -> NetworkPolicy:
     )
 
 
-def _refusal(provider: Provider, answer: HttpResponse) -> GatewayError:
+def _refusal(provider: SearchProvider, answer: HttpResponse) -> GatewayError:
     status = answer.status
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         pause = answer.headers.get("retry-after", "")[:40]
@@ -158,7 +158,7 @@ def _refusal(provider: Provider, answer: HttpResponse) -> GatewayError:
     return Unavailable(reason, code=SEARCH_FAILED, status=status)
 
 
-def _usable(results: Iterable[Any]) -> Iterable[Found]:
+def _usable(results: Iterable[Any]) -> Iterable[SearchHit]:
     """Results one can go to, each once, and no longer than a result is."""
     seen = set()
     for each in results:
@@ -169,7 +169,7 @@ def _usable(results: Iterable[Any]) -> Iterable[Found]:
             continue
         seen.add(url)
         title, snippet = _plain(each.get("title"), _TITLE), _plain(each.get("snippet"), _SNIPPET)
-        yield Found(title or url[:_TITLE], url, snippet)
+        yield SearchHit(title or url[:_TITLE], url, snippet)
 
 
 def _plain(text: Any, longest: int) -> str:
@@ -202,7 +202,7 @@ class SearXNG:
         asked = urlencode({"q": query, "format": "json"})
         return SearchRequest(f"{address}?{asked}", headers={"accept": "application/json"})
 
-    async def results(self, answer: bytes, outside: Outside) -> Iterable[Mapping[str, Any]] | None:
+    async def results(self, answer: bytes, access: WebAccess) -> Iterable[Mapping[str, Any]] | None:
         return _listed(answer, "results", snippet="content")
 
 
@@ -215,7 +215,7 @@ class Brave:
         asked = urlencode({"q": query, "count": count, "result_filter": "web", "text_decorations": "false"})
         return SearchRequest(f"{url}?{asked}", headers={"accept": "application/json", "x-subscription-token": key})
 
-    async def results(self, answer: bytes, outside: Outside) -> Iterable[Mapping[str, Any]] | None:
+    async def results(self, answer: bytes, access: WebAccess) -> Iterable[Mapping[str, Any]] | None:
         found = _listed(answer, "web", "results", snippet="description")
         # A search that finds nothing has no "web" at all.
         return [] if found is None and _is_brave(answer) else found
@@ -230,7 +230,7 @@ class Tavily:
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         return SearchRequest(url, "POST", headers, orjson.dumps({"query": query, "max_results": count}))
 
-    async def results(self, answer: bytes, outside: Outside) -> Iterable[Mapping[str, Any]] | None:
+    async def results(self, answer: bytes, access: WebAccess) -> Iterable[Mapping[str, Any]] | None:
         return _listed(answer, "results", snippet="content")
 
 
@@ -245,13 +245,13 @@ class DuckDuckGo:
         headers = {"content-type": "application/x-www-form-urlencoded", "accept": "text/html"}
         return SearchRequest(f"{url}/", "POST", headers, urlencode({"q": query}).encode("ascii"))
 
-    async def results(self, answer: bytes, outside: Outside) -> Iterable[Mapping[str, Any]] | None:
-        page = await outside.reader.read(answer.decode("utf-8", "replace"), {"want": "results"})
+    async def results(self, answer: bytes, access: WebAccess) -> Iterable[Mapping[str, Any]] | None:
+        page = await access.reader.read(answer.decode("utf-8", "replace"), {"want": "results"})
         results: Iterable[Mapping[str, Any]] | None = page["results"]
         return results
 
 
-PROVIDERS: Mapping[str, Provider] = {each.name: each for each in (SearXNG(), Brave(), Tavily(), DuckDuckGo())}
+PROVIDERS: Mapping[str, SearchProvider] = {each.name: each for each in (SearXNG(), Brave(), Tavily(), DuckDuckGo())}
 
 
 def _is_brave(answer: bytes) -> bool:
