@@ -97,7 +97,7 @@ async def _over_stdio(gateway: Gateway, server: McpServer, stop: anyio.Event) ->
 async def _over_http(gateway: Gateway, server: McpServer, host: str, port: int, stop: anyio.Event) -> None:
     with staying():
         # Imported here: a stdio start, which a person waits for, needs none of it.
-        from gateway.serve.http.app import Door, HttpFace, parse_authority
+        from gateway.serve.http.app import HttpApp, RequestGuard, parse_authority
         from gateway.serve.http.server import bind, serve_http
 
     settings = gateway.settings.server
@@ -106,8 +106,8 @@ async def _over_http(gateway: Gateway, server: McpServer, host: str, port: int, 
     port = listening.getsockname()[1]
     limit = gateway.settings.limits.request_bytes * MESSAGE_FACTOR
     own = [address] if parse_authority(address) else []  # no client sends the zone of an address
-    door = Door(limit, [*settings.allowed_hosts, *own], settings.allowed_origins)
-    web = HttpFace(server, gateway.ready, door)
+    guard = RequestGuard(limit, [*settings.allowed_hosts, *own], settings.allowed_origins)
+    web = HttpApp(server, gateway.ready, guard)
 
     async def drain() -> None:
         await gateway.drain()
@@ -115,7 +115,7 @@ async def _over_http(gateway: Gateway, server: McpServer, host: str, port: int, 
 
     listening.listen(1024)
     _announce(f"http://{address}:{port}/mcp", gateway)
-    await serve_http(web.app, web.shortcut, listening, stop, drain)
+    await serve_http(web.app, web.fast_path, listening, stop, drain)
 
 
 async def _stop_on_signal(stop: anyio.Event) -> None:

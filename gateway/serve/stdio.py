@@ -25,7 +25,7 @@ from gateway.calls import to_json
 from gateway.protocol import PROTOCOL_VERSION_META_KEY
 from gateway.protocol.jsonrpc import CONNECTION_CLOSED, INVALID_REQUEST, RequestId
 from gateway.serve.mcp import fastpath
-from gateway.serve.mcp.fastpath import FastPath, Parsed
+from gateway.serve.mcp.fastpath import FastPath, ParsedRequest
 from gateway.serve.mcp.handlers import McpServer
 from gateway.serve.mcp.notifications import Change
 from gateway.serve.mcp.request import caller_of, client_name, connection_chat, principal_of
@@ -120,7 +120,7 @@ class _Connection:
     def _load_sdk(self) -> SdkStream:
         from gateway.serve.mcp.sdk import SdkStream
 
-        return SdkStream(self._server.sdk, self.write, self.begin, self.end)
+        return SdkStream(self._server.sdk, self._server.handlers.sessions, self.write, self.begin, self.end)
 
     async def _run(self, stream: SdkStream) -> None:
         try:
@@ -238,9 +238,9 @@ class FastRequests:
             request_id = params.get("requestId") if isinstance(params, dict) else None
             call = self._calls.get(str(request_id)) if type(request_id) in (int, str) else None
             return call is not None and call.cancel()
-        return self._session is not None and "method" not in message and self._session.take_answer(message)
+        return self._session is not None and self._session.take_reply(message)
 
-    def _parse(self, message: Mapping[str, Any]) -> Parsed | None:
+    def _parse(self, message: Mapping[str, Any]) -> ParsedRequest | None:
         chat = connection_chat(self._handlers.chat)
         if self._session is not None:
             return fastpath.parse_in_session(message, self._session, chat, fastpath.STDIO_HANDSHAKE_METHODS)
@@ -248,7 +248,7 @@ class FastRequests:
             return None
         return fastpath.parse_modern(message, principal_of(None), chat, methods=fastpath.STDIO_MODERN_METHODS)
 
-    def _start(self, parsed: Parsed) -> None:
+    def _start(self, parsed: ParsedRequest) -> None:
         task = self._spawn(parsed.id, self._answer(parsed))
         if self._session is not None:
             self._session.calls[str(parsed.id)] = task
@@ -259,7 +259,7 @@ class FastRequests:
         task.add_done_callback(lambda _: self._done(request_id))
         return task
 
-    async def _answer(self, parsed: Parsed) -> None:
+    async def _answer(self, parsed: ParsedRequest) -> None:
         try:
             encoded = await self._path.answer(parsed, self._notify)
         except asyncio.CancelledError:

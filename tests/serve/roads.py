@@ -10,7 +10,7 @@ import socket
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import httptools
 import pytest
 import uvicorn
 from eventually import TIMEOUT, async_eventually
-from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
@@ -29,8 +28,8 @@ from gateway.calls import Call, Outcome
 from gateway.errors import ToolFailed, UpstreamFault
 from gateway.protocol.jsonrpc import RpcError
 from gateway.serve import stdio
-from gateway.serve.http.app import PATH, Door, HttpFace
-from gateway.serve.http.protocol import FastHttpProtocol, HeaderCache, Shortcut
+from gateway.serve.http.app import PATH, HttpApp, RequestGuard
+from gateway.serve.http.protocol import FastHandler, FastHttpProtocol, HeaderCache
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
 from gateway.tools import Permission, Tool
@@ -425,8 +424,8 @@ class Line:
 class Wire:
     """An application, as it is from the other end of a connection: each request goes as bytes over one of its own."""
 
-    def __init__(self, app: ASGIApp, shortcut: Shortcut) -> None:
-        self._shortcut = shortcut
+    def __init__(self, app: ASGIApp, fast_path: FastHandler) -> None:
+        self._fast_path = fast_path
         self._heads = HeaderCache()
         self._config = uvicorn.Config(app, log_config=None, access_log=False, proxy_headers=False, lifespan="off")
 
@@ -434,7 +433,7 @@ class Wire:
         loop, state = asyncio.get_running_loop(), ServerState()
         theirs, ours = socket.socketpair()
         served, _ = await loop.connect_accepted_socket(
-            lambda: FastHttpProtocol(self._shortcut, self._heads, self._config, state, {}), theirs
+            lambda: FastHttpProtocol(self._fast_path, self._heads, self._config, state, {}), theirs
         )
         line = Line(*await asyncio.open_connection(sock=ours))
         asking = loop.create_task(self._ask(scope, receive, line))
@@ -474,19 +473,13 @@ def chunk(body: bytes, last: bool = False) -> bytes:
 
 @dataclass
 class Bench:
-    """One gateway with three faces: `short` is how it is served, `wire` the same as bytes over a connection, `long` is
-    the SDK's application alone."""
+    """One gateway served twice: `short` as users have it, over a connection, `long` by the SDK's application alone."""
 
     gateway: Gateway
     stall: Stall
     face: McpServer
     short: ASGIApp
     long: ASGIApp
-    wire: ASGIApp
-
-    def over(self, road: str) -> Bench:
-        """The same, with another of its faces as the short one."""
-        return replace(self, short=getattr(self, road))
 
     async def session(self, capabilities: Mapping[str, Any] | None = None, version: str = HANDSHAKE) -> Client:
         """A client that has shaken hands with `short`, and is known there."""
@@ -507,15 +500,11 @@ async def bench(directory: Path, **settings: Any) -> AsyncIterator[Bench]:
     chosen = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, **settings}
     async with Gateway.open(chosen, sources=[stall]) as gateway:
         faces = [McpServer(Handlers(gateway.executor, gateway.versions, plans=gateway.records)) for _ in range(2)]
-        served = HttpFace(faces[0], gateway.ready, Door(LIMIT))
-        routes = faces[1].sdk.streamable_http_app(
-            streamable_http_path=PATH,
-            max_request_body_size=LIMIT,
-            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-        )
+        served = HttpApp(faces[0], gateway.ready, RequestGuard(LIMIT))
+        routes, _ = faces[1].sdk.http_app(PATH, LIMIT, [])
         async with faces[0].sdk.session_manager.run(), faces[1].sdk.session_manager.run():
-            wire = Wire(served.app, served.shortcut)
-            yield Bench(gateway, stall, faces[0], served.app, Door(LIMIT).before(routes), wire)
+            wire = Wire(served.app, served.fast_path)
+            yield Bench(gateway, stall, faces[0], wire, RequestGuard(LIMIT).wrap(routes))
 
 
 class Pipes:

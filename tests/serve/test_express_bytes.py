@@ -85,14 +85,10 @@ async def fronting(directory: Path, **settings: Any) -> AsyncIterator[tuple[Benc
         server.drop()
 
 
-@pytest.fixture(params=["short", pytest.param("wire", marks=pytest.mark.slow)])
-async def front(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Bench, Upstream]]:
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncIterator[tuple[Bench, Upstream]]:
     async with fronting(tmp_path) as (opened, upstream):
-        yield opened.over(request.param), upstream
-
-
-# For what bytes over a connection have a part in; the rest goes over one with the whole only.
-everywhere = pytest.mark.parametrize("front", ["short", "wire"], indirect=True)
+        yield opened, upstream
 
 
 async def spoken(desk: Bench, number: int | str = 1, **meta: Any) -> Answer:
@@ -122,7 +118,6 @@ async def test_the_answer_leaves_as_it_came_and_its_call_is_named_in_a_header(
     assert upstream.asked[0]["id"] == number
 
 
-@everywhere
 async def test_the_call_is_recorded_before_its_answer_leaves(front: tuple[Bench, Upstream]) -> None:
     desk, _ = front
     exchange = Client(desk.short).send(call("up__speak"))
@@ -202,7 +197,6 @@ async def test_a_servers_question_is_handed_on_as_ours(front: tuple[Bench, Upstr
     assert upstream.asked[-1]["params"]["inputResponses"] == {"q": {"action": "decline"}}
 
 
-@everywhere
 async def test_an_answer_on_a_stream_is_written_anew(front: tuple[Bench, Upstream]) -> None:
     desk, upstream = front
     upstream.kind = "text/event-stream"
@@ -227,7 +221,6 @@ async def test_a_large_result_leaves_as_it_came_where_it_is_not_kept_as_a_file(t
         own(answer)
 
 
-@everywhere
 async def test_only_who_can_read_the_bytes_gets_them(front: tuple[Bench, Upstream]) -> None:
     desk, _ = front
     session = await desk.session()
@@ -243,7 +236,7 @@ async def test_an_answer_of_several_lines_is_one_event_of_a_stream(
     front: tuple[Bench, Upstream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that took long enough for a ping."""
-    monkeypatch.setattr(fastpath, "MOMENT", 0.01)
+    monkeypatch.setattr(fastpath, "WATCH_SECONDS", 0.01)
     monkeypatch.setattr(fastpath, "PING_SECONDS", 0.01)
     desk, upstream = front
     upstream.go = anyio.Event()
@@ -281,7 +274,6 @@ async def test_what_is_no_json_to_others_is_written_anew(front: tuple[Bench, Ups
     own(answer)
 
 
-@everywhere
 async def test_an_answer_never_reaches_the_call_of_another(front: tuple[Bench, Upstream]) -> None:
     """The id of a client's request may be the number by which the link knows another's."""
     desk, upstream = front

@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import pytest
 from eventually import TIMEOUT, async_eventually
-from starlette.requests import ClientDisconnect
 
 from gateway.serve.http import fastpath
 
@@ -22,22 +21,16 @@ ERAS = ["modern", "handshake"]
 ACCEPTED = {"action": "accept", "content": {"answer": "42"}}
 
 
-@pytest.fixture(params=["short", pytest.param("wire", marks=pytest.mark.slow)])
-async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Bench]:
     async with bench(tmp_path) as opened:
-        yield opened.over(request.param)
-
-
-# For what a client that is gone cannot see.
-in_process = pytest.mark.parametrize("desk", ["short"], indirect=True)
-# For what a connection has a part in; the rest goes over one with the whole only.
-everywhere = pytest.mark.parametrize("desk", ["short", "wire"], indirect=True)
+        yield opened
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks after a client and pings it sooner than one would."""
-    monkeypatch.setattr(fastpath, "MOMENT", 0.01)
+    monkeypatch.setattr(fastpath, "WATCH_SECONDS", 0.01)
     monkeypatch.setattr(fastpath, "PING_SECONDS", 0.02)
 
 
@@ -114,7 +107,6 @@ async def test_a_silent_call_is_pinged_until_its_answer(desk: Bench, era: str) -
     assert answer.headers["content-type"] == "text/event-stream"
 
 
-@everywhere
 async def test_a_question_is_put_on_the_stream_of_its_call_and_answered_in_a_request_of_its_own(desk: Bench) -> None:
     client = await desk.session(ABLE)
     exchange = client.send(asked("handshake", "ask"))
@@ -186,6 +178,25 @@ async def test_a_question_nobody_answers_is_withdrawn_with_its_call(desk: Bench)
     assert await desk.records() == [("error", "CANCELLED")]
 
 
+async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(desk: Bench) -> None:
+    client = await desk.session(ABLE)
+    exchange = client.send(asked("handshake", "ask"))
+    question = await exchange.event()
+    content = {"action": "accept", "content": {"answer": 10**20}}
+    reply = {"jsonrpc": "2.0", "id": question["id"], "result": content}
+    assert (await client.ask(reply)).status == 202
+    assert str(10**20) in value((await exchange.answer()).message)
+
+
+async def test_cancellation_that_only_the_sdk_can_parse_ends_its_call(desk: Bench) -> None:
+    client = await desk.session()
+    exchange = await begun(desk, client, asked("handshake", "wait"))
+    cancellation = cancelled(1)
+    cancellation["params"]["_meta"] = {"number": 10**20}
+    assert (await client.ask(cancellation)).status == 202
+    assert (await exchange.answer()).message["error"]["code"] == -32800
+
+
 @pytest.mark.parametrize("number", [True, 1.0, None, [1], "2"])
 async def test_only_the_id_of_a_call_calls_it_off(desk: Bench, number: Any) -> None:
     client = await desk.session()
@@ -216,19 +227,6 @@ async def test_what_a_call_finishes_when_its_client_leaves_is_not_cut_short(desk
     assert await desk.records() == [("error", "CANCELLED")]
 
 
-@in_process
-@pytest.mark.usefixtures("hasty")
-async def test_the_call_of_a_client_in_a_session_that_loses_its_connection_goes_on(desk: Bench) -> None:
-    client = await desk.session()
-    exchange = await begun(desk, client, asked("handshake", "wait"))
-    exchange.leave()
-    await exchange.until(fastpath.PING * 2)
-    desk.stall.go.set()
-    await exchange.answer()
-    assert await desk.records() == [("success", None)]
-
-
-@everywhere
 async def test_a_session_that_is_ended_ends_its_calls_and_no_others(desk: Bench) -> None:
     client, other = await desk.session(), await desk.session()
     exchange = await begun(desk, client, asked("handshake", "wait"))
@@ -251,7 +249,6 @@ async def test_a_client_that_says_twice_that_it_is_ready_keeps_what_is_under_way
     assert "accept" in value((await exchange.answer()).message)
 
 
-@everywhere
 async def test_two_calls_of_one_id_are_both_answered(desk: Bench) -> None:
     client = await desk.session()
     first = await begun(desk, client, asked("handshake", "wait", number=5))
@@ -275,7 +272,7 @@ async def test_a_server_that_cuts_a_request_off_is_not_argued_with(desk: Bench, 
     client = await client_of(desk, era)
     exchange = await begun(desk, client, asked(era, "wait"))
     if session := desk.face.handlers.sessions.get(client.session.get("mcp-session-id")):
-        assert session.cancel_call(1)  # at the same time its client gives up
+        assert session.take_reply(cancelled(1))  # at the same time its client gives up
     exchange.done.cancel()
     with pytest.raises(asyncio.CancelledError):
         await exchange.done
@@ -305,7 +302,6 @@ async def test_a_gateway_that_stops_finishes_its_calls_or_says_that_it_did_not(
         assert refused["result"]["_meta"]["dev.toolgate/error"]["code"] == "SHUTTING_DOWN"
 
 
-@in_process
 @pytest.mark.slow
 async def test_a_session_in_use_here_is_not_idle_and_one_that_is_not_used_is(desk: Bench) -> None:
     def is_known(client: Client) -> bool:
@@ -324,16 +320,6 @@ async def test_a_session_in_use_here_is_not_idle_and_one_that_is_not_used_is(des
     assert (await waiting.ask(asked("handshake", "echo"))).status == 200
     await async_eventually(lambda: not is_known(used) and not is_known(waiting))
     assert [(await each.ask(asked("handshake", "echo"))).status for each in (used, waiting)] == [404, 404]
-
-
-@in_process
-async def test_a_request_whose_client_leaves_in_the_middle_of_it_calls_nothing(desk: Bench) -> None:
-    """Even if what came of it could be read."""
-    exchange = Client(desk.short).send(asked("modern", "echo"), whole=False)
-    exchange.leave()
-    with pytest.raises(ClientDisconnect):
-        await exchange.done
-    assert desk.stall.calls == []
 
 
 @pytest.mark.parametrize("method", ["tools/list", "tools/call"])

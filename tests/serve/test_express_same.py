@@ -47,16 +47,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module", params=["short", pytest.param("wire", marks=pytest.mark.slow)])
-async def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+@pytest.fixture(scope="module")
+async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     async with bench(tmp_path_factory.mktemp("roads")) as opened:
-        yield opened.over(request.param)
-
-
-# For what has nothing to do with bytes over a connection.
-in_process = pytest.mark.parametrize("both", ["short"], indirect=True)
-# For what has; the rest goes over a connection with the whole only.
-everywhere = pytest.mark.parametrize("both", ["short", "wire"], indirect=True)
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -306,14 +300,12 @@ async def test_headers_count_alike_in_a_session(both: Bench, headers: Any) -> No
     await assert_same(both, *await sessions(both), _older(ECHO), headers)
 
 
-@in_process
-async def test_a_length_said_twice_counts_alike(both: Bench) -> None:
-    """Over a connection the parser refuses it before either road."""
-    await assert_same(both, Client(both.short), Client(both.long), ECHO, [("content-length", "5")])
-    await assert_same(both, *await sessions(both), _older(ECHO), [("content-length", "5")])
+async def test_content_length_that_is_there_twice_is_refused_by_the_application(both: Bench) -> None:
+    """Over a connection the HTTP parser refuses it first."""
+    answer = await Client(both.long).ask(ECHO, [("content-length", "5")])
+    assert (answer.status, answer.message["error"]["code"]) == (400, "INVALID_HEADER")
 
 
-@everywhere
 async def test_a_body_in_pieces_is_read_alike(both: Bench) -> None:
     large = call("stall__echo", {"a": "x" * (LIMIT // 3 * 2)})
     for message in (ECHO, large, call("stall__echo", {"a": "x" * LIMIT})):
@@ -356,7 +348,6 @@ async def test_a_session_that_is_over_or_nobodys_or_of_another_version_is_refuse
         await assert_same(both, *await sessions(both), _older(ECHO), headers)
 
 
-@everywhere
 async def test_progress_is_told_alike(both: Bench) -> None:
     for token in (0, "", "t", 7):
         asked = call("stall__count", meta={"progressToken": token})
@@ -396,14 +387,12 @@ STDIO = {
 }
 
 
-@in_process
 async def test_lines_of_the_newest_era_are_answered_alike(both: Bench) -> None:
     short, long = [await _lines(both, short, [ECHO, *STDIO.values()]) for short in (True, False)]
     for name, *answers in zip(["first", *STDIO, "calls"], short, long, strict=True):
         assert answers[0] == answers[1], name
 
 
-@in_process
 async def test_lines_of_the_handshake_era_are_answered_alike(both: Bench) -> None:
     lines = [_older(message) for message in STDIO.values()]
     short, long = [await _lines(both, short, [initialize(), INITIALIZED, *lines]) for short in (True, False)]
@@ -411,7 +400,6 @@ async def test_lines_of_the_handshake_era_are_answered_alike(both: Bench) -> Non
         assert answers[0] == answers[1], name
 
 
-@in_process
 async def test_on_one_pipe_the_first_request_decides_the_era(both: Bench) -> None:
     modern_first = [ECHO, initialize(), _older(ECHO), ECHO, request("tools/list")]
     handshake_first = [initialize(), ECHO, INITIALIZED, {**ECHO, "id": 2}, {**_older(ECHO), "id": 3}]

@@ -138,6 +138,16 @@ async def test_a_question_is_answered_on_the_same_pipe(desk: Bench) -> None:
         )
 
 
+async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(desk: Bench) -> None:
+    async with on_pipes(desk.gateway) as pipes:
+        await pipes.open(ABLE)
+        pipes.send(asked("handshake", "ask"))
+        question = await pipes.line()
+        content = {"action": "accept", "content": {"answer": 10**20}}
+        reply = {"jsonrpc": "2.0", "id": question["id"], "result": content}
+        assert str(10**20) in text(await pipes.ask(reply))
+
+
 async def test_a_question_nobody_answers_is_withdrawn_with_its_call(desk: Bench) -> None:
     async with on_pipes(desk.gateway) as pipes:
         await meet(pipes, "handshake")

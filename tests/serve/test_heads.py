@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from gateway.serve.http.protocol import HEAD, HEAD_KNOWN, HEADS_KNOWN, FastHttpProtocol, HeaderCache
+from gateway.serve.http.protocol import CACHED_HEAD_SIZE, CACHED_HEADS, HEAD, FastHttpProtocol, HeaderCache
 
 pytestmark = pytest.mark.promise("G3")
 
@@ -37,18 +37,18 @@ class Echo:
     def __init__(self) -> None:
         self.read: list[Mapping[bytes, bytes]] = []
 
-    def promising(self, headers: Mapping[bytes, bytes]) -> bool:
+    def parse_head(self, _: bytes, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes] | None:
         self.read.append(headers)
-        return headers.get(b"x-way") != b"long"
+        return headers if headers.get(b"x-way") != b"long" else None
 
-    def answering(self, headers: Mapping[bytes, bytes], _: bytes, body: bytes, receive: Receive, send: Send) -> Any:
+    def answer(self, headers: Mapping[bytes, bytes], body: bytes, receive: Receive, send: Send) -> Any:
         return None if body.startswith(b"long") else _say(b"short", headers.get(b"x-said", b""), body, send)
 
 
 class Nothing(HeaderCache):
     """Knows none."""
 
-    def read(self, request: bytes) -> None:
+    def find(self, request: bytes) -> None:
         return None
 
 
@@ -216,14 +216,14 @@ def test_of_a_known_head_only_the_body_is_read() -> None:
 def test_so_many_heads_are_known_and_none_that_takes_much_room() -> None:
     def known(*lines: bytes) -> bool:
         request = posted(b"aaaa", *lines)
-        heads.keep(request, {b"content-length": b"4"} | dict.fromkeys(lines, b""))
-        return heads.read(request) is not None
+        heads.add(request, {}, {b"content-length": b"4"} | dict.fromkeys(lines, b""))
+        return heads.find(request) is not None
 
     heads = HeaderCache()
-    assert [known(b"n: %d" % number) for number in range(HEADS_KNOWN * 2)] == [True] * HEADS_KNOWN * 2
-    assert len(heads._known) <= HEADS_KNOWN
-    assert known(b"x" * (HEAD_KNOWN - 200)) and not known(b"x" * HEAD_KNOWN)
-    assert not known(*(b"%d:" % line for line in range(HEAD_KNOWN // 10)))  # each a key and a value in memory
+    assert [known(b"n: %d" % number) for number in range(CACHED_HEADS * 2)] == [True] * CACHED_HEADS * 2
+    assert len(heads._heads) <= CACHED_HEADS
+    assert known(b"x" * (CACHED_HEAD_SIZE - 200)) and not known(b"x" * CACHED_HEAD_SIZE)
+    assert not known(*(b"%d:" % line for line in range(CACHED_HEAD_SIZE // 10)))  # each a key and a value in memory
 
 
 def test_what_follows_an_upgrade_nobody_makes_is_no_request() -> None:
@@ -301,7 +301,7 @@ def test_a_request_with_a_known_head_is_not_cut_off_by_the_clock() -> None:
     class Waiting(Echo):
         go: asyncio.Event
 
-        def answering(self, headers: Mapping[bytes, bytes], _: bytes, body: bytes, *ways: Any) -> Any:
+        def answer(self, headers: Mapping[bytes, bytes], body: bytes, *ways: Any) -> Any:
             return self._wait(body, ways[-1])
 
         async def _wait(self, body: bytes, send: Send) -> None:

@@ -15,7 +15,7 @@ from eventually import TIMEOUT, async_eventually
 
 from gateway.errors import Invalid
 from gateway.serve.http import protocol
-from gateway.serve.http.app import Door
+from gateway.serve.http.app import RequestGuard
 from gateway.serve.mcp import sdk
 
 from .roads import HANDSHAKE, LIMIT, Answer, Line, call, chunk, initialize, request, routing
@@ -24,7 +24,7 @@ from .test_front import ECHO, WAIT, Served, posted, say, serving
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
 
 # Targets of the fast path and of the ASGI application.
-SHORT, LONG = "POST /mcp HTTP/1.1", "POST /mcp?chat=x HTTP/1.1"
+SHORT, LONG = "POST /mcp HTTP/1.1", "POST http://127.0.0.1/mcp HTTP/1.1"
 
 each_road = pytest.mark.parametrize("target", [SHORT, LONG], ids=["fast path", "application"])
 
@@ -257,9 +257,9 @@ ORIGINS = {
 async def test_host_and_origin_are_decided_alike_on_both_roads(
     tmp_path: Path, header: str, cases: dict[str, int]
 ) -> None:
-    door = Door(LIMIT, ["NAMED.example", "ported.example:81"], ["https://Page.example"])
+    guard = RequestGuard(LIMIT, ["NAMED.example", "ported.example:81"], ["https://Page.example"])
     decided: dict[str, list[int]] = {}
-    async with serving(tmp_path, door=door) as served:
+    async with serving(tmp_path, guard=guard) as served:
         for value in cases:
             line = await served.line()
             for target in (SHORT, SHORT, LONG):  # the second time, the fast path knows the head
@@ -273,7 +273,7 @@ async def test_host_and_origin_are_decided_alike_on_both_roads(
 )
 async def test_allowed_host_or_origin_that_could_never_match_is_refused(hosts: list[str], origins: list[str]) -> None:
     with pytest.raises(Invalid, match="allowed_hosts"):
-        Door(LIMIT, hosts, origins)
+        RequestGuard(LIMIT, hosts, origins)
 
 
 # Sessions

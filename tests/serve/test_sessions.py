@@ -82,18 +82,18 @@ async def test_each_question_has_an_id_of_its_own_and_gets_the_answer_to_it(desk
     first, second = await asking(session, stream), await asking(session, stream)
     ids = [message["id"] for message in stream.said]
     assert len(set(ids)) == 2
-    assert session.take_answer({"id": ids[1], "result": {"n": 2}})
-    assert session.take_answer({"id": ids[0], "result": {"n": 1}})
+    assert session.take_reply({"id": ids[1], "result": {"n": 2}})
+    assert session.take_reply({"id": ids[0], "result": {"n": 1}})
     assert [await first, await second] == [{"n": 1}, {"n": 2}]
-    assert not session.take_answer({"id": ids[0], "result": {}})
+    assert not session.take_reply({"id": ids[0], "result": {}})
 
 
 async def test_the_first_of_two_answers_counts(desk: Bench) -> None:
     session, stream = await opened(desk), Stream()
     question = await asking(session, stream)
     number = stream.said[0]["id"]
-    assert session.take_answer({"id": number, "error": {"code": 5, "message": "no", "data": {"x": 1}}})
-    assert session.take_answer({"id": number, "result": {}})
+    assert session.take_reply({"id": number, "error": {"code": 5, "message": "no", "data": {"x": 1}}})
+    assert session.take_reply({"id": number, "result": {}})
     with pytest.raises(RpcError) as refused:
         await question
     assert (refused.value.code, refused.value.message, refused.value.data) == (5, "no", {"x": 1})
@@ -105,7 +105,7 @@ async def test_the_first_of_two_answers_counts(desk: Bench) -> None:
 async def test_what_answers_no_question_is_left_to_others(desk: Bench, message: dict[str, Any]) -> None:
     session, stream = await opened(desk), Stream()
     question = await asking(session, stream)
-    assert not session.take_answer(message)
+    assert not session.take_reply(message)
     question.cancel()
 
 
@@ -141,6 +141,10 @@ async def test_a_question_that_is_called_off_is_withdrawn_but_a_client_that_does
     assert len(stream.said) == 3
 
 
+def cancellation(request_id: Any) -> dict[str, Any]:
+    return {"method": "notifications/cancelled", "params": {"requestId": request_id}}
+
+
 async def test_a_call_is_ended_by_its_id_and_all_of_them_with_the_session(desk: Bench) -> None:
     client = await desk.session()
     session_id = client.session["mcp-session-id"]
@@ -148,9 +152,9 @@ async def test_a_call_is_ended_by_its_id_and_all_of_them_with_the_session(desk: 
     assert session is not None
     first, second = session.calls["1"], session.calls["a"] = Underway(), Underway()
     others: list[Any] = [True, 1.0, None, [], "b"]
-    assert [session.cancel_call(number) for number in others] == [False] * 5
+    assert [session.take_reply(cancellation(number)) for number in others] == [False] * 5
     assert (first.ended, second.ended) == (0, 0)
-    assert session.cancel_call(1) and session.cancel_call("a")
+    assert session.take_reply(cancellation(1)) and session.take_reply(cancellation("a"))
     assert (await client.delete()).status == 200
     await async_eventually(lambda: desk.face.handlers.sessions.get(session_id) is None)
     assert (first.ended, second.ended) == (2, 2)

@@ -1,4 +1,4 @@
-"""The HTTP application: MCP at `/mcp`, health, and the door every request passes."""
+"""The HTTP application: MCP at `/mcp`, health, and the checks every request passes first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from ipaddress import AddressValueError, IPv6Address
 
 import anyio
-from mcp.server.transport_security import TransportSecuritySettings
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -18,7 +17,6 @@ from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
 from gateway.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
 from gateway.serve.http.fastpath import HttpFastPath
 from gateway.serve.mcp.handlers import McpServer
-from gateway.serve.mcp.sdk import SessionLimit
 
 # Raises `Unavailable` while the gateway cannot serve.
 Ready = Callable[[], Awaitable[None]]
@@ -30,28 +28,20 @@ _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-class HttpFace:
-    """Everything the HTTP face answers, behind its door, as the ASGI application `app`; `shortcut` spares a server that
-    knows it the way through ASGI."""
+class HttpApp:
+    """Everything that is served over HTTP, as the ASGI application `app` and the `fast_path` around it."""
 
-    def __init__(self, mcp: McpServer, ready: Ready, door: Door) -> None:
+    def __init__(self, mcp: McpServer, ready: Ready, guard: RequestGuard) -> None:
         self._mcp = mcp
         self._ready = ready
         self._streams: set[anyio.CancelScope] = set()
-        routes = mcp.sdk.streamable_http_app(
-            streamable_http_path=PATH,
-            max_request_body_size=door.body_limit,
-            # The door has checked Host and Origin already, for every route and not only this one.
-            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-            custom_starlette_routes=[Route("/healthz", self._healthz), Route("/readyz", self._readyz)],
-        )
-        SessionLimit(mcp.sdk.session_manager)
-        express = HttpFastPath(mcp.handlers, self._ending(routes), mcp.sdk.session_manager, PATH)
-        self.app = door.before(express)
-        self.shortcut = Guarded(door, express)
+        health = [Route("/healthz", self._healthz), Route("/readyz", self._readyz)]
+        routes, sessions = mcp.sdk.http_app(PATH, guard.body_limit, health)
+        self.app = guard.wrap(self._end_streams(routes))
+        self.fast_path = HttpFastPath(mcp.handlers, sessions, guard, PATH)
 
     def close(self) -> None:
-        """End the streams on which clients only wait, so that the server need not cut them."""
+        """End the streams on which clients only wait, so that the server need not abort them."""
         self._mcp.close()
         for stream in self._streams:
             stream.cancel()
@@ -63,11 +53,11 @@ class HttpFace:
         try:
             await self._ready()
         except GatewayError as refusal:
-            return _refused(refusal)
+            return _error_response(refusal)
         return JSONResponse({"ok": True})
 
-    def _ending(self, app: ASGIApp) -> ASGIApp:
-        """`app`, whose streams (a GET of the handshake era) end when we do."""
+    def _end_streams(self, app: ASGIApp) -> ASGIApp:
+        """Return the application with its GET streams, which the handshake versions have, ended by `close`."""
 
         async def ending(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or scope["method"] != "GET":
@@ -85,11 +75,11 @@ class HttpFace:
         return ending
 
 
-class Door:
-    """Lets in requests meant for this server, from pages that may use it, of a bearable size.
+class RequestGuard:
+    """Refuses requests for other hosts, from web pages that may not use this server, and with too large a body.
 
-    A page of any site can make a browser send requests to loopback; the names in Host and Origin
-    tell those apart. Both lists hold names beyond loopback, as `host`, `host:port` or an origin.
+    A page of any site can make a browser send requests to loopback; Host and Origin give those away. Both lists hold
+    names besides loopback, as `host`, `host:port` or an origin.
     """
 
     def __init__(self, body_limit: int, hosts: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
@@ -99,7 +89,9 @@ class Door:
         if None in self._hosts or None in self._origins:
             raise Invalid("server.allowed_hosts takes host[:port], server.allowed_origins http(s)://host[:port]")
 
-    def before(self, app: ASGIApp) -> ASGIApp:
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """Return the application behind this guard."""
+
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 # Spaces around a value are not part of it (RFC 9110, 5.5); the parser leaves those after it.
@@ -107,48 +99,48 @@ class Door:
                 try:
                     self._check(headers)
                 except GatewayError as refusal:
-                    await _refused(refusal)(scope, receive, send)
+                    await _error_response(refusal)(scope, receive, send)
                     return
-            await app(scope, receive, self._explaining(scope, receive, send))
+            await app(scope, receive, self._reword_errors(scope, receive, send))
 
         return guarded
 
-    def lets_in(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether a request may pass; the words for one that may not, the application finds."""
+    def allows(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a request may pass; the application words the error of one that may not."""
         try:
             self._check(headers.items())
         except GatewayError:
             return False
         return True
 
-    def _explaining(self, scope: Scope, receive: Receive, send: Send) -> Send:
-        """What only shows when a body is read, the SDK refuses: its words then become ours."""
+    def _reword_errors(self, scope: Scope, receive: Receive, send: Send) -> Send:
+        """Return `send` with some errors of the SDK, found while it reads a body, in our words."""
         held: Message | None = None
         replaced = False
 
-        async def explaining(message: Message) -> None:
+        async def reword(message: Message) -> None:
             nonlocal held, replaced
-            if message["type"] == "http.response.start" and message["status"] in _EXPLAINED:
-                held = message  # what it is for, its body says
+            if message["type"] == "http.response.start" and message["status"] in _REWORDED:
+                held = message  # until its body shows which error it is
             elif held is not None:
                 start, held = held, None
-                refusal = self._in_our_words(start["status"], message.get("body", b""))
-                replaced = refusal is not None
-                if refusal is not None:
-                    await refusal(scope, receive, send)
+                response = self._reword(start["status"], message.get("body", b""))
+                replaced = response is not None
+                if response is not None:
+                    await response(scope, receive, send)
                 else:
                     await send(start)
                     await send(message)
             elif not replaced:
                 await send(message)
 
-        return explaining
+        return reword
 
-    def _in_our_words(self, status: int, body: bytes) -> Response | None:
-        """The size of a body sent in chunks, and a body that is JSON but not one message, which the SDK answers with
-        all that it lacks to be each kind of message."""
-        if status == TooLarge.status:
-            return _refused(self._too_large())
+    def _reword(self, status: int, body: bytes) -> Response | None:
+        """Return our response for a chunked body over the limit, or for JSON that is not one message: the SDK would
+        list what it lacks to be each kind of message."""
+        if status == RequestTooLarge.status:
+            return _error_response(self._too_large())
         if body.startswith(_NO_MESSAGE):
             message = "this is not one JSON-RPC message; a batch is not taken; send one message per request"
             return JSONResponse(
@@ -156,26 +148,27 @@ class Door:
             )
         return None
 
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"the request is larger than the limit of {self.body_limit} bytes", limit=self.body_limit)
+    def _too_large(self) -> RequestTooLarge:
+        message = f"the request is larger than the limit of {self.body_limit} bytes"
+        return RequestTooLarge(message, limit=self.body_limit)
 
     def _check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        said: dict[bytes, str] = {}
+        checked: dict[bytes, str] = {}
         for name, value in headers:
             if name in _CHECKED:
-                if name in said:  # of two, another reader may heed the other
+                if name in checked:  # another server on the way may use the other value
                     raise Invalid(f"the header {name.decode()!r} is there twice; send it once", code="INVALID_HEADER")
-                said[name] = value.decode("latin-1")
-        host = said.get(b"host", "")
+                checked[name] = value.decode("latin-1")
+        host = checked.get(b"host", "")
         if not self._is_allowed_host(host):
             raise Misdirected(f"this server does not answer for host {host!r}; name it in server.allowed_hosts")
-        origin = said.get(b"origin")
+        origin = checked.get(b"origin")
         if origin is not None and not self._is_allowed_origin(origin):
             raise Forbidden(
                 f"pages of {origin!r} may not use this server; name it in server.allowed_origins",
                 code="ORIGIN_FORBIDDEN",
             )
-        length = said.get(b"content-length", "0")
+        length = checked.get(b"content-length", "0")
         if length.isdecimal() and int(length) > self.body_limit:
             raise self._too_large()
 
@@ -188,32 +181,18 @@ class Door:
         return origin is not None and (origin[1] in LOOPBACK or origin in self._origins)
 
 
-class Guarded:
-    """The shortcut for requests the door lets in."""
-
-    path = PATH.encode()
-
-    def __init__(self, door: Door, express: HttpFastPath) -> None:
-        self._door = door
-        self._express = express
-        self.answering = express.answering
-
-    def promising(self, headers: Mapping[bytes, bytes]) -> bool:
-        return self._door.lets_in(headers) and self._express.promising(headers)
-
-
 class Misdirected(Invalid):
     default_code = "HOST_FORBIDDEN"
     status = 421
 
 
-class TooLarge(Invalid):
+class RequestTooLarge(Invalid):
     default_code = "REQUEST_TOO_LARGE"
     status = 413
 
 
 _NO_MESSAGE = b'{"jsonrpc":"2.0","id":null,"error":{"code":%d,"message":"Validation error: ' % INVALID_PARAMS
-_EXPLAINED = frozenset({TooLarge.status, Invalid.status})
+_REWORDED = frozenset({RequestTooLarge.status, Invalid.status})
 
 
 def parse_authority(text: str) -> tuple[str, int | None] | None:
@@ -239,6 +218,6 @@ def parse_origin(text: str) -> tuple[str, str, int] | None:
     return scheme, authority[0], authority[1] or _DEFAULT_PORTS[scheme]
 
 
-def _refused(refusal: GatewayError) -> Response:
+def _error_response(refusal: GatewayError) -> Response:
     headers = {"Retry-After": "1"} if isinstance(refusal, Unavailable) else None
     return JSONResponse({"ok": False, "error": refusal.to_dict()}, refusal.status, headers)

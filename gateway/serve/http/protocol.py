@@ -1,4 +1,4 @@
-"""The connection clients speak HTTP over: uvicorn's, with a shortcut past it for nearly all there is."""
+"""The HTTP protocol of one connection: uvicorn's, with a fast path around ASGI for most MCP requests."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ BODY_IDLE_SECONDS, BODY_SECONDS, BODY_RATE = 30.0, 300.0, 16 * 1024
 # Maximum number of empty lines in a body in chunks: each could be its end. JSON has none within its strings.
 EMPTY_LINES = 1000
 
-HEADS_KNOWN = 1000
-HEAD_KNOWN = 4 * 1024
-# How many heads are known when they come again, the bytes of one, and its lines, which take more room than they do.
-LINES_KNOWN = 40
+# Limits of the header cache: heads, bytes of a head, and header lines of a head, which take more memory than bytes.
+CACHED_HEADS, CACHED_HEAD_SIZE, CACHED_HEAD_LINES = 1000, 4 * 1024, 40
 
 _END = b"\r\n\r\n"
 _LINE_ENDS = re.compile(rb"[\r\n]*")
-# Bytes of an answer up to which one copy of it is cheaper than two pieces.
+# Size of a response up to which one copy of it is cheaper than a second write.
 _COPIED = 64 * 1024
 
 _FAILED = b"Internal Server Error"
@@ -44,63 +42,62 @@ _FAILED = b"Internal Server Error"
 log = logging.getLogger(__name__)
 
 
-class Shortcut(Protocol):
-    """Answers what is posted to one path, where it can."""
+class FastHandler(Protocol):
+    """Answers POST requests to one path without ASGI, where it can. `Any` is a request head as the handler parsed it,
+    which is cached."""
 
     path: bytes
 
-    def promising(self, headers: Headers) -> bool:
-        """Whether the body of a request with such headers is worth a look."""
+    def parse_head(self, query: bytes, headers: Headers) -> Any | None:
+        """Return the parsed head of a request whose body should be read; None leaves the request to the application."""
         ...
 
-    def answering(
-        self, headers: Headers, query: bytes, body: bytes, receive: Receive, send: Send
-    ) -> Coroutine[Any, Any, None] | None:
-        """What answers it, with ASGI's messages; None leaves it to the application."""
+    def answer(self, head: Any, body: bytes, receive: Receive, send: Send) -> Coroutine[Any, Any, None] | None:
+        """Return a coroutine that answers with ASGI messages; None leaves the request to the application."""
         ...
 
 
 class HeaderCache:
-    """Parsed request headers, keyed by their raw bytes, with the length of a request that begins so. What may change
-    with time, such as whether a session is alive, is checked for each request."""
+    """Parsed request heads, keyed by their raw bytes, with the length of the whole request. A handler checks for each
+    request what may change with time, such as whether a session is alive."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[Headers, int]] = {}
+        self._heads: dict[bytes, tuple[Any, int]] = {}
 
-    def read(self, request: bytes) -> tuple[Headers, bytes] | None:
-        """The headers and the body of a request that came whole, and alone, if its head is known."""
+    def find(self, request: bytes) -> tuple[Any, bytes] | None:
+        """Return the cached head and the body of a request that arrived whole, and alone."""
         size = request.find(_END) + len(_END)
-        known = self._known.get(request[:size])
-        return (known[0], request[size:]) if known is not None and known[1] == len(request) else None
+        cached = self._heads.get(request[:size])
+        return (cached[0], request[size:]) if cached is not None and cached[1] == len(request) else None
 
-    def keep(self, request: bytes, headers: Headers) -> None:
-        """Know the head of a request from now on, unless the request came in pieces or in chunks."""
+    def add(self, request: bytes, head: Any, headers: Headers) -> None:
+        """Cache a head, unless its request arrived in pieces or has a body in chunks."""
         size = request.find(_END) + len(_END)
-        if size > HEAD_KNOWN or len(headers) > LINES_KNOWN:
+        if size > CACHED_HEAD_SIZE or len(headers) > CACHED_HEAD_LINES:
             return
         if headers.get(b"content-length") != b"%d" % (len(request) - size):
             return
-        if len(self._known) >= HEADS_KNOWN:
-            self._known.clear()
-        self._known[request[:size]] = headers, len(request)
+        if len(self._heads) >= CACHED_HEADS:
+            self._heads.clear()
+        self._heads[request[:size]] = head, len(request)
 
 
 class FastHttpProtocol(HttpToolsProtocol):
-    """A request that takes the shortcut is read whole, becomes one task, and its answer leaves in one piece; it never
-    gets the scope, events and queues of ASGI. Any other goes on to uvicorn from the beginning, as if nothing had been.
+    """A request on the fast path is read whole, becomes one task, and its response is written in one piece, without
+    the scope, events and queues of ASGI. Any other request is given to uvicorn from its beginning.
 
-    Clients say the same head over and over, so that of a request whose head is known, byte for byte, only the body is
-    looked at; the parser never sees it.
+    Clients repeat the same head, byte for byte. Of a request whose head is cached only the body is parsed.
     """
 
-    def __init__(self, shortcut: Shortcut, heads: HeaderCache, *arguments: Any, **named: Any) -> None:
+    def __init__(self, handler: FastHandler, cache: HeaderCache, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._shortcut = shortcut
-        self._heads = heads
-        self._said: Headers = {}
-        self._body: bytearray | None = None  # of a request that may take it
-        self._room = HEAD
-        self._fresh = True  # what comes next begins a request
+        self._handler = handler
+        self._cache = cache
+        self._headers: Headers = {}
+        self._head: Any = None  # as the handler parsed it
+        self._body: bytearray | None = None  # of a request that may take the fast path
+        self._head_room = HEAD
+        self._between_requests = True
         self._in_head = True  # the head of the current or next request is incomplete
         self._unread = 0  # bytes of a body of known length that have not arrived
         self._body_seconds = 0.0  # time limit for the body
@@ -108,18 +105,18 @@ class FastHttpProtocol(HttpToolsProtocol):
         self._empty_lines = 0  # in the request so far, outside of a body of known length
         self._started_at = self.loop.time()  # of the incomplete head or body; 0 during the read it begins in
         self._read_at = 0.0  # when bytes of an incomplete request arrived last
-        self._piece = b""  # a request from its beginning, where it came in one piece
-        self._rested_at = 0.0
+        self._request = b""  # the data being parsed, if it begins with a request
+        self._idle_since = 0.0
 
     def data_received(self, data: bytes) -> None:
-        if self._fresh and self._at_rest:
-            known = self._heads.read(data)
-            if known is not None and self._answer(*known, keep_alive=True):
+        if self._between_requests and self._is_idle:
+            cached = self._cache.find(data)
+            if cached is not None and self._answer(*cached, keep_alive=True):
                 return
-            self._piece = data
+            self._request = data
         self._parse(data)
-        self._piece = b""
-        if not self._fresh or self._at_rest:  # incomplete, or answered before it was complete
+        self._request = b""
+        if not self._between_requests or self._is_idle:  # incomplete, or answered before it was complete
             self._read_at = self.loop.time()
             self._started_at = self._started_at or self._read_at
 
@@ -127,10 +124,10 @@ class FastHttpProtocol(HttpToolsProtocol):
         """Close the connection if its client is too slow to send a request. Called about once a second."""
         if self.transport.is_closing():
             return
-        if self._fresh:  # from the first response on, the keep-alive timer closes it
-            if self._at_rest and self.timeout_keep_alive_task is None and now - self._started_at > HEAD_SECONDS:
+        if self._between_requests:  # from the first response on, the keep-alive timer closes it
+            if self._is_idle and self.timeout_keep_alive_task is None and now - self._started_at > HEAD_SECONDS:
                 self.transport.close()
-        elif self.pipeline or self.flow.read_paused or (self._in_head and not self._at_rest):
+        elif self.pipeline or self.flow.read_paused or (self._in_head and not self._is_idle):
             self._started_at = self._read_at = now  # the client waits for us
         elif self._in_head:
             if now - self._started_at > HEAD_SECONDS:
@@ -139,80 +136,81 @@ class FastHttpProtocol(HttpToolsProtocol):
             self._refuse(408, "the body of the request arrived too slowly")
 
     def on_message_begin(self) -> None:
-        self._fresh = False
+        self._between_requests = False
         self._started_at = 0.0
         self._empty_lines = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._room = HEAD
+        self._head_room = HEAD
         self._started_at = 0.0
         self._unread = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self._body_seconds = BODY_IDLE_SECONDS + self._unread / BODY_RATE if self._unread else BODY_SECONDS
-        if self._promising():
+        if self._parse_head():
             self._body = bytearray()
         else:
             super().on_headers_complete()
-            if self.parser.should_upgrade():  # what comes next is its body or another protocol: no request, at any rate
+            if self.parser.should_upgrade():  # the next bytes are a body or another protocol, but no request
                 self.cycle.keep_alive = False
-        self.headers = []  # what comes after the last chunk is none of the scope's
+        self.headers = []  # trailers do not belong to the scope
 
     def on_body(self, body: bytes) -> None:
-        self._room = HEAD
+        self._head_room = HEAD
         if self._body is None:
             super().on_body(body)
             return
         self._body += body
         if len(self._body) > SIZE:
-            self._go_on()
+            self._leave_fast_path()
 
     def on_message_complete(self) -> None:
-        self._room = HEAD
-        self._fresh = self._in_head = True
+        self._head_room = HEAD
+        self._between_requests = self._in_head = True
         self._started_at = 0.0
         if self._body is not None:
-            keep_alive = self.parser.should_keep_alive()
-            if self._answer(self._said, bytes(self._body), keep_alive):
+            keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
+            if self._answer(self._head, bytes(self._body), keep_alive):
                 if keep_alive:
-                    self._heads.keep(self._piece, self._said)
+                    self._cache.add(self._request, self._head, self._headers)
                 self._body = None
                 return
-            self._go_on()
+            self._leave_fast_path()
         super().on_message_complete()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Uvicorn sets a clock after each answer; here it runs on, and finds out when the last one was."""
+        """Close an idle connection. Uvicorn starts a timer after each response; here one timer runs on, and is
+        started again for the rest of the time."""
         self.timeout_keep_alive_task = None
-        left = self._rested_at + self.timeout_keep_alive - self.loop.time()
-        if left <= 0 and self._at_rest:
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left <= 0 and self._is_idle:
             super().timeout_keep_alive_handler()
-        elif self._at_rest:
+        elif self._is_idle:
             self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
 
-    def rest(self) -> None:
-        """An answer to what took the shortcut has left."""
-        self._rested_at = self.loop.time()
+    def on_fast_response_complete(self) -> None:
+        """Go on after the response to a request of the fast path."""
+        self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None or self.pipeline or self.flow.read_paused:
             self.on_response_complete()
         else:
             self.server_state.total_requests += 1
 
     def shutdown(self) -> None:
-        if self._body is not None:  # uvicorn lets those finish of which it knows
-            self._go_on()
+        if self._body is not None:  # uvicorn lets the requests finish that it knows
+            self._leave_fast_path()
         super().shutdown()
 
     @property
-    def _at_rest(self) -> bool:
-        """Whether everything is answered; the turn of what comes else is when those before have ended."""
+    def _is_idle(self) -> bool:
+        """True if every request so far is answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _parse(self, data: bytes) -> None:
         """Give the parser each head and each body separately: it does not tell how many bytes a head has."""
         start = 0
         while not (self.transport.is_closing() or self.parser.should_upgrade()):
-            if self._fresh:
+            if self._between_requests:
                 start = _LINE_ENDS.match(data, start).end()  # type: ignore[union-attr]  # it matches anything
             if start == len(data):
                 return
@@ -220,11 +218,11 @@ class FastHttpProtocol(HttpToolsProtocol):
             if self._unread:
                 self._unread -= end - start
             else:
-                self._room -= end - start
+                self._head_room -= end - start
                 self._empty_lines += not self._tail  # otherwise there is none in this part
-            if self._room >= 0 or not self._in_head:
+            if self._head_room >= 0 or not self._in_head:
                 super().data_received(data if end - start == len(data) else data[start:end])
-            if self._room < 0 and not self.transport.is_closing():
+            if self._head_room < 0 and not self.transport.is_closing():
                 self._refuse(431, f"the head of the request is larger than {HEAD} bytes")
             elif self._empty_lines > EMPTY_LINES and not self.transport.is_closing():
                 self._refuse(400, f"the body in chunks has more than {EMPTY_LINES} empty lines")
@@ -245,94 +243,99 @@ class FastHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer a request that is not read to its end, and close the connection."""
-        if self._in_head and not self._at_rest:
+        if self._in_head and not self._is_idle:
             self.cycle.keep_alive = False  # it closes after the response to the request before
             return
         if self._in_head or self._body is not None or not (self.cycle.response_started or self.pipeline):
             headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(message))]
-            head = _Cycle(self, keep_alive=False).write_head({"status": status, "headers": headers})
+            head = _FastCycle(self, keep_alive=False).encode_head({"status": status, "headers": headers})
             self.transport.write(head + message.encode())
         self.transport.close()
 
-    def _promising(self) -> bool:
-        if self.url != self._shortcut.path or self.parser.get_method() != b"POST" or not self._at_rest:
+    def _parse_head(self) -> bool:
+        """Parse the head of a request for the fast path; return whether its body is to be read for it."""
+        path, _, query = self.url.partition(b"?")
+        if path != self._handler.path or self.parser.get_method() != b"POST" or not self._is_idle:
             return False
-        if self.parser.should_upgrade() or self.expect_100_continue or self.parser.get_http_version() != "1.1":
+        if self.parser.should_upgrade() or self.expect_100_continue or b"#" in query:
             return False
         # Spaces around a value are not part of it (RFC 9110, 5.5); the parser leaves those after it.
-        self._said = {name: value.strip(b" \t") for name, value in self.headers}
-        return len(self._said) == len(self.headers) and self._shortcut.promising(self._said)
-
-    def _answer(self, headers: Headers, body: bytes, keep_alive: bool) -> bool:
-        """Whether it is answered here."""
-        cycle = _Cycle(self, keep_alive)
-        try:
-            answering = self._shortcut.answering(headers, b"", body, cycle.receive, cycle.send)
-        except Exception:  # which the parser would take for a fault of the client
-            log.exception("the short way failed; the long one is taken")
+        self._headers = {name: value.strip(b" \t") for name, value in self.headers}
+        if len(self._headers) != len(self.headers):  # a header is there twice
             return False
-        if answering is None:
+        self._head = self._handler.parse_head(query, self._headers)
+        return self._head is not None
+
+    def _answer(self, head: Any, body: bytes, keep_alive: bool) -> bool:
+        """Start to answer a request on the fast path; return whether that is possible."""
+        cycle = _FastCycle(self, keep_alive)
+        try:
+            answer = self._handler.answer(head, body, cycle.receive, cycle.send)
+        except Exception:  # the parser would take it for an error of the client
+            log.exception("the fast path failed; the request goes to the application")
+            return False
+        if answer is None:
             return False
         self.cycle = cycle  # type: ignore[assignment]  # where uvicorn looks for its own
-        task = self.loop.create_task(cycle.run(answering))
+        task = self.loop.create_task(cycle.run(answer))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
         return True
 
-    def _go_on(self) -> None:
-        """Tell uvicorn what was kept from it."""
+    def _leave_fast_path(self) -> None:
+        """Give uvicorn the request from its beginning."""
         body, self._body = self._body, None
         super().on_headers_complete()
         if body:
             super().on_body(bytes(body))
 
 
-class _Cycle:
-    """One request and its answer, as far as uvicorn's protocol asks for them: `disconnected`, `message_event.set` when
-    its client has left, `keep_alive`, and whether the next one may begin."""
+class _FastCycle:
+    """One request and its response. It has what uvicorn's protocol uses of a cycle: `disconnected`, `keep_alive`,
+    `response_complete`, and `message_event.set`, called when the client has disconnected."""
 
-    def __init__(self, front: FastHttpProtocol, keep_alive: bool) -> None:
+    def __init__(self, protocol: FastHttpProtocol, keep_alive: bool) -> None:
         self.keep_alive = keep_alive
         self.disconnected = False
         self.response_complete = False
-        self._front = front
-        self._head: bytes | None = b""  # None once it has left
+        self._protocol = protocol
+        self._head: bytes | None = b""  # None once it is written
         self._chunked = False
-        self._left: asyncio.Future[None] | None = None
+        self._disconnect: asyncio.Future[None] | None = None
 
     @property
-    def message_event(self) -> _Cycle:
+    def message_event(self) -> _FastCycle:
         return self
 
     def set(self) -> None:
-        if self._left is not None and not self._left.done():
-            self._left.set_result(None)
+        if self._disconnect is not None and not self._disconnect.done():
+            self._disconnect.set_result(None)
 
-    async def run(self, answering: Coroutine[Any, Any, None]) -> None:
+    async def run(self, answer: Coroutine[Any, Any, None]) -> None:
         try:
-            await answering
+            await answer
         except Exception:
             log.exception("a request could not be answered")
             await self._fail()
         finally:
             if not self.response_complete:
-                self._front.transport.close()
+                self._protocol.transport.close()
 
     async def receive(self) -> Message:
-        """ASGI's, when everything was read: returns once the client has left."""
+        """ASGI's `receive` after the whole body: it returns once the client has disconnected."""
         if not self.disconnected:
-            self._left = self._front.loop.create_future()
-            await self._left
+            self._disconnect = self._protocol.loop.create_future()
+            await self._disconnect
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """ASGI's. An answer without its length goes in chunks."""
+        """ASGI's `send`. A response without a content length is sent in chunks."""
         if message["type"] == "http.response.start":
-            self._head = self.write_head(message)
+            self._head = self.encode_head(message)
             return
-        if self._front.flow.write_paused and not self.disconnected:
-            await self._front.flow.drain()
-        if self.disconnected or self._front.transport.is_closing():
+        if self._protocol.flow.write_paused and not self.disconnected:
+            await self._protocol.flow.drain()
+        if self.disconnected or self._protocol.transport.is_closing():
             return
         body, more = message["body"], message.get("more_body", False)
         if self._chunked:
@@ -341,11 +344,11 @@ class _Cycle:
         if not more:
             self.response_complete = True
             if not self.keep_alive:
-                self._front.transport.close()
-            self._front.rest()
+                self._protocol.transport.close()
+            self._protocol.on_fast_response_complete()
 
     async def _fail(self) -> None:
-        if self._head is None:  # too late for words
+        if self._head is None:  # the response has begun
             return
         self.keep_alive = False
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_FAILED))]
@@ -355,17 +358,16 @@ class _Cycle:
     def _write(self, body: bytes) -> None:
         head, self._head = self._head, None
         if head is None:
-            self._front.transport.write(body)
+            self._protocol.transport.write(body)
         elif len(body) <= _COPIED:
-            self._front.transport.write(head + body)
+            self._protocol.transport.write(head + body)
         else:
-            self._front.transport.writelines((head, body))
+            self._protocol.transport.writelines((head, body))
 
-    def write_head(self, start: Message) -> bytes:
-        """Return the head of a response as bytes."""
+    def encode_head(self, start: Message) -> bytes:
         lines = [STATUS_LINE[start["status"]]]
         self._chunked = True
-        for headers in (self._front.server_state.default_headers, start["headers"]):
+        for headers in (self._protocol.server_state.default_headers, start["headers"]):
             for name, value in headers:
                 lines += name, b": ", value, b"\r\n"
                 if name == b"content-length":

@@ -1,4 +1,4 @@
-"""The HTTP server: one socket, one uvicorn, stopped without dropping a call."""
+"""The HTTP server: one socket, one uvicorn, stopped without aborting a call."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.errors import Invalid, Unavailable
-from gateway.serve.http.protocol import FastHttpProtocol, HeaderCache, Shortcut
+from gateway.serve.http.protocol import FastHandler, FastHttpProtocol, HeaderCache
 
 # Seconds an idle connection stays open: longer than clients keep theirs, so that none is closed under a request.
 KEEP_ALIVE = 75
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, leaving signals to us: calls under way are finished before it stops."""
+    """Uvicorn without its signal handlers: calls in progress are finished before it stops."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -37,7 +37,7 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one."""
+    """Return a listening socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -55,34 +55,34 @@ def bind(host: str, port: int) -> socket.socket:
 
 async def serve_http(
     app: ASGIApp,
-    shortcut: Shortcut,
+    fast_path: FastHandler,
     listening: socket.socket,
     stop: anyio.Event,
     drain: Callable[[], Awaitable[None]],
 ) -> None:
-    """Serve until `stop` is set; then `drain` is awaited before the connections are closed. What the shortcut takes
-    does not come to the app."""
+    """Serve until `stop` is set; then await `drain` before the connections are closed. Requests that the fast path
+    answers do not reach the application."""
     server = _Server(
         uvicorn.Config(
             app,
-            http=cast(type[asyncio.Protocol], partial(FastHttpProtocol, shortcut, HeaderCache())),
-            ws="none",  # whatever else is installed
+            http=cast(type[asyncio.Protocol], partial(FastHttpProtocol, fast_path, HeaderCache())),
+            ws="none",  # even if a WebSocket library is installed
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # nobody asks where a request comes from
+            proxy_headers=False,  # the address of a client decides nothing
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=1,
             lifespan="on",
         )
     )
 
-    async def stop_when_asked() -> None:
+    async def wait_for_stop() -> None:
         await stop.wait()
         await drain()
         server.should_exit = True
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stop_when_asked)
+        tasks.start_soon(wait_for_stop)
         await server.serve(sockets=[listening])
         tasks.cancel_scope.cancel()

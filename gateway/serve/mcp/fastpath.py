@@ -56,7 +56,7 @@ _INITIALIZE = frozenset({"protocolVersion", "capabilities", "clientInfo", "_meta
 
 
 @dataclass(slots=True)
-class Encoded:
+class EncodedResponse:
     """An answer as it leaves: the whole message. `error` is its code where it is one."""
 
     message: bytes
@@ -65,7 +65,7 @@ class Encoded:
 
 
 @dataclass(slots=True)
-class Parsed:
+class ParsedRequest:
     """A request that can be answered here. `relayed` allows the bytes of an upstream's answer to be passed on."""
 
     id: RequestId
@@ -101,7 +101,7 @@ def parse_modern(
     chat: str,
     relayed: bool = False,
     methods: frozenset[str] = METHODS,
-) -> Parsed | None:
+) -> ParsedRequest | None:
     """Return the request of a client of a modern version, which describes itself in each."""
     request = _parse_request(message, methods)
     if request is None:
@@ -119,17 +119,17 @@ def parse_modern(
     if info is not None and not _is_usual_info(info):
         return None
     caller = caller_of(principal, None if info is None else client_name(info))
-    return Parsed(*request, version, caller, chat, capabilities, level, None, relayed)
+    return ParsedRequest(*request, version, caller, chat, capabilities, level, None, relayed)
 
 
 def parse_in_session(
     message: Mapping[str, Any], session: Session, chat: str, methods: frozenset[str] = METHODS
-) -> Parsed | None:
+) -> ParsedRequest | None:
     """Return the request of a client of a handshake version."""
     request = _parse_request(message, methods)
     if request is None or str(request[0]) in session.calls or PROTOCOL_VERSION_META_KEY in request[2].get("_meta", {}):
         return None
-    return Parsed(*request, session.version, session.caller, chat, session.capabilities, session.level, session)
+    return ParsedRequest(*request, session.version, session.caller, chat, session.capabilities, session.level, session)
 
 
 def parse_initialize(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -190,28 +190,28 @@ class FastPath:
     def __init__(self, handlers: Handlers) -> None:
         self._handlers = handlers
 
-    async def answer(self, parsed: Parsed, notify: Notify) -> Encoded:
+    async def answer(self, parsed: ParsedRequest, notify: Notify) -> EncodedResponse:
         """Answer a request. What the call sends before its answer goes through `notify`, and nothing after it."""
         if parsed.method == "tools/list":
             with suppress(GatewayError):  # the handlers word the error
                 page = self._handlers.tools.page_json(parsed.params.get("cursor"), parsed.modern)
-                return Encoded(_response(parsed.id, page))
+                return EncodedResponse(_response(parsed.id, page))
         if parsed.method == "ping":
-            return Encoded(_response(parsed.id, b"{}"))
+            return EncodedResponse(_response(parsed.id, b"{}"))
         channel = _Channel(notify)
         try:
             answer = await self._handlers.answer(_request(parsed, channel.notify))
             if answer.message is not None:
-                return Encoded(answer.message, call_id=answer.call_id)
+                return EncodedResponse(answer.message, call_id=answer.call_id)
             result = to_json(shape(answer.result or {}, parsed.modern))
-            return Encoded(_response(parsed.id, result), call_id=answer.call_id)
+            return EncodedResponse(_response(parsed.id, result), call_id=answer.call_id)
         except RpcError as error:
             return encode_error(parsed.id, error.code, error.message, error.data)
         finally:
             channel.closed = True
 
 
-def _request(parsed: Parsed, notify: Notify) -> Request:
+def _request(parsed: ParsedRequest, notify: Notify) -> Request:
     params, session = parsed.params, parsed.session
     meta = params.get("_meta", {})
     peer = Peer(
@@ -255,9 +255,9 @@ async def _log(notify: Notify, entry: Mapping[str, Any]) -> None:
         await notify({"jsonrpc": "2.0", "method": "notifications/message", "params": dict(entry)})
 
 
-def encode_error(request_id: RequestId, code: int, message: str, data: Any = None) -> Encoded:
+def encode_error(request_id: RequestId, code: int, message: str, data: Any = None) -> EncodedResponse:
     error = {"code": code, "message": message} | ({} if data is None else {"data": data})
-    return Encoded(to_json({"jsonrpc": "2.0", "id": request_id, "error": error}), error=code)
+    return EncodedResponse(to_json({"jsonrpc": "2.0", "id": request_id, "error": error}), error=code)
 
 
 def encode_result(request_id: RequestId, result: Mapping[str, Any]) -> bytes:

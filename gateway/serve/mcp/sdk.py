@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from ipaddress import AddressValueError, IPv6Address, IPv6Network
 from typing import Any
@@ -18,7 +19,7 @@ import mcp_types as types
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
-from mcp.server.streamable_http import StreamableHTTPServerTransport as Transport
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import (
     InMemorySubscriptionBus,
@@ -29,16 +30,20 @@ from mcp.server.subscriptions import (
     ServerEvent,
     ToolsListChanged,
 )
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared._context_streams import ContextReceiveStream
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS, InboundModernRoute, classify_inbound_request
 from mcp.shared.message import SessionMessage
 from mcp.shared.subscriptions import event_to_notification
 from mcp_types import methods
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.calls import LOCAL, Ask, Caller, Log, Peer
+from gateway.calls import Ask, Caller, Log, Peer
 from gateway.protocol import CLIENT_CAPABILITIES_META_KEY, LOG_LEVEL_META_KEY, LOG_LEVELS, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, RequestId, RpcError
 from gateway.serve.mcp.handlers import Handlers, convert_error
@@ -52,10 +57,14 @@ from gateway.serve.mcp.notifications import (
 )
 from gateway.serve.mcp.request import Request, caller_of, client_name, connection_chat, principal_of
 from gateway.serve.mcp.results import SERVER_INFO, shape
-from gateway.serve.mcp.sessions import Session
+from gateway.serve.mcp.sessions import Session, Sessions
 
 # `subscriptions/listen` requests open at a time.
 STREAMS = 1024
+
+# Limits of HTTP sessions of the handshake versions, for all clients together and for each one.
+SESSIONS, SESSIONS_PER_CLIENT = 1000, 500
+_TOO_MANY = {"code": INTERNAL_ERROR, "message": "too many sessions are in use; close one or try again later"}
 
 # Methods whose results leave as the handlers made them.
 AS_GIVEN = frozenset({"tools/list", "tools/call"})
@@ -80,7 +89,11 @@ _EVENTS: Mapping[Change, ServerEvent] = {
     RESOURCES_CHANGED: ResourcesListChanged(),
 }
 
+# HTTP status by JSON-RPC error code.
+ERROR_STATUS: Mapping[int, int] = ERROR_CODE_HTTP_STATUS
+
 Context = ServerRequestContext[Any, Any]
+SdkTransport = StreamableHTTPServerTransport
 
 
 class SdkServer(Server[Any]):
@@ -113,6 +126,17 @@ class SdkServer(Server[Any]):
         )
         self.instructions = self._handlers.instructions
         return super().create_initialization_options(announced, experimental_capabilities, extensions)
+
+    def http_app(self, path: str, body_limit: int, routes: list[Route]) -> tuple[ASGIApp, HttpSessions]:
+        """Return the SDK's ASGI application with more routes, and its sessions."""
+        app = self.streamable_http_app(
+            streamable_http_path=path,
+            max_request_body_size=body_limit,
+            # `RequestGuard` has checked Host and Origin, for every route and not only this one.
+            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+            custom_starlette_routes=routes,
+        )
+        return app, HttpSessions(self.session_manager, self._handlers.sessions)
 
     def close(self) -> None:
         """End the streams on which clients wait for changes."""
@@ -288,11 +312,13 @@ class SdkStream:
     def __init__(
         self,
         server: SdkServer,
+        sessions: Sessions,
         write: Callable[[bytes], Awaitable[None]],
         asked: Callable[[RequestId], None],
         answered: Callable[[RequestId], None],
     ) -> None:
         self._server = server
+        self._sessions = sessions
         self._write = write
         self._asked = asked
         self._answered = answered
@@ -316,6 +342,8 @@ class SdkStream:
             if first["type"] == "json_invalid":
                 return RpcError(PARSE_ERROR, str(first["msg"]))
             return RpcError(INVALID_REQUEST, "not a JSON-RPC 2.0 message")
+        if _take_reply(self._sessions.get(None), message):
+            return None
         self._note(message)
         await self._to_server.send(SessionMessage(message))
         return None
@@ -354,29 +382,46 @@ class SdkStream:
                 self._answered(cancelled)
 
 
-SESSIONS, SESSIONS_PER_CLIENT = 1000, 500
+class HttpSessions:
+    """The HTTP sessions of the handshake versions, and the limit on them.
 
-_TOO_MANY = {"code": INTERNAL_ERROR, "message": "too many sessions are in use; close one or try again later"}
-
-
-class SessionLimit:
-    """At a limit, a new session ends the one that has been idle longest: one of the same client or, at the limit for
+    At the limit, a new session ends the one that has been idle longest: one of the same client or, at the limit for
     all clients, of the client with the most sessions, if it has more. If there is none, the new session is refused.
-
     A client is a principal at a remote address. A session with a request in flight or an open stream is not idle.
     """
 
-    def __init__(self, manager: StreamableHTTPSessionManager) -> None:
+    def __init__(self, manager: StreamableHTTPSessionManager, sessions: Sessions) -> None:
         self._manager = manager
+        self._sessions = sessions
         self._clients: dict[str, tuple[str, str]] = {}  # by session id
         # The SDK has no public hook for the moment in which it opens a session.
         self._serve = manager._serve_opening_request
-        manager._serve_opening_request = self._serve_within_limit  # type: ignore[method-assign]
+        manager._serve_opening_request = self._open  # type: ignore[method-assign]
 
-    async def _serve_within_limit(self, http_transport: Transport, scope: Scope, receive: Receive, send: Send) -> None:
+    def find(self, session_id: str) -> SdkTransport | None:
+        """Return the transport of a session that is alive."""
+        transport = self._manager._server_instances.get(session_id)
+        return None if transport is None or transport.is_terminated else transport
+
+    @contextmanager
+    def in_use(self, transport: SdkTransport) -> Iterator[None]:
+        """Keep the SDK, which does not see requests of the fast path, from ending the session as idle."""
+        if transport.idle_scope is None or transport._idle_timeout is None:
+            yield
+            return
+        transport._requests_in_flight += 1
+        transport.idle_scope.deadline = math.inf
+        try:
+            yield
+        finally:
+            transport._requests_in_flight -= 1
+            if not transport._requests_in_flight:
+                transport.idle_scope.deadline = anyio.current_time() + transport._idle_timeout
+
+    async def _open(self, http_transport: SdkTransport, scope: Scope, receive: Receive, send: Send) -> None:
         sessions, new = self._manager._server_instances, http_transport.mcp_session_id or ""
         self._clients = {key: client for key, client in self._clients.items() if key in sessions}
-        client = LOCAL, _network(scope["client"][0] if scope["client"] else "")
+        client = principal_of(dict(scope["headers"])), _network(scope["client"][0] if scope["client"] else "")
         ended = self._find_session_to_end(client, new)
         self._clients[new] = client
         if ended is not None:
@@ -386,7 +431,14 @@ class SessionLimit:
             response = JSONResponse({"jsonrpc": "2.0", "id": None, "error": _TOO_MANY}, 503, {"Retry-After": "1"})
             await response(scope, receive, send)
         else:
+            # The SDK has no public hook for the messages of a session.
+            http_transport.connect = partial(self._connect, http_transport.connect, new)  # type: ignore[method-assign]
             await self._serve(http_transport, scope, receive, send)
+
+    @asynccontextmanager
+    async def _connect(self, connect: Callable[[], Any], session_id: str) -> AsyncIterator[Any]:
+        async with connect() as (incoming, outgoing):
+            yield _Incoming(incoming, lambda message: _take_reply(self._sessions.get(session_id), message)), outgoing
 
     def _find_session_to_end(self, client: tuple[str, str], new: str) -> str | None:
         """Return the id of an idle session, `new` if no session may be ended, or None if there is room."""
@@ -411,3 +463,31 @@ def _network(address: str) -> str:
     except AddressValueError:
         return address
     return str(parsed.ipv4_mapped or IPv6Network((parsed, 64), strict=False))
+
+
+class _Incoming(ContextReceiveStream[SessionMessage | Exception]):
+    """Messages of a client, without those that `take` takes."""
+
+    def __init__(
+        self, stream: ContextReceiveStream[SessionMessage | Exception], take: Callable[[types.JSONRPCMessage], bool]
+    ) -> None:
+        super().__init__(stream._inner)
+        self._take = take
+
+    async def receive(self) -> SessionMessage | Exception:
+        while True:
+            item = await super().receive()
+            if isinstance(item, Exception) or not self._take(item.message):
+                return item
+
+
+def _take_reply(session: Session | None, message: types.JSONRPCMessage) -> bool:
+    """Give a session the client's reply to a question, or the cancellation of a call, of the fast path."""
+    if session is None or isinstance(message, types.JSONRPCRequest):
+        return False
+    return session.take_reply(message.model_dump(mode="json", by_alias=True, exclude_unset=True))
+
+
+def is_modern_request(message: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    """Return whether the routing headers of a modern request fit its body."""
+    return isinstance(classify_inbound_request(message, headers=headers), InboundModernRoute)

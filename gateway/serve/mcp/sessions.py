@@ -57,17 +57,20 @@ class Session:
         finally:
             del self._questions[number]
 
-    def take_answer(self, message: Mapping[str, Any]) -> bool:
-        """Take the answer to a question; False when it is none."""
-        waiting = self._questions.get(str(message.get("id")))
-        if waiting is None or "method" in message:
+    def take_reply(self, message: Mapping[str, Any]) -> bool:
+        """Take the response to a question of this session, or the cancellation of one of its calls; return False for
+        any other message."""
+        if "method" in message:
+            params = message.get("params") if message["method"] == "notifications/cancelled" else None
+            return isinstance(params, dict) and self._cancel(params.get("requestId"))
+        pending = self._questions.get(str(message.get("id")))
+        if pending is None:
             return False
-        if not waiting.done():
-            waiting.set_result(message)
+        if not pending.done():
+            pending.set_result(message)
         return True
 
-    def cancel_call(self, request_id: Any) -> bool:
-        """Cancel a call; False when it is not in progress here."""
+    def _cancel(self, request_id: Any) -> bool:
         call = self.calls.get(str(request_id)) if type(request_id) in (int, str) else None
         if call is None:
             return False
