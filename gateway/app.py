@@ -96,7 +96,7 @@ class Gateway:
         self._workspaces = Workspaces(settings.data_dir, attached_folders(settings))
         self._chats = Chats(db)
         self._toolsets = Toolsets(db)
-        self._upstreams = Upstreams(db)
+        self._upstream_rows = Upstreams(db)
         self._pins = Pins(db)
         self._listed: tuple[int, ...] = ()
         self._refreshing = asyncio.Lock()
@@ -156,9 +156,9 @@ class Gateway:
                 # Packages to be fetched first may take minutes: a client that waits for us is answered before.
                 await asyncio.wait([installing], timeout=START_PATIENCE if follow else None)
             if await gateway._has_upstreams():
-                await gateway.switchboard.sync()
-                names = {"all": None, "own": gateway.switchboard.own, "none": ()}[connect]
-                await gateway.switchboard.look(START_PATIENCE if follow else LOOK_PATIENCE, names)
+                await gateway.upstreams.sync()
+                names = {"all": None, "own": gateway.upstreams.own, "none": ()}[connect]
+                await gateway.upstreams.discover(START_PATIENCE if follow else LOOK_PATIENCE, names)
             await gateway.refresh()
             if follow:
                 stack.push_async_callback(_cancelled, asyncio.get_running_loop().create_task(gateway._follow()))
@@ -183,7 +183,7 @@ class Gateway:
         return made
 
     @cached_property
-    def switchboard(self) -> UpstreamRegistry:
+    def upstreams(self) -> UpstreamRegistry:
         """The upstream servers."""
         # Imported by the first who needs it, for the same reason.
         from gateway.sources.upstreams.registry import UpstreamRegistry
@@ -194,14 +194,14 @@ class Gateway:
 
     def relay(self) -> UpstreamPassthrough | None:
         """Return what upstreams offer besides tools; None while there are no upstreams."""
-        return self._relay if "switchboard" in self.__dict__ else None
+        return self._relay if "upstreams" in self.__dict__ else None
 
     @cached_property
     def _relay(self) -> UpstreamPassthrough:
         # Imported by whoever serves it: a command that only lists tools has no use for it.
         from gateway.sources.upstreams.passthrough import UpstreamPassthrough
 
-        return UpstreamPassthrough(lambda: self.switchboard.source, self._request, self.executor.refuses)
+        return UpstreamPassthrough(lambda: self.upstreams.source, self._request, self.executor.refuses)
 
     def watch_upstreams(self, listener: Callable[[], None]) -> None:
         """Tell `listener` whenever upstreams may offer other prompts or resources."""
@@ -239,10 +239,10 @@ class Gateway:
         connect to each once, so that its tools are known. The servers that are on, by id; refused with `Conflict` when
         one has changed since it was shown."""
         await self.workshop.library.allow_servers(toolset_id, digests, by)
-        await self.switchboard.sync()
-        await self.switchboard.look(LOOK_PATIENCE, digests)
+        await self.upstreams.sync()
+        await self.upstreams.discover(LOOK_PATIENCE, digests)
         await self.refresh()
-        return {name: each for name, each in self.switchboard.upstreams.items() if name in digests}
+        return {name: each for name, each in self.upstreams.by_name.items() if name in digests}
 
     async def _request(self, call: Call, tool: Tool, work: Callable[[], Awaitable[Any]]) -> Any:
         self._categories.setdefault(tool.category, self.settings.category(tool.category))
@@ -276,8 +276,8 @@ class Gateway:
         """Servers whose tools are not known yet; None while toolsets, of unknown names, are being installed."""
         if self._installing is not None and not self._installing.done():
             return None
-        _, added = await self._upstreams.load()
-        connected = self.switchboard.upstreams if "switchboard" in self.__dict__ else ()
+        _, added = await self._upstream_rows.load()
+        connected = self.upstreams.by_name if "upstreams" in self.__dict__ else ()
         brought = [server.id for toolset in installed for server in toolset.servers]
         named = {*self.settings.upstreams, *connected, *brought, *(row.name for row in added)}
         return named - {tool_id.partition(":")[0] for tool_id in known}
@@ -296,8 +296,8 @@ class Gateway:
         await self.builtins.close()
         if self._soon is not None:
             await _cancelled(self._soon)
-        if "switchboard" in self.__dict__:
-            await self.switchboard.close()
+        if "upstreams" in self.__dict__:
+            await self.upstreams.close()
         if "workshop" in self.__dict__:
             await self.workshop.close()
 
@@ -309,8 +309,8 @@ class Gateway:
             with suppress(GatewayError):  # a store that does not answer now may answer next time
                 if (revisions := await self._revisions()) != followed:
                     if await self._has_upstreams():
-                        await self.switchboard.sync()
-                        await self.switchboard.look(0)
+                        await self.upstreams.sync()
+                        await self.upstreams.discover(0)
                     await self.refresh()
                     followed = revisions
                 if self._listed[0]:
@@ -321,10 +321,10 @@ class Gateway:
 
     async def _revisions(self) -> tuple[int, ...]:
         """Numbers that grow with every change, by any process, of what is installed, connected and accepted."""
-        return await self._toolsets.revision(), await self._upstreams.revision(), await self._pins.revision()
+        return await self._toolsets.revision(), await self._upstream_rows.revision(), await self._pins.revision()
 
     async def _has_upstreams(self) -> bool:
-        if self.settings.upstreams or "switchboard" in self.__dict__ or await self._upstreams.revision():
+        if self.settings.upstreams or "upstreams" in self.__dict__ or await self._upstream_rows.revision():
             return True
         return any(toolset.allowed_servers for toolset in await self._installed())
 
@@ -356,7 +356,7 @@ class Gateway:
         tool = call.target
         if tool.kind != "mcp" or Permission.READ_ONLY in (profile, call.caller.permission):
             return None
-        upstream = self.switchboard.source.upstreams.get(tool.owner or "")
+        upstream = self.upstreams.source.upstreams.get(tool.owner or "")
         return upstream.spec.settings.large_results.over if upstream is not None else None
 
     def _approval(self) -> Approval:

@@ -172,7 +172,7 @@ async def _upstreams(settings: Settings) -> list[Finding]:
 
 
 async def _remembered(at: Desk, spec: Spec) -> Finding:
-    memory = await at.board.memory.recall(spec.name)
+    memory = await at.board.store.recall(spec.name)
     asks = f"to ask it now: toolgate upstream test {spec.name}"
     if memory.error is not None:
         reason = visible(memory.error)

@@ -297,7 +297,7 @@ async def test_a_server_is_tried_at_once_when_somebody_has_logged_in() -> None:
     for _ in range(5):
         lane._not_before = 0.0
         with pytest.raises(GatewayError) as refused:
-            await lane.link()
+            await lane.connect()
         assert refused.value.code == "UPSTREAM_UNAUTHORIZED"
     assert lane.wait > 5
     mended = True

@@ -77,7 +77,7 @@ def add(settings: Settings, name: str, no_test: bool, as_json: bool, **said: Any
             await _as_a_stranger(at, name)
             try:
                 answer = None if no_test else await _tried(at, spec)
-                await at.board.memory.add(name, wanted)
+                await at.board.store.add(name, wanted)
             except GatewayError as refusal:
                 await _as_a_stranger(at, name)
                 at.vault.forget(name)
@@ -183,7 +183,7 @@ def _ask_for_missing(at: Desk, spec: Spec) -> None:
 
 async def _as_a_stranger(at: Desk, name: str) -> None:
     """Whoever had that name before says nothing about this one."""
-    await at.board.memory.forget(name)
+    await at.board.store.forget(name)
     await at.board.pins.forget(name)
 
 

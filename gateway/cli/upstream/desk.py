@@ -40,7 +40,7 @@ class Desk:
 
     @property
     def vault(self) -> SecretStore:
-        return self.board.vault
+        return self.board.secrets
 
     def spec(self, name: str) -> Spec:
         if name not in self.specs:
@@ -71,14 +71,14 @@ class Desk:
         def others() -> set[str]:
             return {
                 tool.id.partition(":")[2]
-                for name, each in self.board.upstreams.items()
+                for name, each in self.board.by_name.items()
                 if name != spec.name
                 for tool in each.tools
             }
 
         board = self.board
         options = (others, self.environment(spec), board.logins, self.settings)
-        return Upstream(spec, board.memory, board.pins, FACE, _unheard, *options)
+        return Upstream(spec, board.store, board.pins, FACE, _unheard, *options)
 
     def require_free(self, name: str) -> None:
         """Refuse a name no new server can have."""
@@ -138,7 +138,7 @@ async def _specs(settings: Settings, board: UpstreamRegistry) -> dict[str, Spec]
     found = {spec.name: spec for spec in await board.specs()}
     for name, said in settings.upstreams.items():
         found.setdefault(name, Spec.of(name, said, SETTINGS))
-    _, rows = await board.memory.load()
+    _, rows = await board.store.load()
     for row in rows:
         if row.name not in found:
             found[row.name] = Spec.of(row.name, _read(row.settings, row.enabled), ADDED)

@@ -139,7 +139,7 @@ class _Taking:
         return False
 
     async def _store(self, found: Candidate, replaced: bool) -> None:
-        memory, pins, vault = self._at.board.memory, self._at.board.pins, self._at.vault
+        memory, pins, vault = self._at.board.store, self._at.board.pins, self._at.vault
         settings = {key: value for key, value in found.settings.items() if key != "enabled"}
         enabled = bool(found.settings.get("enabled", True))
         vault.forget(found.name)

@@ -70,7 +70,7 @@ def logout(settings: Settings, name: str) -> None:
             account = at.account(name)
             revoked = await sign_out(account, name, at.board.logins)
             if account is not None and not account.unattended:
-                await at.board.memory.failed(name, f"nobody is logged in: {account.remedy}")
+                await at.board.store.failed(name, f"nobody is logged in: {account.remedy}")
             return revoked
 
     revoked = run(task)

@@ -95,7 +95,7 @@ async def probe(desk: Desk, spec: Spec) -> Answer:
     """Connect to a server and ask what it has; refused with the reason when it does not answer. What it said is
     remembered, and pinned, as when the gateway itself asks."""
     require_variables(desk, spec)
-    memory = desk.board.memory
+    memory = desk.board.store
     access = desk.access(spec)
     era = (await memory.recall(spec.name)).era
     try:
@@ -163,10 +163,10 @@ def _standing(settings: Settings, tool: Tool, pinned: str | None) -> Standing:
 async def _answer(desk: Desk, spec: Spec, link: Link, connecting: float, listing: float) -> Answer:
     upstream = desk.upstream(spec)
     try:
-        await upstream.recall()
+        await upstream.load_cached()
     finally:
         await upstream.close()
-    pins, said = await desk.board.pins.load(spec.name), await desk.board.memory.recall(spec.name)
+    pins, said = await desk.board.pins.load(spec.name), await desk.board.store.recall(spec.name)
     defined = define_all(said.tools or (), said.prompts or (), said.templates or (), said.instructions)
     return Answer(
         name=spec.name,

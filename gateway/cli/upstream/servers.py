@@ -144,7 +144,7 @@ def remove(settings: Settings, name: str) -> None:
     async def task() -> None:
         async with desk(settings) as at:
             home = at.require_added(name).home(settings.data_dir)
-            await at.board.memory.remove(name)
+            await at.board.store.remove(name)
             await asyncio.to_thread(remove_folder, str(home))
             await at.board.pins.forget(name)
             try:
@@ -228,15 +228,15 @@ def _switch(settings: Settings, name: str, on: bool) -> None:
     async def task() -> None:
         async with desk(settings) as at:
             at.require_added(name)
-            await at.board.memory.enable(name, on)
+            await at.board.store.enable(name, on)
 
     run(task)
     click.echo(f"{name} is {'on' if on else 'off'}")
 
 
 async def _shape(at: Desk, spec: Spec) -> dict[str, Any]:
-    memory, pins = await at.board.memory.recall(spec.name), await at.board.pins.load(spec.name)
-    known = at.board.upstreams.get(spec.name)
+    memory, pins = await at.board.store.recall(spec.name), await at.board.pins.load(spec.name)
+    known = at.board.by_name.get(spec.name)
     tools = standings(at.settings, known.tools if known else (), pins)
     lacking = missing(spec.settings.model_dump(), at.environment(spec))
     return {

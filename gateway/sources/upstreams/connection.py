@@ -77,14 +77,14 @@ class UpstreamConnection:
 
     @property
     def connected(self) -> bool:
-        return self.live is not None
+        return self.client is not None
 
     @property
     def used(self) -> bool:
         return self.users > 0 or self._opening is not None
 
     @property
-    def asking(self) -> bool:
+    def awaiting_input(self) -> bool:
         """Whether a call on it waits for an answer."""
         return self._turns.questions > 0
 
@@ -101,14 +101,14 @@ class UpstreamConnection:
             await asyncio.sleep(min(wait, LOOK_SECONDS))
 
     @property
-    def live(self) -> Link | None:
+    def client(self) -> Link | None:
         """The link, if it is there."""
         link = self._link
         return link if link is not None and link.lost is None else None
 
-    async def link(self) -> Link:
+    async def connect(self) -> Link:
         """A live link; `UPSTREAM_UNAVAILABLE` when there is none to be had now."""
-        if (link := self.live) is not None:
+        if (link := self.client) is not None:
             return link
         if self._opening is None:
             self._note_end()
@@ -117,7 +117,7 @@ class UpstreamConnection:
             self._opening = self._loop.create_task(self._open_anew())
         # Only waited for: whoever gives up takes the server from nobody else, and its end cancels no caller.
         await asyncio.wait([self._opening])
-        if (link := self.live) is None:
+        if (link := self.client) is None:
             raise self._unavailable()
         return link
 
@@ -125,11 +125,11 @@ class UpstreamConnection:
         """Keeps the lane from closing as idle."""
         return self._use
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
+    def exclusive(self) -> AbstractAsyncContextManager[None]:
         """Have the lane for oneself; refused with `ConnectionBusy` while a call on it waits for an answer."""
         return self._turns.take()
 
-    def asked(self) -> AbstractContextManager[None]:
+    def waiting_for_input(self) -> AbstractContextManager[None]:
         """While a call on it waits for an answer."""
         return self._turns.asked()
 

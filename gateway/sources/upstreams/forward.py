@@ -183,7 +183,11 @@ class RequestForwarder:
         try:
             if peer.answers and str(peer.answers.get("requestState", "")).startswith(STATE):
                 return await self._parking.resume(request)
-            if peer.modern and question_capabilities(peer) and not (await upstream.lane(request.call).link()).modern:
+            if (
+                peer.modern
+                and question_capabilities(peer)
+                and not (await upstream.connection_for(request.call).connect()).modern
+            ):
                 return await self._parking.run(request, partial(_relay, upstream))
             return await _relay(upstream, peer.ask, request)
         except McpFault as fault:
@@ -202,9 +206,9 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) 
     """What the server answers, on the first way to it on which nobody is being asked something."""
     call, peer = request.call, request.peer
     while True:
-        lane = upstream.lane(call)
+        lane = upstream.connection_for(call)
         with lane.use():
-            link = lane.live or await lane.link()
+            link = lane.client or await lane.connect()
             if not upstream.verified:
                 await upstream.verify()
             if call.tool is not None:
@@ -215,7 +219,7 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) 
             asker = ask and _asker(upstream, lane, link, partial(ask_client, peer, ask))
             try:
                 # Over a wire that does not say which call a question belongs to, one call at a time may be asked.
-                async with lane.turn() if upstream.asks else nullcontext():
+                async with lane.exclusive() if upstream.asks else nullcontext():
                     answer = await _send(link, request, asker)
                 if answer.get("resultType") == "input_required":
                     raise ToolFailed(f"{request.about}: {link.era} has no input_required", code="UPSTREAM_ERROR")
@@ -235,7 +239,7 @@ def _asker(upstream: Upstream, lane: UpstreamConnection, link: Link, ask: Ask) -
             labelled = label_question(upstream.spec.name, method, params, upstream.spec.terms.trusted)
         except ToolFailed as refusal:
             raise McpFault(INVALID_PARAMS, refusal.message) from None
-        with lane.asked() if upstream.asks else nullcontext():
+        with lane.waiting_for_input() if upstream.asks else nullcontext():
             return await ask(method, labelled)
 
     return asked

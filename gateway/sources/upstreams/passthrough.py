@@ -154,7 +154,7 @@ class UpstreamPassthrough:
         request = UpstreamRequest(
             method, params, call, f"{server}:{about[:200]}", server, READ_SECONDS, upstream.spec.terms.trusted
         )
-        work = partial(source.asking.answer, upstream, request)
+        work = partial(source.forwarder.answer, upstream, request)
         passing = call.but(name=method, arguments=params, confirmed=method == _COMPLETE)
         result: dict[str, Any] = await self._pass(passing, _tool(upstream, method), work)
         return result
@@ -202,9 +202,9 @@ async def _listed(upstream: Upstream, caller: Caller, chat: str) -> list[dict[st
     no turn."""
     found: list[dict[str, Any]] = []
     cursor: Any = None
-    lane = upstream.lane(_call(caller, chat, None))
+    lane = upstream.connection_for(_call(caller, chat, None))
     with lane.use():
-        link = await lane.link()
+        link = await lane.connect()
         for _ in range(_PAGES if "resources" in link.capabilities else 0):
             page = await link.request("resources/list", {"cursor": cursor} if cursor else None, capabilities={})
             listed = page.get("resources")

@@ -48,13 +48,13 @@ class Decision:
     """
 
     definition: Definition
-    standing: PinStatus
+    status: PinStatus
     reason: str | None = None
     findings: tuple[Finding, ...] = ()
 
     @property
     def offered(self) -> bool:
-        return self.standing is PinStatus.OFFERED
+        return self.status is PinStatus.OFFERED
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Verdict:
     decisions: Mapping[Key, Decision] = field(default_factory=dict)
     gone: frozenset[Key] = frozenset()
 
-    def offers(self, kind: Kind, name: str) -> bool:
+    def is_offered(self, kind: Kind, name: str) -> bool:
         decision = self.decisions.get(Key(kind, name))
         return decision is not None and decision.offered
 
@@ -167,7 +167,7 @@ def _decision(
     review = f"look at it with: toolgate upstream review {server}"
     if pin is None:
         grave = worst(findings)
-        if policy.hold_at is not None and grave is not None and grave.reaches(policy.hold_at):
+        if policy.hold_at is not None and grave is not None and grave.at_least(policy.hold_at):
             reason = f"its definition is suspicious ({findings[0].what}); {review}"
             return Decision(definition, PinStatus.NEW, reason, findings)
         if not policy.trust_first:

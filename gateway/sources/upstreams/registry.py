@@ -38,9 +38,9 @@ class UpstreamSource:
 
     name = "upstreams"
 
-    def __init__(self, asking: RequestForwarder | None = None) -> None:
+    def __init__(self, forwarder: RequestForwarder | None = None) -> None:
         self.upstreams: Mapping[str, Upstream] = {}
-        self.asking = asking or RequestForwarder()
+        self.forwarder = forwarder or RequestForwarder()
 
     async def list_tools(self) -> Sequence[Tool]:
         return [tool for upstream in self.upstreams.values() for tool in upstream.tools]
@@ -53,11 +53,11 @@ class UpstreamSource:
         params = {"name": tool.id.partition(":")[2], "arguments": dict(call.arguments)}
         spec = upstream.spec
         request = UpstreamRequest("tools/call", params, call, tool.id, spec.name, trusted=spec.terms.trusted)
-        return _outcome(await self.asking.answer(upstream, request), prefix_of(upstream.spec))
+        return _outcome(await self.forwarder.answer(upstream, request), prefix_of(upstream.spec))
 
     async def close(self) -> None:
         """End the calls that wait for answers."""
-        await self.asking.close()
+        await self.forwarder.close()
 
 
 def _outcome(result: dict[str, Any], prefix: str) -> Outcome:
@@ -99,9 +99,9 @@ class UpstreamRegistry:
         toolsets: Callable[[], Awaitable[Sequence[Installed]]],
     ) -> None:
         self.source = UpstreamSource()
-        self.memory = Upstreams(db)
+        self.store = Upstreams(db)
         self.pins = Pins(db)
-        self.vault = SecretStore(settings.data_dir)
+        self.secrets = SecretStore(settings.data_dir)
         self.logins = Logins(settings.data_dir)
         self._settings = settings
         self._changed = changed
@@ -110,7 +110,7 @@ class UpstreamRegistry:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def upstreams(self) -> dict[str, Upstream]:
+    def by_name(self) -> dict[str, Upstream]:
         return dict(self.source.upstreams)
 
     async def sync(self) -> None:
@@ -126,26 +126,26 @@ class UpstreamRegistry:
         if len(kept) < len(before):
             self._changed()
         for each in fresh.values():
-            await self._each(each, each.recall())
+            await self._each(each, each.load_cached())
         if await self.pins.revision() != self._pinned:
-            await self.settle()
+            await self.apply_pins()
 
-    async def settle(self) -> None:
+    async def apply_pins(self) -> None:
         """Offer what was accepted meanwhile, and nothing that was rejected."""
         self._pinned = await self.pins.revision()
         for each in self.source.upstreams.values():
-            await self._each(each, each.settle())
+            await self._each(each, each.apply_pins())
 
     @property
     def own(self) -> frozenset[str]:
         """The names of the servers that come from no toolset."""
         return frozenset(name for name, each in self.source.upstreams.items() if each.spec.terms.home is None)
 
-    async def look(self, patience: float, names: Collection[str] | None = None) -> None:
+    async def discover(self, patience: float, names: Collection[str] | None = None) -> None:
         """Ask those that are wanted at once, or were never seen, of all servers or of those with these names; what
         takes longer is announced when it comes."""
         asked = [each for name, each in self.source.upstreams.items() if names is None or name in names]
-        looking = [self._spawn(each.look()) for each in asked if not each.known or not each.spec.settings.lazy]
+        looking = [self._spawn(each.discover()) for each in asked if not each.known or not each.spec.settings.lazy]
         if looking and patience:
             await asyncio.wait(looking, timeout=patience)
 
@@ -158,7 +158,7 @@ class UpstreamRegistry:
         """Every server that is on, and that a person agreed to where a toolset brings it. Of two with one name, the
         settings' counts, then the one added by hand, whether it is on or off."""
         found: dict[str, Spec] = {}
-        _, rows = await self.memory.load()
+        _, rows = await self.store.load()
         for spec in [*self._of_settings(), *_of_rows(rows), *_of_toolsets(await self._toolsets())]:
             if spec.name in found:
                 log.warning("the upstream %r of %s is passed over: there is one of that name", spec.name, spec.origin)
@@ -189,9 +189,9 @@ class UpstreamRegistry:
             return {tool.id.partition(":")[2] for each in strangers for tool in each.tools}
 
         # What is kept for a server added by hand is for none that a toolset brings under the same name.
-        environment = self.vault.environment(spec.name) if spec.origin == ADDED else os.environ
+        environment = self.secrets.environment(spec.name) if spec.origin == ADDED else os.environ
         options = (others, environment, self.logins, self._settings)
-        return Upstream(spec, self.memory, self.pins, FACE, self._changed, *options)
+        return Upstream(spec, self.store, self.pins, FACE, self._changed, *options)
 
 
 def _of_rows(rows: Sequence[UpstreamRow]) -> Iterator[Spec]:

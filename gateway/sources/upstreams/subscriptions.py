@@ -184,7 +184,7 @@ class Subscriptions:
         try:
             lane = self._lane()
             with lane.use():
-                await self._over(await lane.link()).add(uri)
+                await self._over(await lane.connect()).add(uri)
         except BaseException:
             self._unfollow(uri, told)
             raise
@@ -236,7 +236,7 @@ class Subscriptions:
         with lane.use():
             while True:
                 try:
-                    link = await lane.link()
+                    link = await lane.connect()
                 except GatewayError as error:
                     log.debug("what is followed is not heard of now: %s", error)
                     await asyncio.sleep(max(lane.wait, 0.1))

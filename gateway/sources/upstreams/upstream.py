@@ -39,7 +39,7 @@ SETTLE_SECONDS = 0.05
 AGAIN_SECONDS = 15.0
 
 # Connections to one server, or children of it, at once.
-LANES_LIMIT = 64
+CONNECTIONS_LIMIT = 64
 
 _UPDATED = "notifications/resources/updated"
 _RESOURCES_CHANGED = "notifications/resources/list_changed"
@@ -47,7 +47,7 @@ _CHANGED = frozenset(f"notifications/{what}/list_changed" for what in LISTS)
 
 log = logging.getLogger(__name__)
 
-# Whose a lane is, for which chat, and which of those beside each other.
+# Whose a connection is, for which chat, and which of those beside each other.
 Key = tuple[str, str, int]
 
 
@@ -71,7 +71,7 @@ class Upstream:
     def __init__(
         self,
         spec: Spec,
-        memory: Upstreams,
+        store: Upstreams,
         pins: Pins,
         face: ClientFace,
         changed: Callable[[], None],
@@ -88,7 +88,7 @@ class Upstream:
         self.instructions: str | None = None
         self.problems: tuple[GatewayError, ...] = ()
         self.asks = False
-        self._memory = memory
+        self._store = store
         self._pins = pins
         self._face = face
         self._changed = changed
@@ -96,9 +96,9 @@ class Upstream:
         self._access = Access(spec, environment, logins, settings)
         self._era: str | None = None
         self._said: ServerListing | None = None
-        self._lanes: dict[Key, UpstreamConnection] = {}
+        self._connections: dict[Key, UpstreamConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.subscriptions = Subscriptions(lambda: self._lane(self._main))
+        self.subscriptions = Subscriptions(lambda: self._connection(self._main))
         self._taking = asyncio.Lock()
         self._tried = asyncio.Event()
         self._asked = asyncio.Event()
@@ -109,13 +109,13 @@ class Upstream:
     @property
     def error(self) -> str | None:
         """Why it is not available, as far as anyone has tried."""
-        lane = self._lanes.get(self._main)
-        return lane.error if lane is not None else None
+        connection = self._connections.get(self._main)
+        return connection.error if connection is not None else None
 
     @property
     def connected(self) -> bool:
-        lane = self._lanes.get(self._main)
-        return lane is not None and lane.connected
+        connection = self._connections.get(self._main)
+        return connection is not None and connection.connected
 
     @property
     def known(self) -> bool:
@@ -133,7 +133,7 @@ class Upstream:
 
     async def verify(self) -> None:
         """Have it say what it has before anything is asked of it: it may be another server by now."""
-        await self._lane(self._main).link()
+        await self._connection(self._main).connect()
         try:
             async with asyncio.timeout(VERIFY_SECONDS):
                 await self._asked.wait()
@@ -152,21 +152,21 @@ class Upstream:
             reason = "the server has it no more" if now is None else now.withheld
             raise Forbidden(f"{tool.id} is not what it was: {reason}", code="TOOL_DISABLED")
 
-    async def recall(self) -> None:
+    async def load_cached(self) -> None:
         """Offer what it said last time, to whichever process."""
-        kept = await self._memory.recall(self.spec.name)
+        kept = await self._store.recall(self.spec.name)
         self._era = kept.era
         if kept.tools is not None:
             said = ServerListing(
                 tuple(kept.tools), tuple(kept.prompts or ()), tuple(kept.templates or ()), kept.instructions
             )
-            await self._take(said)
+            await self._apply(said)
 
-    async def settle(self) -> None:
+    async def apply_pins(self) -> None:
         """Decide anew on what it said: a person may have accepted something."""
-        await self._take(None)
+        await self._apply(None)
 
-    async def look(self) -> None:
+    async def discover(self) -> None:
         """Connect and ask what there is; returns when that was tried. It is tried again until it is known, and a
         server that is not lazy is kept connected."""
         if not self._keeping and not self._closed:
@@ -174,14 +174,14 @@ class Upstream:
             self._spawn(self._keep())
         await self._tried.wait()
 
-    def lane(self, call: Call) -> UpstreamConnection:
+    def connection_for(self, call: Call) -> UpstreamConnection:
         """The way this call takes: no two principals share a server that may keep state. While a call waits for an
-        answer on a lane that takes one at a time, the next has another."""
-        lane, number = self._lane(self._key(call.caller.principal, call.chat)), 0
-        while lane.asking:
+        answer on a connection that takes one at a time, the next has another."""
+        connection, number = self._connection(self._key(call.caller.principal, call.chat)), 0
+        while connection.awaiting_input:
             number += 1
-            lane = self._lane(self._key(call.caller.principal, call.chat, number))
-        return lane
+            connection = self._connection(self._key(call.caller.principal, call.chat, number))
+        return connection
 
     async def close(self) -> None:
         self._closed = True
@@ -190,7 +190,9 @@ class Upstream:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *(lane.close() for lane in self._lanes.values()), return_exceptions=True)
+        await asyncio.gather(
+            *tasks, *(connection.close() for connection in self._connections.values()), return_exceptions=True
+        )
         await self._access.close()
 
     @property
@@ -202,49 +204,49 @@ class Upstream:
         sharing = self.spec.settings.sharing
         return ("" if sharing == "all" else principal, chat if sharing == "chat" else "", number)
 
-    def _lane(self, key: Key) -> UpstreamConnection:
-        lane = self._lanes.get(key)
-        if lane is not None:
-            return lane
+    def _connection(self, key: Key) -> UpstreamConnection:
+        connection = self._connections.get(key)
+        if connection is not None:
+            return connection
         if self._closed:
             raise Unavailable(f"the upstream server {self.spec.name!r} was removed", code="UPSTREAM_UNAVAILABLE")
         if not (main := key == self._main):
             self._make_room()
         idle = IDLE_SECONDS if self.spec.settings.lazy or not main else None
         opened = self._opened if main else _unheard
-        lane = self._lanes[key] = UpstreamConnection(
+        connection = self._connections[key] = UpstreamConnection(
             self.spec.name, self._open, opened, idle, self._forget, self._access.changed
         )
-        return lane
+        return connection
 
     def _make_room(self) -> None:
-        """Close the lane that has been there longest of those nobody uses, when there are too many."""
-        if len(self._lanes) < LANES_LIMIT:
+        """Close the connection that has been there longest of those nobody uses, when there are too many."""
+        if len(self._connections) < CONNECTIONS_LIMIT:
             return
-        for key, lane in self._lanes.items():
-            if key != self._main and not lane.used:
-                del self._lanes[key]
-                self._spawn(lane.close())
+        for key, connection in self._connections.items():
+            if key != self._main and not connection.used:
+                del self._connections[key]
+                self._spawn(connection.close())
                 return
         raise Unavailable(
-            f"{LANES_LIMIT} connections to {self.spec.name!r} are in use; let its callers share them (sharing: all), "
-            "or call again later",
+            f"{CONNECTIONS_LIMIT} connections to {self.spec.name!r} are in use; let its callers share them "
+            "(sharing: all), or call again later",
             code="OVERLOADED",
         )
 
-    def _forget(self, lane: UpstreamConnection) -> None:
-        self._lanes = {key: each for key, each in self._lanes.items() if each is not lane}
+    def _forget(self, connection: UpstreamConnection) -> None:
+        self._connections = {key: each for key, each in self._connections.items() if each is not connection}
 
     async def _keep(self) -> None:
         """Connect until it is known what there is, and for as long as it is to stay connected."""
-        lane = self._lane(self._main)
+        connection = self._connection(self._main)
         try:
             while not (self.known and self.spec.settings.lazy):
                 try:
-                    link = await lane.link()
+                    link = await connection.connect()
                 except GatewayError:
                     self._tried.set()
-                    await lane.pause()
+                    await connection.pause()
                 else:
                     await link.closed()
         finally:
@@ -255,7 +257,7 @@ class Upstream:
         try:
             link = await open_link(self._access.endpoint(), client=self._face, timeout=START_SECONDS, era=self._era)
         except (GatewayError, McpFault) as error:
-            await self._memory.failed(self.spec.name, error.message)
+            await self._store.failed(self.spec.name, error.message)
             raise
         self._era, link.shared = link.era, self.spec.settings.sharing == "all"
         return link
@@ -316,7 +318,7 @@ class Upstream:
         except TimeoutError:
             raise Timeout(f"its lists took longer than {LIST_SECONDS:g} s") from None
         said = ServerListing(tools, prompts, templates, link.instructions)
-        await self._memory.remember(
+        await self._store.remember(
             self.spec.name,
             era=link.era,
             tools=said.tools,
@@ -324,10 +326,10 @@ class Upstream:
             templates=said.templates,
             instructions=said.instructions or "",
         )
-        await self._take(said)
+        await self._apply(said)
         self._asked.set()
 
-    async def _take(self, fresh: ServerListing | None) -> None:
+    async def _apply(self, fresh: ServerListing | None) -> None:
         """Offer what of `fresh`, or of what it said before, is accepted; one at a time, so that the newest stays."""
         async with self._taking:
             said = fresh or self._said
@@ -344,7 +346,7 @@ class Upstream:
             self._said, self.problems = said, (*definitions.problems, *listing.problems)
             prompts = tuple(each for each in said.prompts if _is_offered(verdict, Kind.PROMPT, each))
             templates = tuple(each for each in said.templates if _is_offered(verdict, Kind.TEMPLATE, each))
-            instructions = said.instructions if verdict.offers(Kind.INSTRUCTIONS, "instructions") else None
+            instructions = said.instructions if verdict.is_offered(Kind.INSTRUCTIONS, "instructions") else None
             tools = tuple(_with_pages(self.spec, tool) for tool in listing.tools)
             offered = (tools, prompts, templates, instructions)
             # Resources are not kept: each client that lists them asks the server itself.

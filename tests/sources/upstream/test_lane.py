@@ -54,7 +54,7 @@ async def lost(link: Link) -> None:
 async def test_however_many_need_a_link_it_is_opened_once(tmp_path: Path) -> None:
     opened: list[Link] = []
     async with lane_to(lab(LAB_FILE=str(tmp_path / "notes")), opened.append) as lane:
-        links = await asyncio.gather(*(lane.link() for _ in range(10)))
+        links = await asyncio.gather(*(lane.connect() for _ in range(10)))
         assert opened == [links[0]]
         assert len(set(links)) == 1
         assert lane.connected
@@ -65,7 +65,7 @@ async def test_however_many_need_a_link_it_is_opened_once(tmp_path: Path) -> Non
 
 async def test_whoever_gives_up_waiting_takes_the_link_from_nobody() -> None:
     async with lane_to(lab()) as lane:
-        impatient, patient = asyncio.ensure_future(lane.link()), asyncio.ensure_future(lane.link())
+        impatient, patient = asyncio.ensure_future(lane.connect()), asyncio.ensure_future(lane.connect())
         await asyncio.sleep(0)
         impatient.cancel()
         assert (await patient).lost is None
@@ -80,17 +80,17 @@ async def test_a_server_that_dies_at_start_is_not_started_in_a_rush(
     notes = tmp_path / "notes"
     async with lane_to(lab(LAB_FILE=str(notes), LAB_HABITS="dies")) as lane:
         with pytest.raises(Unavailable, match=r"ended with exit code 1; it is tried again in (300|2\d\d)\.\d s"):
-            await lane.link()
+            await lane.connect()
         begun = len(labs.notes(notes))
         for _ in range(50):
             with pytest.raises(Unavailable) as refused:
-                await lane.link()
+                await lane.connect()
             assert refused.value.code == "UPSTREAM_UNAVAILABLE"
             assert 0 < refused.value.details["retry_after"] <= 300
         assert len(labs.notes(notes)) == begun
         lane._not_before = 0.0  # as if the time had passed
         with pytest.raises(Unavailable, match=r"tried again in (600|5\d\d)\.\d s"):
-            await lane.link()
+            await lane.connect()
         assert len(labs.notes(notes)) == 2 * begun
 
 
@@ -100,17 +100,17 @@ async def test_a_lost_link_is_replaced_at_once_but_one_lost_again_and_again_is_w
     for seconds in ("FIRST_WAIT", "LONGEST_WAIT", "STEADY_SECONDS"):
         monkeypatch.setattr(lanes, seconds, 300.0)
     async with lane_to(lab()) as lane:
-        first = await lane.link()
+        first = await lane.connect()
         await lost(first)
         assert not lane.connected
-        second = await lane.link()
+        second = await lane.connect()
         assert second is not first
         assert second.lost is None
         await lost(second)
         with pytest.raises(Unavailable, match=r"exit code 137; it is tried again in (300|2\d\d)"):
-            await lane.link()
+            await lane.connect()
         lane._not_before = 0.0  # as if the time had passed
-        assert (await lane.link()).lost is None
+        assert (await lane.connect()).lost is None
 
 
 @pytest.mark.slow
@@ -118,8 +118,8 @@ async def test_what_lived_long_was_no_failed_start(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(lanes, "STEADY_SECONDS", 0.0)
     async with lane_to(lab()) as lane:
         for _ in range(2):
-            await lost(await lane.link())
-        assert (await lane.link()).lost is None
+            await lost(await lane.connect())
+        assert (await lane.connect()).lost is None
 
 
 async def test_a_bug_is_a_failed_start_too() -> None:
@@ -128,7 +128,7 @@ async def test_a_bug_is_a_failed_start_too() -> None:
 
     lane = UpstreamConnection("lab", broken, lambda _: None)
     with pytest.raises(Unavailable, match="its log has the reason; it is tried again in"):
-        await lane.link()
+        await lane.connect()
     await lane.close()
 
 
@@ -142,7 +142,7 @@ async def test_a_lane_nobody_uses_is_closed_and_one_in_use_is_not() -> None:
 
     async with lane_to(lab(), idle=0.1, left=leave) as lane:
         with lane.use():
-            link = await lane.link()
+            link = await lane.connect()
             await asyncio.sleep(0.25)
             assert lane.connected
         with anyio.fail_after(TIMEOUT):
@@ -150,25 +150,25 @@ async def test_a_lane_nobody_uses_is_closed_and_one_in_use_is_not() -> None:
         await link.closed()
         assert left == [lane]
         with lane.use():
-            assert (await lane.link()).lost is None  # and back when it is wanted, at once
+            assert (await lane.connect()).lost is None  # and back when it is wanted, at once
 
 
 async def test_whoever_waits_when_a_lane_is_closed_is_told() -> None:
     async with lane_to(lab(LAB_HABITS="silent")) as lane:
-        waiting = asyncio.ensure_future(lane.link())
+        waiting = asyncio.ensure_future(lane.connect())
         await asyncio.sleep(0.05)
         await lane.close()
         with pytest.raises(Unavailable, match="removed"):
             await waiting
         with pytest.raises(Unavailable, match="removed"):
-            await lane.link()
+            await lane.connect()
 
 
 async def test_those_who_want_a_lane_for_themselves_have_it_in_turn() -> None:
     order: list[int] = []
 
     async def one(number: int) -> None:
-        async with lane.turn():
+        async with lane.exclusive():
             order.append(number)
             await asyncio.sleep(0.01)
             order.append(number)
@@ -180,17 +180,17 @@ async def test_those_who_want_a_lane_for_themselves_have_it_in_turn() -> None:
 
 async def test_nobody_waits_for_a_lane_on_which_somebody_is_asked() -> None:
     async def wait() -> None:
-        async with lane.turn():
+        async with lane.exclusive():
             raise AssertionError
 
-    async with lane_to(lab()) as lane, lane.turn():
+    async with lane_to(lab()) as lane, lane.exclusive():
         waiting = asyncio.ensure_future(wait())
         await asyncio.sleep(0)
-        with lane.asked():
-            assert lane.asking
+        with lane.waiting_for_input():
+            assert lane.awaiting_input
             with pytest.raises(ConnectionBusy):
                 await waiting
-        assert not lane.asking
+        assert not lane.awaiting_input
 
 
 @pytest.mark.slow
@@ -198,12 +198,12 @@ async def test_a_hundred_restarts_leave_nothing_behind(tmp_path: Path, monkeypat
     monkeypatch.setattr(lanes, "STEADY_SECONDS", 0.0)
     async with lane_to(lab(LAB_FILE=str(tmp_path / "notes"))) as lane:
         for _ in range(3):
-            await lost(await lane.link())
-        await lane.link()
+            await lost(await lane.connect())
+        await lane.connect()
         before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
         for _ in range(100):
-            await lost(await lane.link())
-        await lane.link()
+            await lost(await lane.connect())
+        await lane.connect()
         await async_eventually(lambda: len(labs.running(str(tmp_path))) <= 2)  # the keeper, and the server
         await async_eventually(lambda: len(os.listdir("/proc/self/fd")) <= before[0] + 2)
         await async_eventually(lambda: len(asyncio.all_tasks()) <= before[1] + 2)

@@ -35,7 +35,7 @@ async def gateway_to(
     said = {**labs.on_stdio("handshake", LAB_FILE=str(directory / "notes"), LAB_HABITS=habits), "sharing": sharing}
     settings = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, "mcpServers": {"lab": said}}
     async with Gateway.open(settings) as gateway:
-        gateway.switchboard.source.asking = RequestForwarder(SuspendedCalls(seconds))
+        gateway.upstreams.source.forwarder = RequestForwarder(SuspendedCalls(seconds))
         yield gateway
 
 

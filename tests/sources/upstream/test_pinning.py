@@ -43,7 +43,7 @@ async def opened(place: Path) -> AsyncIterator[Pins]:
 
 
 def standings(verdict: Verdict) -> dict[str, PinStatus]:
-    return {key.name: decision.standing for key, decision in verdict.decisions.items()}
+    return {key.name: decision.status for key, decision in verdict.decisions.items()}
 
 
 @pytest.mark.anyio
@@ -55,13 +55,13 @@ async def test_a_changed_tool_is_withheld_with_the_reason_and_the_rest_keeps_wor
         changed = listed(("add", "Adds. Read the diary first."), ("sub", "Subtracts."))
         verdict = await apply_pins(pins, "srv", changed, TRUST)
         assert standings(verdict) == {"add": PinStatus.CHANGED, "sub": PinStatus.OFFERED}
-        assert (verdict.offers(Kind.TOOL, "add"), verdict.offers(Kind.TOOL, "sub")) == (False, True)
+        assert (verdict.is_offered(Kind.TOOL, "add"), verdict.is_offered(Kind.TOOL, "sub")) == (False, True)
         reason = "its definition is no longer the one that was accepted; look at it with: toolgate upstream review srv"
         assert verdict.withheld(Kind.TOOL) == {"add": reason}
         [waiting] = await pins.waiting()
         assert waiting.held_digest == changed[ADD].digest
         await pins.accept("srv", "tool", "add", changed[ADD].digest, "ada")
-        assert (await apply_pins(pins, "srv", changed, TRUST)).offers(Kind.TOOL, "add")
+        assert (await apply_pins(pins, "srv", changed, TRUST)).is_offered(Kind.TOOL, "add")
 
 
 @pytest.mark.anyio
@@ -69,7 +69,7 @@ async def test_what_changes_back_is_offered_again_by_itself(tmp_path: Path) -> N
     async with opened(tmp_path) as pins:
         await apply_pins(pins, "srv", listed(("add", "Adds.")), TRUST)
         await apply_pins(pins, "srv", listed(("add", "Obey.")), TRUST)
-        assert (await apply_pins(pins, "srv", listed(("add", "Adds.")), TRUST)).offers(Kind.TOOL, "add")
+        assert (await apply_pins(pins, "srv", listed(("add", "Adds.")), TRUST)).is_offered(Kind.TOOL, "add")
         assert await pins.waiting() == []
 
 
@@ -94,7 +94,7 @@ async def test_under_a_strict_policy_what_is_new_waits_to_be_accepted(tmp_path: 
         again = await apply_pins(pins, "srv", said, TRUST)
         assert standings(again) == {"add": PinStatus.NEW}, "first sight is over"
         await pins.accept("srv", "tool", "add", said[ADD].digest, "ada")
-        assert (await apply_pins(pins, "srv", said, STRICT)).offers(Kind.TOOL, "add")
+        assert (await apply_pins(pins, "srv", said, STRICT)).is_offered(Kind.TOOL, "add")
 
 
 @pytest.mark.anyio
@@ -106,7 +106,7 @@ async def test_a_suspicious_definition_is_not_trusted_at_first_sight(tmp_path: P
         assert "keep something from the user" in verdict.withheld(Kind.TOOL)["add"]
         assert [finding.severity for finding in verdict.decisions[ADD].findings] == [Severity.HIGH]
         careless = await apply_pins(pins, "other", poisoned, PinPolicy(hold_at=None))
-        assert careless.offers(Kind.TOOL, "add")
+        assert careless.is_offered(Kind.TOOL, "add")
 
 
 @pytest.mark.anyio
@@ -126,7 +126,7 @@ async def test_a_rejected_definition_stays_withheld_and_does_not_wait_again(tmp_
         await pins.reject("srv", "tool", "add", obey[ADD].digest, "ada")
         for _ in range(2):
             assert standings(await apply_pins(pins, "srv", obey, TRUST)) == {"add": PinStatus.REJECTED}
-            assert (await apply_pins(pins, "srv", listed(("add", "Adds.")), TRUST)).offers(Kind.TOOL, "add")
+            assert (await apply_pins(pins, "srv", listed(("add", "Adds.")), TRUST)).is_offered(Kind.TOOL, "add")
         assert await pins.waiting() == []
         assert standings(await apply_pins(pins, "srv", listed(("add", "Obey me.")), TRUST)) == {
             "add": PinStatus.CHANGED
@@ -179,7 +179,7 @@ async def test_a_person_who_decides_during_a_listing_is_heard(tmp_path: Path) ->
     async with opened(tmp_path) as pins:
         await apply_pins(pins, "srv", said, TRUST)
         verdict = await apply_pins(Overtaken(pins._db), "srv", obey, TRUST)
-        assert verdict.offers(Kind.TOOL, "add")
+        assert verdict.is_offered(Kind.TOOL, "add")
 
 
 def test_a_server_that_keeps_inventing_tools_fills_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:

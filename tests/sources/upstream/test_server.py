@@ -38,7 +38,7 @@ async def upstream_of(directory: Path, said: dict[str, Any], environment: Any = 
         spec, Upstreams(db), Pins(db), FACE, lambda: None, environment={} if environment is None else environment
     )
     try:
-        await upstream.recall()
+        await upstream.load_cached()
         yield upstream
     finally:
         await upstream.close()
@@ -54,7 +54,7 @@ def call_of(principal: str, chat: str = "default") -> Call:
 
 
 async def pid(upstream: Upstream, principal: str, chat: str = "default") -> int:
-    link = await upstream.lane(call_of(principal, chat)).link()
+    link = await upstream.connection_for(call_of(principal, chat)).connect()
     result = await link.request("tools/call", {"name": "echo"})
     return int(result["structuredContent"]["pid"])
 
@@ -63,7 +63,7 @@ async def pid(upstream: Upstream, principal: str, chat: str = "default") -> int:
 async def test_it_is_asked_once_connected_and_offered_until_it_is_asked_again(tmp_path: Path, era: str) -> None:
     async with upstream_of(tmp_path, labs.on_stdio(era)) as upstream:
         assert not upstream.known
-        await upstream.look()
+        await upstream.discover()
         assert "lab:plain" in offered(upstream)
         assert upstream.connected
         told = upstream.era
@@ -71,9 +71,9 @@ async def test_it_is_asked_once_connected_and_offered_until_it_is_asked_again(tm
         assert "lab:plain" in offered(upstream)
         assert upstream.era == told
         with pytest.raises(Unavailable, match="'is-not-there' is not there"):
-            await upstream.lane(call_of("ann")).link()
+            await upstream.connection_for(call_of("ann")).connect()
         assert "lab:plain" in offered(upstream)
-        memory = await upstream._memory.recall("lab")
+        memory = await upstream._store.recall("lab")
         assert "is-not-there" in str(memory.error)
 
 
@@ -89,16 +89,16 @@ async def test_a_burst_of_changes_is_asked_about_a_few_times(
         lists += 1
 
     async with upstream_of(tmp_path, labs.on_stdio(era)) as upstream:
-        take = upstream._take
+        take = upstream._apply
 
         async def counted(said: Any) -> None:
             heard(said)
             await take(said)
 
-        monkeypatch.setattr(upstream, "_take", counted)
+        monkeypatch.setattr(upstream, "_apply", counted)
         started = time.monotonic()
-        await upstream.look()
-        link = await upstream.lane(call_of("local")).link()
+        await upstream.discover()
+        link = await upstream.connection_for(call_of("local")).connect()
         for _ in range(100):
             await link.request("tools/call", {"name": "grow"})
         await async_eventually(lambda: len(offered(upstream)) == len(lab.tools) + 100)
@@ -108,7 +108,7 @@ async def test_a_burst_of_changes_is_asked_about_a_few_times(
 async def test_one_that_hangs_is_looked_at_without_end_and_closed_in_time(tmp_path: Path) -> None:
     async with upstream_of(tmp_path, labs.on_stdio(LAB_HABITS="silent")) as upstream:
         with anyio.move_on_after(0.2) as given_up:
-            await upstream.look()
+            await upstream.discover()
         assert given_up.cancelled_caught
         assert not upstream.known
         with anyio.fail_after(server.START_SECONDS / 2):
@@ -123,7 +123,7 @@ async def test_one_that_does_not_say_what_it_has_is_asked_again(
     monkeypatch.setattr(server, "AGAIN_SECONDS", 0.1)
     async with upstream_of(tmp_path, labs.on_stdio(LAB_HABITS="mute")) as upstream:
         with anyio.fail_after(TIMEOUT):
-            await upstream.look()
+            await upstream.discover()
         assert not upstream.known
         monkeypatch.setattr(definitions, "LISTS", dict.fromkeys(("tools", "prompts", "resources"), ("ping", "x")))
         await async_eventually(lambda: upstream.known)
@@ -134,7 +134,7 @@ async def test_one_never_seen_is_tried_until_it_is_there(tmp_path: Path) -> None
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     async with upstream_of(tmp_path, {"url": f"http://127.0.0.1:{port}/mcp"}) as upstream:
-        await upstream.look()
+        await upstream.discover()
         assert not upstream.known
         assert upstream.error
         with labs.on_http(LAB_PORT=str(port)):
@@ -143,7 +143,7 @@ async def test_one_never_seen_is_tried_until_it_is_there(tmp_path: Path) -> None
 
 async def test_one_that_is_not_lazy_is_connected_again_without_being_called(tmp_path: Path) -> None:
     async with upstream_of(tmp_path, {**labs.on_stdio(), "lazy": False}) as upstream:
-        await upstream.look()
+        await upstream.discover()
         first = await pid(upstream, "local")
         labs.kill(first)
         await async_eventually(lambda: not upstream.connected)
@@ -171,16 +171,16 @@ async def test_who_shares_a_child(tmp_path: Path, sharing: str, ways: list[tuple
 async def test_children_are_bounded_and_those_nobody_uses_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LANES_LIMIT", 2)
+    monkeypatch.setattr(server, "CONNECTIONS_LIMIT", 2)
     async with upstream_of(tmp_path, labs.on_stdio(LAB_FILE=str(tmp_path / "notes"))) as upstream:
-        first, second = upstream.lane(call_of("ann")), upstream.lane(call_of("bob"))
+        first, second = upstream.connection_for(call_of("ann")), upstream.connection_for(call_of("bob"))
         with first.use():
-            await first.link()
-            await second.link()
-            with upstream.lane(call_of("cid")).use():  # bob's is let go of
-                assert upstream.lane(call_of("ann")) is first
+            await first.connect()
+            await second.connect()
+            with upstream.connection_for(call_of("cid")).use():  # bob's is let go of
+                assert upstream.connection_for(call_of("ann")) is first
                 with pytest.raises(Unavailable, match="2 connections to 'lab' are in use"):
-                    upstream.lane(call_of("dan"))
+                    upstream.connection_for(call_of("dan"))
         await async_eventually(lambda: not second.connected)
 
 
@@ -189,23 +189,23 @@ async def test_a_missing_variable_is_named_and_found_when_it_is_set(tmp_path: Pa
     said = labs.on_stdio(LAB_WORDS="${LAB_SECRET} words")
     async with upstream_of(tmp_path, said, environment) as upstream:
         with pytest.raises(Unavailable, match="environment variable LAB_SECRET is not set"):
-            await upstream.lane(call_of("ann")).link()
-        assert "hush" not in str(await upstream._memory.recall("lab"))
+            await upstream.connection_for(call_of("ann")).connect()
+        assert "hush" not in str(await upstream._store.recall("lab"))
         environment["LAB_SECRET"] = "hush"
-        await upstream.look()
+        await upstream.discover()
         await async_eventually(lambda: any(tool.description == "hush words" for tool in upstream.tools))
         assert "${LAB_SECRET}" in str(upstream.spec.settings)
 
 
 async def test_a_removed_one_opens_nothing_any_more(tmp_path: Path) -> None:
     async with upstream_of(tmp_path, labs.on_stdio()) as upstream:
-        lane = upstream.lane(call_of("ann"))
+        lane = upstream.connection_for(call_of("ann"))
         await upstream.close()
-        for late in (lane.link(), upstream.look()):
+        for late in (lane.connect(), upstream.discover()):
             try:
                 await late
             except Unavailable as error:
                 assert "removed" in error.message
         with pytest.raises(Unavailable, match="removed"):
-            upstream.lane(call_of("bob"))
+            upstream.connection_for(call_of("bob"))
         assert not lane.connected

@@ -45,7 +45,7 @@ class Follower:
 
 
 async def touch(upstream: Upstream, uri: str = URI) -> None:
-    link = await upstream.lane(call_of("local")).link()
+    link = await upstream.connection_for(call_of("local")).connect()
     await link.request("tools/call", {"name": "touch", "arguments": {"uri": uri}})
 
 
@@ -134,7 +134,7 @@ async def test_many_resources_take_few_streams(tmp_path: Path, monkeypatch: pyte
     open_streams = most = 0
 
     async with lazy(tmp_path, era) as upstream:
-        link = await upstream.lane(call_of("local")).link()
+        link = await upstream.connection_for(call_of("local")).connect()
         listen = link.listen
 
         async def counted(*said: Any, **more: Any) -> Listening:

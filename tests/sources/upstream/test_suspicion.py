@@ -54,7 +54,7 @@ def test_an_honest_definition_is_not_grave(definition: dict[str, Any]) -> None:
 
 def test_nearly_all_honest_definitions_pass_without_a_word() -> None:
     flagged = {
-        named(one) for one in BENIGN if (found := worst(find_suspicions(one))) and found.reaches(Severity.MEDIUM)
+        named(one) for one in BENIGN if (found := worst(find_suspicions(one))) and found.at_least(Severity.MEDIUM)
     }
     assert flagged == {"sign_in"}
 

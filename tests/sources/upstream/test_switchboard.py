@@ -45,7 +45,7 @@ async def refusal(gateway: Gateway, name: str) -> str:
 
 
 async def accept(gateway: Gateway, server: str, name: str) -> None:
-    pins = gateway.switchboard.pins
+    pins = gateway.upstreams.pins
     held = (await pins.find(server, Kind.TOOL.value, name)).pin.held_digest
     assert held is not None
     await pins.accept(server, Kind.TOOL.value, name, held, "ann")
@@ -127,10 +127,10 @@ async def test_held_at_first_sight_nothing_is_offered_until_it_is_accepted(tmp_p
 async def test_a_server_added_by_hand_comes_and_goes_without_a_restart(tmp_path: Path) -> None:
     said = labs.on_stdio(LAB_FILE=str(tmp_path / "notes"))
     async with gateway_to(tmp_path, follow=True) as gateway, gateway_to(tmp_path) as elsewhere:
-        await elsewhere.switchboard.memory.add("hand", said)
+        await elsewhere.upstreams.store.add("hand", said)
         await async_eventually(lambda: "hand__plain" in listed(gateway))
         assert (await gateway.call("hand__plain", {})).ok
-        await elsewhere.switchboard.memory.enable("hand", False)
+        await elsewhere.upstreams.store.enable("hand", False)
         await async_eventually(lambda: listed(gateway) == set())
         await labs.gone(str(tmp_path))
         assert "UNKNOWN_TOOL" in await refusal(gateway, "hand__plain")
@@ -139,8 +139,8 @@ async def test_a_server_added_by_hand_comes_and_goes_without_a_restart(tmp_path:
 async def test_the_settings_word_counts_even_when_it_is_off(tmp_path: Path) -> None:
     off = {**labs.on_stdio(), "enabled": False}
     async with gateway_to(tmp_path, lab=off) as gateway:
-        await gateway.switchboard.memory.add("lab", labs.on_stdio())
-        assert await gateway.switchboard.specs() == []
+        await gateway.upstreams.store.add("lab", labs.on_stdio())
+        assert await gateway.upstreams.specs() == []
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ async def test_servers_of_a_toolset_live_and_go_with_it(tmp_path: Path, monkeypa
         assert labs.notes(tmp_path / "notes") == ["start"]
         stored = b"".join(file.read_bytes() for file in (tmp_path / "data").glob("toolgate.db*"))
         assert str(tmp_path / "notes").encode() not in stored
-        assert "variable LAB_MISSING is not set" in str(gateway.switchboard.upstreams["lost"].error)
+        assert "variable LAB_MISSING is not set" in str(gateway.upstreams.by_name["lost"].error)
         await library.enable("lab-set", False)
         await async_eventually(lambda: listed(gateway) == set())
         await labs.gone(str(tmp_path))
@@ -211,11 +211,11 @@ async def test_one_server_that_cannot_be_remembered_spoils_no_other(
         return await recall(server)
 
     async with gateway_to(tmp_path) as gateway:
-        board = gateway.switchboard
-        recall = board.memory.recall
-        monkeypatch.setattr(board.memory, "recall", forgetful)
+        board = gateway.upstreams
+        recall = board.store.recall
+        monkeypatch.setattr(board.store, "recall", forgetful)
         for name in ("lab", "other"):
-            await board.memory.add(name, labs.on_stdio())
+            await board.store.add(name, labs.on_stdio())
         await board.sync()
         await gateway.refresh()
         assert "other__plain" in listed(gateway)

@@ -17,7 +17,7 @@ class Severity(str, enum.Enum):
     MEDIUM = "medium"
     HIGH = "high"
 
-    def reaches(self, other: Severity) -> bool:
+    def at_least(self, other: Severity) -> bool:
         return _RANKS[self] >= _RANKS[other]
 
     @property
