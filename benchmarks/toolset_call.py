@@ -72,7 +72,7 @@ def make_toolset(place: Path, toolset_id: str) -> Path:
 async def install(data: Path, folders: list[Path]) -> None:
     async with Gateway.open({"data_dir": data}) as gateway:
         for folder in folders:
-            await gateway.workshop.library.install(folder, source_type="local", source_ref=str(folder))
+            await gateway.toolsets.library.install(folder, source_type="local", source_ref=str(folder))
 
 
 async def connect(stack: AsyncExitStack, command: list[str], cwd: Path) -> Client:

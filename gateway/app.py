@@ -53,8 +53,8 @@ from gateway.workspace.versions import Versions
 from gateway.workspace.workspaces import attached_folders, default_chat
 
 if TYPE_CHECKING:
-    from gateway.bundles.installed import Installed
-    from gateway.sources.toolsets.assembly import Workshop
+    from gateway.bundles.installed import InstalledToolset
+    from gateway.sources.toolsets.assembly import ToolsetRuntime
     from gateway.sources.upstreams.passthrough import UpstreamPassthrough
     from gateway.sources.upstreams.registry import UpstreamRegistry
     from gateway.sources.upstreams.upstream import Upstream
@@ -150,7 +150,7 @@ class Gateway:
             await gateway.versions.recover(gateway.chat)
             stack.push_async_callback(gateway.drain)
             if chosen.toolsets:
-                installing = asyncio.get_running_loop().create_task(gateway.workshop.keep_installed())
+                installing = asyncio.get_running_loop().create_task(gateway.toolsets.install_configured())
                 gateway._installing = installing
                 stack.push_async_callback(_cancelled, installing)
                 # Packages to be fetched first may take minutes: a client that waits for us is answered before.
@@ -173,12 +173,12 @@ class Gateway:
         return entry.tool if entry is not None else None
 
     @cached_property
-    def workshop(self) -> Workshop:
+    def toolsets(self) -> ToolsetRuntime:
         """The installed toolsets: their library, and what runs them."""
         # Imported by the first who needs it: a process without toolsets starts in half the time.
-        from gateway.sources.toolsets.assembly import Workshop
+        from gateway.sources.toolsets.assembly import ToolsetRuntime
 
-        made = Workshop(self._db, self.settings, self._workspaces, self.executor.hides)
+        made = ToolsetRuntime(self._db, self.settings, self._workspaces, self.executor.hides)
         self._sources.append(made.source)
         return made
 
@@ -238,7 +238,7 @@ class Gateway:
         """Record a person's consent to MCP servers of a toolset, by the digests that were shown (`{id: digest}`), and
         connect to each once, so that its tools are known. The servers that are on, by id; refused with `Conflict` when
         one has changed since it was shown."""
-        await self.workshop.library.allow_servers(toolset_id, digests, by)
+        await self.toolsets.library.allow_servers(toolset_id, digests, by)
         await self.upstreams.sync()
         await self.upstreams.discover(LOOK_PATIENCE, digests)
         await self.refresh()
@@ -272,7 +272,7 @@ class Gateway:
                 self._categories.setdefault(tool.category, self.settings.category(tool.category))
             draft.consider(source, tool)
 
-    async def _unlisted(self, known: Collection[str], installed: Sequence[Installed]) -> Collection[str] | None:
+    async def _unlisted(self, known: Collection[str], installed: Sequence[InstalledToolset]) -> Collection[str] | None:
         """Servers whose tools are not known yet; None while toolsets, of unknown names, are being installed."""
         if self._installing is not None and not self._installing.done():
             return None
@@ -298,8 +298,8 @@ class Gateway:
             await _cancelled(self._soon)
         if "upstreams" in self.__dict__:
             await self.upstreams.close()
-        if "workshop" in self.__dict__:
-            await self.workshop.close()
+        if "toolsets" in self.__dict__:
+            await self.toolsets.close()
 
     async def _follow(self) -> None:
         """Offer what changes about toolsets and upstreams; runs until it is cancelled."""
@@ -314,7 +314,7 @@ class Gateway:
                     await self.refresh()
                     followed = revisions
                 if self._listed[0]:
-                    await self.workshop.follow(edited.set)
+                    await self.toolsets.follow(edited.set)
             with suppress(TimeoutError):
                 await asyncio.wait_for(edited.wait(), FOLLOW_SECONDS)
             edited.clear()
@@ -328,8 +328,8 @@ class Gateway:
             return True
         return any(toolset.allowed_servers for toolset in await self._installed())
 
-    async def _installed(self) -> Sequence[Installed]:
-        return await self.workshop.library.list() if await self._toolsets.revision() else ()
+    async def _installed(self) -> Sequence[InstalledToolset]:
+        return await self.toolsets.library.list() if await self._toolsets.revision() else ()
 
     def _refresh_soon(self) -> None:
         """An upstream lists something else now; what changes during a refresh is taken in by another."""
@@ -349,7 +349,7 @@ class Gateway:
 
     def _seen_by(self, call: Call) -> Directories:
         """Where the tool of a call sees the chat's workspace and its own toolset."""
-        return ELSEWHERE if call.target.home is None else Directories(*self.workshop.seen(call))
+        return ELSEWHERE if call.target.home is None else Directories(*self.toolsets.seen(call))
 
     def _keeps_over(self, profile: Permission, call: Call) -> int | None:
         """From how many bytes on a result is kept in the workspace; never on behalf of those who may only read."""

@@ -1,6 +1,6 @@
 """A toolset as a thing one can hand over: what its `toolset.yaml` says, and the files around it."""
 
-from gateway.bundles.archive import Bundle, BundleFile, Limits, open_bundle, read_folder, read_zip, write_zip
+from gateway.bundles.archive import Bundle, BundleFile, BundleLimits, open_bundle, read_folder, read_zip, write_zip
 from gateway.bundles.secret_references import mask_secrets
 from gateway.bundles.spec import FILE_NAME, Server, ToolOverride, Toolset, dump, load
 from gateway.bundles.tool_kinds import HttpTool, PythonTool, ShellTool, Step, StepsTool, ToolSpec
@@ -9,8 +9,8 @@ __all__ = [
     "FILE_NAME",
     "Bundle",
     "BundleFile",
+    "BundleLimits",
     "HttpTool",
-    "Limits",
     "PythonTool",
     "Server",
     "ShellTool",

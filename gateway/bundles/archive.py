@@ -31,7 +31,7 @@ FileKind = Literal["python", "artifact", "asset", "config"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class BundleLimits:
     """What a bundle may weigh. A ZIP may be larger than its files, so that what came from a folder
     and does not shrink can be packed and read again."""
 
@@ -46,7 +46,7 @@ class Limits:
         return size > self.ratio_from and size > self.ratio * max(packed, 1)
 
 
-LIMITS = Limits()
+LIMITS = BundleLimits()
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Bundle:
 
 
 @contextmanager
-def open_bundle(path: Path, limits: Limits = LIMITS, known: Collection[str] = ()) -> Iterator[Bundle]:
+def open_bundle(path: Path, limits: BundleLimits = LIMITS, known: Collection[str] = ()) -> Iterator[Bundle]:
     """The bundle in a folder or a ZIP file, for as long as it is used. The code of a tool whose full id
     is `known` may have gone; any other tool must have some."""
     if path.is_dir():
@@ -125,7 +125,7 @@ def open_bundle(path: Path, limits: Limits = LIMITS, known: Collection[str] = ()
         yield read_zip(file, limits, known)
 
 
-def read_zip(file: BinaryIO, limits: Limits = LIMITS, known: Collection[str] = ()) -> Bundle:
+def read_zip(file: BinaryIO, limits: BundleLimits = LIMITS, known: Collection[str] = ()) -> Bundle:
     """The bundle in a ZIP file, which must stay open while the bundle is used. The files may lie in
     one folder. Refused whole with `INVALID_BUNDLE` and the path, or `INVALID_TOOLSET` and the line."""
     reader = ZipReader(file, limits.files, limits.zip_bytes)
@@ -137,7 +137,7 @@ def read_zip(file: BinaryIO, limits: Limits = LIMITS, known: Collection[str] = (
     return _bundle((_zip_file(reader, entry, folder, limits) for entry in kept), limits, known)
 
 
-def read_folder(folder: Path, limits: Limits = LIMITS, known: Collection[str] = ()) -> Bundle:
+def read_folder(folder: Path, limits: BundleLimits = LIMITS, known: Collection[str] = ()) -> Bundle:
     """The bundle in a folder; links in it are refused, not followed."""
     if not folder.is_dir():
         raise NotFound(f"there is no folder {str(folder)!r}", code="BUNDLE_NOT_FOUND")
@@ -196,7 +196,7 @@ def _folder(names: Sequence[str]) -> str:
     return first if any(first + name in names for name in FILE_NAMES) else ""
 
 
-def _zip_file(reader: ZipReader, entry: ZipEntry, folder: str, limits: Limits) -> BundleFile:
+def _zip_file(reader: ZipReader, entry: ZipEntry, folder: str, limits: BundleLimits) -> BundleFile:
     if limits.is_bomb(entry.size, entry.packed):
         raise refused(f"unpacks to more than {limits.ratio} times its size", entry.name)
     executable = bool(entry.mode & stat.S_IXUSR)
@@ -204,7 +204,7 @@ def _zip_file(reader: ZipReader, entry: ZipEntry, folder: str, limits: Limits) -
     return _measured(path, entry.size, executable, lambda: reader.chunks(entry), limits)
 
 
-def _entries(root: Root, limits: Limits) -> Iterator[Entry]:
+def _entries(root: Root, limits: BundleLimits) -> Iterator[Entry]:
     """The files of a folder. Each directory is asked by itself: one that cannot be read is an error."""
     seen = 0
     pending: list[Parts] = [()]
@@ -226,7 +226,7 @@ def _entries(root: Root, limits: Limits) -> Iterator[Entry]:
                 yield entry
 
 
-def _folder_file(folder: Path, entry: Entry, limits: Limits) -> BundleFile:
+def _folder_file(folder: Path, entry: Entry, limits: BundleLimits) -> BundleFile:
     def source() -> Iterator[bytes]:
         with Root(folder) as root, root.open(entry.parts) as file:
             while chunk := file.read(CHUNK):
@@ -237,7 +237,7 @@ def _folder_file(folder: Path, entry: Entry, limits: Limits) -> BundleFile:
 
 
 def _measured(
-    path: str, declared: int, executable: bool, source: Callable[[], Iterator[bytes]], limits: Limits
+    path: str, declared: int, executable: bool, source: Callable[[], Iterator[bytes]], limits: BundleLimits
 ) -> BundleFile:
     """The file, read through once: what was declared is now known."""
     if declared > limits.file_bytes:
@@ -251,7 +251,7 @@ def _measured(
     return BundleFile(path, size, digest.hexdigest(), executable, source)
 
 
-def _bundle(found: Iterable[BundleFile], limits: Limits, known: Collection[str]) -> Bundle:
+def _bundle(found: Iterable[BundleFile], limits: BundleLimits, known: Collection[str]) -> Bundle:
     files: dict[str, BundleFile] = {}
     total = 0
     for file in found:

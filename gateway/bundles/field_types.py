@@ -36,7 +36,7 @@ _REQUIREMENT = re.compile(
 REFERENCE = re.compile(r"\$\{(?P<whole>(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?:\.[A-Za-z0-9_-]+|\[[0-9]{1,6}\])*)\}")
 
 
-class Section(BaseModel):
+class ManifestSection(BaseModel):
     """A mapping of the file: only the keys it knows, in snake_case or camelCase, never changed."""
 
     model_config = ConfigDict(
@@ -197,7 +197,7 @@ def _templates(value: Any) -> Any:
 Id = Annotated[str, AfterValidator(_id)]
 ToolId = Annotated[str, AfterValidator(_tool_id)]
 AnyTool = Annotated[str, AfterValidator(_any_tool)]
-Version = Annotated[str, AfterValidator(_version)]
+SemanticVersion = Annotated[str, AfterValidator(_version)]
 Variable = Annotated[str, AfterValidator(_variable)]
 Header = Annotated[str, AfterValidator(_header)]
 QueryName = Annotated[str, AfterValidator(_query)]

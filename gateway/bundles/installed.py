@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gateway.bundles.spec import AnyToolSpec, Server, ServerSandbox, ToolOverride, Toolset
+from gateway.bundles.spec import AnyToolSpec, SandboxRights, Server, ToolOverride, Toolset
 from gateway.bundles.tool_kinds import ToolSpec
 from gateway.calls import to_json
 from gateway.db.toolsets import ConsentRow, StoredToolset, ToolRow, UserOverrideRow
@@ -79,7 +79,7 @@ def _rights(server: Server) -> str:
         return "runs elsewhere; it is sent the headers above and the arguments of each call"
     if runs_outside(server):
         return "WARNING: outside the sandbox, with all rights of your account"
-    rights = server.sandbox if isinstance(server.sandbox, ServerSandbox) else ServerSandbox()
+    rights = server.sandbox if isinstance(server.sandbox, SandboxRights) else SandboxRights()
     folders = " ".join(map(quote, rights.paths)) or "none of yours"
     return f"in the sandbox; folders: {folders}; hosts: {' '.join(map(quote, rights.network)) or 'none'}"
 
@@ -130,7 +130,7 @@ class InstalledTool:
 
 
 @dataclass(frozen=True)
-class Installed:
+class InstalledToolset:
     """One toolset. `spec` is what an export would say: the tools that are there, the person's changes among
     the overrides. `tools` has those that are gone too, and `overrides` every override by its full id, also
     those of servers' tools. `consents` has the servers a person agreed to as they are now. What install alone
@@ -165,16 +165,16 @@ class Installed:
         return tuple(server for server in self.servers if server.id in self.consents)
 
     @property
-    def held_servers(self) -> tuple[Server, ...]:
+    def pending_servers(self) -> tuple[Server, ...]:
         """The servers that wait for a person's consent."""
         return tuple(server for server in self.servers if server.enabled and server.id not in self.consents)
 
     @property
     def problem(self) -> Forbidden | None:
         """A report of the servers that are held back, with the command that allows them."""
-        if not self.enabled or not self.held_servers:
+        if not self.enabled or not self.pending_servers:
             return None
-        names = ", ".join(server.id for server in self.held_servers)
+        names = ", ".join(server.id for server in self.pending_servers)
         return Forbidden(
             f"MCP servers of the toolset {self.id!r} are held back until a person agrees to them: {names}; "
             f"look at them with: toolgate toolset allow {self.id}",
@@ -186,14 +186,14 @@ class Installed:
         return server_digest(self.id, server, self.digest)
 
 
-def installed(stored: StoredToolset, directory: Path) -> Installed:
+def installed(stored: StoredToolset, directory: Path) -> InstalledToolset:
     """The toolset in its rows; a `ValueError` when they hold none, which only another version could have written."""
-    row, user = stored.toolset, {change.tool_id: changes_in(change) for change in stored.user_overrides}
+    row, user = stored.toolset, {change.tool_id: override_fields(change) for change in stored.user_overrides}
     spec = _spec(stored, user)
     overrides = {override.tool_id: override for override in spec.overrides()}
     own = {tool.id: tool for tool in spec.tools}
     digests = {server.id: server_digest(row.id, server, row.digest) for server in spec.mcp_servers}
-    return Installed(
+    return InstalledToolset(
         spec=spec,
         directory=directory,
         digest=row.digest,
@@ -209,7 +209,7 @@ def installed(stored: StoredToolset, directory: Path) -> Installed:
     )
 
 
-def changes_in(row: UserOverrideRow) -> dict[str, Any]:
+def override_fields(row: UserOverrideRow) -> dict[str, Any]:
     """What a person changed, as an override says it."""
     said = {key: getattr(row, key) for key in _CHANGES if getattr(row, key) is not None}
     return said | ({"renderer_config": json.loads(row.renderer_config)} if row.renderer_config is not None else {})

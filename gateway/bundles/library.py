@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Protocol
 
@@ -18,14 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway import yamldoc
 from gateway.bundles import spec, store
-from gateway.bundles.archive import LIMITS, Bundle, BundleFile, Limits, module_file, open_bundle, write_zip
+from gateway.bundles.archive import LIMITS, Bundle, BundleFile, BundleLimits, module_file, open_bundle, write_zip
 from gateway.bundles.field_types import Category, Line, Prose, Seconds
-from gateway.bundles.installed import Installed, InstalledTool, changes_in, installed
+from gateway.bundles.installed import InstalledToolset, installed, override_fields
 from gateway.bundles.paths import shown
-from gateway.bundles.rows import Origin, SourceType, Version, stored
+from gateway.bundles.rows import BundleOrigin, PreparedVersion, SourceType, stored
 from gateway.bundles.secret_references import mask_url
 from gateway.bundles.spec import ToolOverride, Toolset
-from gateway.bundles.store import Shelf, held
+from gateway.bundles.store import ToolsetStore, held
 from gateway.bundles.tool_kinds import ObjectSchema, PythonTool, Schema, artifact_path
 from gateway.bundles.zip_reader import CHUNK
 from gateway.calls import Progress, no_progress, to_json
@@ -37,7 +37,7 @@ from gateway.tools import Access, Permission
 from gateway.yamldoc import YamlDocument
 
 
-def export_bundle(toolset: Installed, rows: Sequence[FileRow], file: BinaryIO) -> None:
+def export_bundle(toolset: InstalledToolset, rows: Sequence[FileRow], file: BinaryIO) -> None:
     """Pack the toolset into a file; refused before the first byte when a stored file is not what it was."""
     with held(toolset.directory):
         files = {row.path: _file(toolset, row) for row in rows}
@@ -47,7 +47,7 @@ def export_bundle(toolset: Installed, rows: Sequence[FileRow], file: BinaryIO) -
         write_zip(Bundle(toolset.spec, files), file)
 
 
-def _file(toolset: Installed, row: FileRow) -> BundleFile:
+def _file(toolset: InstalledToolset, row: FileRow) -> BundleFile:
     def source() -> Iterator[bytes]:
         digest = hashlib.sha256()
         try:
@@ -63,7 +63,7 @@ def _file(toolset: Installed, row: FileRow) -> BundleFile:
     return BundleFile(row.path, row.size, row.sha256, row.executable, source)
 
 
-def _changed(toolset: Installed, row: FileRow, what: str) -> Unavailable:
+def _changed(toolset: InstalledToolset, row: FileRow, what: str) -> Unavailable:
     reason = f"the stored file {shown(row.path)} of toolset {toolset.id!r} {what}; install the toolset again"
     return Unavailable(reason, code="STORED_FILE_CHANGED", toolset=toolset.id, path=row.path)
 
@@ -152,24 +152,21 @@ def _validate_description(said: Mapping[str, Any], bundle: Bundle, index: int) -
     raise bundle.refusal(f"what its code says of it is refused: {reason}", "tools", index)
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What is decided elsewhere about a toolset: `renderer` refuses a renderer or its config with `Invalid`."""
-
-    renderer: Callable[[str, Mapping[str, Any]], object]
+# Refuses a renderer or its config with `Invalid`; the renderers are defined above this package.
+CheckRenderer = Callable[[str, Mapping[str, Any]], object]
 
 
-def check_bundle(bundle: Bundle, rules: Rules) -> None:
+def check_bundle(bundle: Bundle, check_renderer: CheckRenderer) -> None:
     """Refuse what can be judged without the bundle's code: its renderers."""
     spec.load(spec.dump(bundle.spec))  # what could not be exported is not taken in
     for index, tool in enumerate(bundle.spec.tools):
         if tool.renderer is not None:
             with _locate_errors(bundle, "tools", index, "renderer"):
-                rules.renderer(tool.renderer.type, tool.renderer.config)
+                check_renderer(tool.renderer.type, tool.renderer.config)
     for index, override in enumerate(bundle.spec.tool_overrides):
         if override.renderer is not None:
             with _locate_errors(bundle, "tool_overrides", index, "renderer_config"):
-                rules.renderer(override.renderer, override.renderer_config or {})
+                check_renderer(override.renderer, override.renderer_config or {})
 
 
 def check_ids(bundle: Bundle, toolsets: Mapping[str, str], servers: Mapping[str, str]) -> None:
@@ -214,7 +211,7 @@ def _id_taken(reason: str) -> Conflict:
 INVALID_OVERRIDE = "INVALID_OVERRIDE"
 
 
-def resolve_tool_id(toolset: Installed, tool_id: str) -> str:
+def resolve_tool_id(toolset: InstalledToolset, tool_id: str) -> str:
     """The id a merge_override is kept under; refused when neither a tool nor a server of the toolset answers to it."""
     own = {tool.id for tool in toolset.tools}
     wanted = tool_id if ":" in tool_id else f"{toolset.id}:{tool_id}"
@@ -225,12 +222,12 @@ def resolve_tool_id(toolset: Installed, tool_id: str) -> str:
 
 
 def merge_override(
-    stored: StoredToolset, toolset: Installed, tool_id: str, changes: Mapping[str, Any]
+    stored: StoredToolset, toolset: InstalledToolset, tool_id: str, changes: Mapping[str, Any]
 ) -> tuple[UserOverrideRow, ToolOverride]:
     """What was changed about a tool before, with `changes` on top, as a row and as an override; None takes a
     merge_override back, and another renderer leaves nothing of the config of the one before."""
     wanted = resolve_tool_id(toolset, tool_id)
-    before = next((changes_in(row) for row in stored.user_overrides if row.tool_id == wanted), {})
+    before = next((override_fields(row) for row in stored.user_overrides if row.tool_id == wanted), {})
     if "renderer" in changes:
         before.pop("renderer_config", None)
     said = {key: value for key, value in (before | dict(changes)).items() if value is not None}
@@ -257,12 +254,10 @@ def _override_row(toolset_id: str, override: ToolOverride) -> UserOverrideRow:
     )
 
 
-__all__ = ["Inspector", "Installed", "InstalledTool", "Library", "Rules"]
-
 log = logging.getLogger(__name__)
 
 
-class Library:
+class ToolsetLibrary:
     """The installed toolsets of one data directory, shared by any number of processes.
 
     The database says what there is. The files of a version lie in a folder of their own, which is never
@@ -270,14 +265,19 @@ class Library:
     """
 
     def __init__(
-        self, db: Database, data_dir: Path, inspector: Inspector, rules: Rules, limits: Limits = LIMITS
+        self,
+        db: Database,
+        data_dir: Path,
+        inspector: Inspector,
+        check_renderer: CheckRenderer,
+        limits: BundleLimits = LIMITS,
     ) -> None:
         self._rows = Toolsets(db)
-        self._shelf = Shelf(data_dir)
+        self._shelf = ToolsetStore(data_dir)
         self._inspector = inspector
-        self._rules = rules
+        self._check_renderer = check_renderer
         self._limits = limits
-        self._listed: tuple[int, tuple[Installed, ...]] = (-1, ())
+        self._listed: tuple[int, tuple[InstalledToolset, ...]] = (-1, ())
 
     async def install(
         self,
@@ -287,14 +287,16 @@ class Library:
         source_ref: str | None,
         live: bool = False,
         progress: Progress = no_progress,
-    ) -> Installed:
+    ) -> InstalledToolset:
         """Take in a ZIP file, a folder or a bundle, over the toolset of the same id if there is one.
 
         Refused whole, with the line or the path at fault; then everything is as it was. Of a toolset that
         is there already, a tool that is no longer named or whose function is gone is kept as `missing`, and
         what the person switched and changed stays. The same content again changes nothing.
         """
-        origin = Origin(source_type, mask_url(source_ref) if source_ref and source_type == "url" else source_ref, live)
+        origin = BundleOrigin(
+            source_type, mask_url(source_ref) if source_ref and source_type == "url" else source_ref, live
+        )
         known = await self._rows.tool_ids()
         with ExitStack() as opened:
             await progress(0, None, "reading the bundle")
@@ -306,27 +308,27 @@ class Library:
         masked = sorted(bundle.spec.variables() - given.spec.variables())
         return replace(await self.get(bundle.spec.id), changed=changed, masked=tuple(masked))
 
-    async def list(self) -> tuple[Installed, ...]:
+    async def list(self) -> tuple[InstalledToolset, ...]:
         """Every toolset, by id. One whose rows cannot be read is left out, with a word in the log."""
         if self._listed[0] != await self._rows.revision():
             revision, rows = await self._rows.load()
             self._listed = revision, await to_thread.run_sync(tuple, self._readable(rows))
         return self._listed[1]
 
-    async def get(self, toolset_id: str) -> Installed:
+    async def get(self, toolset_id: str) -> InstalledToolset:
         return await to_thread.run_sync(self._installed, await self._find(toolset_id))
 
     async def revision(self) -> int:
         """A number that grows with every change, by any process."""
         return await self._rows.revision()
 
-    async def enable(self, toolset_id: str, enabled: bool) -> Installed:
+    async def enable(self, toolset_id: str, enabled: bool) -> InstalledToolset:
         """Switch a whole toolset on or off."""
         if not await self._rows.enable(toolset_id, enabled):
             raise await self._unknown(toolset_id)
         return await self.get(toolset_id)
 
-    async def override(self, toolset_id: str, tool_id: str, changes: Mapping[str, Any]) -> Installed:
+    async def override(self, toolset_id: str, tool_id: str, changes: Mapping[str, Any]) -> InstalledToolset:
         """Change a tool for this gateway, by any key of an entry of `tool_overrides`; None takes a change back.
 
         It outlasts every new version of the toolset, and goes with an export.
@@ -336,23 +338,23 @@ class Library:
             now = await to_thread.run_sync(self._installed, found)
             row, override = merge_override(found, now, tool_id, changes)
             if override.renderer is not None:
-                self._rules.renderer(override.renderer, override.renderer_config or {})
+                self._check_renderer(override.renderer, override.renderer_config or {})
             others = tuple(other for other in found.user_overrides if other.tool_id != row.tool_id)
             after = await to_thread.run_sync(self._installed, replace(found, user_overrides=(*others, row)))
             await to_thread.run_sync(lambda: spec.load(spec.dump(after.spec)))  # else it could not be exported
-            if changes_in(row):
+            if override_fields(row):
                 await self._rows.set_override(row)
             else:
                 await self._rows.remove_override(toolset_id, row.tool_id)
         return await self.get(toolset_id)
 
-    async def clear_override(self, toolset_id: str, tool_id: str) -> Installed:
+    async def clear_override(self, toolset_id: str, tool_id: str) -> InstalledToolset:
         """Let a tool be as the toolset has it."""
         now = await self.get(toolset_id)
         await self._rows.remove_override(toolset_id, resolve_tool_id(now, tool_id))
         return await self.get(toolset_id)
 
-    async def allow_servers(self, toolset_id: str, digests: Mapping[str, str], by: str) -> Installed:
+    async def allow_servers(self, toolset_id: str, digests: Mapping[str, str], by: str) -> InstalledToolset:
         """Record a person's consent to servers of a toolset, by the digests that were shown: `{server id: digest}`.
 
         Refused with `Conflict`, and nothing recorded, when one of them has another digest by now.
@@ -370,7 +372,7 @@ class Library:
             await self._rows.agree([ConsentRow(toolset_id, *shown, by, moment) for shown in digests.items()])
         return await self.get(toolset_id)
 
-    async def disallow_servers(self, toolset_id: str) -> Installed:
+    async def disallow_servers(self, toolset_id: str) -> InstalledToolset:
         """Withdraw every consent to servers of a toolset."""
         await self._find(toolset_id)
         await self._rows.withdraw(toolset_id)
@@ -400,10 +402,10 @@ class Library:
         """The bundle as it is given, and as it will be stored."""
         given = source if isinstance(source, Bundle) else opened.enter_context(open_bundle(source, self._limits, known))
         bundle = given.masked()
-        check_bundle(bundle, self._rules)
+        check_bundle(bundle, self._check_renderer)
         return given, bundle
 
-    async def _renew(self, bundle: Bundle, origin: Origin) -> bool | None:
+    async def _renew(self, bundle: Bundle, origin: BundleOrigin) -> bool | None:
         """None when the content is not there yet; else whether at least its origin is new."""
         found = await self._rows.find(bundle.spec.id)
         if found is None or found.toolset.digest != bundle.digest:
@@ -422,7 +424,7 @@ class Library:
         except Unavailable:
             return False
 
-    async def _take_in(self, bundle: Bundle, origin: Origin, progress: Progress) -> None:
+    async def _take_in(self, bundle: Bundle, origin: BundleOrigin, progress: Progress) -> None:
         async with self._shelf.staging() as made:
             await progress(0, None, "unpacking")
             await to_thread.run_sync(store.unpack, bundle, made)
@@ -439,7 +441,7 @@ class Library:
         made: Path,
         described: Mapping[str, Mapping[str, Any]],
         problems: Mapping[str, str],
-        origin: Origin,
+        origin: BundleOrigin,
     ) -> None:
         """Put the version in its place and make it the one that counts."""
         toolset_id = bundle.spec.id
@@ -447,7 +449,7 @@ class Library:
         previous = await self._rows.find(toolset_id)
         missing = await to_thread.run_sync(find_missing_tools, bundle, problems, previous)
         place = self._shelf.version(toolset_id, bundle.digest)
-        version = Version(bundle, described, missing, origin, place, timestamp(time.time()))
+        version = PreparedVersion(bundle, described, missing, origin, place, timestamp(time.time()))
         before = previous.toolset.digest if previous else None
         try:
             await to_thread.run_sync(self._shelf.put, made, toolset_id, bundle)
@@ -471,7 +473,7 @@ class Library:
         near = did_you_mean(toolset_id, await self._rows.digests())
         return NotFound(f"no toolset {toolset_id!r} is installed{near}", code="UNKNOWN_TOOLSET")
 
-    def _installed(self, found: StoredToolset) -> Installed:
+    def _installed(self, found: StoredToolset) -> InstalledToolset:
         row = found.toolset
         try:
             return installed(found, self._shelf.version(row.id, row.digest))
@@ -479,7 +481,7 @@ class Library:
             reason = f"what is stored of toolset {row.id!r} cannot be read; install it again"
             raise Unavailable(reason, code="TOOLSET_UNREADABLE") from error
 
-    def _readable(self, rows: Iterable[StoredToolset]) -> Iterator[Installed]:
+    def _readable(self, rows: Iterable[StoredToolset]) -> Iterator[InstalledToolset]:
         for row in rows:
             try:
                 yield self._installed(row)

@@ -22,7 +22,7 @@ KEPT_LIMIT = 1000
 
 
 @dataclass(frozen=True)
-class Origin:
+class BundleOrigin:
     """Where a bundle comes from, and whether it is followed there."""
 
     source_type: SourceType
@@ -31,18 +31,18 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Version:
+class PreparedVersion:
     """A bundle about to be stored: what its code says of its tools, and which of them are gone and why."""
 
     bundle: Bundle
     described: Mapping[str, Mapping[str, Any]]
     missing: Mapping[str, str]
-    origin: Origin
+    origin: BundleOrigin
     directory: Path
     moment: str
 
 
-def stored(version: Version, previous: StoredToolset | None) -> StoredToolset:
+def stored(version: PreparedVersion, previous: StoredToolset | None) -> StoredToolset:
     """The rows of a version; the tools of the previous one that it no longer names stay, as gone."""
     spec = version.bundle.spec
     known = {row.tool_id: row for row in previous.tools} if previous else {}
@@ -57,7 +57,7 @@ def stored(version: Version, previous: StoredToolset | None) -> StoredToolset:
     )
 
 
-def _toolset(version: Version, previous: StoredToolset | None) -> ToolsetRow:
+def _toolset(version: PreparedVersion, previous: StoredToolset | None) -> ToolsetRow:
     spec, origin = version.bundle.spec, version.origin
     return ToolsetRow(
         id=spec.id,
@@ -76,14 +76,16 @@ def _toolset(version: Version, previous: StoredToolset | None) -> ToolsetRow:
     )
 
 
-def _files(version: Version) -> Iterator[FileRow]:
+def _files(version: PreparedVersion) -> Iterator[FileRow]:
     toolset_id = version.bundle.spec.id
     for path, file in version.bundle.files.items():
         stored_path = str(version.directory / path)
         yield FileRow(toolset_id, path, file.kind, file.sha256, file.size, stored_path, file.executable)
 
 
-def _tool(spec: Toolset, tool: ToolSpec, position: int, version: Version, known: Mapping[str, ToolRow]) -> ToolRow:
+def _tool(
+    spec: Toolset, tool: ToolSpec, position: int, version: PreparedVersion, known: Mapping[str, ToolRow]
+) -> ToolRow:
     tool_id = f"{spec.id}:{tool.id}"
     described = version.described.get(tool.id, {})
     before = known.get(tool_id) if tool.id in version.missing else None

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from gateway.bundles.field_types import REFERENCE
 from gateway.bundles.spec import Server, Toolset
-from gateway.bundles.tool_kinds import ApiKey, HttpTool, ShellTool
+from gateway.bundles.tool_kinds import ApiKeyAuth, HttpTool, ShellTool
 from gateway.secrets import (
     OPTION,
     PUBLIC_HEADERS,
@@ -105,7 +105,7 @@ def _mask_request(tool: HttpTool, owner: str, names: _References) -> dict[str, A
     if tool.auth is None:
         return changes
     fields = {key: value for key, value in tool.auth if key in _SECRET_FIELDS}
-    key_name = variable_name(tool.auth.name) if isinstance(tool.auth, ApiKey) else None
+    key_name = variable_name(tool.auth.name) if isinstance(tool.auth, ApiKeyAuth) else None
     masked = {key: names.mask(value, f"{owner}_{key_name or variable_name(key)}") for key, value in fields.items()}
     return {**changes, "auth": tool.auth.model_copy(update=masked)}
 

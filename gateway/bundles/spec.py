@@ -15,15 +15,15 @@ from gateway.bundles.field_types import (
     Header,
     Id,
     Line,
+    ManifestSection,
     PlainValue,
     Prose,
     Requirement,
     Seconds,
-    Section,
+    SemanticVersion,
     Setting,
     Table,
     Variable,
-    Version,
     fault,
     inside,
     texts,
@@ -72,7 +72,7 @@ AnyToolSpec = Annotated[
 ]
 
 
-class ToolOverride(Section):
+class ToolOverride(ManifestSection):
     """What the toolset changes about a tool, its own or one of its servers'; None leaves it as it is."""
 
     tool_id: AnyTool
@@ -92,7 +92,7 @@ class ToolOverride(Section):
         return self
 
 
-class ToolFilter(Section):
+class ServerTools(ManifestSection):
     allow: Annotated[tuple[Line, ...], Field(max_length=TOOLS_LIMIT)] = ()
     deny: Annotated[tuple[Line, ...], Field(max_length=TOOLS_LIMIT)] = ()
 
@@ -113,7 +113,7 @@ def _check_path(text: str) -> str:
     return text
 
 
-class ServerSandbox(Section):
+class SandboxRights(ManifestSection):
     """What a server in the sandbox is given beside the toolset's own directory: `paths`, read-only unless one ends in
     `:rw`, and the hosts of `network`."""
 
@@ -123,7 +123,7 @@ class ServerSandbox(Section):
     network: Annotated[tuple[Annotated[Line, AfterValidator(_check_host)], ...], Field(max_length=100)] = ()
 
 
-class Server(Section):
+class Server(ManifestSection):
     """An MCP server the toolset brings: a command to start, or a URL to reach.
 
     `${NAME}` in args, env, url, headers and the sandbox's paths is a variable of the environment, resolved when the
@@ -150,12 +150,12 @@ class Server(Section):
     lazy: bool | None = None
     sandbox: (
         Annotated[
-            Annotated[bool, Tag("<switch>")] | Annotated[ServerSandbox, Tag(ServerSandbox.tag)],
-            Discriminator(lambda value: "<switch>" if isinstance(value, bool) else ServerSandbox.tag),
+            Annotated[bool, Tag("<switch>")] | Annotated[SandboxRights, Tag(SandboxRights.tag)],
+            Discriminator(lambda value: "<switch>" if isinstance(value, bool) else SandboxRights.tag),
         ]
         | None
     ) = None
-    tools: ToolFilter = ToolFilter()
+    tools: ServerTools = ServerTools()
 
     @model_validator(mode="after")
     def _is_started_or_reached(self) -> Server:
@@ -171,18 +171,18 @@ class Server(Section):
 
     def variables(self) -> frozenset[str]:
         """The environment's variables it needs."""
-        paths = self.sandbox.paths if isinstance(self.sandbox, ServerSandbox) else ()
+        paths = self.sandbox.paths if isinstance(self.sandbox, SandboxRights) else ()
         values = (self.args, self.env, self.url, self.headers, paths)
         return frozenset(name for text in texts(values) for name in variables(text))
 
 
-class Toolset(Section):
+class Toolset(ManifestSection):
     """A whole `toolset.yaml`. Nothing is ever changed in it; what is changed is a copy."""
 
     manifest_version: Annotated[Literal["1"], BeforeValidator(lambda said: "1" if said == 1 else said)] = "1"
     id: Id
     name: Line
-    version: Version
+    version: SemanticVersion
     description: Prose = ""
     category: Category | None = None
     permission: Permission | None = None

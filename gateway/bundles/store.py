@@ -36,7 +36,7 @@ _PRIVATE = 0o700
 _EACH = 8  # up to here syncing one by one costs less than syncing the whole file system
 
 
-class Shelf:
+class ToolsetStore:
     """The folders of installed toolsets in one data directory, shared by any number of processes."""
 
     def __init__(self, data_dir: Path) -> None:

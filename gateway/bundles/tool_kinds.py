@@ -28,10 +28,10 @@ from gateway.bundles.field_types import (
     Directory,
     Header,
     Line,
+    ManifestSection,
     Prose,
     QueryName,
     Seconds,
-    Section,
     Table,
     Template,
     ToolId,
@@ -67,7 +67,7 @@ _SPLICER = re.compile(r"ssh|su|watch|eval")
 RendererKind = Literal["code", "document", "html", "frame"]
 
 
-class Renderer(Section):
+class RendererSpec(ManifestSection):
     """The legacy alias of a renderer override: its type, and its config beside it."""
 
     model_config = ConfigDict(extra="allow")
@@ -79,7 +79,7 @@ class Renderer(Section):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _stays_inside(self) -> Renderer:
+    def _stays_inside(self) -> RendererSpec:
         check_artifact(self.config)
         return self
 
@@ -114,7 +114,7 @@ Schema = Annotated[dict[str, Any], AfterValidator(_schema)]
 ObjectSchema = Annotated[Schema, AfterValidator(_object_schema)]
 
 
-class ToolSpec(Section):
+class ToolSpec(ManifestSection):
     """What every kind of tool says. What is left unsaid (None) is decided by the tool's code, or its category."""
 
     id: ToolId
@@ -133,7 +133,7 @@ class ToolSpec(Section):
     tags: Annotated[tuple[Line, ...], Field(max_length=32)] = ()
     timeout: Seconds | None = None
     calls_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    renderer: Renderer | None = None
+    renderer: RendererSpec | None = None
 
     def placeholders(self) -> Iterator[tuple[str, str]]:
         """Each `${name}` of the tool with the key it stands under; what fills it is an argument or a secret."""
@@ -237,7 +237,7 @@ def _is_code(element: str, before: tuple[str, ...]) -> bool:
     return bool(is_option) and any(_INTERPRETER.fullmatch(program) for program in programs)
 
 
-class Step(Section):
+class Step(ManifestSection):
     """One call of another tool. In its args, `$args.x` is an argument of the whole tool and
     `$steps.name.x` the value an earlier step saved."""
 
@@ -302,7 +302,7 @@ def checked_url(url: str) -> str:
     return url
 
 
-class Bearer(Section):
+class BearerAuth(ManifestSection):
     """`Authorization: Bearer …`."""
 
     tag: ClassVar[str] = "<bearer>"
@@ -311,7 +311,7 @@ class Bearer(Section):
     token: Template
 
 
-class Basic(Section):
+class BasicAuth(ManifestSection):
     """`Authorization: Basic …`."""
 
     tag: ClassVar[str] = "<basic>"
@@ -321,7 +321,7 @@ class Basic(Section):
     password: Template
 
 
-class ApiKey(Section):
+class ApiKeyAuth(ManifestSection):
     """A key in a header or a query parameter."""
 
     tag: ClassVar[str] = "<api_key>"
@@ -332,7 +332,7 @@ class ApiKey(Section):
     location: Literal["header", "query"] = Field(default="header", alias="in")
 
 
-class Hmac(Section):
+class HmacAuth(ManifestSection):
     """A signature of the named parts of the request, joined by newlines, in a header."""
 
     tag: ClassVar[str] = "<hmac>"
@@ -349,7 +349,7 @@ class Hmac(Section):
     timestamp_header: Header | None = None
 
 
-class OAuth2(Section):
+class OAuth2Auth(ManifestSection):
     """A token fetched with client credentials, and fetched anew when it ends."""
 
     tag: ClassVar[str] = "<oauth2>"
@@ -370,11 +370,11 @@ def _kind(value: Any) -> str | None:
 
 
 Auth = Annotated[
-    Annotated[Bearer, Tag(Bearer.tag)]
-    | Annotated[Basic, Tag(Basic.tag)]
-    | Annotated[ApiKey, Tag(ApiKey.tag)]
-    | Annotated[Hmac, Tag(Hmac.tag)]
-    | Annotated[OAuth2, Tag(OAuth2.tag)],
+    Annotated[BearerAuth, Tag(BearerAuth.tag)]
+    | Annotated[BasicAuth, Tag(BasicAuth.tag)]
+    | Annotated[ApiKeyAuth, Tag(ApiKeyAuth.tag)]
+    | Annotated[HmacAuth, Tag(HmacAuth.tag)]
+    | Annotated[OAuth2Auth, Tag(OAuth2Auth.tag)],
     Discriminator(
         _kind,
         custom_error_type="unknown_type",
@@ -383,7 +383,7 @@ Auth = Annotated[
 ]
 
 
-class Response(Section):
+class ResponseSpec(ManifestSection):
     """What counts as success (2xx unless said), what becomes of a failure, and which part of the answer
     is the tool's value."""
 
@@ -393,7 +393,7 @@ class Response(Section):
     extract: Annotated[str, Field(max_length=512)] | None = None
 
     @model_validator(mode="after")
-    def _extracts_a_place(self) -> Response:
+    def _extracts_a_place(self) -> ResponseSpec:
         if self.extract is not None and not _PLACE.fullmatch(self.extract):
             raise fault(f"{self.extract!r} is no place in a value, such as 'data.items[0].name'", "extract")
         return self
@@ -415,7 +415,7 @@ class HttpTool(ToolSpec):
     headers: Table[Header, Template] = Field(default_factory=dict)
     body: Body = None
     auth: Auth | None = None
-    response: Response = Response()
+    response: ResponseSpec = ResponseSpec()
     retries: Annotated[int, Field(ge=0, le=10)] | None = None
     max_request_bytes: _Bytes | None = None
     max_response_bytes: _Bytes | None = None

@@ -14,15 +14,15 @@ from typing import Any
 import click
 
 from gateway.app import Gateway
-from gateway.bundles.installed import Installed
-from gateway.bundles.library import Library
+from gateway.bundles.installed import InstalledToolset
+from gateway.bundles.library import ToolsetLibrary
 from gateway.bundles.scaffold import create
 from gateway.cli.consent import agree, can_ask, print_servers, server_shapes, settle_servers
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
 from gateway.config import Settings
 from gateway.errors import InputRequired, Invalid
-from gateway.sources.toolsets.assembly import Sourced, sourced
-from gateway.sources.toolsets.listing import tools_of
+from gateway.sources.toolsets.assembly import FetchedBundle, fetch_bundle
+from gateway.sources.toolsets.listing import build_tools
 from gateway.tools import Tool
 
 
@@ -43,9 +43,9 @@ def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: boo
     MCP servers it brings are started only after you agreed to each, here or with `toolset allow`.
     """
 
-    async def task() -> tuple[Installed, list[Tool]]:
-        async with _gateway(settings) as gateway, sourced(source, settings.http, _progress) as found:
-            installed = await _take_in(gateway.workshop.library, found, live=found.is_folder and not copy)
+    async def task() -> tuple[InstalledToolset, list[Tool]]:
+        async with _gateway(settings) as gateway, fetch_bundle(source, settings.http, _progress) as found:
+            installed = await _take_in(gateway.toolsets.library, found, live=found.is_folder and not copy)
             return installed, await _offered(gateway, installed)
 
     installed, tools = run(task)
@@ -67,13 +67,13 @@ def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: boo
 def list_toolsets(settings: Settings, as_json: bool) -> None:
     """Every installed toolset."""
 
-    async def task() -> tuple[Installed, ...]:
+    async def task() -> tuple[InstalledToolset, ...]:
         async with _gateway(settings) as gateway:
-            return await gateway.workshop.library.list()
+            return await gateway.toolsets.library.list()
 
     found = run(task)
     if as_json:
-        print_json([_shape(installed, list(tools_of(installed))) for installed in found])
+        print_json([_shape(installed, list(build_tools(installed))) for installed in found])
         return
     rows = [
         (item.id, item.spec.version, _state(item), str(len(item.tools)), item.source_ref or "", item.spec.name)
@@ -89,7 +89,7 @@ def list_toolsets(settings: Settings, as_json: bool) -> None:
 def show(settings: Settings, toolset_id: str, as_json: bool) -> None:
     """One toolset: its tools, what they may do, and what it needs."""
     installed = run(lambda: _get(settings, toolset_id))
-    tools = list(tools_of(installed))
+    tools = list(build_tools(installed))
     if as_json:
         print_json(_shape(installed, tools))
         return
@@ -111,7 +111,7 @@ def export(settings: Settings, toolset_id: str, output: str | None) -> None:
 
     async def task() -> str:
         async with _gateway(settings) as gateway:
-            library = gateway.workshop.library
+            library = gateway.toolsets.library
             installed = await library.get(toolset_id)
             if output == "-":
                 await library.export(toolset_id, sys.stdout.buffer)
@@ -149,7 +149,7 @@ def disable(settings: Settings, toolset_id: str) -> None:
 def allow(settings: Settings, toolset_id: str, yes: bool, as_json: bool) -> None:
     """Look at the MCP servers a toolset brings, and let those you agree to be started."""
     installed = run(lambda: _get(settings, toolset_id))
-    waiting = bool(installed.held_servers)
+    waiting = bool(installed.pending_servers)
     settled = settle_servers(settings, installed, yes, as_json)
     if waiting and not yes and not can_ask():
         raise InputRequired("nobody can be asked here; say --yes to agree to these servers", reason="new servers")
@@ -165,9 +165,9 @@ def allow(settings: Settings, toolset_id: str, yes: bool, as_json: bool) -> None
 def disallow(settings: Settings, toolset_id: str) -> None:
     """Withdraw your consent to the MCP servers a toolset brings: they end, and none is started again."""
 
-    async def task() -> Installed:
+    async def task() -> InstalledToolset:
         async with _gateway(settings) as gateway:
-            return await gateway.workshop.library.disallow_servers(toolset_id)
+            return await gateway.toolsets.library.disallow_servers(toolset_id)
 
     names = ", ".join(server.id for server in run(task).servers)
     click.echo(f"held back from now on: {names}" if names else f"{toolset_id} brings no MCP servers")
@@ -181,7 +181,7 @@ def uninstall(settings: Settings, toolset_id: str) -> None:
 
     async def task() -> None:
         async with _gateway(settings) as gateway:
-            await gateway.workshop.library.uninstall(toolset_id)
+            await gateway.toolsets.library.uninstall(toolset_id)
 
     run(task)
     click.echo(f"{toolset_id} is uninstalled")
@@ -203,7 +203,7 @@ def override(settings: Settings, tool_id: str, reset: bool, **changes: Any) -> N
 
     async def task() -> None:
         async with _gateway(settings) as gateway:
-            toolset_id, library = tool_id.partition(":")[0], gateway.workshop.library
+            toolset_id, library = tool_id.partition(":")[0], gateway.toolsets.library
             if reset:
                 await library.clear_override(toolset_id, tool_id)
             else:
@@ -220,11 +220,11 @@ def override(settings: Settings, tool_id: str, reset: bool, **changes: Any) -> N
 def check(settings: Settings, source: str, as_json: bool) -> None:
     """Try a bundle as `install` would, in a sandbox and a library that is thrown away."""
 
-    async def task() -> tuple[Installed, list[Tool]]:
+    async def task() -> tuple[InstalledToolset, list[Tool]]:
         with tempfile.TemporaryDirectory(prefix="toolgate-check-") as scratch:
             apart = settings.model_copy(update={"data_dir": Path(scratch), "toolsets": []})
-            async with _gateway(apart) as gateway, sourced(source, settings.http, _progress) as found:
-                installed = await _take_in(gateway.workshop.library, found, live=False)
+            async with _gateway(apart) as gateway, fetch_bundle(source, settings.http, _progress) as found:
+                installed = await _take_in(gateway.toolsets.library, found, live=False)
                 return installed, await _offered(gateway, installed)
 
     installed, tools = run(task)
@@ -267,23 +267,23 @@ async def _gateway(settings: Settings) -> AsyncIterator[Gateway]:
         yield gateway
 
 
-async def _get(settings: Settings, toolset_id: str) -> Installed:
+async def _get(settings: Settings, toolset_id: str) -> InstalledToolset:
     async with _gateway(settings) as gateway:
-        return await gateway.workshop.library.get(toolset_id)
+        return await gateway.toolsets.library.get(toolset_id)
 
 
-async def _take_in(library: Library, found: Sourced, live: bool) -> Installed:
+async def _take_in(library: ToolsetLibrary, found: FetchedBundle, live: bool) -> InstalledToolset:
     return await library.install(
         found.path, source_type=found.type, source_ref=found.ref, live=live, progress=_progress
     )
 
 
-async def _offered(gateway: Gateway, installed: Installed) -> list[Tool]:
+async def _offered(gateway: Gateway, installed: InstalledToolset) -> list[Tool]:
     """The toolset's tools; each that the gateway's categories or profile keep back says so, and how to have it."""
     catalog = await gateway.refresh()
     return [
         tool if tool.withheld or catalog.get(tool.id) else replace(tool, withheld=catalog.refusal(tool.id).message)
-        for tool in tools_of(installed)
+        for tool in build_tools(installed)
     ]
 
 
@@ -295,15 +295,15 @@ async def _progress(_: float, __: float | None = None, message: str | None = Non
 def _switch(settings: Settings, toolset_id: str, on: bool) -> None:
     async def task() -> None:
         async with _gateway(settings) as gateway:
-            await gateway.workshop.library.enable(toolset_id, on)
+            await gateway.toolsets.library.enable(toolset_id, on)
 
     run(task)
     click.echo(f"{toolset_id} is {'on' if on else 'off'}")
 
 
-def _state(installed: Installed) -> str:
-    if installed.enabled and installed.held_servers:
-        return f"on; servers held back: {len(installed.held_servers)}"
+def _state(installed: InstalledToolset) -> str:
+    if installed.enabled and installed.pending_servers:
+        return f"on; servers held back: {len(installed.pending_servers)}"
     return "on" if installed.enabled else "off"
 
 
@@ -322,7 +322,7 @@ def _print_tools(tools: list[Tool]) -> None:
     print_table(("TOOL", "CATEGORY", "LEVEL", "ASKS", "SHOWN AS", "DESCRIPTION"), rows)
 
 
-def _hints(installed: Installed) -> Iterator[str]:
+def _hints(installed: InstalledToolset) -> Iterator[str]:
     """What the person must still do for the toolset to work."""
     if installed.masked:
         yield f"values written in toolset.yaml were not kept; set in the environment: {', '.join(installed.masked)}"
@@ -331,7 +331,7 @@ def _hints(installed: Installed) -> Iterator[str]:
         yield f"not set in the environment: {', '.join(missing)}"
 
 
-def _shape(installed: Installed, tools: list[Tool]) -> dict[str, Any]:
+def _shape(installed: InstalledToolset, tools: list[Tool]) -> dict[str, Any]:
     return {
         "id": installed.id,
         "name": installed.spec.name,

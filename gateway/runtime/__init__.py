@@ -11,14 +11,14 @@ from gateway.bundles.spec import Toolset
 from gateway.calls import Progress, no_progress
 from gateway.config import SandboxSettings
 from gateway.runtime import worker_packages as shelves
-from gateway.runtime.environments import Environments, Installed
-from gateway.runtime.job import Job, Place
-from gateway.runtime.pool import Pool
-from gateway.runtime.start import Described, describe_tools, start_worker
+from gateway.runtime.environments import PackageEnvironments, ResolvedPackages
+from gateway.runtime.function_call import FunctionCall, WorkerSpec
+from gateway.runtime.pool import WorkerPool
+from gateway.runtime.start import Descriptions, describe_tools, start_worker
 from gateway.runtime.worker_process import Worker
 from gateway.sandbox import Limits, Sandbox
 
-__all__ = ["Described", "Environments", "Installed", "Job", "Runtime"]
+__all__ = ["Descriptions", "FunctionCall", "PackageEnvironments", "ResolvedPackages", "WorkerRuntime"]
 
 # How large one call's arguments or result may be, as JSON.
 FRAME_BYTES = 32 * 1024 * 1024
@@ -27,7 +27,7 @@ _DESCRIPTIONS = 2
 _MEBIBYTE = 1024 * 1024
 
 
-class Runtime:
+class WorkerRuntime:
     """Runs toolsets' functions. Nothing is started or looked up before the first call needs it.
 
     `sandbox` is asked for the sandbox whenever a worker is to be started, and remembers its own answer.
@@ -45,21 +45,21 @@ class Runtime:
         self._directory = directory
         self._limits = Limits(memory=settings.memory_mb * _MEBIBYTE)
         self._frame_bytes = frame_bytes
-        self._pool = Pool(self._start, settings.workers, settings.worker_idle)
-        self._shelf: asyncio.Task[shelves.Shelf] | None = None
+        self._pool = WorkerPool(self._start, settings.workers, settings.worker_idle)
+        self._shelf: asyncio.Task[shelves.WorkerPackages] | None = None
         self._describing = asyncio.Semaphore(_DESCRIPTIONS)
-        self.environments = Environments(directory / "environments", settings.allow_source_packages)
+        self.environments = PackageEnvironments(directory / "environments", settings.allow_source_packages)
 
     @property
     def workers(self) -> int:
         """How many worker processes there are."""
         return self._pool.living
 
-    async def call(self, job: Job) -> Any:
+    async def call(self, job: FunctionCall) -> Any:
         """What the function returned, as JSON. Refused with `INVALID_ARGUMENTS`; fails with `EXECUTION_ERROR`,
         `INVALID_OUTPUT`, `OUTPUT_LIMIT` or `WORKER_DIED`. Cancelled, it returns at once, and so does the tool."""
         packages = await self.environments.ensure(job.requirements) if job.requirements else None
-        async with self._pool.worker(Place.of(job, packages)) as worker:
+        async with self._pool.worker(WorkerSpec.of(job, packages)) as worker:
             return await worker.request(
                 {
                     "do": "call",
@@ -77,7 +77,7 @@ class Runtime:
         directory: Path,
         progress: Progress = no_progress,
         env: Mapping[str, str] | None = None,
-    ) -> Described:
+    ) -> Descriptions:
         """What each Python tool of the toolset in `directory` takes and gives, from its code, run in a worker
         of its own with an empty workspace. `INVALID_TOOLSET` when the code ends or hangs the worker."""
         packages = await self.environments.ensure(spec.dependencies, progress) if spec.dependencies else None
@@ -93,11 +93,11 @@ class Runtime:
         await self._pool.close()
         await self.environments.close()
 
-    async def _start(self, place: Place) -> Worker:
+    async def _start(self, place: WorkerSpec) -> Worker:
         sandbox = await self._sandbox()
         return await start_worker(sandbox, place, await self._shelved(), self._limits, self._frame_bytes)
 
-    async def _shelved(self) -> shelves.Shelf:
+    async def _shelved(self) -> shelves.WorkerPackages:
         if self._shelf is None or (self._shelf.done() and self._shelf.exception() is not None):
             making = asyncio.to_thread(shelves.make, self._directory)
             self._shelf = asyncio.get_running_loop().create_task(making)

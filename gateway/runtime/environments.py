@@ -26,14 +26,14 @@ _WAIT_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Installed:
+class ResolvedPackages:
     """One set of requirements as it was resolved: the versions, by name of the package."""
 
     digest: str
     versions: dict[str, str]
 
 
-class Environments:
+class PackageEnvironments:
     """Folders of packages, one per set of requirements, interpreter and platform, in `directory`.
 
     uv resolves and installs them, outside the sandbox: only wheels, which are unpacked and not run.
@@ -65,14 +65,14 @@ class Environments:
         self._ready[requirements] = folder
         return folder
 
-    def installed(self, requirements: tuple[str, ...]) -> Installed | None:
+    def installed(self, requirements: tuple[str, ...]) -> ResolvedPackages | None:
         """What `ensure` installed for these requirements, or None when it has not."""
         digest = digest_of(requirements)
         try:
             text = (self._directory / digest / _LOCK).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
-        return Installed(digest, dict(_PINNED.findall(text)))
+        return ResolvedPackages(digest, dict(_PINNED.findall(text)))
 
     def sweep(self, keep: set[str]) -> list[str]:
         """Remove every set of packages but those whose digests are in `keep`, and leftovers of builds that

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 
 from gateway.errors import ToolFailed, Unavailable
-from gateway.runtime.job import Key, Place
+from gateway.runtime.function_call import Key, WorkerSpec
 from gateway.runtime.worker_process import WORKER_DIED, Worker
 
 BACKOFF_SECONDS = 1.0
@@ -25,7 +25,7 @@ class Backoff:
     def __init__(self) -> None:
         self._failures: dict[Path, tuple[int, float]] = {}
 
-    def check(self, place: Place) -> None:
+    def check(self, place: WorkerSpec) -> None:
         """Refuse to start one more too early."""
         times, until = self._failures.get(place.directory, (0, 0.0))
         wait = until - asyncio.get_running_loop().time()
@@ -37,7 +37,7 @@ class Backoff:
                 retry_after=wait,
             )
 
-    def note(self, place: Place, good: bool) -> None:
+    def note(self, place: WorkerSpec, good: bool) -> None:
         """A worker has ended: was it a good one, or did it never get as far as to run a tool?"""
         if good:
             self._failures.pop(place.directory, None)
@@ -58,19 +58,19 @@ PATIENCE = 2.0
 
 CLOSE_SECONDS = 5.0
 
-Start = Callable[[Place], Awaitable[Worker]]
+Start = Callable[[WorkerSpec], Awaitable[Worker]]
 
 
 class _Starting:
     """A worker on its way, with the number of calls that wait for it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: WorkerSpec) -> None:
         self.place = place
         self.calls = 0
         self.task: asyncio.Task[Worker]
 
 
-class Pool:
+class WorkerPool:
     """Each worker has one of `size` slots from before its start until nothing is left of it. Who needs a
     slot when none is free gets the next, first come first served; the least recently used idle worker
     is ended for it."""
@@ -80,9 +80,9 @@ class Pool:
         self._size = size
         self._idle_seconds = idle_seconds
         self._free = size
-        self._current: dict[Key, tuple[Place, Worker]] = {}
+        self._current: dict[Key, tuple[WorkerSpec, Worker]] = {}
         self._starting: dict[Key, _Starting] = {}
-        self._live: dict[Worker, Place] = {}
+        self._live: dict[Worker, WorkerSpec] = {}
         self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()
         self._backoff = Backoff()
         self._closed = False
@@ -92,7 +92,7 @@ class Pool:
         return len(self._live)
 
     @asynccontextmanager
-    async def worker(self, place: Place) -> AsyncIterator[Worker]:
+    async def worker(self, place: WorkerSpec) -> AsyncIterator[Worker]:
         """A worker started for `place`, kept from being ended for as long as the call is in here."""
         worker = self._joined(place) or await self._started(place)
         try:
@@ -125,7 +125,7 @@ class Pool:
         if ending:
             await asyncio.wait([asyncio.ensure_future(each) for each in ending], timeout=CLOSE_SECONDS)
 
-    def _joined(self, place: Place) -> Worker | None:
+    def _joined(self, place: WorkerSpec) -> Worker | None:
         """The worker that is there for the place, with the call counted in."""
         started_with, worker = self._current.get(place.key, (None, None))
         if worker is None:
@@ -141,7 +141,7 @@ class Pool:
         """Whether someone has waited so long for room that busy workers must be let go idle."""
         return bool(self._waiting) and asyncio.get_running_loop().time() - self._waiting[0][1] > PATIENCE
 
-    async def _started(self, place: Place) -> Worker:
+    async def _started(self, place: WorkerSpec) -> Worker:
         """A new worker for the place, or the one that is just being started, with the call counted in."""
         starting = self._starting.get(place.key)
         while starting is not None and starting.place != place:
@@ -163,7 +163,7 @@ class Pool:
                 self._look_at(starting.task.result())
             raise
 
-    def _begin(self, place: Place) -> _Starting:
+    def _begin(self, place: WorkerSpec) -> _Starting:
         if self._closed:
             raise self._closing()
         self._backoff.check(place)

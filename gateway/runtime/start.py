@@ -16,8 +16,8 @@ import orjson
 from gateway.bundles.spec import INVALID_TOOLSET, Toolset
 from gateway.bundles.tool_kinds import PythonTool
 from gateway.errors import GatewayError, Invalid
-from gateway.runtime.job import Place
-from gateway.runtime.worker_packages import WORKER, Shelf
+from gateway.runtime.function_call import WorkerSpec
+from gateway.runtime.worker_packages import WORKER, WorkerPackages
 from gateway.runtime.worker_process import OUTPUT_LIMIT, WORKER_DIED, Worker
 from gateway.sandbox import Limits, Mount, Program, Sandbox, seccomp
 from gateway.workspace.hidden import hidden_paths
@@ -33,7 +33,9 @@ _ENVIRONMENT = {
 }
 
 
-async def start_worker(sandbox: Sandbox, place: Place, shelf: Shelf, limits: Limits, frame_bytes: int) -> Worker:
+async def start_worker(
+    sandbox: Sandbox, place: WorkerSpec, shelf: WorkerPackages, limits: Limits, frame_bytes: int
+) -> Worker:
     """A worker in its sandbox. It reads its first call when its interpreter is up; nobody waits for that here."""
     ours, theirs = socket.socketpair()
     try:
@@ -54,7 +56,7 @@ async def start_worker(sandbox: Sandbox, place: Place, shelf: Shelf, limits: Lim
 
 
 def _program(
-    sandbox: Sandbox, place: Place, shelf: Shelf, limits: Limits, channel: int, frame_bytes: int
+    sandbox: Sandbox, place: WorkerSpec, shelf: WorkerPackages, limits: Limits, channel: int, frame_bytes: int
 ) -> tuple[Program, str]:
     hidden = hidden_paths(place.hidden)
     kept = place.protected
@@ -83,17 +85,17 @@ _KILL_SECONDS = 5.0
 
 
 # By tool id: a `covalt_toolset.ToolDescription` as a mapping, or in words why there is none.
-Described = dict[str, Mapping[str, Any] | str]
+Descriptions = dict[str, Mapping[str, Any] | str]
 
 
 async def describe_tools(
-    start: Callable[[Place], Awaitable[Worker]],
+    start: Callable[[WorkerSpec], Awaitable[Worker]],
     spec: Toolset,
     directory: Path,
     packages: Path | None,
     env: Mapping[str, str],
     scratch: Path,
-) -> Described:
+) -> Descriptions:
     """Ask a worker of its own for each Python tool in turn; refused when the code ends or hangs it."""
     tools = [tool for tool in spec.tools if isinstance(tool, PythonTool)]
     if not tools:
@@ -101,14 +103,14 @@ async def describe_tools(
     workspace = await asyncio.to_thread(_make_workspace, scratch)
     worker: Worker | None = None
     try:
-        worker = await start(Place(spec.id, directory, workspace, packages, env))
+        worker = await start(WorkerSpec(spec.id, directory, workspace, packages, env))
         return await _describe_each(worker, tools)
     finally:
         await asyncio.shield(asyncio.get_running_loop().create_task(_clean_up(worker, workspace)))
 
 
-async def _describe_each(worker: Worker, tools: list[PythonTool]) -> Described:
-    described: Described = {}
+async def _describe_each(worker: Worker, tools: list[PythonTool]) -> Descriptions:
+    described: Descriptions = {}
     deadline = asyncio.get_running_loop().time() + DESCRIBE_SECONDS
     for tool in tools:
         question = {"do": "describe", "entrypoint": tool.entrypoint, "input_schema": tool.input_schema}

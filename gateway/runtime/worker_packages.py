@@ -22,7 +22,7 @@ _PACKAGES = ("covalt_toolset", "pydantic", "pydantic_core", "annotated_types", "
 
 
 @dataclass(frozen=True)
-class Shelf:
+class WorkerPackages:
     """`directory` goes on the worker's path; `readable` is everything its interpreter must be able to open."""
 
     directory: Path
@@ -30,7 +30,7 @@ class Shelf:
     readable: tuple[Path, ...]
 
 
-def make(directory: Path) -> Shelf:
+def make(directory: Path) -> WorkerPackages:
     """The shelf in `directory`, made when it is not there; blocking, for a thread."""
     items = {f"{WORKER}": Path(__file__).parent / "worker", **{name: _location(name) for name in _PACKAGES}}
     places = sorted((location.name if name != WORKER else WORKER, location) for name, location in items.items())
@@ -39,7 +39,7 @@ def make(directory: Path) -> Shelf:
     if not shelf.is_dir():
         _build(shelf, dict(places))
     readable = _outermost([shelf, interpreter(), *_interpreter_folders(), *(place.resolve() for _, place in places)])
-    return Shelf(shelf, interpreter(), readable)
+    return WorkerPackages(shelf, interpreter(), readable)
 
 
 def interpreter() -> Path:

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway.bundles import Limits, PythonTool, Toolset
-from gateway.bundles.library import Installed, Library, Rules
+from gateway.bundles import BundleLimits, PythonTool, Toolset
+from gateway.bundles.installed import InstalledToolset
+from gateway.bundles.library import CheckRenderer, ToolsetLibrary
 from gateway.calls import Progress
 from gateway.db.sqlite import SqliteDatabase
 from gateway.render import declare
@@ -53,17 +54,17 @@ class Reading:
         return {"name": function, "description": f"The {function}.", "input_schema": {"type": "object"}}
 
 
-RULES = Rules(declare)
-ANYTHING = Rules(lambda *_: None)
+def accept_any_renderer(kind: str, config: Mapping[str, Any]) -> None:
+    """Stand-in for the check of renderers."""
 
 
 @asynccontextmanager
 async def opened(
-    data: Path, inspector: Any = None, limits: Limits | None = None, rules: Rules = RULES
-) -> AsyncIterator[Library]:
+    data: Path, inspector: Any = None, limits: BundleLimits | None = None, check_renderer: CheckRenderer = declare
+) -> AsyncIterator[ToolsetLibrary]:
     db = await SqliteDatabase.open(data / "toolgate.db")
     try:
-        yield Library(db, data, inspector or Reading(), rules, limits or Limits())
+        yield ToolsetLibrary(db, data, inspector or Reading(), check_renderer, limits or BundleLimits())
     finally:
         await db.close()
 
@@ -78,12 +79,12 @@ def folder(place: Path, manifest: str, files: Mapping[str, str | bytes] | None =
     return place
 
 
-async def install(library: Library, source: Path, **options: Any) -> Installed:
+async def install(library: ToolsetLibrary, source: Path, **options: Any) -> InstalledToolset:
     kind = "local" if source.is_dir() else "zip"
     return await library.install(source, **{"source_type": kind, "source_ref": str(source), **options})
 
 
-async def exported(library: Library, toolset_id: str = "demo") -> bytes:
+async def exported(library: ToolsetLibrary, toolset_id: str = "demo") -> bytes:
     out = io.BytesIO()
     await library.export(toolset_id, out)
     return out.getvalue()

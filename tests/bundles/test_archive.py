@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.bundles import Bundle, Limits, open_bundle, read_folder, read_zip, write_zip
+from gateway.bundles import Bundle, BundleLimits, open_bundle, read_folder, read_zip, write_zip
 from gateway.bundles.archive import kind_of
 from gateway.errors import Conflict, Invalid, NotFound
 
@@ -238,6 +238,6 @@ def test_a_path_that_is_neither_folder_nor_file_is_not_found(tmp_path: Path) -> 
 
 
 def test_the_limits_leave_room_to_pack_whatever_a_folder_may_hold() -> None:
-    limits = Limits()
+    limits = BundleLimits()
     headers = limits.files * (30 + 46 + 2 * 512)
     assert limits.zip_bytes > limits.bytes + headers + limits.bytes // 1000

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.bundles.installed import describe_server, quote, server_digest
-from gateway.bundles.library import Installed, Library
+from gateway.bundles.installed import InstalledToolset, describe_server, quote, server_digest
+from gateway.bundles.library import ToolsetLibrary
 from gateway.bundles.spec import Server
 from gateway.errors import Conflict, NotFound
 
@@ -91,11 +91,11 @@ def test_a_description_shows_the_command_the_variables_and_the_rights() -> None:
     assert (shown["url"], shown["headers"]) == ("https://host.example/mcp", "X-Key='${KEY}'")
 
 
-def held(installed: Installed) -> list[str]:
-    return [server.id for server in installed.held_servers]
+def held(installed: InstalledToolset) -> list[str]:
+    return [server.id for server in installed.pending_servers]
 
 
-async def allow(library: Library, installed: Installed, *names: str) -> Installed:
+async def allow(library: ToolsetLibrary, installed: InstalledToolset, *names: str) -> InstalledToolset:
     digests = {each.id: installed.server_digest(each) for each in installed.servers if each.id in names}
     return await library.allow_servers(installed.id, digests, "ann")
 

@@ -17,7 +17,7 @@ from gateway.bundles import Toolset, dump, load, mask_secrets, read_zip
 from gateway.errors import Unavailable
 
 from .forging import Forged, forge
-from .libraries import ANYTHING, CODE, TWO_TOOLS, exported, folder, install, on_disk, opened
+from .libraries import CODE, TWO_TOOLS, accept_any_renderer, exported, folder, install, on_disk, opened
 from .test_library import FULL
 from .test_round_trip import paths, toolsets
 
@@ -91,7 +91,10 @@ def test_import_export_import_export_is_lossless_byte_for_byte(
     async def main(place: Path) -> None:
         given = place / "given.zip"
         given.write_bytes(forge(Forged("toolset.yaml", dump(toolset).encode()), code, *kept).getvalue())
-        async with opened(place / "one", rules=ANYTHING) as one, opened(place / "two", rules=ANYTHING) as two:
+        async with (
+            opened(place / "one", check_renderer=accept_any_renderer) as one,
+            opened(place / "two", check_renderer=accept_any_renderer) as two,
+        ):
             found = await install(one, given)
             assert found.spec == mask_secrets(toolset)
             first = await exported(one, toolset.id)

@@ -23,7 +23,7 @@ FILES = {f"assets/{number % 5}/{number}": f"{number}" * 50 for number in range(4
 CHILD = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from gateway.bundles.library import Library, Rules
+from gateway.bundles.library import ToolsetLibrary
 from gateway.db.sqlite import SqliteDatabase
 
 data, source, action, left = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
@@ -45,7 +45,7 @@ async def main():
     db = await SqliteDatabase.open(data / "toolgate.db")
     for name in ("open", "rename", "unlink", "mkdir", "rmdir", "close", "fsync", "stat"):
         setattr(os, name, die_after(getattr(os, name)))
-    library = Library(db, data, Inspector(), Rules(lambda *_: None))
+    library = ToolsetLibrary(db, data, Inspector(), lambda *_: None)
     if action == "uninstall":
         await library.uninstall("demo")
     else:
@@ -141,7 +141,7 @@ data, sources = Path(sys.argv[1]), [Path(source) for source in sys.argv[2:]]
 
 async def main():
     db = await SqliteDatabase.open(data / "toolgate.db")
-    library = Library(db, data, Inspector(), Rules(lambda *_: None))
+    library = ToolsetLibrary(db, data, Inspector(), lambda *_: None)
     for number in range(12):
         source = random.choice(sources)
         await library.install(source, source_type="local", source_ref=str(source))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.bundles import Limits
-from gateway.bundles.library import Library
+from gateway.bundles import BundleLimits
+from gateway.bundles.library import ToolsetLibrary
 from gateway.errors import GatewayError, Invalid
 
 from .forging import MANIFEST, Forged, bundle, forge
@@ -93,7 +93,7 @@ MANIFESTS: dict[str, tuple[BytesIO, str]] = {
 }
 
 
-async def refused(library: Library, data: Path, source: Path) -> GatewayError:
+async def refused(library: ToolsetLibrary, data: Path, source: Path) -> GatewayError:
     """Why it is refused; checked to have left nothing."""
     with pytest.raises(Invalid) as no:
         await install(library, source)
@@ -125,15 +125,15 @@ async def test_every_malicious_zip_is_refused_whole_and_by_its_cause(tmp_path: P
 
 
 LIMITS = {
-    "entries": (Limits(files=3), "more than 3"),
-    "bytes": (Limits(bytes=3000), "larger than 3000 bytes together"),
-    "a file's bytes": (Limits(file_bytes=900), "larger than 900 bytes"),
-    "packed bytes": (Limits(zip_bytes=3000), "larger than 3000 bytes"),
+    "entries": (BundleLimits(files=3), "more than 3"),
+    "bytes": (BundleLimits(bytes=3000), "larger than 3000 bytes together"),
+    "a file's bytes": (BundleLimits(file_bytes=900), "larger than 900 bytes"),
+    "packed bytes": (BundleLimits(zip_bytes=3000), "larger than 3000 bytes"),
 }
 
 
 @pytest.mark.parametrize(("limits", "reason"), LIMITS.values(), ids=LIMITS)
-async def test_a_bundle_over_a_limit_leaves_nothing(tmp_path: Path, limits: Limits, reason: str) -> None:
+async def test_a_bundle_over_a_limit_leaves_nothing(tmp_path: Path, limits: BundleLimits, reason: str) -> None:
     source = tmp_path / "given.zip"
     entries = [Forged(f"assets/{number}", os.urandom(1000)) for number in range(4)]
     source.write_bytes(forge(Forged("toolset.yaml", MANIFEST), *entries).getvalue())

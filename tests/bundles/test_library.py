@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.bundles.library import Library
+from gateway.bundles.library import ToolsetLibrary
 from gateway.bundles.store import held
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
 
@@ -324,7 +324,7 @@ async def test_an_unknown_toolset_is_told_with_the_nearest_one(tmp_path: Path, v
     assert refused.value.code == "UNKNOWN_TOOLSET"
 
 
-async def changed(library: Library, **changes: Any) -> Any:
+async def changed(library: ToolsetLibrary, **changes: Any) -> Any:
     return (await library.override("demo", "a", changes)).tools[0].override
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.bundles import Limits, read_folder, read_zip
+from gateway.bundles import BundleLimits, read_folder, read_zip
 from gateway.errors import Invalid
 
 from .forging import LINK, MANIFEST, Forged, bundle, forge
@@ -182,17 +182,18 @@ def test_a_container_that_others_would_read_differently_is_refused(file: BytesIO
 
 
 @pytest.mark.parametrize(
-    "limits", [Limits(files=3), Limits(bytes=3000), Limits(file_bytes=900), Limits(zip_bytes=3000)]
+    "limits",
+    [BundleLimits(files=3), BundleLimits(bytes=3000), BundleLimits(file_bytes=900), BundleLimits(zip_bytes=3000)],
 )
-def test_a_bundle_over_a_limit_is_refused_with_the_limit(limits: Limits, tmp_path: Path) -> None:
+def test_a_bundle_over_a_limit_is_refused_with_the_limit(limits: BundleLimits, tmp_path: Path) -> None:
     names = [f"assets/{number}" for number in range(4)]
     limit = next(value for value in (3, 3000, 900) if value in vars(limits).values())
     with pytest.raises(Invalid, match=rf"\b{limit}\b"):
         read_zip(bundle(*(Forged(name, os.urandom(1000)) for name in names)), limits)
 
 
-@pytest.mark.parametrize("limits", [Limits(files=3), Limits(bytes=3000), Limits(file_bytes=900)])
-def test_a_folder_over_a_limit_is_refused_with_the_limit(limits: Limits, tmp_path: Path) -> None:
+@pytest.mark.parametrize("limits", [BundleLimits(files=3), BundleLimits(bytes=3000), BundleLimits(file_bytes=900)])
+def test_a_folder_over_a_limit_is_refused_with_the_limit(limits: BundleLimits, tmp_path: Path) -> None:
     (tmp_path / "toolset.yaml").write_bytes(MANIFEST)
     (tmp_path / "assets").mkdir()
     for number in range(4):

@@ -14,7 +14,7 @@ import pytest
 from gateway.bundles.spec import Toolset, load
 from gateway.calls import Progress, no_progress
 from gateway.config import SandboxSettings
-from gateway.runtime import Job, Runtime
+from gateway.runtime import FunctionCall, WorkerRuntime
 from gateway.sandbox import Sandbox
 
 from .sandboxes import MAKERS, sandbox
@@ -29,12 +29,12 @@ class Bench:
         self.folder = folder
         self.directory = folder / "toolset"
         self.sandbox = sandbox
-        self.runtimes: list[Runtime] = []
+        self.runtimes: list[WorkerRuntime] = []
         self.runtime = self.open()
 
-    def open(self, **settings: Any) -> Runtime:
+    def open(self, **settings: Any) -> WorkerRuntime:
         """A runtime of its own settings."""
-        self.runtime = Runtime(self._sandbox, self.folder / "runtime", SandboxSettings(**settings))
+        self.runtime = WorkerRuntime(self._sandbox, self.folder / "runtime", SandboxSettings(**settings))
         self.runtimes.append(self.runtime)
         return self.runtime
 
@@ -59,8 +59,8 @@ class Bench:
         env: dict[str, str] | None = None,
         progress: Progress = no_progress,
         requirements: tuple[str, ...] = (),
-    ) -> Job:
-        return Job(
+    ) -> FunctionCall:
+        return FunctionCall(
             toolset="it",
             directory=self.directory,
             entrypoint=function if ":" in function else f"tools.it:{function}",

@@ -59,7 +59,7 @@ async def test_a_declared_schema_stands_in_for_the_inferred_one(bench: Bench) ->
 
 async def test_a_toolset_without_python_starts_nothing(bench: Bench) -> None:
     tool = {"id": "ls", "type": "shell", "command": ["ls"], "description": "List"}
-    assert await bench.runtime.describe(bench.spec([tool]), bench.directory) == start.Described()
+    assert await bench.runtime.describe(bench.spec([tool]), bench.directory) == start.Descriptions()
     assert not (bench.folder / "runtime").exists()
 
 

@@ -11,7 +11,7 @@ import pytest
 from eventually import async_eventually
 
 from gateway.errors import GatewayError, Invalid, Unavailable
-from gateway.runtime import Environments, uv
+from gateway.runtime import PackageEnvironments, uv
 from gateway.runtime.environments import digest_of
 
 from .conftest import Bench
@@ -22,13 +22,13 @@ TINY = ("iniconfig>=2",)
 
 
 @pytest.fixture
-async def environments(tmp_path: Path) -> AsyncIterator[Environments]:
-    made = Environments(tmp_path / "environments")
+async def environments(tmp_path: Path) -> AsyncIterator[PackageEnvironments]:
+    made = PackageEnvironments(tmp_path / "environments")
     yield made
     await made.close()
 
 
-async def installed(environments: Environments, requirements: tuple[str, ...] = TINY) -> Path:
+async def installed(environments: PackageEnvironments, requirements: tuple[str, ...] = TINY) -> Path:
     """The packages; the test is skipped where no registry can be reached."""
     try:
         folder = await environments.ensure(requirements)
@@ -38,7 +38,7 @@ async def installed(environments: Environments, requirements: tuple[str, ...] = 
     return folder
 
 
-async def test_nothing_required_is_nothing_installed(environments: Environments, tmp_path: Path) -> None:
+async def test_nothing_required_is_nothing_installed(environments: PackageEnvironments, tmp_path: Path) -> None:
     assert await environments.ensure(()) is None
     assert not (tmp_path / "environments").exists()
 
@@ -64,21 +64,21 @@ async def test_packages_are_locked_by_hash_and_found_by_the_tool(boxed: Bench) -
 
 
 @pytest.mark.slow
-async def test_the_second_who_needs_the_same_finds_it(environments: Environments, tmp_path: Path) -> None:
+async def test_the_second_who_needs_the_same_finds_it(environments: PackageEnvironments, tmp_path: Path) -> None:
     told: list[str | None] = []
 
     async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
         told.append(message)
 
     first = await installed(environments)
-    other = Environments(tmp_path / "environments")
+    other = PackageEnvironments(tmp_path / "environments")
     assert await other.ensure(TINY, progress) == first
     assert told == []
     assert (first / "iniconfig/__init__.py").is_file()
 
 
 @pytest.mark.slow
-async def test_two_processes_building_the_same_build_it_once(environments: Environments, tmp_path: Path) -> None:
+async def test_two_processes_building_the_same_build_it_once(environments: PackageEnvironments, tmp_path: Path) -> None:
     await installed(environments)
     fresh = tmp_path / "fresh"
     told: list[str | None] = []
@@ -86,7 +86,7 @@ async def test_two_processes_building_the_same_build_it_once(environments: Envir
     async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
         told.append(message)
 
-    both = [Environments(fresh), Environments(fresh)]
+    both = [PackageEnvironments(fresh), PackageEnvironments(fresh)]
     folders = await asyncio.gather(*(each.ensure(TINY, progress) for each in both))
     assert folders[0] == folders[1]
     assert told == ["resolving packages…", "installing 1 package…", "packages installed"]
@@ -95,13 +95,13 @@ async def test_two_processes_building_the_same_build_it_once(environments: Envir
 
 @pytest.mark.slow
 async def test_a_build_that_was_killed_leaves_nothing_that_looks_whole(
-    environments: Environments, tmp_path: Path
+    environments: PackageEnvironments, tmp_path: Path
 ) -> None:
     await installed(environments)
     folder = tmp_path / "killed"
     code = (
-        "import asyncio, sys; from pathlib import Path; from gateway.runtime import Environments\n"
-        f"asyncio.run(Environments(Path(sys.argv[1])).ensure({TINY!r}))"
+        "import asyncio, sys; from pathlib import Path; from gateway.runtime import PackageEnvironments\n"
+        f"asyncio.run(PackageEnvironments(Path(sys.argv[1])).ensure({TINY!r}))"
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, str(folder), cwd=Path(__file__).parents[2]
@@ -110,13 +110,15 @@ async def test_a_build_that_was_killed_leaves_nothing_that_looks_whole(
     process.kill()
     await process.wait()
     assert not (folder / digest_of(TINY)).exists()
-    again = Environments(folder)
+    again = PackageEnvironments(folder)
     assert await again.ensure(TINY) is not None
     assert list(folder.glob("*.aside")) == []
 
 
 @pytest.mark.slow
-async def test_a_sweep_keeps_what_is_named_and_removes_the_rest(environments: Environments, tmp_path: Path) -> None:
+async def test_a_sweep_keeps_what_is_named_and_removes_the_rest(
+    environments: PackageEnvironments, tmp_path: Path
+) -> None:
     kept = await installed(environments)
     other = await installed(environments, ("iniconfig<99", "iniconfig>=2"))
     leftover = tmp_path / "environments" / f"{digest_of(TINY)}.dead.aside"
@@ -137,7 +139,9 @@ async def test_a_sweep_keeps_what_is_named_and_removes_the_rest(environments: En
         ("docopt==0.6.2", "sandbox.allow_source_packages"),
     ],
 )
-async def test_what_cannot_be_had_is_refused_readably(environments: Environments, requirement: str, told: str) -> None:
+async def test_what_cannot_be_had_is_refused_readably(
+    environments: PackageEnvironments, requirement: str, told: str
+) -> None:
     await installed(environments)
     with pytest.raises(Invalid, match=told) as refused:
         await environments.ensure((requirement,))
@@ -147,7 +151,7 @@ async def test_what_cannot_be_had_is_refused_readably(environments: Environments
 
 @pytest.mark.slow
 async def test_a_registry_that_does_not_answer_is_said_to_be_unavailable(
-    environments: Environments, monkeypatch: pytest.MonkeyPatch
+    environments: PackageEnvironments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_INDEX_URL", "http://user:secret@127.0.0.1:1/simple")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
@@ -164,7 +168,7 @@ async def test_a_cancelled_caller_does_not_stop_the_build_and_closing_does(
     slow.write_text("#!/bin/sh\ntouch started\nsleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setattr(uv, "find", lambda: str(slow))
-    environments = Environments(tmp_path / "environments")
+    environments = PackageEnvironments(tmp_path / "environments")
     caller = asyncio.ensure_future(environments.ensure(TINY))
     await async_eventually(lambda: list((tmp_path / "environments").glob("*.aside")))
     caller.cancel()
@@ -179,7 +183,7 @@ async def test_without_uv_the_refusal_says_how_to_get_it(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "uv", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(GatewayError, match="pip install uv") as refused:
-        await Environments(tmp_path / "environments").ensure(TINY)
+        await PackageEnvironments(tmp_path / "environments").ensure(TINY)
     assert refused.value.code == "DEPENDENCY_FAILED"
 
 

@@ -317,16 +317,16 @@ GATEWAY = """
 import asyncio, sys
 from pathlib import Path
 from gateway.config import SandboxSettings
-from gateway.runtime import Job, Runtime
+from gateway.runtime import FunctionCall, WorkerRuntime
 from gateway.sandbox.detect import Unconfined
 
 async def main(folder):
     unconfined = Unconfined()
     async def sandbox():
         return unconfined
-    runtime = Runtime(sandbox, folder / "runtime", SandboxSettings())
+    runtime = WorkerRuntime(sandbox, folder / "runtime", SandboxSettings())
     def job(function):
-        return Job(toolset="it", directory=folder / "toolset", entrypoint=f"tools.it:{function}", arguments={},
+        return FunctionCall(toolset="it", directory=folder / "toolset", entrypoint=f"tools.it:{function}", arguments={},
                    workspace=folder / "ws", chat="demo", id="1")
     asyncio.ensure_future(runtime.call(job("spin")))
     print(await runtime.call(job("pid")), flush=True)

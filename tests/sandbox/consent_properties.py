@@ -803,7 +803,7 @@ async def run_example(backend: str, seed: int, directory: Path, counts: Counter[
     with outside(directory / "outside") as world:
         fill_folder(folder, token, world.directory)
         async with Gateway.open(settings) as gateway:
-            await gateway.workshop.library.install(directory / "lab", source_type="local", source_ref="lab")
+            await gateway.toolsets.library.install(directory / "lab", source_type="local", source_ref="lab")
             await gateway.refresh()
             chosen = chat or gateway.chat or "default"
             async with gateway.versions.hold(chosen, "local") as files:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from gateway.app import Gateway
 from gateway.bundles.field_types import RESERVED
-from gateway.bundles.installed import Installed
+from gateway.bundles.installed import InstalledToolset
 from gateway.config import Settings, UpstreamSettings, refuse_unavailable
 from gateway.db.instances import Instance
 from gateway.db.sqlite import SqliteDatabase
@@ -36,7 +36,7 @@ class Desk:
     board: UpstreamRegistry
     specs: Mapping[str, Spec]
     toolsets: frozenset[str]
-    held: Mapping[str, Installed]
+    held: Mapping[str, InstalledToolset]
 
     @property
     def vault(self) -> SecretStore:
@@ -122,14 +122,14 @@ async def desk(settings: Settings) -> AsyncIterator[Desk]:
         gateway = Gateway(settings, db, instance, ())
         stack.push_async_callback(gateway.drain)
 
-        async def installed() -> Sequence[Installed]:
-            return await gateway.workshop.library.list() if await Toolsets(db).revision() else ()
+        async def installed() -> Sequence[InstalledToolset]:
+            return await gateway.toolsets.library.list() if await Toolsets(db).revision() else ()
 
         board = UpstreamRegistry(db, settings, _unheard, installed)
         stack.push_async_callback(board.close)
         await board.sync()
         toolsets, specs = await installed(), await _specs(settings, board)
-        held = {server.id: each for each in toolsets if each.enabled for server in each.held_servers}
+        held = {server.id: each for each in toolsets if each.enabled for server in each.pending_servers}
         brought = {name: each for name, each in held.items() if name not in specs}
         yield Desk(settings, board, specs, frozenset(toolset.id for toolset in toolsets), brought)
 

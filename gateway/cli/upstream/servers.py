@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gateway.bundles.installed import Installed
+from gateway.bundles.installed import InstalledToolset
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
 from gateway.cli.upstream.desk import Desk, desk
 from gateway.cli.upstream.probing import Answer, Standing, probe_all, standing_dict, standings
@@ -263,7 +263,7 @@ def _sandbox(spec: Spec) -> str:
     return "; ".join(["yes", *given.paths, *given.network])
 
 
-def _held_shape(name: str, toolset: Installed) -> dict[str, Any]:
+def _held_shape(name: str, toolset: InstalledToolset) -> dict[str, Any]:
     unknown: dict[str, Any] = {"era": None, "sandbox": "-", "seen_at": None, "missing": [], "tools": [], "waiting": 0}
     origin, error = f"the toolset {toolset.id!r}", f"allow it with: toolgate toolset allow {toolset.id}"
     return {"name": name, "state": "held back", "origin": origin, "error": error, **unknown}

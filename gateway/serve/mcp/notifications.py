@@ -90,7 +90,7 @@ class Subscriber:
         if (unfollow := self._upstream.pop(uri, None)) is not None:
             unfollow()
 
-    def changes_in(self, chat: str, what: Changes) -> list[Change]:
+    def override_fields(self, chat: str, what: Changes) -> list[Change]:
         """Return what of a change in a chat concerns this subscriber."""
         return list(self._changes_in(chat, what))
 
@@ -207,7 +207,7 @@ class Notifications:
         followers = self._followers.get(chat)
         if not followers:
             return
-        changes = {subscriber: found for subscriber in followers if (found := subscriber.changes_in(chat, what))}
+        changes = {subscriber: found for subscriber in followers if (found := subscriber.override_fields(chat, what))}
         if changes:
             task = asyncio.get_running_loop().create_task(self._notify(chat, changes))
             self._tasks.add(task)

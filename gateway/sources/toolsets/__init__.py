@@ -12,15 +12,15 @@ from typing import Any
 import anyio.to_thread
 
 from gateway.bundles import PythonTool, ShellTool
-from gateway.bundles.installed import Installed, InstalledTool
-from gateway.bundles.library import Library
+from gateway.bundles.installed import InstalledTool, InstalledToolset
+from gateway.bundles.library import ToolsetLibrary
 from gateway.calls import Call, Outcome
 from gateway.errors import NotFound
-from gateway.runtime import Job, Runtime
+from gateway.runtime import FunctionCall, WorkerRuntime
 from gateway.sandbox import Mount
 from gateway.secrets import KNOWN
-from gateway.sources.toolsets.listing import WORKSPACE, tools_of
-from gateway.sources.toolsets.shell import Programs
+from gateway.sources.toolsets.listing import WORKSPACE, build_tools
+from gateway.sources.toolsets.shell import ShellRunner
 from gateway.tools import Access, Hides, HidesFor, Permission, Tool, hide_nothing, hide_nothing_for
 from gateway.workspace import Workspaces
 from gateway.workspace.hidden import Hidden, find_hidden, hidden_paths
@@ -46,9 +46,9 @@ class ToolsetSource:
 
     def __init__(
         self,
-        library: Library,
-        runtime: Runtime,
-        programs: Programs,
+        library: ToolsetLibrary,
+        runtime: WorkerRuntime,
+        programs: ShellRunner,
         workspaces: Workspaces,
         environment: Mapping[str, str] = os.environ,
         hides: HidesFor = hide_nothing_for,
@@ -60,12 +60,12 @@ class ToolsetSource:
         self._programs = programs
         self._workspaces = workspaces
         self._environment = environment
-        self._installed: Mapping[str, tuple[Installed, InstalledTool]] = {}
+        self._installed: Mapping[str, tuple[InstalledToolset, InstalledTool]] = {}
 
     async def list_tools(self) -> Sequence[Tool]:
         installed = await self._library.list()
         self._installed = {item.id: (toolset, item) for toolset in installed for item in toolset.tools}
-        tools = [tool for toolset in installed for tool in tools_of(toolset)]
+        tools = [tool for toolset in installed for tool in build_tools(toolset)]
         self._hidden = {tool.id: self._hides(tool) for tool in tools}
         return tools
 
@@ -88,7 +88,7 @@ class ToolsetSource:
             return Outcome(await self._run(toolset, item, call, files, env))
 
     async def _run(
-        self, toolset: Installed, item: InstalledTool, call: Call, files: _Files, env: Mapping[str, str]
+        self, toolset: InstalledToolset, item: InstalledTool, call: Call, files: _Files, env: Mapping[str, str]
     ) -> Any:
         """Run the tool with no more rights than it declares, and without a way to change protected files."""
         hidden = await self._find_hidden(call, files.folder)
@@ -97,7 +97,7 @@ class ToolsetSource:
             mount = Mount(files.folder, WORKSPACE, writable=files.writable, kept=files.protected, hidden=paths)
             return await self._programs.run(item.spec, call, toolset.directory, mount, env)
         assert isinstance(item.spec, PythonTool)  # noqa: S101 - no other kind is offered
-        job = Job(
+        job = FunctionCall(
             toolset=toolset.id,
             directory=toolset.directory,
             entrypoint=item.spec.entrypoint,
@@ -123,7 +123,7 @@ class ToolsetSource:
             return ()
         return await anyio.to_thread.run_sync(find_hidden, workspace, partial(hides, agreed=call.agreed))
 
-    def _find(self, tool_id: str) -> tuple[Installed, InstalledTool]:
+    def _find(self, tool_id: str) -> tuple[InstalledToolset, InstalledTool]:
         found = self._installed.get(tool_id)
         if found is None:
             raise NotFound(f"{tool_id} has just been uninstalled", code="UNKNOWN_TOOL")

@@ -15,7 +15,7 @@ from typing import Any
 from watchfiles import awatch
 
 from gateway.bundles.archive import LIMITS
-from gateway.bundles.library import Library, Rules
+from gateway.bundles.library import ToolsetLibrary
 from gateway.bundles.paths import is_skipped
 from gateway.bundles.rows import SourceType
 from gateway.calls import Call, Progress, no_progress
@@ -24,12 +24,12 @@ from gateway.db import Database
 from gateway.errors import GatewayError
 from gateway.net.policy import NetworkPolicy
 from gateway.render import declare
-from gateway.runtime import Runtime
+from gateway.runtime import WorkerRuntime
 from gateway.sandbox import Limits, Mount, Sandbox
 from gateway.sandbox.detect import choose
 from gateway.sources.toolsets import ToolsetSource
 from gateway.sources.toolsets.listing import HOME, WORKSPACE
-from gateway.sources.toolsets.shell import Programs
+from gateway.sources.toolsets.shell import ShellRunner
 from gateway.tools import HidesFor
 from gateway.workspace import Workspaces
 
@@ -37,7 +37,7 @@ DOWNLOAD_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Sourced:
+class FetchedBundle:
     """A bundle on disk, and where it came from."""
 
     path: Path
@@ -50,11 +50,13 @@ class Sourced:
 
 
 @asynccontextmanager
-async def sourced(source: str, http: HttpSettings, progress: Progress = no_progress) -> AsyncIterator[Sourced]:
+async def fetch_bundle(
+    source: str, http: HttpSettings, progress: Progress = no_progress
+) -> AsyncIterator[FetchedBundle]:
     """The bundle a person named, for as long as it is used."""
     if "://" not in source:
         path = Path(source).expanduser().resolve()
-        yield Sourced(path, "local" if path.is_dir() else "zip", str(path))
+        yield FetchedBundle(path, "local" if path.is_dir() else "zip", str(path))
         return
     # The HTTP client takes a tenth of a second to load, and folders and files need none.
     download = importlib.import_module("gateway.net.download").download
@@ -62,7 +64,7 @@ async def sourced(source: str, http: HttpSettings, progress: Progress = no_progr
         policy = NetworkPolicy(any_host=True, allow_private=http.allow_private)
         await download(source, file, limit=LIMITS.zip_bytes, timeout=DOWNLOAD_SECONDS, policy=policy, progress=progress)
         file.flush()
-        yield Sourced(Path(file.name), "url", source)
+        yield FetchedBundle(Path(file.name), "url", source)
 
 
 log = logging.getLogger(__name__)
@@ -71,10 +73,10 @@ _TIMES: Any = {"step": 50, "debounce": 300, "rust_timeout": 1000}  # millisecond
 _AWAY_SECONDS = 2.0
 
 
-class Follower:
+class FolderWatcher:
     """Watches folders; `edited` is told whenever an edit has been installed."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: ToolsetLibrary) -> None:
         self._library = library
         self._watching: dict[Path, asyncio.Task[None]] = {}
 
@@ -126,7 +128,7 @@ def _matters(path: Path, folder: Path) -> bool:
 _MEBIBYTE = 1024 * 1024
 
 
-class Workshop:
+class ToolsetRuntime:
     """The library of toolsets, the runtime of their code, and the source of their tools."""
 
     def __init__(
@@ -138,21 +140,21 @@ class Workshop:
     ) -> None:
         sandbox = self._choose
         limits = Limits(memory=settings.sandbox.memory_mb * _MEBIBYTE, cpu_seconds=settings.sandbox.cpu_seconds)
-        self.runtime = Runtime(sandbox, settings.data_dir / "runtime", settings.sandbox)
-        self.library = Library(db, settings.data_dir, self.runtime, Rules(declare))
-        programs = Programs(sandbox, limits, settings.sandbox.timeout)
+        self.runtime = WorkerRuntime(sandbox, settings.data_dir / "runtime", settings.sandbox)
+        self.library = ToolsetLibrary(db, settings.data_dir, self.runtime, declare)
+        programs = ShellRunner(sandbox, limits, settings.sandbox.timeout)
         self.source = ToolsetSource(self.library, self.runtime, programs, workspaces, hides=hides)
-        self._follower = Follower(self.library)
+        self._follower = FolderWatcher(self.library)
         self._settings = settings
         self._workspaces = workspaces
         self._sandbox: Sandbox | None = None
 
-    async def keep_installed(self) -> list[GatewayError]:
+    async def install_configured(self) -> list[GatewayError]:
         """Install what the settings name, as it is now; what is refused is told, and stops nothing else."""
         problems = []
         for kept in self._settings.toolsets:
             try:
-                async with sourced(kept, self._settings.http) as found:
+                async with fetch_bundle(kept, self._settings.http) as found:
                     await self.library.install(
                         found.path, source_type=found.type, source_ref=found.ref, live=found.is_folder
                     )

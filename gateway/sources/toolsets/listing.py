@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.bundles import PythonTool, ShellTool
-from gateway.bundles.installed import Installed, InstalledTool
+from gateway.bundles.installed import InstalledTool, InstalledToolset
 from gateway.errors import Invalid
 from gateway.render import declare
 from gateway.tools import Access, Permission, Renderer, Tool
@@ -18,13 +18,13 @@ CATEGORY = "toolsets"
 WORKSPACE, HOME = "/workspace", "/toolset"
 
 
-def tools_of(toolset: Installed) -> Iterator[Tool]:
+def build_tools(toolset: InstalledToolset) -> Iterator[Tool]:
     """Every tool of the toolset; one that cannot be called says why."""
     for item in toolset.tools:
         yield _tool(toolset, item)
 
 
-def _tool(toolset: Installed, item: InstalledTool) -> Tool:
+def _tool(toolset: InstalledToolset, item: InstalledTool) -> Tool:
     said, spec = item.said, toolset.spec
     return Tool(
         id=item.id,
@@ -67,7 +67,7 @@ def _renderer(item: InstalledTool) -> Renderer | None:
         return None
 
 
-def _withheld(toolset: Installed, item: InstalledTool) -> str | None:
+def _withheld(toolset: InstalledToolset, item: InstalledTool) -> str | None:
     if not toolset.enabled:
         return f"the toolset {toolset.id!r} is off; turn it on with: toolgate toolset enable {toolset.id}"
     if item.missing is not None:

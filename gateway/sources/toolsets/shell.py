@@ -89,7 +89,7 @@ SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 _TOLD = 2000  # characters of a failed program's own words
 
 
-class Programs:
+class ShellRunner:
     """Runs shell tools; `timeout` is the longest a program may take when its tool names no limit of its own."""
 
     def __init__(self, sandbox: Callable[[], Awaitable[Sandbox]], limits: Limits, timeout: float) -> None:

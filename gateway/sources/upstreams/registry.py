@@ -26,7 +26,7 @@ from gateway.sources.upstreams.uris import outer_blocks, prefix_of
 from gateway.tools import Tool
 
 if TYPE_CHECKING:
-    from gateway.bundles.installed import Installed
+    from gateway.bundles.installed import InstalledToolset
     from gateway.bundles.spec import Server
 
 
@@ -96,7 +96,7 @@ class UpstreamRegistry:
         db: Database,
         settings: Settings,
         changed: Callable[[], None],
-        toolsets: Callable[[], Awaitable[Sequence[Installed]]],
+        toolsets: Callable[[], Awaitable[Sequence[InstalledToolset]]],
     ) -> None:
         self.source = UpstreamSource()
         self.store = Upstreams(db)
@@ -204,7 +204,7 @@ def _of_rows(rows: Sequence[UpstreamRow]) -> Iterator[Spec]:
         yield Spec.of(row.name, settings, ADDED)
 
 
-def _of_toolsets(toolsets: Sequence[Installed]) -> Iterator[Spec]:
+def _of_toolsets(toolsets: Sequence[InstalledToolset]) -> Iterator[Spec]:
     for toolset in toolsets:
         for server in toolset.allowed_servers if toolset.enabled else ():
             overrides = {

@@ -169,7 +169,7 @@ async def test_destructive_toolset_tool_asks_unless_the_person_who_installed_it_
         for tool in ("wipe", "assured"):
             refused, person = await garden.call(tool, path="notes.txt")
             assert (code(refused), person.reasons) == ("DECLINED", [f"garden:{tool} always asks first"])
-        library = garden.gateway.workshop.library
+        library = garden.gateway.toolsets.library
         await library.override("garden", "garden:wipe", {"requires_confirmation": False})
         await garden.gateway.refresh()
         done, person = await garden.call("wipe", "once", path="notes.txt")
@@ -411,7 +411,7 @@ async def test_code_that_goes_on_after_its_call_changes_nothing(tmp_path: Path) 
         threading.Thread(target=later).start()
         """
         assert code((await garden.act(script))[0]) == "OK"
-        assert garden.gateway.workshop.runtime.workers == 0
+        assert garden.gateway.toolsets.runtime.workers == 0
         assert (garden.folder / "notes.txt").read_text() == "mine\n"
 
 

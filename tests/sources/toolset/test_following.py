@@ -44,7 +44,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 async def watched(gateway: Gateway, folder: Path) -> None:
     """Wait until the folder is watched: until writing the same manifest again makes the follower install it."""
-    library, installed = gateway.workshop.library, asyncio.Event()
+    library, installed = gateway.toolsets.library, asyncio.Event()
     install = library.install
 
     async def noticed(*arguments: Any, **options: Any) -> Any:
@@ -104,7 +104,7 @@ async def test_what_another_process_does_is_noticed(gateway: Gateway, tmp_path: 
         code=CODE.format(tool="three", value=3),
     )
     async with Gateway.open({"data_dir": str(gateway.settings.data_dir)}) as second:
-        library = second.workshop.library
+        library = second.toolsets.library
         await library.install(other, source_type="local", source_ref=str(other))
         await async_eventually(lambda: "other:three" in offered(gateway))
         await library.enable("other", False)

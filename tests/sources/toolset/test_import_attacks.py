@@ -121,7 +121,7 @@ async def test_nothing_is_reached_or_read_or_written(
 
 
 async def nothing_is_left(gateway: Gateway) -> None:
-    assert await gateway.workshop.library.list() == ()
+    assert await gateway.toolsets.library.list() == ()
     stored = gateway.settings.data_dir / "toolsets"
     assert not [path for path in stored.rglob("*") if path.is_file()]
 

@@ -96,7 +96,7 @@ async def test_a_call_is_versioned_recorded_and_told_of_also_when_it_fails(gatew
 async def test_what_disappears_is_withheld_and_comes_back_as_it_was(gateway: Gateway, tmp_path: Path) -> None:
     folder = write_toolset(tmp_path / "lab", MANIFEST, code=CODE)
     await install(gateway, folder)
-    await gateway.workshop.library.override("lab", "lab:second", {"name_override": "Mine"})
+    await gateway.toolsets.library.override("lab", "lab:second", {"name_override": "Mine"})
     write_toolset(folder, MANIFEST, code=CODE[: CODE.index("@tool(access")])
     await install(gateway, folder)
     gone = await gateway.call("lab:second")
@@ -112,7 +112,7 @@ async def test_what_disappears_is_withheld_and_comes_back_as_it_was(gateway: Gat
 
 async def test_switches_are_felt_at_once_and_say_how_to_turn_back(gateway: Gateway, tmp_path: Path) -> None:
     await install(gateway, write_toolset(tmp_path / "lab", MANIFEST, code=CODE))
-    library = gateway.workshop.library
+    library = gateway.toolsets.library
     await library.enable("lab", False)
     await gateway.refresh()
     off = await gateway.call("lab__first", {"text": "x"})

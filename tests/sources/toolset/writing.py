@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway import Gateway
-from gateway.bundles.library import Installed
+from gateway.bundles.installed import InstalledToolset
 from gateway.sandbox.detect import survey
 
 
@@ -21,8 +21,8 @@ async def require_sandbox() -> None:
         pytest.skip(f"no sandbox works here: {reasons}")
 
 
-async def install(gateway: Gateway, folder: Path) -> Installed:
-    installed = await gateway.workshop.library.install(folder, source_type="local", source_ref=str(folder))
+async def install(gateway: Gateway, folder: Path) -> InstalledToolset:
+    installed = await gateway.toolsets.library.install(folder, source_type="local", source_ref=str(folder))
     await gateway.refresh()
     return installed
 

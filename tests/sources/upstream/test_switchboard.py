@@ -153,7 +153,7 @@ async def test_servers_of_a_toolset_live_and_go_with_it(tmp_path: Path, monkeypa
     (tmp_path / "notes").touch()
     monkeypatch.setenv("LAB_SECRET", str(tmp_path / "notes"))
     async with gateway_to(tmp_path, follow=True) as gateway, gateway_to(tmp_path) as elsewhere:
-        library = elsewhere.workshop.library
+        library = elsewhere.toolsets.library
         installed = await library.install(toolset, source_type="local", source_ref=str(toolset))
         await async_eventually(lambda: "toolset allow lab-set" in " ".join(map(str, gateway.catalog.problems)))
         assert listed(gateway) == set()
@@ -187,7 +187,7 @@ async def test_a_server_of_a_toolset_runs_in_the_sandbox_unless_it_says_otherwis
         toolset = write_toolset(tmp_path / name, manifest)
         shutil.copy(Path(__file__).parents[2] / "mcp_client/servers/reaching.py", toolset)
         async with gateway_to(tmp_path) as gateway:
-            library = gateway.workshop.library
+            library = gateway.toolsets.library
             installed = await library.install(toolset, source_type="local", source_ref=str(toolset))
             digests = {server.id: installed.server_digest(server) for server in installed.servers}
             await library.allow_servers(installed.id, digests, "a person")

@@ -15,7 +15,7 @@ Key = tuple[Path, Path, bool, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class FunctionCall:
     """One call of a toolset's function. `directory` holds the toolset's version and never changes; `env` has the
     values of the secrets it declares, `id` names the call. A call that is not `writable` cannot change the workspace,
     and one without `programs` can start none. `protected` are paths in the workspace that it cannot change, `hidden`
@@ -40,7 +40,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerSpec:
     """What a worker is started with. One that was started with something else cannot serve the call: another secret,
     other packages, other files to hide, or a workspace that was made anew under the same name. One of `single_use` is
     ended after its first call: code that goes on in it could change files that have been looked at already."""
@@ -58,7 +58,7 @@ class Place:
     single_use: bool = False
 
     @classmethod
-    def of(cls, job: Job, packages: Path | None) -> Place:
+    def of(cls, job: FunctionCall, packages: Path | None) -> WorkerSpec:
         inode = os.stat(job.workspace).st_ino  # noqa: PTH116 - on the way of every call
         rights = job.writable, job.programs, job.protected, job.hidden, job.single_use
         return cls(job.toolset, job.directory, job.workspace, packages, job.env, inode, *rights)
