@@ -188,7 +188,7 @@ class Gateway:
         # Imported by the first who needs it, for the same reason.
         from gateway.sources.upstreams.registry import UpstreamRegistry
 
-        made = UpstreamRegistry(self._db, self.settings, self._refresh_soon, self._installed)
+        made = UpstreamRegistry(self._db, self.settings, self._refresh_soon, self.installed_toolsets)
         self._sources.append(made.source)
         return made
 
@@ -251,7 +251,7 @@ class Gateway:
     async def refresh(self) -> Catalog:
         """Ask the sources again and offer what they list now. What an operator should correct is logged."""
         async with self._refreshing:
-            listed, installed = await self._revisions(), await self._installed()
+            listed, installed = await self._revisions(), await self.installed_toolsets()
             profile = self.settings.effective_profile()
             draft = Draft(Policy(self._categories, profile.permission, self.settings.limits.tools))
             for source in self._sources:
@@ -326,9 +326,9 @@ class Gateway:
     async def _has_upstreams(self) -> bool:
         if self.settings.upstreams or "upstreams" in self.__dict__ or await self._upstream_rows.revision():
             return True
-        return any(toolset.allowed_servers for toolset in await self._installed())
+        return any(toolset.allowed_servers for toolset in await self.installed_toolsets())
 
-    async def _installed(self) -> Sequence[InstalledToolset]:
+    async def installed_toolsets(self) -> Sequence[InstalledToolset]:
         return await self.toolsets.library.list() if await self._toolsets.revision() else ()
 
     def _refresh_soon(self) -> None:

@@ -38,6 +38,7 @@ ROOMS = (
     "approval",
     "extensions",
     "executor",
+    "admin",
     "serve",
     "app",
     "cli",

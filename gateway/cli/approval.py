@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
+from gateway.admin import approvals
 from gateway.approval.question import escape_text
-from gateway.approval.store import ApprovalStore
-from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.cli.options import as_json, open_stored, print_json, print_table, run, settings_options
 from gateway.cli.prompt import person
-from gateway.config import Settings, refuse_unavailable
-from gateway.db.approvals import ApprovalRecord, Approvals, Scope
-from gateway.db.sqlite import SqliteDatabase
+from gateway.config import Settings
 from gateway.errors import Invalid
+
+if TYPE_CHECKING:
+    from gateway.db.approvals import ApprovalRecord, Remembered, Scope
 
 
 @click.group()
@@ -32,9 +31,8 @@ def list_approvals(settings: Settings, everything: bool, limit: int, as_json: bo
     """The calls that wait in the queue, newest first."""
 
     async def task() -> list[ApprovalRecord]:
-        async with _open_store(settings) as store:
-            await store.records.sweep()
-            return await store.records.entries(waiting=not everything, limit=limit)
+        async with open_stored(settings) as gateway:
+            return await approvals.list_approvals(gateway, waiting=not everything, limit=limit)
 
     records = run(task)
     if as_json:
@@ -47,7 +45,7 @@ def list_approvals(settings: Settings, everything: bool, limit: int, as_json: bo
             escape_text(record.tool_id),
             record.status,
             escape_text(record.chat_id)[:40],
-            _why(record),
+            escape_text(record.reason)[:120],
         )
         for record in records
     ]
@@ -62,16 +60,16 @@ def show(settings: Settings, approval_id: str, as_json: bool) -> None:
     """One question as it is asked, and what came of it. A unique beginning of the ID is enough."""
 
     async def task() -> ApprovalRecord:
-        async with _open_store(settings) as store:
-            await store.records.sweep()
-            return await store.records.get(approval_id)
+        async with open_stored(settings) as gateway:
+            return await approvals.show_approval(gateway, approval_id)
 
     record = run(task)
     if as_json:
         print_json(record.to_dict())
         return
     click.echo(f"{record.message}\n")
-    told: dict[str, Any] = {
+    decider = escape_text(record.decided_by or "")
+    fields = {
         "id": record.id,
         "call": record.call_id,
         "chat": escape_text(record.chat_id),
@@ -79,11 +77,10 @@ def show(settings: Settings, approval_id: str, as_json: bool) -> None:
         "asked": f"{record.created_at}, by {record.via}",
         "until": record.expires_at,
         "status": record.status,
-        "decided": record.decided_at
-        and f"{record.decided_at} by {escape_text(record.decided_by or '')} ({record.scope})",
+        "decided": record.decided_at and f"{record.decided_at} by {decider} ({record.scope})",
         "changed to": record.edited_args and escape_text(record.edited_args),
     }
-    for key, value in told.items():
+    for key, value in fields.items():
         if value is not None:
             click.echo(f"{key:12} {value}")
 
@@ -101,10 +98,10 @@ def allow(settings: Settings, approval_id: str, for_chat: bool, always: bool, as
     scope: Scope = "always" if always else "chat" if for_chat else "once"
 
     async def task() -> ApprovalRecord:
-        async with _open_store(settings) as store:
-            return await store.allow(approval_id, person(), scope)
+        async with open_stored(settings) as gateway:
+            return await approvals.allow(gateway, approval_id, person(), scope)
 
-    _tell(run(task), "allowed", as_json)
+    _print_decision(run(task), "allowed", as_json)
 
 
 @approval.command()
@@ -115,10 +112,10 @@ def deny(settings: Settings, approval_id: str, as_json: bool) -> None:
     """Refuse a call that waits."""
 
     async def task() -> ApprovalRecord:
-        async with _open_store(settings) as store:
-            return await store.deny(approval_id, person())
+        async with open_stored(settings) as gateway:
+            return await approvals.deny(gateway, approval_id, person())
 
-    _tell(run(task), "denied", as_json)
+    _print_decision(run(task), "denied", as_json)
 
 
 @approval.command()
@@ -127,23 +124,23 @@ def deny(settings: Settings, approval_id: str, as_json: bool) -> None:
 def remembered(settings: Settings, as_json: bool) -> None:
     """What was agreed to for longer than one call, and still counts unless the tool has changed since."""
 
-    async def task() -> list[Any]:
-        async with _open_store(settings) as store:
-            return list(await store.records.remembered())
+    async def task() -> list[Remembered]:
+        async with open_stored(settings) as gateway:
+            return await approvals.list_remembered(gateway)
 
-    found = run(task)
+    decisions = run(task)
     if as_json:
-        print_json([each.to_dict() for each in found])
+        print_json([decision.to_dict() for decision in decisions])
         return
     rows = [
         (
-            each.id,
-            each.created_at,
-            escape_text(each.tool_id),
-            "every chat" if each.chat_id is None else escape_text(each.chat_id)[:40],
-            escape_text(each.created_by),
+            decision.id,
+            decision.created_at,
+            escape_text(decision.tool_id),
+            "every chat" if decision.chat_id is None else escape_text(decision.chat_id)[:40],
+            escape_text(decision.created_by),
         )
-        for each in found
+        for decision in decisions
     ]
     print_table(("ID", "SINCE", "TOOL", "CHAT", "BY"), rows)
 
@@ -157,35 +154,19 @@ def revoke(settings: Settings, remembered_id: str, as_json: bool) -> None:
     if not remembered_id:
         raise Invalid("name what to take back; see: toolgate approval remembered")
 
-    async def task() -> Any:
-        async with _open_store(settings) as store:
-            return await store.records.revoke(remembered_id, person())
+    async def task() -> Remembered:
+        async with open_stored(settings) as gateway:
+            return await approvals.revoke(gateway, remembered_id, person())
 
-    gone = run(task)
+    revoked = run(task)
     if as_json:
-        print_json(gone.to_dict())
+        print_json(revoked.to_dict())
     else:
-        click.echo(f"{escape_text(gone.tool_id)} is asked for again ({gone.id})")
+        click.echo(f"{escape_text(revoked.tool_id)} is asked for again ({revoked.id})")
 
 
-@asynccontextmanager
-async def _open_store(settings: Settings) -> AsyncIterator[ApprovalStore]:
-    """Open the store alone: whoever answers must not wait for upstreams to start."""
-    refuse_unavailable(settings)
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    db = await SqliteDatabase.open(settings.data_dir / "toolgate.db")
-    try:
-        yield ApprovalStore(Approvals(db), settings.approval)
-    finally:
-        await db.close()
-
-
-def _why(record: ApprovalRecord) -> str:
-    return escape_text(record.reason)[:120]
-
-
-def _tell(record: ApprovalRecord, what: str, as_json: bool) -> None:
+def _print_decision(record: ApprovalRecord, status: str, as_json: bool) -> None:
     if as_json:
-        print_json({"id": record.id, "call_id": record.call_id, "status": what})
+        print_json({"id": record.id, "call_id": record.call_id, "status": status})
     else:
-        click.echo(f"{what} {escape_text(record.tool_id)} ({record.id})")
+        click.echo(f"{status} {escape_text(record.tool_id)} ({record.id})")

@@ -2,92 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
-from gateway.cli import json_edit
-from gateway.cli.json_edit import Entry
-from gateway.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
-
-
-class Client(NamedTuple):
-    """What a client's makers document about its file."""
-
-    title: str
-    key: str  # the object of the file that holds the servers
-    typed: bool  # whether an entry names its transport
-    takes_url: bool
-    restart: str
-
-
-# Claude Desktop does not connect to remote servers named in its file: support.claude.com, article 11503834.
-CLIENTS: Mapping[str, Client] = {
-    "claude-desktop": Client(
-        "Claude Desktop", "mcpServers", False, False, "Quit it (closing the window is not enough) and open it again."
-    ),
-    "claude-code": Client(
-        "Claude Code", "mcpServers", True, True, "Start a new session, where /mcp lists it; running ones do not see it."
-    ),
-    "cursor": Client(
-        "Cursor", "mcpServers", False, True, "Restart Cursor and check in its MCP settings that the server is on."
-    ),
-    "vscode": Client(
-        "VS Code", "servers", True, True, "Restart VS Code, or start the server from its command `MCP: List Servers`."
-    ),
-}
-_BRIDGE = (
-    "Claude Desktop only starts local commands from this file, so `mcp-remote` (needs Node.js 18 or later) carries "
-    "calls to the URL; a public https gateway can be added under Settings > Connectors instead."
-)
-
-
-_PATH_OPTIONS = ("--workspace", "--data-dir", "--config")
-
-
-class Machine(NamedTuple):
-    """The home, platform (as in `sys.platform`) and environment in which a client looks for its file."""
-
-    home: Path
-    platform: str
-    environ: Mapping[str, str]
-
-    @property
-    def applications(self) -> Path:
-        """The folder in which desktop applications keep their settings."""
-        if self.platform == "darwin":
-            return self.home / "Library" / "Application Support"
-        if self.platform == "win32":
-            return Path(self.environ.get("APPDATA") or self.home / "AppData" / "Roaming")
-        configured = Path(self.environ.get("XDG_CONFIG_HOME", ""))
-        return configured if configured.is_absolute() else self.home / ".config"
-
-
-class Snippet(NamedTuple):
-    """One client's entry, the file it belongs in, and the folder that exists where the client is installed."""
-
-    client: str
-    name: str
-    entry: Entry
-    file: Path
-    folder: Path
-    note: str
-
-    @property
-    def config(self) -> Entry:
-        return {CLIENTS[self.client].key: {self.name: self.entry}}
-
-    @property
-    def text(self) -> str:
-        return json.dumps(self.config, indent=2, ensure_ascii=False)
+from gateway.admin.clients import CLIENTS, Snippet, make_snippets, merge, read, serve_command, write
+from gateway.errors import NotFound
 
 
 class _ThenServe(click.Command):
@@ -132,7 +57,7 @@ def client() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print for programs.")
 def config(name: str | None, entry_name: str, url: str | None, as_json: bool, serve: tuple[str, ...]) -> None:
     """Print the entry to paste and where it belongs, for one client or for all."""
-    every = snippets(serve_command(sys.executable, serve), url, name=entry_name)
+    every = make_snippets(serve_command(sys.executable, serve), url, name=entry_name)
     shown = [snippet for snippet in every if name in (None, snippet.client)]
     if as_json:
         data = [{"client": s.client, "file": str(s.file), "config": s.config, "note": s.note} for s in shown]
@@ -152,7 +77,7 @@ def install(
     name: str, path: Path | None, entry_name: str, url: str | None, dry_run: bool, serve: tuple[str, ...]
 ) -> None:
     """Write the entry into the client's own file, keeping a backup and everything else in it."""
-    every = snippets(serve_command(sys.executable, serve), url, name=entry_name)
+    every = make_snippets(serve_command(sys.executable, serve), url, name=entry_name)
     snippet = next(snippet for snippet in every if snippet.client == name)
     file = path or snippet.file
     before = read(file)
@@ -169,64 +94,6 @@ def install(
     click.echo(_lines(snippet.text, kept, snippet.note, "" if dry_run else CLIENTS[name].restart))
 
 
-def snippets(
-    command: Sequence[str], url: str | None, *, name: str = "toolgate", machine: Machine | None = None
-) -> list[Snippet]:
-    """Every client's entry: to reach `url` where one is given, else to start `command`."""
-    where = machine or Machine(Path.home(), sys.platform, os.environ)
-    note = _BRIDGE if url else ""
-    return [
-        Snippet(key, name, _entry(known, command, url), *locate(key, where), "" if known.takes_url else note)
-        for key, known in CLIENTS.items()
-    ]
-
-
-def serve_command(python: str, serve: Sequence[str] = ()) -> list[str]:
-    """How a client starts this gateway: by absolute path, because desktop applications lack the shell's PATH."""
-    if not_text := [argument for argument in serve if re.search("[\ud800-\udfff]", argument)]:
-        raise Invalid(f"{not_text[0]!r} is not UTF-8 and cannot stand in a client's file")
-    interpreter = Path(python).absolute()
-    scripts = [interpreter.with_name(name) for name in ("toolgate", "toolgate.exe")]
-    script = next(([str(path)] for path in scripts if path.is_file()), None)
-    return [*(script or [str(interpreter), "-m", "gateway"]), "serve", *_anchored(serve)]
-
-
-def _anchored(serve: Sequence[str]) -> Iterator[str]:
-    """The arguments with their paths made absolute: a client starts us in a folder of its own choosing."""
-    previous = ""
-    for argument in serve:
-        option, equals, value = argument.partition("=")
-        if previous in _PATH_OPTIONS:
-            yield str(Path(argument).expanduser().absolute())
-        elif equals and option in _PATH_OPTIONS:
-            yield f"{option}={Path(value).expanduser().absolute()}"
-        else:
-            yield argument
-        previous = argument
-
-
-def locate(name: str, machine: Machine) -> tuple[Path, Path]:
-    """The client's own file for this user, and the folder whose presence says that the client is installed."""
-    if name == "claude-desktop":
-        folder = machine.applications / "Claude"
-        return folder / "claude_desktop_config.json", folder
-    if name == "claude-code":
-        moved = machine.environ.get("CLAUDE_CONFIG_DIR")
-        return Path(moved or machine.home) / ".claude.json", Path(moved or machine.home / ".claude")
-    if name == "cursor":
-        return machine.home / ".cursor" / "mcp.json", machine.home / ".cursor"
-    folder = machine.applications / "Code"
-    return folder / "User" / "mcp.json", folder
-
-
-def _entry(known: Client, command: Sequence[str], url: str | None) -> Entry:
-    if url and not known.takes_url:
-        plain = ["--allow-http"] if url.startswith("http:") else []
-        command, url = ["npx", "-y", "mcp-remote", url, *plain], None
-    target: Entry = {"url": url} if url else {"command": command[0], "args": list(command[1:])}
-    return {"type": "http" if url else "stdio", **target} if known.typed else target
-
-
 def _require_installed(snippet: Snippet) -> None:
     if not snippet.folder.is_dir():
         raise NotFound(
@@ -237,69 +104,3 @@ def _require_installed(snippet: Snippet) -> None:
 
 def _lines(*parts: str) -> str:
     return "\n".join(part for part in parts if part)
-
-
-def merge(file: Path, before: bytes | None, snippet: Snippet) -> tuple[bytes, str | None]:
-    """The file's content with the entry in it, and the source of the entry replaced, if there was another.
-
-    Refused, with the place of the fault and the entry to paste, when the content is not plain JSON.
-    """
-    key = CLIENTS[snippet.client].key
-    try:
-        text = json_edit.decode(before if before and before.strip() else b"{}\n")
-        text, replaced = json_edit.put(text, key, snippet.name, snippet.entry)
-    except Invalid as refusal:
-        entry = json.dumps({snippet.name: snippet.entry}, ensure_ascii=False)[1:-1]
-        hint = f'the file was left as it is. Put this into its "{key}" by hand: {entry}'
-        raise Invalid(f"{file}: {refusal.message}; {hint}", **refusal.details) from None
-    return text.encode(), replaced
-
-
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-
-
-def read(file: Path) -> bytes | None:
-    """What is in it, or None where it is missing."""
-    with _refusing(file), contextlib.suppress(FileNotFoundError):
-        return file.read_bytes()
-    return None
-
-
-def write(file: Path, before: bytes | None, after: bytes, now: datetime) -> Path | None:
-    """Put `after` where `before` was read, or refuse when that has changed; the backup. A link stays a link."""
-    target = file.resolve()
-    with _refusing(file), contextlib.ExitStack() as undo:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
-        backup = None
-        if before is not None:
-            backup = _created(file.with_name(f"{file.name}.{now:%Y%m%d-%H%M%S-%f}.bak"), before, mode)
-            undo.callback(backup.unlink)
-        temporary = _created(target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp"), after, mode)
-        undo.callback(temporary.unlink)
-        if read(target) != before:
-            raise Conflict(f"{file} was changed by another program meanwhile and was left as it is; try again")
-        temporary.replace(target)
-        undo.pop_all()
-        return backup
-
-
-def _created(path: Path, content: bytes, mode: int) -> Path:
-    """A new file, whole and on the disk before we go on; refused when there is one of that name."""
-    with contextlib.ExitStack() as undo, os.fdopen(os.open(path, _NEW, 0o600), "wb") as stream:
-        undo.callback(path.unlink)
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-        path.chmod(mode)
-        undo.pop_all()
-    return path
-
-
-@contextlib.contextmanager
-def _refusing(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        refusal = Forbidden if isinstance(error, PermissionError) else Unavailable
-        raise refusal(f"{file}: {error.strerror}") from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ import anyio
 import click
 
 from gateway import config
+from gateway.app import Gateway
+from gateway.config import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -62,6 +65,14 @@ def settings_options(command: Command) -> Command:
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def open_stored(settings: Settings) -> AsyncIterator[Gateway]:
+    """Open the gateway for a command about what is stored: no server is started, and no toolset that the settings name
+    is installed, so that none of them can delay the command."""
+    async with Gateway.open(settings.model_copy(update={"toolsets": []}), connect="none") as gateway:
+        yield gateway
 
 
 def run(task: Callable[[], Coroutine[Any, Any, Result]]) -> Result:

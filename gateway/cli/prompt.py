@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import sys
 from typing import Any
 
 import anyio.to_thread
@@ -19,8 +20,13 @@ async def on_terminal(question: Question) -> Answer:
     return await anyio.to_thread.run_sync(_ask, question, abandon_on_cancel=True)
 
 
+def can_ask() -> bool:
+    """Return whether there is a person at a terminal; questions go to stderr."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def person() -> str:
-    """Who decides here, for the record."""
+    """The name of the person who decides here, for the record."""
     try:
         return f"{getpass.getuser()} (cli)"
     except (OSError, KeyError):  # a user without a name, as in some containers

@@ -12,8 +12,9 @@ from functools import partial
 import anyio
 import click
 
+from gateway.admin.clients import CLIENTS, make_snippets, serve_command
 from gateway.app import Gateway
-from gateway.cli import clients, staying
+from gateway.cli import staying
 from gateway.cli.options import settings_options
 from gateway.config import Settings
 from gateway.errors import Forbidden
@@ -143,8 +144,8 @@ Ctrl-C ends it."""
 
 def _announce(url: str, gateway: Gateway) -> None:
     _say(f"toolgate serves {len(gateway.catalog)} tools at {url}  (data in {gateway.settings.data_dir})")
-    for snippet in clients.snippets(clients.serve_command(sys.executable), url):
-        _say(f"\n{clients.CLIENTS[snippet.client].title}, in {snippet.file}:\n  {json.dumps(snippet.config)}")
+    for snippet in make_snippets(serve_command(sys.executable), url):
+        _say(f"\n{CLIENTS[snippet.client].title}, in {snippet.file}:\n  {json.dumps(snippet.config)}")
     _say("\nCtrl-C ends it.")
 
 

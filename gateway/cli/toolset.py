@@ -1,29 +1,28 @@
-"""`toolgate toolset`: bundles of tools installed, looked at, changed, handed on and removed."""
+"""`toolgate toolset`: bundles of tools installed, shown, changed, exported and removed."""
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+import termios
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
+from gateway.admin import toolsets
+from gateway.admin.toolsets import ServerInfo, ToolsetInfo
 from gateway.app import Gateway
-from gateway.bundles.installed import InstalledToolset
-from gateway.bundles.library import ToolsetLibrary
-from gateway.bundles.scaffold import create
-from gateway.cli.consent import agree, can_ask, print_servers, server_shapes, settle_servers
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.cli.prompt import can_ask, person
 from gateway.config import Settings
-from gateway.errors import InputRequired, Invalid
-from gateway.sources.toolsets.assembly import FetchedBundle, fetch_bundle
-from gateway.sources.toolsets.listing import build_tools
+from gateway.errors import InputRequired
+from gateway.secrets import KNOWN
+from gateway.text import visible
 from gateway.tools import Tool
+
+agree = click.option("--yes", is_flag=True, help="Agree to the MCP servers it brings, unseen.")
 
 
 @click.group()
@@ -33,7 +32,7 @@ def toolset() -> None:
 
 @toolset.command()
 @click.argument("source", metavar="PATH|ZIP|URL")
-@click.option("--copy", is_flag=True, help="Take a folder in as it is now, and do not follow its edits.")
+@click.option("--copy", is_flag=True, help="Install a folder as it is now, and do not follow its edits.")
 @agree
 @as_json
 @settings_options
@@ -43,22 +42,21 @@ def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: boo
     MCP servers it brings are started only after you agreed to each, here or with `toolset allow`.
     """
 
-    async def task() -> tuple[InstalledToolset, list[Tool]]:
-        async with _gateway(settings) as gateway, fetch_bundle(source, settings.http, _progress) as found:
-            installed = await _take_in(gateway.toolsets.library, found, live=found.is_folder and not copy)
-            return installed, await _offered(gateway, installed)
+    async def task() -> ToolsetInfo:
+        async with Gateway.open(settings, connect="none") as gateway:
+            return await toolsets.install_toolset(gateway, source, copy=copy, progress=_show_progress)
 
-    installed, tools = run(task)
+    info = run(task)
+    installed = info.installed
     if as_json:
-        settled = settle_servers(settings, installed, yes, as_json)
-        print_json({"changed": installed.changed, "masked": installed.masked, **_shape(settled, tools)})
+        servers = [server.to_dict() for server in _ask_about_servers(settings, info, yes, as_json).servers]
+        outcome = {"changed": installed.changed, "masked": installed.masked}
+        print_json({**outcome, **info.to_dict(), "servers": servers})
         return
     done = "installed" if installed.changed else "already installed, and the same"
     click.echo(f"{installed.id} {installed.spec.version} is {done}")
-    _print_tools(tools)
-    for hint in _hints(installed):
-        click.echo(hint)
-    settle_servers(settings, installed, yes, as_json)
+    _print_tools(info)
+    _ask_about_servers(settings, info, yes, as_json)
 
 
 @toolset.command("list")
@@ -67,17 +65,18 @@ def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: boo
 def list_toolsets(settings: Settings, as_json: bool) -> None:
     """Every installed toolset."""
 
-    async def task() -> tuple[InstalledToolset, ...]:
-        async with _gateway(settings) as gateway:
-            return await gateway.toolsets.library.list()
+    async def task() -> list[ToolsetInfo]:
+        async with Gateway.open(settings, connect="none") as gateway:
+            return await toolsets.list_toolsets(gateway)
 
-    found = run(task)
+    infos = run(task)
     if as_json:
-        print_json([_shape(installed, list(build_tools(installed))) for installed in found])
+        print_json([info.to_dict() for info in infos])
         return
     rows = [
-        (item.id, item.spec.version, _state(item), str(len(item.tools)), item.source_ref or "", item.spec.name)
-        for item in found
+        (item.id, item.spec.version, _state(info), str(len(item.tools)), item.source_ref or "", item.spec.name)
+        for info in infos
+        for item in [info.installed]
     ]
     print_table(("ID", "VERSION", "STATE", "TOOLS", "SOURCE", "NAME"), rows)
 
@@ -88,18 +87,16 @@ def list_toolsets(settings: Settings, as_json: bool) -> None:
 @settings_options
 def show(settings: Settings, toolset_id: str, as_json: bool) -> None:
     """One toolset: its tools, what they may do, and what it needs."""
-    installed = run(lambda: _get(settings, toolset_id))
-    tools = list(build_tools(installed))
+    info = _get(settings, toolset_id)
     if as_json:
-        print_json(_shape(installed, tools))
+        print_json(info.to_dict())
         return
-    click.echo(f"{installed.spec.name} ({installed.id} {installed.spec.version}, {_state(installed)})")
+    installed = info.installed
+    click.echo(f"{installed.spec.name} ({installed.id} {installed.spec.version}, {_state(info)})")
     click.echo(installed.spec.description or "no description")
     click.echo(f"from {installed.source_ref or 'an upload'}{', followed' if installed.live else ''}\n")
-    _print_tools(tools)
-    for hint in _hints(installed):
-        click.echo(hint)
-    print_servers(installed)
+    _print_tools(info)
+    _print_servers(info.servers)
 
 
 @toolset.command()
@@ -108,21 +105,14 @@ def show(settings: Settings, toolset_id: str, as_json: bool) -> None:
 @settings_options
 def export(settings: Settings, toolset_id: str, output: str | None) -> None:
     """Pack a toolset as a ZIP to hand on. No secret value goes with it."""
+    target = sys.stdout.buffer if output == "-" else Path(output) if output else None
 
-    async def task() -> str:
-        async with _gateway(settings) as gateway:
-            library = gateway.toolsets.library
-            installed = await library.get(toolset_id)
-            if output == "-":
-                await library.export(toolset_id, sys.stdout.buffer)
-                return ""
-            target = Path(output or f"{installed.id}-{installed.spec.version}.zip")
-            with _replacing(target) as temporary, temporary.open("wb") as file:
-                await library.export(toolset_id, file)
-            return str(target)
+    async def task() -> Path | None:
+        async with Gateway.open(settings, connect="none") as gateway:
+            return await toolsets.export_toolset(gateway, toolset_id, target)
 
     if written := run(task):
-        click.echo(written)
+        click.echo(str(written))
 
 
 @toolset.command()
@@ -147,14 +137,14 @@ def disable(settings: Settings, toolset_id: str) -> None:
 @as_json
 @settings_options
 def allow(settings: Settings, toolset_id: str, yes: bool, as_json: bool) -> None:
-    """Look at the MCP servers a toolset brings, and let those you agree to be started."""
-    installed = run(lambda: _get(settings, toolset_id))
-    waiting = bool(installed.pending_servers)
-    settled = settle_servers(settings, installed, yes, as_json)
+    """Show the MCP servers a toolset brings, and allow those you agree to."""
+    info = _get(settings, toolset_id)
+    waiting = bool(info.pending_servers)
+    info = _ask_about_servers(settings, info, yes, as_json)
     if waiting and not yes and not can_ask():
         raise InputRequired("nobody can be asked here; say --yes to agree to these servers", reason="new servers")
     if as_json:
-        print_json(server_shapes(settled))
+        print_json([server.to_dict() for server in info.servers])
     elif not waiting:
         click.echo(f"no MCP server of {toolset_id} waits for you")
 
@@ -165,11 +155,11 @@ def allow(settings: Settings, toolset_id: str, yes: bool, as_json: bool) -> None
 def disallow(settings: Settings, toolset_id: str) -> None:
     """Withdraw your consent to the MCP servers a toolset brings: they end, and none is started again."""
 
-    async def task() -> InstalledToolset:
-        async with _gateway(settings) as gateway:
-            return await gateway.toolsets.library.disallow_servers(toolset_id)
+    async def task() -> list[str]:
+        async with Gateway.open(settings, connect="none") as gateway:
+            return await toolsets.disallow_servers(gateway, toolset_id)
 
-    names = ", ".join(server.id for server in run(task).servers)
+    names = ", ".join(run(task))
     click.echo(f"held back from now on: {names}" if names else f"{toolset_id} brings no MCP servers")
 
 
@@ -177,11 +167,11 @@ def disallow(settings: Settings, toolset_id: str) -> None:
 @click.argument("toolset_id", metavar="ID")
 @settings_options
 def uninstall(settings: Settings, toolset_id: str) -> None:
-    """Remove a toolset, its files and all that was changed about it."""
+    """Remove a toolset, its files and the changes to its tools."""
 
     async def task() -> None:
-        async with _gateway(settings) as gateway:
-            await gateway.toolsets.library.uninstall(toolset_id)
+        async with Gateway.open(settings, connect="none") as gateway:
+            await toolsets.uninstall_toolset(gateway, toolset_id)
 
     run(task)
     click.echo(f"{toolset_id} is uninstalled")
@@ -191,23 +181,19 @@ def uninstall(settings: Settings, toolset_id: str) -> None:
 @click.argument("tool_id", metavar="TOOLSET:TOOL")
 @click.option("--name", "name_override", help="Another display name.")
 @click.option("--description", "description_override", help="Another description, which the model reads.")
-@click.option("--ask/--no-ask", "requires_confirmation", default=None, help="Whether a person must agree first.")
-@click.option("--enable/--disable", "enabled", default=None, help="Whether it is offered.")
-@click.option("--reset", is_flag=True, help="Let it be as the toolset has it.")
+@click.option("--ask/--no-ask", "requires_confirmation", default=None, help="Ask a person before each call, or not.")
+@click.option("--enable/--disable", "enabled", default=None, help="Offer it, or not.")
+@click.option("--reset", is_flag=True, help="Undo all changes.")
 @settings_options
-def override(settings: Settings, tool_id: str, reset: bool, **changes: Any) -> None:
-    """Change one tool for this gateway; new versions of the toolset leave the change alone."""
-    said = {key: value for key, value in changes.items() if value is not None}
-    if reset == bool(said):
+def override(settings: Settings, tool_id: str, reset: bool, **options: Any) -> None:
+    """Change one tool for this gateway; new versions of the toolset keep the change."""
+    changes = {key: value for key, value in options.items() if value is not None}
+    if reset == bool(changes):
         raise click.UsageError("say what to change, or --reset")
 
     async def task() -> None:
-        async with _gateway(settings) as gateway:
-            toolset_id, library = tool_id.partition(":")[0], gateway.toolsets.library
-            if reset:
-                await library.clear_override(toolset_id, tool_id)
-            else:
-                await library.override(toolset_id, tool_id, said)
+        async with Gateway.open(settings, connect="none") as gateway:
+            await toolsets.override_tool(gateway, tool_id, changes)
 
     run(task)
     click.echo(f"{tool_id} is {'as the toolset has it' if reset else 'changed'}")
@@ -218,24 +204,20 @@ def override(settings: Settings, tool_id: str, reset: bool, **changes: Any) -> N
 @as_json
 @settings_options
 def check(settings: Settings, source: str, as_json: bool) -> None:
-    """Try a bundle as `install` would, in a sandbox and a library that is thrown away."""
+    """Try a bundle as `install` would, in a sandbox and a temporary library."""
 
-    async def task() -> tuple[InstalledToolset, list[Tool]]:
-        with tempfile.TemporaryDirectory(prefix="toolgate-check-") as scratch:
-            apart = settings.model_copy(update={"data_dir": Path(scratch), "toolsets": []})
-            async with _gateway(apart) as gateway, fetch_bundle(source, settings.http, _progress) as found:
-                installed = await _take_in(gateway.toolsets.library, found, live=False)
-                return installed, await _offered(gateway, installed)
+    async def task() -> ToolsetInfo:
+        return await toolsets.check_toolset(
+            settings, source, lambda temporary: Gateway.open(temporary, connect="none"), _show_progress
+        )
 
-    installed, tools = run(task)
+    info = run(task)
     if as_json:
-        print_json(_shape(installed, tools))
+        print_json(info.to_dict())
         return
-    click.echo(f"{installed.id} {installed.spec.version} can be installed")
-    _print_tools(tools)
-    for hint in _hints(installed):
-        click.echo(hint)
-    print_servers(installed)
+    click.echo(f"{info.id} {info.installed.spec.version} can be installed")
+    _print_tools(info)
+    _print_servers(info.servers)
 
 
 @toolset.command()
@@ -243,121 +225,100 @@ def check(settings: Settings, source: str, as_json: bool) -> None:
 @click.option("--id", "toolset_id", help="The toolset's id; by default made of the folder's name.")
 def new(directory: Path, toolset_id: str | None) -> None:
     """Begin a toolset in a new folder: two tools, a page that shows a result, and tests."""
-    for path in create(directory, toolset_id):
+    for path in toolsets.create_toolset(directory, toolset_id):
         click.echo(str(path))
     click.echo(f"\nNext: toolgate toolset check {directory}, then toolgate toolset install {directory}")
 
 
-@contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A file beside the target, which takes its name once it is whole."""
-    if target.is_dir():
-        raise Invalid(f"{str(target)!r} is a folder; name a file to write")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        yield temporary
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _get(settings: Settings, toolset_id: str) -> ToolsetInfo:
+    async def task() -> ToolsetInfo:
+        async with Gateway.open(settings, connect="none") as gateway:
+            return await toolsets.show_toolset(gateway, toolset_id)
+
+    return run(task)
 
 
-@asynccontextmanager
-async def _gateway(settings: Settings) -> AsyncIterator[Gateway]:
-    async with Gateway.open(settings, connect="none") as gateway:
-        yield gateway
+def _switch(settings: Settings, toolset_id: str, enabled: bool) -> None:
+    async def task() -> None:
+        async with Gateway.open(settings, connect="none") as gateway:
+            await toolsets.enable_toolset(gateway, toolset_id, enabled)
+
+    run(task)
+    click.echo(f"{toolset_id} is {'on' if enabled else 'off'}")
 
 
-async def _get(settings: Settings, toolset_id: str) -> InstalledToolset:
-    async with _gateway(settings) as gateway:
-        return await gateway.toolsets.library.get(toolset_id)
-
-
-async def _take_in(library: ToolsetLibrary, found: FetchedBundle, live: bool) -> InstalledToolset:
-    return await library.install(
-        found.path, source_type=found.type, source_ref=found.ref, live=live, progress=_progress
-    )
-
-
-async def _offered(gateway: Gateway, installed: InstalledToolset) -> list[Tool]:
-    """The toolset's tools; each that the gateway's categories or profile keep back says so, and how to have it."""
-    catalog = await gateway.refresh()
-    return [
-        tool if tool.withheld or catalog.get(tool.id) else replace(tool, withheld=catalog.refusal(tool.id).message)
-        for tool in build_tools(installed)
-    ]
-
-
-async def _progress(_: float, __: float | None = None, message: str | None = None) -> None:
+async def _show_progress(_: float, __: float | None = None, message: str | None = None) -> None:
     if message and sys.stderr.isatty():
         click.echo(f"… {message}", err=True)
 
 
-def _switch(settings: Settings, toolset_id: str, on: bool) -> None:
-    async def task() -> None:
-        async with _gateway(settings) as gateway:
-            await gateway.toolsets.library.enable(toolset_id, on)
-
-    run(task)
-    click.echo(f"{toolset_id} is {'on' if on else 'off'}")
+def _state(info: ToolsetInfo) -> str:
+    if info.installed.enabled and info.pending_servers:
+        return f"on; servers held back: {len(info.pending_servers)}"
+    return "on" if info.installed.enabled else "off"
 
 
-def _state(installed: InstalledToolset) -> str:
-    if installed.enabled and installed.pending_servers:
-        return f"on; servers held back: {len(installed.pending_servers)}"
-    return "on" if installed.enabled else "off"
+def _print_tools(info: ToolsetInfo) -> None:
+    print_table(("TOOL", "CATEGORY", "LEVEL", "ASKS", "SHOWN AS", "DESCRIPTION"), [_tool_row(t) for t in info.tools])
+    for hint in info.hints:
+        click.echo(hint)
 
 
-def _print_tools(tools: list[Tool]) -> None:
-    rows = [
-        (
-            tool.id,
-            tool.category,
-            tool.permission.value,
-            "yes" if tool.requires_confirmation else "no",
-            tool.renderer.kind if tool.renderer else "-",
-            f"withheld: {tool.withheld}" if tool.withheld else tool.description.split("\n")[0],
-        )
-        for tool in tools
-    ]
-    print_table(("TOOL", "CATEGORY", "LEVEL", "ASKS", "SHOWN AS", "DESCRIPTION"), rows)
+def _tool_row(tool: Tool) -> tuple[str, ...]:
+    return (
+        tool.id,
+        tool.category,
+        tool.permission.value,
+        "yes" if tool.requires_confirmation else "no",
+        tool.renderer.kind if tool.renderer else "-",
+        f"withheld: {tool.withheld}" if tool.withheld else tool.description.split("\n")[0],
+    )
 
 
-def _hints(installed: InstalledToolset) -> Iterator[str]:
-    """What the person must still do for the toolset to work."""
-    if installed.masked:
-        yield f"values written in toolset.yaml were not kept; set in the environment: {', '.join(installed.masked)}"
-    missing = sorted(name for name in installed.spec.variables() - {*installed.masked} if name not in os.environ)
-    if missing:
-        yield f"not set in the environment: {', '.join(missing)}"
+def _print_servers(servers: Sequence[ServerInfo], err: bool = False) -> None:
+    for server in servers:
+        click.echo(f"\nMCP server {server.id}, {server.state}", err=err)
+        for name, text in server.description:
+            click.echo(f"  {name:12} {text}", err=err)
+        if server.agreed_by is not None:
+            click.echo(f"  {'agreed':12} by {server.agreed_by}, {server.agreed_at}", err=err)
 
 
-def _shape(installed: InstalledToolset, tools: list[Tool]) -> dict[str, Any]:
-    return {
-        "id": installed.id,
-        "name": installed.spec.name,
-        "version": installed.spec.version,
-        "description": installed.spec.description,
-        "enabled": installed.enabled,
-        "live": installed.live,
-        "source_type": installed.source_type,
-        "source_ref": installed.source_ref,
-        "installed_at": installed.installed_at,
-        "digest": installed.digest,
-        "dependencies": installed.spec.dependencies,
-        "variables": sorted(installed.spec.variables()),
-        "tools": [
-            {
-                "id": tool.id,
-                "title": tool.title,
-                "description": tool.description,
-                "category": tool.category,
-                "permission": tool.permission.value,
-                "requires_confirmation": bool(tool.requires_confirmation),
-                "renderer": tool.renderer.kind if tool.renderer else None,
-                "withheld": tool.withheld,
-            }
-            for tool in tools
-        ],
-        "mcp_servers": [server.id for server in installed.servers],
-        "servers": server_shapes(installed),
-    }
+def _ask_about_servers(settings: Settings, info: ToolsetInfo, yes: bool, as_json: bool) -> ToolsetInfo:
+    """Show the servers that wait for consent, ask about each, and connect to those agreed to. Without a terminal and
+    without `yes` none is agreed to."""
+    asks = not yes and can_ask()
+    agreed = {}
+    for server in info.pending_servers:
+        _print_servers([server], err=asks or as_json)
+        if yes or (asks and _ask_about_server(server)):
+            agreed[server.id] = server.digest
+    if agreed:
+        info = _allow(settings, info.id, agreed, f"{person()}, --yes" if yes else person(), as_json)
+    if info.pending_servers:
+        names = ", ".join(server.id for server in info.pending_servers)
+        hint = f"held back, and neither started nor connected to: {names}; allow with: toolgate toolset allow {info.id}"
+        click.echo(hint, err=as_json)
+    return info
+
+
+def _ask_about_server(server: ServerInfo) -> bool:
+    with suppress(termios.error):  # input typed before the question is no answer to it
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
+    action = "start this program" if server.server.command is not None else "connect to this server"
+    try:
+        return click.confirm(f"May Toolgate {action} ({server.id})?", default=False, err=True)
+    except click.Abort:
+        click.echo("", err=True)
+        return False
+
+
+def _allow(settings: Settings, toolset_id: str, digests: dict[str, str], by: str, as_json: bool) -> ToolsetInfo:
+    async def task() -> tuple[ToolsetInfo, dict[str, str]]:
+        async with Gateway.open(settings, connect="none") as gateway:
+            return await toolsets.allow_servers(gateway, toolset_id, digests, by)
+
+    info, results = run(task)
+    for name, result in results.items():
+        click.echo(KNOWN.mask(visible(f"{name} is allowed; {result}")), err=as_json)
+    return info

@@ -17,7 +17,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cli.clients import CLIENTS, Machine, Snippet, client, locate, merge, read, serve_command, snippets, write
+from gateway.admin.clients import (
+    CLIENTS,
+    Snippet,
+    UserEnvironment,
+    locate,
+    make_snippets,
+    merge,
+    read,
+    serve_command,
+    write,
+)
+from gateway.cli.clients import client
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, NotFound, Unavailable
 
 Run = Callable[..., click.testing.Result]
@@ -38,8 +49,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def entry_for(name: str, url: str | None = None) -> Snippet:
-    machine = Machine(Path("/home/ada"), "linux", {})
-    return next(snippet for snippet in snippets(COMMAND, url, machine=machine) if snippet.client == name)
+    user = UserEnvironment(Path("/home/ada"), "linux", {})
+    return next(snippet for snippet in make_snippets(COMMAND, url, environment=user) if snippet.client == name)
 
 
 def merged(text: str, name: str = "cursor") -> str:
@@ -71,21 +82,23 @@ def refused(result: click.testing.Result) -> GatewayError:
     ],
 )
 def test_each_client_keeps_its_file_where_its_makers_say(name: str, platform: str, file: str) -> None:
-    assert locate(name, Machine(Path("/h"), platform, {"APPDATA": "/roaming"}))[0] == Path(file)
+    assert locate(name, UserEnvironment(Path("/h"), platform, {"APPDATA": "/roaming"}))[0] == Path(file)
 
 
 def test_folders_moved_by_the_environment_are_followed() -> None:
-    moved = Machine(Path("/h"), "linux", {"XDG_CONFIG_HOME": "/x", "CLAUDE_CONFIG_DIR": "/c"})
+    moved = UserEnvironment(Path("/h"), "linux", {"XDG_CONFIG_HOME": "/x", "CLAUDE_CONFIG_DIR": "/c"})
     assert locate("vscode", moved) == (Path("/x/Code/User/mcp.json"), Path("/x/Code"))
     assert locate("claude-code", moved) == (Path("/c/.claude.json"), Path("/c"))
 
 
 def test_a_relative_xdg_folder_is_ignored_as_its_specification_asks() -> None:
-    assert locate("vscode", Machine(Path("/h"), "linux", {"XDG_CONFIG_HOME": "x"}))[1] == Path("/h/.config/Code")
+    assert locate("vscode", UserEnvironment(Path("/h"), "linux", {"XDG_CONFIG_HOME": "x"}))[1] == Path(
+        "/h/.config/Code"
+    )
 
 
 def test_windows_without_appdata_falls_back_to_the_home_folder() -> None:
-    assert locate("vscode", Machine(Path("/h"), "win32", {}))[1] == Path("/h/AppData/Roaming/Code")
+    assert locate("vscode", UserEnvironment(Path("/h"), "win32", {}))[1] == Path("/h/AppData/Roaming/Code")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +128,7 @@ def test_each_client_is_told_how_to_reach_a_running_gateway(name: str, entry: di
 
 
 def test_only_claude_desktop_needs_a_bridge_and_says_so() -> None:
-    notes = {snippet.client: snippet.note for snippet in snippets(COMMAND, "https://gate.example/mcp")}
+    notes = {snippet.client: snippet.note for snippet in make_snippets(COMMAND, "https://gate.example/mcp")}
     assert [name for name, note in notes.items() if "mcp-remote" in note] == ["claude-desktop"]
     assert entry_for("claude-desktop", "https://gate.example/mcp").entry["args"][-1] == "https://gate.example/mcp"
     assert entry_for("claude-desktop").note == ""
@@ -369,7 +382,7 @@ def test_a_disk_that_is_full_leaves_everything_as_it_was(tmp_path: Path) -> None
     file.write_bytes(b"1")
     script = (
         "import datetime, pathlib, resource, sys\n"
-        "from gateway.cli.clients import write\n"
+        "from gateway.admin.clients import write\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "write(pathlib.Path(sys.argv[1]), b'1', b'2' * 2000, datetime.datetime.now())\n"
     )
@@ -391,7 +404,7 @@ def test_a_folder_that_may_not_be_written_is_reported(tmp_path: Path) -> None:
 def test_config_without_a_name_shows_all_four_and_where_each_belongs(run: Run, tmp_path: Path) -> None:
     output = run("config").output
     for name, known in CLIENTS.items():
-        file, _ = locate(name, Machine(tmp_path, sys.platform, {}))
+        file, _ = locate(name, UserEnvironment(tmp_path, sys.platform, {}))
         assert f"{known.title}: {file}" in output
 
 
@@ -471,7 +484,7 @@ def test_a_client_that_is_not_installed_is_not_given_a_file(run: Run, tmp_path: 
 
 
 def test_the_folder_of_an_installed_client_is_completed(run: Run, tmp_path: Path) -> None:
-    file, folder = locate("vscode", Machine(tmp_path, sys.platform, {}))
+    file, folder = locate("vscode", UserEnvironment(tmp_path, sys.platform, {}))
     folder.mkdir(parents=True)
     assert run("install", "vscode").exit_code == 0
     assert file.is_file()

@@ -15,8 +15,8 @@ import pytest
 from eventually import TIME_LIMITS, TIMEOUT, async_eventually
 
 from gateway import Gateway
+from gateway.admin.health import check_machine
 from gateway.calls import Call
-from gateway.cli import doctor
 from gateway.config import Settings
 from gateway.errors import GatewayError, Unavailable
 from gateway.sandbox import Limits, Sandbox
@@ -313,8 +313,11 @@ async def test_an_operator_who_allows_programs_without_a_sandbox_has_them(barren
 
 
 async def test_the_doctor_says_that_it_stands_in(barren: None, tmp_path: Path) -> None:
-    async def told(found: Settings) -> list[str]:
-        return [each.message for each in await doctor._sandbox(found) if each.state == "note"]
+    async def notes(found: Settings) -> list[str]:
+        checks = await check_machine(found)
+        return [check.message for check in checks if (check.subject, check.state) == ("sandbox", "note")]
 
-    assert await told(settings(tmp_path)) == ["monty stands in for run_code: a part of Python, no packages and no bash"]
-    assert await told(settings(tmp_path, sandbox={"allow_unsandboxed": True})) == []
+    assert await notes(settings(tmp_path)) == [
+        "monty stands in for run_code: a part of Python, no packages and no bash"
+    ]
+    assert await notes(settings(tmp_path, sandbox={"allow_unsandboxed": True})) == []

@@ -1,0 +1,202 @@
+"""Health of the installation: what works on this machine, and how to repair the rest."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gateway import __version__, config
+from gateway.admin.clients import CLIENTS, make_snippets, serve_command
+from gateway.admin.upstream_probe import ProbeResult, probe_all
+from gateway.admin.upstream_setup import UpstreamSetup, load_setup
+from gateway.config import Settings
+from gateway.errors import GatewayError
+from gateway.sandbox.cgroups import delegated
+from gateway.sandbox.detect import FIXES, survey
+from gateway.sandbox.monty import installed
+from gateway.sandbox.run_user import account
+from gateway.sources.upstreams.spec import Spec
+from gateway.text import visible
+from gateway.workspace import Openat2, choose_opener
+from gateway.workspace.gc import sizes
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+
+_WAL_RESET_FIXED = (3, 51, 3)
+_LOW_SPACE_MEBIBYTES = 512
+# Chats named for their size.
+_LARGEST_CHATS = 3
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """The state of one thing the gateway needs, with what to do about it unless it is `ok`."""
+
+    subject: str
+    state: Literal["ok", "note", "fail"]
+    message: str
+
+
+async def check_machine(settings: Settings) -> list[HealthCheck]:
+    """Check what needs no open gateway: versions, sandbox, settings file and data directory."""
+    return [*_check_versions(), *await _check_sandbox(settings), *_check_files(settings)]
+
+
+async def check_gateway(gateway: Gateway) -> list[HealthCheck]:
+    """Check the database and the tools."""
+    await gateway.ready()
+    problems = [*map(str, gateway.catalog.problems), *(each.message for each in await gateway.builtins.problems())]
+    categories = gateway.settings.effective_categories().values()
+    enabled = ", ".join(category.name for category in categories if category.enabled)
+    return [
+        HealthCheck("database", "ok", str(gateway.settings.data_dir / "toolgate.db")),
+        HealthCheck("tools", "ok", f"{len(gateway.catalog)} on; categories: {enabled}"),
+        *(HealthCheck("tools", "note", problem) for problem in problems),
+    ]
+
+
+async def check_upstreams(gateway: Gateway) -> list[HealthCheck]:
+    """Probe the servers that are on; those of toolsets are reported as they were when they last answered."""
+    setup = await load_setup(gateway)
+    enabled = [spec for spec in setup.specs.values() if spec.settings.enabled]
+    own = gateway.upstreams.own
+    results = await probe_all(setup, [spec for spec in enabled if spec.name in own])
+    return [
+        *(check for name, result in results for check in _check_probe(name, result)),
+        *[await _check_unstarted(setup, spec) for spec in enabled if spec.name not in own],
+        *_check_secret_files(gateway),
+    ]
+
+
+def check_storage(settings: Settings) -> HealthCheck:
+    """Measure the chats' versions and the database, and name the largest chats."""
+    directory = settings.data_dir
+    chats = [path.name for path in (directory / "chats").glob("*") if path.is_dir()]
+    measured, complete = sizes(directory / "chats")
+    database = sum(path.stat().st_size for path in directory.glob("toolgate.db*"))
+    total = sum(size.bytes for size in measured.values())
+    largest = sorted(measured, key=lambda chat: measured[chat].bytes, reverse=True)[:_LARGEST_CHATS]
+    parts = [
+        f"{len(chats)} chats",
+        f"{'' if complete else 'more than '}{_mebibytes(total)} of versions",
+        f"{_mebibytes(database)} of database",
+    ]
+    if largest:
+        parts.append("largest: " + ", ".join(f"{chat} ({_mebibytes(measured[chat].bytes)})" for chat in largest))
+    return HealthCheck("kept", "ok", "; ".join(parts))
+
+
+def check_clients() -> Iterator[HealthCheck]:
+    """Check which installed clients have an entry for this gateway."""
+    for snippet in make_snippets(serve_command(sys.executable), None):
+        title = CLIENTS[snippet.client].title
+        if not snippet.folder.is_dir():
+            continue
+        there = snippet.file.is_file() and '"toolgate"' in snippet.file.read_text(encoding="utf-8", errors="replace")
+        advice = "has toolgate" if there else f"is here; add toolgate with: toolgate client install {snippet.client}"
+        yield HealthCheck("client", "ok" if there else "note", f"{title} {advice}")
+
+
+def _check_versions() -> Iterator[HealthCheck]:
+    yield HealthCheck("toolgate", "ok", f"{__version__} on Python {sys.version.split()[0]}, {sys.platform}")
+    fixed = sqlite3.sqlite_version_info >= _WAL_RESET_FIXED
+    note = "" if fixed else ", kept safe from its WAL-reset fault by one lock around writes"
+    yield HealthCheck("sqlite", "ok", f"{sqlite3.sqlite_version}{note}")
+    guard = "openat2" if isinstance(choose_opener(), Openat2) else "a walk that follows no link"
+    yield HealthCheck("paths", "ok", f"workspaces are guarded by {guard}")
+    if shutil.which("rg"):
+        yield HealthCheck("search", "ok", "search_code uses ripgrep")
+    else:
+        advice = "search_code works, and is several times faster with ripgrep (package 'ripgrep')"
+        yield HealthCheck("search", "note", advice)
+
+
+async def _check_sandbox(settings: Settings) -> list[HealthCheck]:
+    found = await survey()
+    tried = [
+        HealthCheck("sandbox", "note", f"{each.backend} does not work here: {each.reason}") for each in found.tried
+    ]
+    if found.sandbox is None:
+        advice = "toolsets cannot run: this machine offers no sandbox; " + "; ".join(FIXES)
+        return [*tried, HealthCheck("sandbox", "fail", advice), *_check_monty(settings)]
+    name, user = found.sandbox.name, account()
+    guard = "the kernel (cgroups)" if delegated() else "a watchdog"
+    message = f"toolsets run in {name}{f' as user {user.uid}' if user else ''}; {guard} enforces their limits"
+    weak = [HealthCheck("sandbox", "note", f"{name}: {weakness}") for weakness in found.sandbox.weaknesses]
+    return [*tried, HealthCheck("sandbox", "ok", message), *weak, *_check_network(settings, name)]
+
+
+def _check_monty(settings: Settings) -> Iterator[HealthCheck]:
+    if installed() and not settings.sandbox.allow_unsandboxed:
+        yield HealthCheck("sandbox", "note", "monty stands in for run_code: a part of Python, no packages and no bash")
+
+
+def _check_network(settings: Settings, sandbox: str) -> Iterator[HealthCheck]:
+    if not settings.sandbox.network:
+        return
+    if sandbox != "bwrap":
+        advice = f"sandbox.network is on, but {sandbox} cannot limit a network: programs that need it are refused"
+        yield HealthCheck("sandbox", "fail", advice)
+        return
+    hosts = settings.sandbox.allowed_hosts
+    where = (
+        ", ".join(hosts) if hosts else "every public host; name some under sandbox.allowed_hosts to allow only those"
+    )
+    yield HealthCheck("sandbox", "ok", f"programs with a network reach {where}")
+
+
+def _check_files(settings: Settings) -> Iterator[HealthCheck]:
+    file = config.find()
+    yield HealthCheck("settings", "ok", str(file.resolve()) if file else "no toolgate.yaml; the defaults hold")
+    directory = settings.data_dir
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-"):
+            pass
+    except OSError as error:
+        yield HealthCheck("data", "fail", f"{directory}: {error.strerror}; choose another with --data-dir or data_dir")
+        return
+    free = shutil.disk_usage(directory).free // 2**20
+    low = free < _LOW_SPACE_MEBIBYTES
+    yield HealthCheck("data", "fail" if low else "ok", f"{directory}, {free} MiB free" + ("; make room" if low else ""))
+    if directory.stat().st_mode & 0o077:
+        yield HealthCheck("data", "note", f"others can look into {directory}; chmod 700 prevents that")
+
+
+async def _check_unstarted(setup: UpstreamSetup, spec: Spec) -> HealthCheck:
+    memory = await setup.gateway.upstreams.store.recall(spec.name)
+    advice = f"to ask it now: toolgate upstream test {spec.name}"
+    if memory.error is not None:
+        reason = visible(memory.error)
+        return HealthCheck("upstream", "fail", f"{spec.name} of {spec.origin} did not answer: {reason}; {advice}")
+    seen = f"{len(memory.tools or ())} tools when it last answered" if memory.seen_at else "never asked"
+    return HealthCheck("upstream", "ok", f"{spec.name} of {spec.origin} is not started here; {seen}; {advice}")
+
+
+def _check_probe(name: str, result: ProbeResult | GatewayError) -> Iterator[HealthCheck]:
+    if isinstance(result, GatewayError):
+        yield HealthCheck("upstream", "fail", f"{result.message}; once that is repaired: toolgate upstream test {name}")
+        return
+    offered = sum(tool.state == "offered" for tool in result.tools)
+    message = f"{name} answers ({result.title}, protocol {result.era}); {offered} of {len(result.tools)} tools on"
+    yield HealthCheck("upstream", "ok", message)
+    if result.waiting:
+        advice = f"{result.waiting} of {name} waiting for you: toolgate upstream review {name}"
+        yield HealthCheck("upstream", "note", advice)
+
+
+def _check_secret_files(gateway: Gateway) -> Iterator[HealthCheck]:
+    registry = gateway.upstreams
+    for path in (registry.secrets.path, *registry.logins.directory.glob("*.json")):
+        if path.exists() and path.stat().st_mode & 0o077:
+            yield HealthCheck("secrets", "fail", f"others can read {path}; chmod 600 prevents that")
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"

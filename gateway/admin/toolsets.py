@@ -1,0 +1,248 @@
+"""Toolsets: install, check, list, export, switch, change, uninstall, and consent to the MCP servers they bring."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from gateway.bundles.installed import InstalledToolset, describe_server
+from gateway.bundles.scaffold import create
+from gateway.bundles.spec import Server
+from gateway.calls import Progress, no_progress
+from gateway.config import Settings
+from gateway.errors import Invalid
+from gateway.sources.toolsets.assembly import fetch_bundle
+from gateway.sources.toolsets.listing import build_tools
+from gateway.tools import Tool
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """One MCP server of a toolset: `allowed`, `held back` until a person agrees, or `off`."""
+
+    server: Server
+    state: str
+    digest: str
+    agreed_by: str | None = None
+    agreed_at: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self.server.id
+
+    @property
+    def description(self) -> Iterator[tuple[str, str]]:
+        """Everything that is declared about it, as names and printable texts."""
+        return describe_server(self.server)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.server.model_dump(mode="json", exclude_defaults=True),
+            "digest": self.digest,
+            "state": self.state,
+            "agreed": None if self.agreed_by is None else {"by": self.agreed_by, "at": self.agreed_at},
+        }
+
+
+@dataclass(frozen=True)
+class ToolsetInfo:
+    """An installed toolset with its tools; a tool that is not offered has the reason in `withheld`."""
+
+    installed: InstalledToolset
+    tools: tuple[Tool, ...]
+
+    @property
+    def id(self) -> str:
+        return self.installed.id
+
+    @property
+    def servers(self) -> list[ServerInfo]:
+        return [_server_info(self.installed, server) for server in self.installed.servers]
+
+    @property
+    def pending_servers(self) -> list[ServerInfo]:
+        return [_server_info(self.installed, server) for server in self.installed.pending_servers]
+
+    @property
+    def hints(self) -> Iterator[str]:
+        """Things a person must still do before the toolset works."""
+        installed = self.installed
+        if installed.masked:
+            yield f"values written in toolset.yaml were not kept; set in the environment: {', '.join(installed.masked)}"
+        variables = installed.spec.variables() - {*installed.masked}
+        if missing := sorted(name for name in variables if name not in os.environ):
+            yield f"not set in the environment: {', '.join(missing)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        installed = self.installed
+        return {
+            "id": installed.id,
+            "name": installed.spec.name,
+            "version": installed.spec.version,
+            "description": installed.spec.description,
+            "enabled": installed.enabled,
+            "live": installed.live,
+            "source_type": installed.source_type,
+            "source_ref": installed.source_ref,
+            "installed_at": installed.installed_at,
+            "digest": installed.digest,
+            "dependencies": installed.spec.dependencies,
+            "variables": sorted(installed.spec.variables()),
+            "tools": [_tool_dict(tool) for tool in self.tools],
+            "mcp_servers": [server.id for server in installed.servers],
+            "servers": [server.to_dict() for server in self.servers],
+        }
+
+
+async def install_toolset(
+    gateway: Gateway, source: str, *, copy: bool = False, progress: Progress = no_progress
+) -> ToolsetInfo:
+    """Install a folder, a ZIP file or a URL; a folder is followed unless `copy`. Its MCP servers are held back."""
+    async with fetch_bundle(source, gateway.settings.http, progress) as bundle:
+        installed = await gateway.toolsets.library.install(
+            bundle.path,
+            source_type=bundle.type,
+            source_ref=bundle.ref,
+            live=bundle.is_folder and not copy,
+            progress=progress,
+        )
+        return await _with_catalog(gateway, installed)
+
+
+async def check_toolset(
+    settings: Settings,
+    source: str,
+    open_gateway: Callable[[Settings], AbstractAsyncContextManager[Gateway]],
+    progress: Progress = no_progress,
+) -> ToolsetInfo:
+    """Install a bundle into a gateway with a temporary data directory, opened with `open_gateway`."""
+    with tempfile.TemporaryDirectory(prefix="toolgate-check-") as scratch:
+        temporary = settings.model_copy(update={"data_dir": Path(scratch), "toolsets": []})
+        async with open_gateway(temporary) as gateway:
+            return await install_toolset(gateway, source, copy=True, progress=progress)
+
+
+async def list_toolsets(gateway: Gateway) -> list[ToolsetInfo]:
+    return [_info(installed) for installed in await gateway.toolsets.library.list()]
+
+
+async def show_toolset(gateway: Gateway, toolset_id: str) -> ToolsetInfo:
+    return _info(await gateway.toolsets.library.get(toolset_id))
+
+
+async def export_toolset(gateway: Gateway, toolset_id: str, output: BinaryIO | Path | None = None) -> Path | None:
+    """Write a toolset as a ZIP, without secret values: to a stream, or to a file, whose path is returned. The default
+    is `ID-VERSION.zip` in the current folder."""
+    library = gateway.toolsets.library
+    installed = await library.get(toolset_id)
+    if output is not None and not isinstance(output, Path):
+        await library.export(toolset_id, output)
+        return None
+    target = output or Path(f"{installed.id}-{installed.spec.version}.zip")
+    with _replace_file(target) as temporary, temporary.open("wb") as file:
+        await library.export(toolset_id, file)
+    return target
+
+
+async def enable_toolset(gateway: Gateway, toolset_id: str, enabled: bool) -> None:
+    await gateway.toolsets.library.enable(toolset_id, enabled)
+
+
+async def uninstall_toolset(gateway: Gateway, toolset_id: str) -> None:
+    """Remove a toolset, its files and the changes to its tools."""
+    await gateway.toolsets.library.uninstall(toolset_id)
+
+
+async def override_tool(gateway: Gateway, tool_id: str, changes: Mapping[str, Any]) -> None:
+    """Change one tool for this gateway; without changes, undo earlier ones."""
+    toolset_id, library = tool_id.partition(":")[0], gateway.toolsets.library
+    if changes:
+        await library.override(toolset_id, tool_id, changes)
+    else:
+        await library.clear_override(toolset_id, tool_id)
+
+
+async def allow_servers(
+    gateway: Gateway, toolset_id: str, digests: Mapping[str, str], by: str
+) -> tuple[ToolsetInfo, dict[str, str]]:
+    """Record consent to servers, by the digests that were shown, and connect to each once. Returns the toolset, and
+    for each server how many tools it has or why it did not answer."""
+    upstreams = await gateway.allow_servers(toolset_id, digests, by)
+    results = {}
+    for name in digests:
+        upstream = upstreams.get(name)
+        if upstream is None:
+            results[name] = "it is off"
+        elif upstream.known:
+            results[name] = f"{len(upstream.tools)} tools"
+        else:
+            results[name] = f"it does not answer: {upstream.error or 'not yet'}"
+    return await show_toolset(gateway, toolset_id), results
+
+
+async def disallow_servers(gateway: Gateway, toolset_id: str) -> list[str]:
+    """Withdraw consent to the servers of a toolset; their names."""
+    installed = await gateway.toolsets.library.disallow_servers(toolset_id)
+    return [server.id for server in installed.servers]
+
+
+def create_toolset(directory: Path, toolset_id: str | None = None) -> list[Path]:
+    """Write the files of a new toolset."""
+    return list(create(directory, toolset_id))
+
+
+def _info(installed: InstalledToolset) -> ToolsetInfo:
+    return ToolsetInfo(installed, tuple(build_tools(installed)))
+
+
+async def _with_catalog(gateway: Gateway, installed: InstalledToolset) -> ToolsetInfo:
+    """Mark the tools that categories or the profile withhold, with the reason and the remedy."""
+    catalog = await gateway.refresh()
+    tools = [
+        tool if tool.withheld or catalog.get(tool.id) else replace(tool, withheld=catalog.refusal(tool.id).message)
+        for tool in build_tools(installed)
+    ]
+    return ToolsetInfo(installed, tuple(tools))
+
+
+def _server_info(installed: InstalledToolset, server: Server) -> ServerInfo:
+    consent = installed.consents.get(server.id)
+    state = "off" if not server.enabled else "held back" if consent is None else "allowed"
+    digest = installed.server_digest(server)
+    if consent is None:
+        return ServerInfo(server, state, digest)
+    return ServerInfo(server, state, digest, consent.agreed_by, consent.agreed_at)
+
+
+def _tool_dict(tool: Tool) -> dict[str, Any]:
+    return {
+        "id": tool.id,
+        "title": tool.title,
+        "description": tool.description,
+        "category": tool.category,
+        "permission": tool.permission.value,
+        "requires_confirmation": bool(tool.requires_confirmation),
+        "renderer": tool.renderer.kind if tool.renderer else None,
+        "withheld": tool.withheld,
+    }
+
+
+@contextmanager
+def _replace_file(target: Path) -> Iterator[Path]:
+    """A file beside the target that replaces it once it is complete."""
+    if target.is_dir():
+        raise Invalid(f"{str(target)!r} is a folder; name a file to write")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        yield temporary
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,323 @@
+"""Upstream servers: list, show, add, switch, remove, keep secrets, log in and out.
+
+Only `add_upstream`, `probe_upstreams` and `log_in` connect to servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from gateway.admin.upstream_probe import ProbeResult, ToolStatus, probe_all, probe_upstream, tool_statuses
+from gateway.admin.upstream_setup import UpstreamSetup, load_setup
+from gateway.config import UpstreamSettings
+from gateway.db.upstreams import Memory, checked_settings
+from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
+from gateway.oauth.flow import sign_in, sign_out
+from gateway.oauth.store import Account, Login
+from gateway.sandbox.supervisor_main import remove as remove_folder
+from gateway.secrets import VARIABLE
+from gateway.sources.upstreams.client_configs import is_toolgate
+from gateway.sources.upstreams.secret_references import missing
+from gateway.sources.upstreams.spec import ADDED, Spec
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+
+# Asks a person for the value of a variable; an empty text for none.
+AskSecret = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class UpstreamInfo:
+    """One server as it was when it last answered. `missing` names variables without a value, `waiting` counts
+    definitions that wait for review."""
+
+    name: str
+    state: str
+    origin: str
+    error: str | None = None
+    era: str | None = None
+    sandbox: str = "-"
+    seen_at: str | None = None
+    missing: Sequence[str] = ()
+    tools: Sequence[ToolStatus] = ()
+    waiting: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "state": self.state,
+            "era": self.era,
+            "origin": self.origin,
+            "sandbox": self.sandbox,
+            "seen_at": self.seen_at,
+            "error": self.error,
+            "missing": list(self.missing),
+            "tools": [tool.to_dict() for tool in self.tools],
+            "waiting": self.waiting,
+        }
+
+
+@dataclass(frozen=True)
+class UpstreamDetails:
+    """One server with its settings and the names of the secrets kept for it."""
+
+    info: UpstreamInfo
+    settings: Mapping[str, Any]
+    secrets: Sequence[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.info.to_dict(), "settings": self.settings, "secrets": self.secrets}
+
+
+@dataclass(frozen=True)
+class LoginResult:
+    """A login without its tokens, and the probe of the server with it or the reason why it did not answer."""
+
+    login: Login = field(repr=False)
+    probe: ProbeResult | GatewayError
+
+    @property
+    def scope(self) -> str | None:
+        return self.login.scope
+
+    def to_dict(self) -> dict[str, Any]:
+        login = self.login
+        until = datetime.fromtimestamp(login.expires_at, UTC).isoformat() if login.expires_at is not None else None
+        return {
+            "name": login.server,
+            "issuer": login.issuer,
+            "scope": login.scope,
+            "expires_at": until,
+            "renewable": login.refresh_token is not None,
+            "answer": self.probe.to_dict(),
+        }
+
+
+async def list_upstreams(gateway: Gateway) -> list[UpstreamInfo]:
+    """List every server, those that wait for consent last."""
+    setup = await load_setup(gateway)
+    known = [await _describe(setup, spec) for spec in setup.specs.values()]
+    held = [
+        UpstreamInfo(
+            name,
+            state="held back",
+            origin=f"the toolset {toolset.id!r}",
+            error=f"allow it with: toolgate toolset allow {toolset.id}",
+        )
+        for name, toolset in setup.held.items()
+    ]
+    return known + held
+
+
+async def show_upstream(gateway: Gateway, name: str) -> UpstreamDetails:
+    setup = await load_setup(gateway)
+    spec = setup.get(name)
+    settings = spec.settings.model_dump(mode="json", exclude_defaults=True)
+    return UpstreamDetails(await _describe(setup, spec), settings, gateway.upstreams.secrets.names(name))
+
+
+async def add_upstream(
+    gateway: Gateway, name: str, settings: Mapping[str, Any], *, test: bool = True, ask_secret: AskSecret | None = None
+) -> ProbeResult | GatewayError | None:
+    """Add a server with settings as in `mcpServers`, and probe it if `test`.
+
+    Values of its variables that are not set are asked for with `ask_secret`. The result is what the probe found, or
+    the error of a server that wants a login first; nothing is stored when the probe fails otherwise.
+    """
+    setup = await load_setup(gateway)
+    setup.require_free(name)
+    spec = Spec.of(name, _check_settings(name, settings), ADDED)
+    secrets = gateway.upstreams.secrets
+    if ask_secret is not None:
+        variables = missing(spec.settings.model_dump(), setup.environment(spec))
+        secrets.keep(name, {variable: value for variable in variables if (value := ask_secret(variable))})
+    await forget_history(gateway, name)
+    try:
+        result = await _probe_before_login(setup, spec) if test else None
+        await gateway.upstreams.store.add(name, settings)
+    except GatewayError as refusal:
+        await forget_history(gateway, name)
+        secrets.forget(name)
+        raise _explain_not_added(refusal) from None
+    return result
+
+
+async def probe_upstreams(gateway: Gateway, name: str | None = None) -> list[tuple[str, ProbeResult | GatewayError]]:
+    """Probe one server, or every one that is on; each name with the result or the reason why it did not answer."""
+    setup = await load_setup(gateway)
+    specs = [setup.get(name)] if name else [spec for spec in setup.specs.values() if spec.settings.enabled]
+    return await probe_all(setup, specs)
+
+
+async def forget_history(gateway: Gateway, name: str) -> None:
+    """Forget lists and decisions about an earlier server of this name: they say nothing about a new one."""
+    await gateway.upstreams.store.forget(name)
+    await gateway.upstreams.pins.forget(name)
+
+
+async def enable_upstream(gateway: Gateway, name: str, enabled: bool) -> None:
+    """Turn a server that was added by hand on or off."""
+    (await load_setup(gateway)).get_added(name)
+    await gateway.upstreams.store.enable(name, enabled)
+
+
+async def remove_upstream(gateway: Gateway, name: str) -> None:
+    """Remove a server that was added by hand, with its folder, pinned definitions, login and secrets."""
+    setup, registry = await load_setup(gateway), gateway.upstreams
+    home = setup.get_added(name).home(gateway.settings.data_dir)
+    account = setup.account(name)
+    await registry.store.remove(name)
+    await asyncio.to_thread(remove_folder, str(home))
+    await registry.pins.forget(name)
+    try:
+        with suppress(NotFound):
+            await sign_out(account, name, registry.logins)
+    finally:  # the secrets go even if the logout fails
+        registry.secrets.forget(name)
+
+
+async def keep_secret(gateway: Gateway, name: str, variable: str, ask_secret: AskSecret) -> None:
+    """Keep the value of a `${VARIABLE}` for one server that was added by hand; it is used at the next connect."""
+    await _require_variable(gateway, name, variable)
+    gateway.upstreams.secrets.keep(name, {variable: ask_secret(variable)})
+
+
+async def forget_secret(gateway: Gateway, name: str, variable: str) -> None:
+    await _require_variable(gateway, name, variable)
+    gateway.upstreams.secrets.forget(name, variable)
+
+
+async def log_in(
+    gateway: Gateway, name: str, show_url: Callable[[str], None], *, scopes: Sequence[str] = (), port: int = 0
+) -> LoginResult:
+    """Log in to a server and probe it. `show_url` gets the address to open in a browser."""
+    setup = await load_setup(gateway)
+    spec = setup.get(name)
+    account = _require_account(setup, spec)
+    login = await sign_in(account, gateway.upstreams.logins, show_url, scopes=scopes, port=port)
+    try:
+        return LoginResult(login, await probe_upstream(setup, spec))
+    except GatewayError as refusal:
+        return LoginResult(login, refusal)
+
+
+async def log_out(gateway: Gateway, name: str) -> bool:
+    """Forget the login to a server; True if its tokens were revoked as well."""
+    account = (await load_setup(gateway)).account(name)
+    revoked = await sign_out(account, name, gateway.upstreams.logins)
+    if account is not None and not account.unattended:
+        await gateway.upstreams.store.failed(name, f"nobody is logged in: {account.remedy}")
+    return revoked
+
+
+async def _describe(setup: UpstreamSetup, spec: Spec) -> UpstreamInfo:
+    registry = setup.gateway.upstreams
+    memory, pins = await registry.store.recall(spec.name), await registry.pins.load(spec.name)
+    upstream = registry.by_name.get(spec.name)
+    return UpstreamInfo(
+        spec.name,
+        state=_state(setup, spec, memory),
+        origin=spec.origin,
+        error=memory.error,
+        era=memory.era,
+        sandbox=_describe_sandbox(spec),
+        seen_at=memory.seen_at,
+        missing=missing(spec.settings.model_dump(), setup.environment(spec)),
+        tools=tool_statuses(setup.gateway.settings, upstream.tools if upstream else (), pins),
+        waiting=sum(pin.state == "held" for pin in pins),
+    )
+
+
+def _state(setup: UpstreamSetup, spec: Spec, memory: Memory) -> str:
+    if not spec.settings.enabled:
+        return "off"
+    if setup.access(spec).lacks_login(memory.error):
+        return "not logged in"
+    if memory.error is not None:
+        return "failed"
+    return "ok" if memory.seen_at is not None else "new"
+
+
+def _describe_sandbox(spec: Spec) -> str:
+    """`yes` with the paths and hosts it may use, `no`, or `-` for a server without a program."""
+    if spec.settings.command is None:
+        return "-"
+    if spec.sandbox is None:
+        return "no"
+    return "; ".join(["yes", *spec.sandbox.paths, *spec.sandbox.network])
+
+
+def _check_settings(name: str, settings: Mapping[str, Any]) -> UpstreamSettings:
+    """Parse settings; refused when they cannot be used or contain a secret."""
+    if is_toolgate(settings):
+        raise Invalid("that is this gateway, which would call itself", code="CALLS_ITSELF")
+    try:
+        url = urlsplit(settings.get("url", "http:"))
+        if url.scheme not in ("http", "https") and not VARIABLE.match(settings.get("url", "")):
+            raise ValueError
+    except ValueError:
+        raise Invalid("the URL is not an address such as https://host/mcp", code="INVALID_URL") from None
+    try:
+        parsed = UpstreamSettings.model_validate(settings)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise Invalid(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}", code="INVALID_CONFIG") from None
+    try:
+        checked_settings(settings)
+    except Invalid as refusal:
+        if refusal.code != "LITERAL_SECRET":
+            raise
+        raise Invalid(
+            f"{refusal.message}, in single quotes so that the shell leaves it alone; you are then asked for the value, "
+            f"or keep it later with: toolgate upstream secret {name} VARIABLE",
+            code=refusal.code,
+            **refusal.details,
+        ) from None
+    return parsed
+
+
+async def _probe_before_login(setup: UpstreamSetup, spec: Spec) -> ProbeResult | GatewayError:
+    """Probe a server; that it wants a login first is a result, too."""
+    try:
+        return await probe_upstream(setup, spec)
+    except GatewayError as refusal:
+        if "login" not in refusal.details:
+            raise
+        return refusal
+
+
+def _explain_not_added(refusal: GatewayError) -> GatewayError:
+    """Return the refusal with the hint that nothing was stored and what to do."""
+    if isinstance(refusal, Conflict):
+        return refusal
+    lacks_variable = refusal.code == "MISSING_VARIABLE"
+    fix = "nothing was added" + ("; for that, say --no-test first" if lacks_variable else " (--no-test adds it anyway)")
+    kind = Unavailable if isinstance(refusal, Unavailable) else Invalid
+    return kind(f"{refusal.message}; {fix}", code=refusal.code)
+
+
+async def _require_variable(gateway: Gateway, name: str, variable: str) -> None:
+    if not VARIABLE.fullmatch(f"${{{variable}}}"):
+        raise Invalid(f"{variable!r} cannot be the name of a variable: use letters, digits and _, and no digit first")
+    (await load_setup(gateway)).get_added(name)
+
+
+def _require_account(setup: UpstreamSetup, spec: Spec) -> Account:
+    if spec.settings.url is None:
+        raise Invalid(f"{spec.name!r} is a program, which has no login", code="NOTHING_TO_SIGN_IN")
+    account = setup.access(spec).account()
+    if account is None:
+        raise Invalid(
+            f"the settings of {spec.name!r} have an Authorization header, which is used instead of a login; remove it",
+            code="NOTHING_TO_SIGN_IN",
+        )
+    return account

@@ -1,0 +1,201 @@
+"""A chat's workspace: files now or in a version, the history, differences, and going back to a version."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from gateway.calls import DEFAULT_CHAT, LOCAL
+from gateway.errors import NotFound
+from gateway.workspace import Entry, Parts, parse
+from gateway.workspace.blobs import CHUNK
+from gateway.workspace.diff import readable, summary
+from gateway.workspace.globs import Selection
+from gateway.workspace.history import SHORT, Version, endpoints, history
+from gateway.workspace.os_errors import is_directory, is_link
+from gateway.workspace.tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, Changes, Tree, changes, diff, directories, encode
+from gateway.workspace.versions import Versions
+from gateway.workspace.walk import ANY_DEPTH
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+
+DIFF_LIMIT = 8 * 1024 * 1024
+_KINDS = {EXECUTABLE: "executable", LINK: "symlink", EMPTY_DIRECTORY: "directory"}
+
+# Asked with a summary before files change; raises to refuse.
+Confirm = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """One file or directory; the size is known of files as they are now."""
+
+    path: str
+    kind: str
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class VersionDiff:
+    """The difference between two versions as text; `from_version` is None for the empty beginning."""
+
+    from_version: str | None
+    to_version: str | None
+    text: str
+    truncated: bool
+    fields: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"from": self.from_version, "to": self.to_version, **self.fields}
+
+
+@dataclass(frozen=True)
+class CheckoutResult:
+    """The version the files are at now (None for the empty beginning), the one they were at, and the changes."""
+
+    manifest: str | None
+    previous: str | None
+    changes: Changes
+
+    @property
+    def summary(self) -> str:
+        return summary(self.changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"manifest": self.manifest, "previous": self.previous, "changes": asdict(self.changes)}
+
+
+class ChatWorkspace:
+    """The workspace of the gateway's chat. Open it with `open_workspace`."""
+
+    def __init__(self, versions: Versions, chat: str) -> None:
+        self._versions = versions
+        self.chat = chat
+
+    async def list_files(self, path: str, *, manifest: str | None = None, recursive: bool = False) -> list[ListedFile]:
+        """List the files below a path, as they are now or in a version."""
+        parts = parse(path)
+        if manifest is None:
+            return await self._versions.in_thread(self._list_on_disk, parts, recursive)
+        return _list_in_tree(await self._load_tree(manifest), parts, recursive)
+
+    async def copy_file(self, path: str, output: BinaryIO, *, manifest: str | None = None) -> None:
+        """Write a file's bytes to a stream, as they are now or in a version."""
+        parts = parse(path)
+        if manifest is None:
+            await self._versions.in_thread(self._copy_from_disk, parts, output)
+            return
+        digest = _find_digest(await self._load_tree(manifest), parts)
+        with await self._versions.open_blob(self.chat, digest) as blob:
+            await self._versions.in_thread(shutil.copyfileobj, blob, output, CHUNK)
+
+    async def list_versions(self, *, before: str | None = None, limit: int = 20) -> list[Version]:
+        """List versions, newest first; `before` is the last one already seen."""
+        last = (await self._versions.find(self.chat, before)).id if before else None
+        return await history(self._versions, self.chat, before=last, limit=limit)
+
+    async def compare(self, from_: str | None, to: str | None, paths: Sequence[str] = ()) -> VersionDiff:
+        """Compare two versions. `to` may be `now`, and is the latest version by default; `from_` is the one before."""
+        before, after = await endpoints(self._versions, self.chat, LOCAL, from_, to)
+        old, new = [await self._versions.tree(self.chat, manifest) for manifest in (before, after)]
+        result = await self._versions.compare(self.chat, old, new, Selection(paths), DIFF_LIMIT)
+        return VersionDiff(before, after, result.text, result.truncated, asdict(result))
+
+    async def checkout(self, manifest: str, confirm: Confirm | None = None) -> CheckoutResult:
+        """Restore the files of a version; the current ones are kept as a version first."""
+        target = (await self._versions.find(self.chat, manifest)).id
+        async with self._versions.hold(self.chat, LOCAL) as files:
+            current = await files.save("edit")
+        return await self._restore(target, current, confirm)
+
+    async def undo(self, confirm: Confirm | None = None) -> CheckoutResult:
+        """Restore the version before the current one; unsaved edits are undone first."""
+        async with self._versions.hold(self.chat, LOCAL) as files:
+            current = await files.save("edit")
+            target = await files.before()
+        return await self._restore(target, current, confirm)
+
+    async def sweep(self) -> dict[str, Any]:
+        """Remove contents that no version has used for a day; how many `blobs`, `temporary` files and `bytes`."""
+        return asdict(await self._versions.sweep(self.chat))
+
+    async def _restore(self, target: str | None, current: str | None, confirm: Confirm | None) -> CheckoutResult:
+        """Restore a version after the confirmation. The chat is not locked while a person thinks."""
+        old, new = [await self._versions.tree(self.chat, manifest) for manifest in (current, target)]
+        planned = await self._versions.in_thread(lambda: changes(old, diff(old, new)))
+        if planned and confirm is not None:
+            confirm(summary(planned))
+        async with self._versions.hold(self.chat, LOCAL) as files:
+            return CheckoutResult(target, current, await files.checkout(target))
+
+    async def _load_tree(self, manifest: str) -> Tree:
+        return await self._versions.tree(self.chat, (await self._versions.find(self.chat, manifest)).id)
+
+    def _list_on_disk(self, parts: Parts, recursive: bool) -> list[ListedFile]:
+        with self._versions.root(self.chat) as root:
+            entry = root.find(parts) if parts else None
+            if entry is not None and entry.kind != "directory":
+                return [_describe_entry(entry)]
+            with root.walk(parts, ANY_DEPTH if recursive else 1) as entries:
+                return [_describe_entry(entry) for entry in entries]
+
+    def _copy_from_disk(self, parts: Parts, output: BinaryIO) -> None:
+        with self._versions.root(self.chat) as root, root.open(parts) as file:
+            shutil.copyfileobj(file, output, CHUNK)
+
+
+async def open_workspace(gateway: Gateway) -> ChatWorkspace:
+    """Open the workspace of the gateway's chat; refused when there is no such chat, and none is created."""
+    chat = gateway.chat or DEFAULT_CHAT
+    if not await gateway.versions.may_read(chat, LOCAL):
+        directory = gateway.settings.data_dir
+        message = f"there is no chat {chat!r} in {directory}; choose one with --chat or --workspace"
+        raise NotFound(message, code="CHAT_NOT_FOUND")
+    return ChatWorkspace(gateway.versions, chat)
+
+
+def short_id(manifest: str) -> str:
+    """The beginning of a version's id that is still unique."""
+    return manifest[:SHORT]
+
+
+def describe_changes(version: Version) -> str:
+    return summary(version.changes)
+
+
+def _describe_entry(entry: Entry) -> ListedFile:
+    executable = entry.kind == "file" and entry.stat.st_mode & 0o100
+    size = entry.stat.st_size if entry.kind == "file" else None
+    return ListedFile(entry.path, "executable" if executable else entry.kind, size)
+
+
+def _list_in_tree(tree: Tree, parts: Parts, recursive: bool) -> list[ListedFile]:
+    path = "/".join(map(encode, parts))
+    if path in tree.files:
+        return [ListedFile(readable(path), _kind(tree, path))]
+    inside = list(_paths_below((*tree.files, *directories(tree)), f"{path}/" if path else "", recursive))
+    if not inside and path not in directories(tree) and path:
+        raise NotFound(f"{path!r} is not in that version", code="FILE_NOT_FOUND")
+    return [ListedFile(readable(inner), _kind(tree, inner)) for inner in sorted(inside)]
+
+
+def _paths_below(paths: Iterable[str], base: str, recursive: bool) -> Iterator[str]:
+    return (path for path in paths if path.startswith(base) and (recursive or "/" not in path[len(base) :]))
+
+
+def _kind(tree: Tree, path: str) -> str:
+    return _KINDS.get(tree.meta.get(path, ""), "file") if path in tree.files else "directory"
+
+
+def _find_digest(tree: Tree, parts: Parts) -> str:
+    path = "/".join(map(encode, parts))
+    if path in tree.files and tree.meta.get(path) != LINK:
+        return tree.files[path]
+    if path in tree.files:
+        raise is_link(repr(readable(path)))
+    if path in directories(tree) or not path:
+        raise is_directory(repr(path or "."))
+    raise NotFound(f"{path!r} is not in that version", code="FILE_NOT_FOUND")

@@ -1,0 +1,553 @@
+"""`toolgate upstream`: other MCP servers behind this one, added, tested and reviewed."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gateway.admin import upstream_review, upstreams
+from gateway.admin.upstream_import import ImportResult, find_secrets, find_servers, import_servers, secrets_file
+from gateway.admin.upstream_probe import ProbeResult, ToolStatus
+from gateway.admin.upstream_review import ReviewItem
+from gateway.cli.options import as_json, open_stored, print_json, print_table, run, settings_options
+from gateway.config import Settings, anchored
+from gateway.errors import GatewayError, InputRequired, Invalid
+from gateway.text import visible
+
+# The name of the decider in the record of a decision.
+_BY = "cli"
+_MOST_FINDINGS = 10
+_PAIR = re.compile(r"(?P<name>[^=:\s]+)\s*(?:=|:)\s*(?P<value>.*)", re.DOTALL)
+
+
+class _TrailingCommand(click.Command):
+    """A command that keeps everything after `--` as the program to start, and its arguments."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        cut = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:cut])
+        ctx.params["command"] = tuple(args[cut + 1 :])
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND ARGUMENTS...]"]
+
+
+@click.group()
+def upstream() -> None:
+    """Put other MCP servers behind this one."""
+    # Each command itself prints why a server does not answer, on one line.
+    logging.getLogger("gateway.sources.upstreams").setLevel(logging.ERROR)
+
+
+@upstream.command(cls=_TrailingCommand)
+@click.argument("name")
+@click.option("--url", help="The server's address, if it need not be started.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of every request to it.")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable of the program's environment.")
+@click.option("--cwd", help="The folder the program starts in.")
+@click.option("--transport", type=click.Choice(["stdio", "http", "sse"]), help="Only needed for 'sse'.")
+@click.option("--prefix", help="Prefix of its tools' names instead of the server's name; '' for none.")
+@click.option("--category", help="The category its tools belong to; by default 'upstream'.")
+@click.option("--trusted", is_flag=True, help="Trust its annotations, such as that a tool only reads.")
+@click.option("--lazy/--eager", default=None, help="Connect when a tool is called, or when the gateway starts.")
+@click.option(
+    "--sharing", type=click.Choice(["principal", "chat", "all"]), help="Who shares one connection to the server."
+)
+@click.option(
+    "--pinning",
+    type=click.Choice(["trust", "hold", "off"]),
+    help="Trust its first definitions, hold them for review, or do not pin any.",
+)
+@click.option("--sandbox", is_flag=True, help="Start the program in the sandbox, without files and network of yours.")
+@click.option(
+    "--sandbox-path", "paths", multiple=True, metavar="PATH[:rw]", help="A folder or file it may read there, or write."
+)
+@click.option("--sandbox-host", "hosts", multiple=True, metavar="HOST", help="A host it may reach from there by HTTP.")
+@click.option("--no-test", is_flag=True, help="Do not connect to it now.")
+@as_json
+@settings_options
+def add(settings: Settings, name: str, no_test: bool, as_json: bool, **options: Any) -> None:
+    """Add a server: a program to start, after `--`, or a URL to connect to."""
+    server = _server_settings(options)
+    ask_secret = read_secret if sys.stdin.isatty() else None
+
+    async def task() -> ProbeResult | GatewayError | None:
+        async with open_stored(settings) as gateway:
+            return await upstreams.add_upstream(gateway, name, server, test=not no_test, ask_secret=ask_secret)
+
+    result = run(task)
+    if as_json:
+        print_json({"name": name, "settings": server, "answer": result and result.to_dict()})
+        return
+    if isinstance(result, GatewayError):
+        click.echo(f"{name} is added; it wants a login, so now: toolgate upstream login {name}")
+        return
+    click.echo(f"{name} is added" + ("" if result else f"; try it with: toolgate upstream test {name}"))
+    if result:
+        _print_probe(result)
+
+
+@upstream.command("list")
+@as_json
+@settings_options
+def list_upstreams(settings: Settings, as_json: bool) -> None:
+    """Every server, as it was when it last answered; `test` connects now."""
+
+    async def task() -> list[upstreams.UpstreamInfo]:
+        async with open_stored(settings) as gateway:
+            return await upstreams.list_upstreams(gateway)
+
+    servers = run(task)
+    if as_json:
+        print_json([server.to_dict() for server in servers])
+        return
+    rows = [
+        (
+            server.name,
+            server.state,
+            server.era or "-",
+            _count_offered(server.tools),
+            server.sandbox,
+            server.origin,
+            visible(server.error or ""),
+        )
+        for server in servers
+    ]
+    print_table(("NAME", "STATE", "ERA", "TOOLS", "SANDBOX", "ORIGIN", "ERROR"), rows)
+
+
+@upstream.command()
+@click.argument("name")
+@as_json
+@settings_options
+def show(settings: Settings, name: str, as_json: bool) -> None:
+    """One server: its settings, and its tools when it last answered."""
+
+    async def task() -> upstreams.UpstreamDetails:
+        async with open_stored(settings) as gateway:
+            return await upstreams.show_upstream(gateway, name)
+
+    details = run(task)
+    if as_json:
+        print_json(details.to_dict())
+        return
+    info = details.info
+    for key in ("name", "state", "origin", "sandbox", "era", "seen_at", "error"):
+        if value := getattr(info, key):
+            click.echo(f"{key:10} {visible(str(value))}")
+    for key, value in details.settings.items():
+        if key != "sandbox":  # shown above with its defaults
+            click.echo(f"{key:10} {value}")
+    for key, names, note in (
+        ("secrets", details.secrets, "kept, and never shown"),
+        ("missing", info.missing, "not set"),
+    ):
+        if names:
+            click.echo(f"{key:10} {', '.join(names)} ({note})")
+    if info.tools:
+        click.echo("")
+        _print_tools(info.tools)
+
+
+@upstream.command()
+@click.argument("name", required=False)
+@as_json
+@settings_options
+def test(settings: Settings, name: str | None, as_json: bool) -> int:
+    """Connect to a server now and list what it has, or to every one that is on. Exit 1 when one does not answer."""
+
+    async def task() -> list[tuple[str, ProbeResult | GatewayError]]:
+        async with open_stored(settings) as gateway:
+            return await upstreams.probe_upstreams(gateway, name)
+
+    results = run(task)
+    failed = [result for _, result in results if isinstance(result, GatewayError)]
+    if as_json:
+        shapes = [_probe_dict(server, result) for server, result in results]
+        print_json(shapes[0] if name else shapes)
+        return int(bool(failed))
+    if name and failed:
+        raise failed[0]
+    for server, result in results:
+        if isinstance(result, GatewayError):
+            click.echo(result.message)
+        else:
+            click.echo(f"{server} answers")
+            _print_probe(result)
+    return int(bool(failed))
+
+
+@upstream.command()
+@click.argument("name")
+@settings_options
+def enable(settings: Settings, name: str) -> None:
+    """Offer a server's tools again."""
+    _switch(settings, name, True)
+
+
+@upstream.command()
+@click.argument("name")
+@settings_options
+def disable(settings: Settings, name: str) -> None:
+    """Keep a server, but do not connect to it."""
+    _switch(settings, name, False)
+
+
+@upstream.command()
+@click.argument("name")
+@settings_options
+def remove(settings: Settings, name: str) -> None:
+    """Remove a server that was added by hand, with its secrets, its folder and its accepted definitions."""
+
+    async def task() -> None:
+        async with open_stored(settings) as gateway:
+            await upstreams.remove_upstream(gateway, name)
+
+    run(task)
+    click.echo(f"{name} is removed")
+
+
+@upstream.command()
+@click.argument("name")
+@click.argument("variable")
+@click.option("--forget", is_flag=True, help="Forget the value instead.")
+@settings_options
+def secret(settings: Settings, name: str, variable: str, forget: bool) -> None:
+    """Keep the value of a ${VARIABLE} for one server that was added by hand. It is asked for here, or read from
+    the standard input, and used from the next connection on."""
+
+    async def task() -> None:
+        async with open_stored(settings) as gateway:
+            if forget:
+                await upstreams.forget_secret(gateway, name, variable)
+            else:
+                await upstreams.keep_secret(gateway, name, variable, read_secret)
+
+    run(task)
+    click.echo(f"{variable} is {'forgotten' if forget else 'kept'} for {name}")
+
+
+@upstream.command()
+@click.argument("name")
+@click.option("--scope", "scopes", multiple=True, help="Request this scope too, besides those you have.")
+@click.option("--no-browser", is_flag=True, help="Print the address only; open it in a browser on this machine.")
+@click.option("--port", type=click.IntRange(1, 65535), help="The port of the redirect, if it must be a certain one.")
+@as_json
+@settings_options
+def login(
+    settings: Settings, name: str, scopes: tuple[str, ...], no_browser: bool, port: int | None, as_json: bool
+) -> int:
+    """Log in to a server in your browser. The gateway, also one that runs now, then calls it in your name."""
+
+    def show_url(url: str) -> None:
+        click.echo(f"Sign in to {name} here, within five minutes:\n\n  {url}\n", err=True)
+        if not no_browser:
+            # In a thread of its own: a browser in this terminal would never return.
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+    async def task() -> upstreams.LoginResult:
+        async with open_stored(settings) as gateway:
+            return await upstreams.log_in(gateway, name, show_url, scopes=scopes, port=port or 0)
+
+    result = run(task)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        click.echo(f"you are logged in to {name}" + (f", with the scopes: {result.scope}" if result.scope else ""))
+        if isinstance(result.probe, GatewayError):
+            click.echo(result.probe.message)
+        else:
+            _print_probe(result.probe)
+    return int(isinstance(result.probe, GatewayError))
+
+
+@upstream.command()
+@click.argument("name")
+@settings_options
+def logout(settings: Settings, name: str) -> None:
+    """Forget the login to a server, and revoke its tokens if the server supports that."""
+
+    async def task() -> bool:
+        async with open_stored(settings) as gateway:
+            return await upstreams.log_out(gateway, name)
+
+    revoked = run(task)
+    click.echo(f"you are logged out of {name}" + ("" if revoked else "; its tokens are forgotten here, not revoked"))
+
+
+@upstream.command("import")
+@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--name", "names", multiple=True, help="Only the server of this name; may be given several times.")
+@click.option("--replace", is_flag=True, help="Replace servers of the same names that were added by hand.")
+@click.option(
+    "--keep/--no-keep",
+    default=None,
+    help="Keep the secrets of the file for these servers, or none; asked on a terminal, else none is kept.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+@as_json
+@settings_options
+def import_file(
+    settings: Settings,
+    file: Path | None,
+    names: tuple[str, ...],
+    replace: bool,
+    keep: bool | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Import the servers of another client's settings FILE, or of every client found on this machine.
+
+    Secrets written out there are not stored with the servers: each becomes a ${VARIABLE} to set in the environment.
+    With --keep its value goes to a file only you can read, for that server alone.
+    """
+    found = find_servers(file, settings.workspace, names)
+    keeps = _ask_keep(find_secrets(found), settings) if keep is None and not dry_run else bool(keep)
+
+    async def task() -> list[ImportResult]:
+        async with open_stored(settings) as gateway:
+            return await import_servers(gateway, found, replace=replace, keep=keeps, dry_run=dry_run)
+
+    results = run(task)
+    if as_json:
+        print_json([result.to_dict() for result in results])
+        return
+    rows = [(visible(result.name), result.outcome, result.file, visible(result.reason)) for result in results]
+    print_table(("NAME", "OUTCOME", "FROM", "WHY"), rows)
+    for line in _import_hints(results, settings, keep=keeps, dry_run=dry_run):
+        click.echo(line)
+
+
+@upstream.command()
+@click.argument("name", required=False)
+@as_json
+@settings_options
+def review(settings: Settings, name: str | None, as_json: bool) -> None:
+    """Definitions that wait for you, of one server or of all, with their changes and what is suspicious."""
+
+    async def task() -> list[ReviewItem]:
+        async with open_stored(settings) as gateway:
+            return await upstream_review.list_waiting(gateway, name)
+
+    items = run(task)
+    if as_json:
+        print_json([item.to_dict() for item in items])
+        return
+    for item in items:
+        _print_item(item)
+    if not items:
+        click.echo("nothing waits")
+    for server in dict.fromkeys(item.server for item in items):
+        subjects = [shlex.quote(visible(item.exact_subject)) for item in items if item.server == server]
+        click.echo(f"toolgate upstream accept {server} {' '.join(subjects)}")
+
+
+def _decision_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of the two commands that decide."""
+    for option in (
+        settings_options,
+        as_json,
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--all", "everything", is_flag=True, help="All that waits of this server."),
+        click.argument("subjects", nargs=-1, metavar="[KIND:NAME[@DIGEST]]..."),
+        click.argument("server"),
+    ):
+        command = option(command)
+    return command
+
+
+@upstream.command()
+@_decision_options
+def accept(settings: Settings, **options: Any) -> None:
+    """Offer definitions as they are now. With the @DIGEST that `review` prints, exactly what was shown there;
+    without, what is shown here, once you agree."""
+    _decide(settings, "accept", **options)
+
+
+@upstream.command()
+@_decision_options
+def reject(settings: Settings, **options: Any) -> None:
+    """Withhold definitions until someone accepts them, also ones that were accepted before."""
+    _decide(settings, "reject", **options)
+
+
+def _decide(
+    settings: Settings,
+    verb: str,
+    server: str,
+    subjects: tuple[str, ...],
+    everything: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    if everything == bool(subjects):
+        raise click.UsageError("name what to decide on as KIND:NAME, or say --all")
+
+    async def task() -> list[ReviewItem]:
+        async with open_stored(settings) as gateway:
+            if verb == "reject":
+                return await upstream_review.reject(gateway, server, subjects, _BY)
+            return await upstream_review.accept(gateway, server, subjects, _BY, lambda items: _confirm(items, yes))
+
+    items = run(task)
+    if as_json:
+        pins = [(item.texts.pin, item.digest) for item in items]
+        print_json([{"kind": pin.kind, "name": pin.name, "digest": digest} for pin, digest in pins])
+        return
+    for item in items:
+        click.echo(f"{server}: {visible(item.subject)} is {verb}ed")
+    if not items:
+        click.echo("nothing waits")
+
+
+def _confirm(items: Sequence[ReviewItem], yes: bool) -> None:
+    """Show what is about to be accepted and ask; aborts unless the person agrees."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputRequired(
+            "nobody has looked at it: name it with the @DIGEST that `toolgate upstream review` prints, or say --yes"
+        )
+    for item in items:
+        _print_item(item)
+    click.confirm(f"Accept {'this' if len(items) == 1 else f'these {len(items)}'}?", abort=True, err=True)
+
+
+def _server_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as an entry of `mcpServers`; wrong usage if they do not fit together."""
+    command, url, transport = options["command"], options["url"], options["transport"]
+    if bool(command) == bool(url):
+        raise click.UsageError("name either --url URL or, after `--`, the command that starts the server")
+    for key, option, fits in (("headers", "--header", url), ("env", "--env", command), ("cwd", "--cwd", command)):
+        if options[key] and not fits:
+            raise click.UsageError(f"{option} is for a server with {'--url' if command else 'a command'}")
+    if (sandbox := _sandbox_settings(options)) and not command:
+        raise click.UsageError("--sandbox is for a server with a command")
+    if transport and (transport == "stdio") != bool(command):
+        raise click.UsageError(f"--transport {transport} does not fit {'a command' if command else '--url'}")
+    server: dict[str, Any] = {"url": url} if url else {"command": command[0], "args": list(command[1:])}
+    server |= {key: dict(_parse_pair(text, key) for text in options[key]) for key in ("headers", "env")}
+    optional = ("cwd", "prefix", "category", "lazy", "sharing", "pinning")
+    server |= {key: options[key] for key in optional if options[key] is not None}
+    server |= {"type": "sse"} if transport == "sse" else {}
+    server |= {"trusted": True} if options["trusted"] else {}
+    server |= {"sandbox": sandbox} if sandbox else {}
+    return {key: value for key, value in server.items() if value not in ({}, [])}
+
+
+def _sandbox_settings(options: Mapping[str, Any]) -> Any:
+    """The `sandbox` of an entry, with absolute paths."""
+    paths, hosts = [anchored(path, Path.cwd()) for path in options["paths"]], list(options["hosts"])
+    rights = {key: value for key, value in {"paths": paths, "network": hosts}.items() if value}
+    return rights or options["sandbox"]
+
+
+def _parse_pair(text: str, key: str) -> tuple[str, str]:
+    match = _PAIR.fullmatch(text)
+    if match is None:
+        raise click.UsageError(f"--{key.removesuffix('s')} {text.partition('=')[0]!r}: expected NAME=VALUE")
+    return match["name"], match["value"]
+
+
+def read_secret(variable: str) -> str:
+    """Ask for a value without echo, or read it from the standard input where that is no terminal."""
+    if sys.stdin.isatty():
+        question = f"{variable} (kept for this server alone)"
+        return str(click.prompt(question, hide_input=True, err=True, default="", show_default=False))
+    value = sys.stdin.read(64 * 1024).removesuffix("\n").removesuffix("\r")
+    if not value:
+        raise Invalid(f"no value for {variable}; write it to the standard input")
+    return value
+
+
+def _switch(settings: Settings, name: str, enabled: bool) -> None:
+    async def task() -> None:
+        async with open_stored(settings) as gateway:
+            await upstreams.enable_upstream(gateway, name, enabled)
+
+    run(task)
+    click.echo(f"{name} is {'on' if enabled else 'off'}")
+
+
+def _print_probe(result: ProbeResult) -> None:
+    click.echo(
+        f"{result.title or 'a server without a name'}, protocol {result.era}; connected in {result.connect_ms:.0f} ms, "
+        f"listed in {result.list_ms:.0f} ms\n"
+    )
+    _print_tools(result.tools)
+    findings = [(key, finding) for key, findings in result.findings.items() for finding in findings]
+    for key, finding in findings[:_MOST_FINDINGS]:
+        place = f"{key.kind.value} {visible(key.name)}{finding.where}"
+        click.echo(f"suspicious ({finding.severity.value}): {place}: {finding.what}: {finding.excerpt}")
+    if len(findings) > _MOST_FINDINGS:
+        click.echo(f"… and {len(findings) - _MOST_FINDINGS} more that are suspicious (--json shows all)")
+    for problem in result.problems:
+        click.echo(f"note: {problem}")
+    if result.waiting:
+        click.echo(f"{result.waiting} waiting for you; look with: toolgate upstream review {result.name}")
+
+
+def _print_tools(tools: Sequence[ToolStatus]) -> None:
+    rows = [(visible(tool.name), tool.state, tool.tool.permission.value, _first_line(tool)) for tool in tools]
+    print_table(("TOOL", "STATE", "LEVEL", "DESCRIPTION"), rows)
+
+
+def _first_line(status: ToolStatus) -> str:
+    return visible(str(status.reason or status.tool.description).split("\n")[0])
+
+
+def _count_offered(tools: Sequence[ToolStatus]) -> str:
+    offered = sum(tool.state == "offered" for tool in tools)
+    return str(offered) if offered == len(tools) else f"{offered} of {len(tools)}"
+
+
+def _probe_dict(name: str, result: ProbeResult | GatewayError) -> dict[str, Any]:
+    if isinstance(result, GatewayError):
+        return {"ok": False, "name": name, "error": result.to_dict()}
+    return {"ok": True, **result.to_dict()}
+
+
+def _ask_keep(variables: Sequence[str], settings: Settings) -> bool:
+    """Ask whether to keep secrets, if there are any and there is a terminal."""
+    if not variables or not sys.stdin.isatty():
+        return False
+    question = f"Keep the values of {', '.join(variables)} in {secrets_file(settings)}, which only you can read?"
+    return click.confirm(question, err=True)
+
+
+def _import_hints(results: Sequence[ImportResult], settings: Settings, keep: bool, dry_run: bool) -> Iterator[str]:
+    """Where the secrets are, and what is still to be done; names of variables, never values."""
+    imported = [result for result in results if result.settings is not None]
+    kept = [f"{result.name}: {', '.join(result.variables)}" for result in imported if result.variables]
+    if keep and kept:
+        file = secrets_file(settings)
+        yield f"\n{'would keep' if dry_run else 'kept'} in {file}, which only you can read:"
+        yield from (f"  {line}" for line in kept)
+    missing = [(result, variable) for result in imported for variable in result.missing]
+    if missing:
+        yield "\nnot set yet; set them in the gateway's environment, import with --keep, or keep one for its server:"
+    for result, variable in missing:
+        question = (result.questions or {}).get(variable)
+        comment = f"   # {visible(' '.join(question.split()))}" if question else ""
+        yield f"  toolgate upstream secret {result.name} {variable}{comment}"
+    if imported and not dry_run:
+        yield "\ntry them with: toolgate upstream test; then remove them from the client, which would see them twice"
+
+
+def _print_item(item: ReviewItem) -> None:
+    change = "is new" if item.is_new else "is no longer what was accepted"
+    click.echo(f"{item.server}: {visible(item.exact_subject)} {change}")
+    for finding in item.findings:
+        place = finding.where or "/"
+        click.echo(f"  suspicious ({finding.severity.value}) at {place}: {finding.what}: {finding.excerpt}")
+    click.echo(item.difference)
