@@ -1,4 +1,4 @@
-"""The door: one request out, under a policy, within limits, redirects followed one checked step at a time."""
+"""The guarded HTTP client: requests under a policy and within limits. Each redirect is checked like a new request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BAD_ANSWER = "BAD_ANSWER"
 
 
 def connection_error(error: httpx2.TransportError, origin: str, connect_seconds: float) -> GatewayError:
-    """For a request that got no answer."""
+    """The error for a request without a response."""
     root = _root(error)
     if isinstance(error, httpx2.ConnectTimeout):
         return Timeout(f"{origin} could not be reached within {connect_seconds:g} s")
@@ -46,62 +46,61 @@ def connection_error(error: httpx2.TransportError, origin: str, connect_seconds:
     if isinstance(error, httpx2.LocalProtocolError):
         return Invalid("this request cannot be sent as HTTP", code="INVALID_REQUEST")
     if isinstance(error, httpx2.NetworkError) or "disconnected" in str(error):
-        return Unavailable(f"{origin} closed the connection without an answer", code=CONNECTION_LOST)
-    return invalid_response(origin, "it is not HTTP that can be read, or its headers are too large")
+        return Unavailable(f"{origin} closed the connection without a response", code=CONNECTION_LOST)
+    return invalid_response(origin, "it is not valid HTTP, or its headers are too large")
 
 
-def truncated_response(origin: str) -> Unavailable:
-    """For an answer that began and did not come to its end."""
-    return Unavailable(f"the answer of {origin} broke off before its end", code=CONNECTION_LOST)
+def truncation_error(origin: str) -> Unavailable:
+    """The error for a response that ended before its body was complete."""
+    return Unavailable(f"the response of {origin} ended before its body was complete", code=CONNECTION_LOST)
 
 
 def invalid_response(origin: str, reason: str) -> Unavailable:
-    return Unavailable(f"the answer of {origin} is of no use: {reason}", code=BAD_ANSWER)
+    return Unavailable(f"the response of {origin} cannot be used: {reason}", code=BAD_ANSWER)
 
 
 def _root(error: BaseException) -> BaseException:
-    """The first failure in a row of them; `httpcore2` hands the one before on as an argument."""
+    """The original exception; `httpcore2` passes the earlier one as an argument."""
     before = error.__cause__ or next((part for part in error.args if isinstance(part, BaseException)), None)
     return error if before is None else _root(before)
 
 
 _STATUSES = frozenset({429, 502, 503, 504})
 _CODES = frozenset({CONNECT_FAILED, CONNECTION_LOST, LOOKUP_FAILED, Timeout.default_code})
-_dice = random.SystemRandom()
+_random = random.SystemRandom()
 
 
 @dataclass(frozen=True)
 class Retry:
-    """How often a request is sent at most, and the pauses between: each twice the one before, and
-    somewhat by chance, so that callers who failed together do not come back together. A server that
-    asks for a longer pause than `longest_seconds` is not asked again."""
+    """The attempts per request and the pauses between them: exponential, with jitter. A server whose `Retry-After` is
+    longer than `longest_seconds` is not asked again."""
 
     attempts: int = 3
     first_seconds: float = 0.5
     longest_seconds: float = 10.0
 
     def after_failure(self, failure: Unavailable, attempt: int) -> float | None:
-        """Seconds to wait before the next try; None when there should be none."""
+        """Seconds to wait before the next attempt; None if there is none."""
         return self._pause(attempt) if failure.code in _CODES and attempt < self.attempts else None
 
-    def after_answer(self, response: httpx2.Response, attempt: int) -> float | None:
+    def after_response(self, response: httpx2.Response, attempt: int) -> float | None:
         if response.status_code not in _STATUSES or attempt >= self.attempts:
             return None
-        asked = _asked_pause(response.headers.get("retry-after"))
-        if asked is None:
+        seconds = _parse_retry_after(response.headers.get("retry-after"))
+        if seconds is None:
             return self._pause(attempt)
-        return asked if asked <= self.longest_seconds else None
+        return seconds if seconds <= self.longest_seconds else None
 
     def _pause(self, attempt: int) -> float:
         longest: float = min(self.first_seconds * 2 ** (attempt - 1), self.longest_seconds)
-        return _dice.uniform(longest / 2, longest)
+        return _random.uniform(longest / 2, longest)
 
 
 NEVER = Retry(attempts=1)
 
 
-def _asked_pause(header: str | None) -> float | None:
-    """Seconds a server asks us to wait, said in seconds or as a date."""
+def _parse_retry_after(header: str | None) -> float | None:
+    """The seconds of a `Retry-After` header, which is a number of seconds or a date."""
     if header is None:
         return None
     if header.isascii() and header.isdecimal() and len(header) < 10:
@@ -115,41 +114,41 @@ def _asked_pause(header: str | None) -> float | None:
 
 
 RESPONSE_TOO_LARGE = "RESPONSE_TOO_LARGE"
-_PIECE = 256 * 1024
+_CHUNK_BYTES = 256 * 1024
 _GZIP = zlib.MAX_WBITS | 16
 
 
 async def decode_body(response: httpx2.Response, origin: str, limit: int) -> AsyncGenerator[bytes]:
-    """The body as it is meant to be read. Refused beyond `limit` bytes, packed or unpacked; since
-    it is unpacked in small pieces, a few bytes that stand for gigabytes cost no more than the limit."""
-    packed = _is_packed(response, origin)
-    length = declared_length(response)
+    """The decompressed body. Refused beyond `limit` bytes, compressed or not; it is decompressed in small chunks, so
+    that a compression bomb costs no more memory than the limit."""
+    compressed = _is_compressed(response, origin)
+    length = content_length(response)
     if length is not None and length > limit and response.request.method != "HEAD":
         raise _too_large(origin, limit)
-    unpacker = _Gzip() if packed else _Plain()
-    received = given = 0
+    decoder = _GzipDecoder() if compressed else _PlainDecoder()
+    received = decoded = 0
     try:
         async with aclosing(_parts(response)) as parts:
             async for part in parts:
                 received += len(part)
-                for piece in unpacker.feed(part):
-                    given += len(piece)
-                    if max(received, given) > limit:
+                for chunk in decoder.feed(part):
+                    decoded += len(chunk)
+                    if max(received, decoded) > limit:
                         raise _too_large(origin, limit)
-                    yield piece
-                    await anyio.lowlevel.checkpoint()  # much may come of one part, and others wait
+                    yield chunk
+                    await anyio.lowlevel.checkpoint()  # one part may decompress to many chunks
                 if received > limit:
                     raise _too_large(origin, limit)
     except zlib.error:
         raise invalid_response(origin, "its gzip data is damaged") from None
     except httpx2.TransportError:
-        raise truncated_response(origin) from None
-    if not unpacker.is_whole:
-        raise truncated_response(origin)
+        raise truncation_error(origin) from None
+    if not decoder.is_complete:
+        raise truncation_error(origin)
 
 
-def declared_length(response: httpx2.Response) -> int | None:
-    """How many bytes the server says it sends, where it does."""
+def content_length(response: httpx2.Response) -> int | None:
+    """The `Content-Length` of a response, if it has a valid one."""
     text = response.headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
@@ -158,45 +157,45 @@ def _parts(response: httpx2.Response) -> AsyncGenerator[bytes]:
     return cast("AsyncGenerator[bytes]", cast("httpx2.AsyncByteStream", response.stream).__aiter__())
 
 
-def _is_packed(response: httpx2.Response, origin: str) -> bool:
-    """One layer of gzip, which we ask for, or none: layers can multiply what a few bytes stand for."""
+def _is_compressed(response: httpx2.Response, origin: str) -> bool:
+    """Return whether the body is gzip. Any other encoding is refused, several layers too: they multiply a bomb."""
     coding = response.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("gzip", "x-gzip", "identity", ""):
-        raise invalid_response(origin, "it is packed in a way that was not asked for")
+        raise invalid_response(origin, "it has a content encoding that was not requested")
     return coding.endswith("gzip")
 
 
 def _too_large(origin: str, limit: int) -> ToolFailed:
-    return ToolFailed(f"the answer of {origin} is larger than {limit} bytes", code=RESPONSE_TOO_LARGE, limit=limit)
+    return ToolFailed(f"the response of {origin} is larger than {limit} bytes", code=RESPONSE_TOO_LARGE, limit=limit)
 
 
-class _Plain:
-    is_whole = True
+class _PlainDecoder:
+    is_complete = True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         yield data
 
 
-class _Gzip:
-    """Unpacks gzip, also several of them one after another, at most a piece at a time."""
+class _GzipDecoder:
+    """Decompress gzip, also of several members, at most one chunk at a time."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(_GZIP)
-        self._begun = False
+        self._started = False
 
     @property
-    def is_whole(self) -> bool:
-        return self._inflate.eof or not self._begun
+    def is_complete(self) -> bool:
+        return self._inflate.eof or not self._started
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         while data:
             if self._inflate.eof:
                 self._inflate = zlib.decompressobj(_GZIP)
-            self._begun = True
-            piece = self._inflate.decompress(data, _PIECE)
+            self._started = True
+            chunk = self._inflate.decompress(data, _CHUNK_BYTES)
             data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
-            if piece:
-                yield piece
+            if chunk:
+                yield chunk
 
 
 INSECURE_REDIRECT = "INSECURE_REDIRECT"
@@ -204,14 +203,14 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 _METHODS = IDEMPOTENT | {"POST", "PATCH"}
 
-# Headers that decide where a request ends and an answer begins; a caller has no say in them.
-_OURS = frozenset(
+# Headers that frame a message on the connection: a caller may not set them.
+_FRAMING_HEADERS = frozenset(
     {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "te", "trailer"}
     | {"transfer-encoding", "upgrade"}
 )
 
-# Headers another server may see too. Any other can be a key: `X-Api-Key` is as good as `Authorization`.
-_FOR_ANYONE = frozenset({"accept", "accept-language", "content-language", "content-type", "user-agent"})
+# Headers that follow a redirect to another origin. Any other may hold a key, as `X-Api-Key` does.
+_CROSS_ORIGIN_HEADERS = frozenset({"accept", "accept-language", "content-language", "content-type", "user-agent"})
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -220,7 +219,7 @@ _HEADER_BYTES = 32 * 1024
 
 @dataclass(frozen=True)
 class Hop:
-    """A request to one server, without what the connection adds to it."""
+    """One request of a redirect chain."""
 
     method: str
     url: httpx2.URL
@@ -231,28 +230,28 @@ class Hop:
     def origin(self) -> str:
         return url_origin(self.url)
 
-    def redirected(self, status: int, location: str) -> Hop:
-        """The request to send next. It never leaves https, and takes no key to another server."""
+    def redirect(self, status: int, location: str) -> Hop:
+        """The next request. It never goes from https to http, and takes no credentials to another origin."""
         try:
             url = parse_url(urljoin(str(self.url), location))
         except (Invalid, ValueError):
             raise invalid_response(self.origin, "it redirects to a URL that cannot be opened") from None
         if self.url.scheme == "https" and url.scheme != "https":
-            reason = f"{self.origin} redirects from https to plain http, {url_origin(url)}, which is not followed"
+            reason = f"{self.origin} redirects from https to plain http at {url_origin(url)}, which is refused"
             raise Forbidden(reason, code=INSECURE_REDIRECT, host=url.raw_host.decode("ascii"))
         hop = replace(self, url=url)
         if status == 303 or (status in (301, 302) and self.method == "POST"):
             hop = replace(hop, method="HEAD" if self.method == "HEAD" else "GET", body=None)
-            hop = hop.keeping(lambda name: not name.startswith("content-"))
+            hop = hop.filter_headers(lambda name: not name.startswith("content-"))
         if hop.origin != self.origin:
-            hop = hop.keeping(lambda name: name in _FOR_ANYONE)
+            hop = hop.filter_headers(lambda name: name in _CROSS_ORIGIN_HEADERS)
         return hop
 
-    def keeping(self, wanted: Callable[[str], bool]) -> Hop:
+    def filter_headers(self, wanted: Callable[[str], bool]) -> Hop:
         return replace(self, headers={name: value for name, value in self.headers.items() if wanted(name)})
 
     def build(self, connect_seconds: float) -> httpx2.Request:
-        """The request as `httpx2` sends it. Its only time limit is for connecting: the whole has its own."""
+        """The `httpx2` request. It has a timeout for connecting only: the caller limits the whole exchange."""
         own = {"user-agent": f"toolgate/{__version__}", "accept": "*/*", "accept-encoding": "gzip"}
         return httpx2.Request(
             self.method,
@@ -264,25 +263,25 @@ class Hop:
 
 
 def first_hop(method: str, url: str, headers: Mapping[str, str] | None, body: bytes | None) -> Hop:
-    """A checked request; `Invalid` names what is wrong with it, and never shows a header's value."""
+    """Check a request. `Invalid` says what is wrong, without the value of a header."""
     if method.upper() not in _METHODS:
-        raise _refused(f"{method[:20]!r} is none of the methods {', '.join(sorted(_METHODS))}")
+        raise _invalid_request(f"{method[:20]!r} is not one of the methods {', '.join(sorted(_METHODS))}")
     checked: dict[str, str] = {}
     for name, value in (headers or {}).items():
-        low = name.lower()
+        lower = name.lower()
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise _refused(f"the header {name[:40]!r} has characters that HTTP does not allow")
-        if low in _OURS or low.startswith("proxy-"):
-            raise _refused(f"the header {name!r} is set by the gateway alone; leave it out")
-        if low in checked:
-            raise _refused(f"the header {name!r} is there twice")
-        checked[low] = value
+            raise _invalid_request(f"the header {name[:40]!r} has characters that HTTP does not allow")
+        if lower in _FRAMING_HEADERS or lower.startswith("proxy-"):
+            raise _invalid_request(f"the header {name!r} is set by the gateway; leave it out")
+        if lower in checked:
+            raise _invalid_request(f"the header {name!r} is given twice")
+        checked[lower] = value
     if sum(len(name) + len(value) for name, value in checked.items()) > _HEADER_BYTES:
-        raise _refused(f"its headers are larger than {_HEADER_BYTES} bytes")
+        raise _invalid_request(f"its headers are larger than {_HEADER_BYTES} bytes")
     return Hop(method.upper(), parse_url(url), checked, body)
 
 
-def _refused(reason: str) -> Invalid:
+def _invalid_request(reason: str) -> Invalid:
     return Invalid(f"this request cannot be sent: {reason}", code="INVALID_REQUEST")
 
 
@@ -291,8 +290,7 @@ TOO_MANY_REDIRECTS = "TOO_MANY_REDIRECTS"
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """What a server answered, whatever its status. `url` is where the answer came from in the end;
-    `chunks` is its body, to be read once."""
+    """A response of any status. `url` is the URL after redirects; `chunks` is the body, to be read once."""
 
     status: int
     url: str
@@ -310,13 +308,13 @@ class HttpResponse:
 
 
 class GuardedClient:
-    """Sends requests under one policy, and keeps connections a moment for the next one.
+    """Sends requests under one policy, over pooled connections.
 
-        async with Door(Policy(allowed_hosts=("api.example.org",))) as door:
-            async with door.request("GET", "https://api.example.org/items") as answer:
-                body = await answer.read()
+        async with Door(Policy(allowed_hosts=("api.example.org",))) as client:
+            async with client.request("GET", "https://api.example.org/items") as response:
+                body = await response.read()
 
-    It knows neither cookies nor proxies. Requests may run side by side.
+    It uses neither cookies nor proxies. Requests may run concurrently.
     """
 
     def __init__(self, policy: NetworkPolicy, network: Network = INTERNET, tls: ssl.SSLContext | None = None) -> None:
@@ -342,43 +340,43 @@ class GuardedClient:
         limits: RequestLimits = RequestLimits(),  # noqa: B008 - it is frozen
         retry: Retry = NEVER,
     ) -> AsyncIterator[HttpResponse]:
-        """The answer to a request, for as long as it is read.
+        """Send a request and give its response, open until the block ends.
 
-        `Invalid` for a request that cannot be, `Forbidden` where the policy does not let it go,
-        `Unavailable` and `Timeout` when no answer came; a status of 400 and above is an answer.
-        `retry` holds for methods that do no harm when repeated, until an answer begins.
+        Raises `Invalid` for a malformed request, `Forbidden` if the policy refuses it, and `Unavailable` or `Timeout`
+        without a response. A status of 400 and above is a response. Only idempotent methods are retried, and only
+        until a response begins.
         """
         hop = first_hop(method, url, headers, body)
         with anyio.move_on_after(limits.seconds):
             last, response = await self._follow(hop, limits, retry)
             try:
                 async with aclosing(decode_body(response, last.origin, limits.bytes)) as chunks:
-                    yield _answer(last, response, chunks)
+                    yield _make_response(last, response, chunks)
             finally:
                 with anyio.CancelScope(shield=True):
                     await response.aclose()
             return
-        raise Timeout(f"{hop.origin} took longer than {limits.seconds:g} s", seconds=limits.seconds)
+        raise Timeout(f"{hop.origin} did not answer completely within {limits.seconds:g} s", seconds=limits.seconds)
 
     async def _follow(self, hop: Hop, limits: RequestLimits, retry: Retry) -> tuple[Hop, httpx2.Response]:
         start = hop
         for _ in range(limits.redirects + 1):
             try:
-                response = await self._patiently(hop, limits, retry)
+                response = await self._send_with_retry(hop, limits, retry)
             except Forbidden as error:
                 if hop is start:
                     raise
-                reason = f"{start.origin} redirects to where we may not go: {error.message}"
+                reason = f"{start.origin} redirects to a URL that is refused: {error.message}"
                 raise Forbidden(reason, code=error.code, **error.details) from None
             location = response.headers.get("location")
             if response.status_code not in REDIRECTS or location is None:
                 return hop, response
             await response.aclose()
-            hop = hop.redirected(response.status_code, location)
+            hop = hop.redirect(response.status_code, location)
         raise Unavailable(f"{start.origin} redirects more than {limits.redirects} times", code=TOO_MANY_REDIRECTS)
 
-    async def _patiently(self, hop: Hop, limits: RequestLimits, retry: Retry) -> httpx2.Response:
-        """One step, tried again where that can help and there is time for it."""
+    async def _send_with_retry(self, hop: Hop, limits: RequestLimits, retry: Retry) -> httpx2.Response:
+        """Send one request; retry it while the policy of retries and the deadline allow."""
         retry = retry if hop.method in IDEMPOTENT else NEVER
         attempt = 1
         while True:
@@ -389,7 +387,7 @@ class GuardedClient:
                 if pause is None or not _has_time(pause):
                     raise
             else:
-                pause = retry.after_answer(response, attempt)
+                pause = retry.after_response(response, attempt)
                 if pause is None or not _has_time(pause):
                     return response
                 await response.aclose()
@@ -407,15 +405,15 @@ class GuardedClient:
         return response
 
 
-def _answer(hop: Hop, response: httpx2.Response, chunks: AsyncIterator[bytes]) -> HttpResponse:
-    packed = "content-encoding" in response.headers
+def _make_response(hop: Hop, response: httpx2.Response, chunks: AsyncIterator[bytes]) -> HttpResponse:
+    compressed = "content-encoding" in response.headers
     return HttpResponse(
         status=response.status_code,
         url=str(hop.url),
         headers=response.headers,
         chunks=chunks,
         origin=hop.origin,
-        length=None if packed else declared_length(response),
+        length=None if compressed else content_length(response),
     )
 
 

@@ -1,4 +1,4 @@
-"""A file from the web: streamed into an open file, whole or not at all."""
+"""Download a URL into an open file, completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gateway.net.transport import INTERNET, Network
 
 BAD_STATUS = "BAD_STATUS"
 URL_NOT_FOUND = "URL_NOT_FOUND"
-_WRITE = 1024 * 1024
+_BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class DownloadResult:
-    """Where a file came from in the end, how long it is, and what the server says it is."""
+    """A completed download: its URL after redirects, size and content type."""
 
     url_final: str
     bytes: int
@@ -42,16 +42,15 @@ async def download(
     network: Network = INTERNET,
     tls: ssl.SSLContext | None = None,
 ) -> DownloadResult:
-    """Write what is at `url` into `file`, from where it stands. Over https only, or http from this
-    machine where the policy allows private addresses. Whatever goes wrong, the file is cut back to
-    where it stood."""
+    """Write the content of `url` to `file` from its position on. Only https is used, or http from this machine if the
+    policy allows private addresses. On any failure the file is truncated to where it was."""
     limits = RequestLimits(bytes=limit, seconds=timeout, connect_seconds=min(timeout, RequestLimits.connect_seconds))
-    async with GuardedClient(replace(policy, https_only=True), network, tls) as door:
-        return await save(door, url, file, limits=limits, progress=progress)
+    async with GuardedClient(replace(policy, https_only=True), network, tls) as client:
+        return await save(client, url, file, limits=limits, progress=progress)
 
 
 async def save(
-    door: GuardedClient,
+    client: GuardedClient,
     url: str,
     file: BinaryIO,
     *,
@@ -59,47 +58,47 @@ async def save(
     headers: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> DownloadResult:
-    """The same through a door that is open already, under its own policy."""
+    """Download with an existing client, under its policy."""
     start = file.tell()
     try:
-        async with door.request("GET", url, headers=headers, limits=limits, retry=Retry()) as answer:
-            if answer.status != HTTPStatus.OK:
-                raise _no_file(answer)
-            written = await _write(answer, file, progress)
+        async with client.request("GET", url, headers=headers, limits=limits, retry=Retry()) as response:
+            if response.status != HTTPStatus.OK:
+                raise _status_error(response)
+            written = await _write(response, file, progress)
     except BaseException:
         with contextlib.suppress(OSError):
             file.seek(start)
             file.truncate()
         raise
-    return DownloadResult(answer.url, written, answer.content_type)
+    return DownloadResult(response.url, written, response.content_type)
 
 
-async def _write(answer: HttpResponse, file: BinaryIO, progress: Progress) -> int:
+async def _write(response: HttpResponse, file: BinaryIO, progress: Progress) -> int:
     written = 0
-    async for block in _blocks(answer.chunks):
+    async for block in _blocks(response.chunks):
         await anyio.to_thread.run_sync(file.write, block)
         written += len(block)
-        await progress(written, answer.length, None)
+        await progress(written, response.length, None)
     return written
 
 
 async def _blocks(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in fewer pieces: each is a trip to another thread."""
+    """Join chunks into larger blocks: each write is a trip to another thread."""
     block = bytearray()
     async for chunk in chunks:
         block += chunk
-        if len(block) >= _WRITE:
+        if len(block) >= _BLOCK_BYTES:
             yield bytes(block)
             block.clear()
     if block:
         yield bytes(block)
 
 
-def _no_file(answer: HttpResponse) -> GatewayError:
+def _status_error(response: HttpResponse) -> GatewayError:
     try:
-        said = f"{answer.status} {HTTPStatus(answer.status).phrase}"
+        status = f"{response.status} {HTTPStatus(response.status).phrase}"
     except ValueError:
-        said = str(answer.status)
-    if answer.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
-        return NotFound(f"{answer.origin} has nothing at that URL ({said}); check it", code=URL_NOT_FOUND)
-    return Unavailable(f"{answer.origin} does not give the file: {said}", code=BAD_STATUS, status=answer.status)
+        status = str(response.status)
+    if response.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+        return NotFound(f"{response.origin} has nothing at that URL ({status}); check the URL", code=URL_NOT_FOUND)
+    return Unavailable(f"{response.origin} refused the download with {status}", code=BAD_STATUS, status=response.status)

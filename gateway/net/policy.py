@@ -1,4 +1,8 @@
-"""Where requests may go and how much they may take: allowed hosts, public addresses, limits."""
+"""The network policy and limits of requests: allowed hosts and ports, public and other addresses.
+
+The tables of addresses follow IANA's registries of special-purpose addresses (IPv4 and IPv6, as of 2025). They are
+written out because `ipaddress` answers differently from one Python version to the next.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +27,14 @@ _DOCUMENTATION = "an address for documentation"
 _TUNNEL = "an address of a tunnel"
 _UNSPECIFIED = "the unspecified address"
 
-# The first network that holds an address says what it is.
+# The first network that contains an address decides.
 _SPECIAL: tuple[tuple[IPv4Network | IPv6Network, str], ...] = tuple(
     (ip_network(network), address_kind)
     for network, address_kind in (
-        ("169.254.169.254/32", _METADATA),  # AWS, Google, Azure, and whoever followed them
+        ("169.254.169.254/32", _METADATA),  # AWS, Google, Azure, and others after them
         ("169.254.170.2/32", _METADATA),  # AWS, for containers
         ("100.100.100.200/32", _METADATA),  # Alibaba
-        ("168.63.129.16/32", _METADATA),  # Azure, in the midst of public addresses
+        ("168.63.129.16/32", _METADATA),  # Azure, among public addresses
         ("192.0.0.192/32", _METADATA),  # Oracle
         ("fd00:ec2::254/128", _METADATA),  # AWS
         ("fd20:ce::254/128", _METADATA),  # Google
@@ -64,18 +68,18 @@ _SPECIAL: tuple[tuple[IPv4Network | IPv6Network, str], ...] = tuple(
 )
 
 _PUBLIC_V6 = IPv6Network("2000::/3")
-# IPv6 forms of an IPv4 address that lead to it: mapped, and through a NAT64 gateway.
-_CARRIERS = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
+# IPv6 networks whose addresses embed an IPv4 address: mapped, and NAT64.
+_EMBEDDING_NETWORKS = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
 
 
 def parse_address(text: str) -> Address:
-    """The address a resolver answered; a zone is left out, since no zone has public addresses."""
+    """Parse an address from a resolver, without its zone: no zone has public addresses."""
     return ip_address(text.partition("%")[0])
 
 
 def address_kind(address: Address) -> str | None:
-    """What an address is that is not a public one; None for a public one."""
-    address = _carried(address)
+    """Describe an address that is not public; None for a public one."""
+    address = _unwrap_ipv4(address)
     for network, name in _SPECIAL:
         if address.version == network.version and address in network:
             return name
@@ -86,8 +90,8 @@ def is_loopback(address: Address) -> bool:
     return address_kind(address) == _LOOPBACK
 
 
-def _carried(address: Address) -> Address:
-    if isinstance(address, IPv6Address) and any(address in network for network in _CARRIERS):
+def _unwrap_ipv4(address: Address) -> Address:
+    if isinstance(address, IPv6Address) and any(address in network for network in _EMBEDDING_NETWORKS):
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address
 
@@ -99,20 +103,20 @@ PORT_NOT_ALLOWED = "PORT_NOT_ALLOWED"
 WEB_PORTS = (80, 443)
 
 _NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
-_NO_HOST = "{!r} is no host name: write example.org, *.example.org for every name below it, or an IP address"
+_NO_HOST = "{!r} is not a host name; write example.org, *.example.org for every name below it, or an IP address"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True)
 class NetworkPolicy:
-    """Where requests may go; unless it says otherwise, nowhere.
+    """The hosts, ports and addresses that requests may reach; none by default.
 
-    `allowed_hosts` are names, addresses, and patterns like `*.example.org`, which has every name
-    below `example.org` and not itself; each may name the one port it allows, as in `example.org:8443`.
-    `any_host` allows every name. Where no port is named, `ports` are allowed; None is any.
-    None of this allows an address that is not public: `allow_private` does. With `https_only`, plain
-    HTTP leads only to this machine. The settings are named in refusals.
+    `allowed_hosts` are names, addresses, and patterns like `*.example.org`, which matches every name below
+    `example.org` but not itself; each may allow one port only, as in `example.org:8443`. `any_host` allows every name.
+    Without a port of its own, a host allows `ports`; None allows any. Only `allow_private` allows addresses that are
+    not public. With `https_only`, plain HTTP reaches only this machine. `hosts_setting` and `private_setting` are
+    named in error messages.
     """
 
     allowed_hosts: tuple[str, ...] = ()
@@ -130,29 +134,29 @@ class NetworkPolicy:
         object.__setattr__(self, "_rules", rules)
 
     def check_host(self, scheme: str, host: str, port: int | None = None) -> None:
-        """Refuse what can be refused before the name is looked up."""
-        wanted = port or _DEFAULT_PORTS[scheme]
+        """Refuse a host or port that is not allowed, before the name is resolved."""
+        port = port or _DEFAULT_PORTS[scheme]
         ports = [rule.port for rule in self._rules if rule.matches(host)] + ([None] if self.any_host else [])
         if not ports:
             reason = f"{host} is not among the allowed hosts; add it to {self.hosts_setting} to allow it"
             raise Forbidden(reason, code=HOST_NOT_ALLOWED, host=host)
-        if wanted not in ports and (None not in ports or not self._is_usual(wanted)):
-            named = _Rule(host, wanted)
-            reason = f"port {wanted} of {host} is not allowed; add {named} to {self.hosts_setting} to allow it"
-            raise Forbidden(reason, code=PORT_NOT_ALLOWED, host=host, port=wanted)
+        if port not in ports and (None not in ports or not self._is_default(port)):
+            rule = _Rule(host, port)
+            reason = f"port {port} of {host} is not allowed; add {rule} to {self.hosts_setting} to allow it"
+            raise Forbidden(reason, code=PORT_NOT_ALLOWED, host=host, port=port)
         if scheme == "http" and self.https_only and not self.allow_private:
             raise _insecure(host)
 
-    def _is_usual(self, port: int) -> bool:
+    def _is_default(self, port: int) -> bool:
         return self.ports is None or port in self.ports
 
     def check_address(self, scheme: str, host: str, address: Address) -> None:
-        """Refuse one of the addresses a name leads to."""
-        found = address_kind(address)
-        if found is not None and not self.allow_private:
-            where = "that is" if host == str(address) else f"{host} leads to {address},"
+        """Refuse an address that a name resolves to."""
+        kind = address_kind(address)
+        if kind is not None and not self.allow_private:
+            target = "it is" if host == str(address) else f"it resolves to {address},"
             raise Forbidden(
-                f"{host} is not reached: {where} {found}; set {self.private_setting} to true to allow such addresses",
+                f"{host} is refused: {target} {kind}; set {self.private_setting} to true to allow such addresses",
                 code=PRIVATE_ADDRESS,
                 host=host,
                 address=str(address),
@@ -162,8 +166,8 @@ class NetworkPolicy:
 
 
 def canonical_host(text: str) -> str:
-    """A host name as it is compared and looked up: lower case, ASCII, without the root's dot; an IP
-    address in its usual form. `ValueError` for what is neither."""
+    """A host name in canonical form (lower case, ASCII, without a trailing dot), or an IP address in its usual form.
+    Raises `ValueError` for anything else."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         address = ip_address(bare)
@@ -183,7 +187,7 @@ def canonical_host(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Rule:
-    """One allowed host, or every name below one, and the port where it names one."""
+    """One allowed host or pattern, and its port if it names one."""
 
     pattern: str
     port: int | None = None
@@ -210,7 +214,7 @@ def _rules(hosts: Iterable[str], setting: str) -> Iterable[_Rule]:
 
 
 def _split(text: str) -> tuple[str, int | None]:
-    """A host and its port, where one is named; an IPv6 address that has one stands in brackets."""
+    """Split `host:port`; the port is None if there is none. An IPv6 address with a port needs brackets."""
     host, colon, port = text.rpartition(":")
     if not colon or (":" in host and not host.endswith("]")):
         return text, None
@@ -228,7 +232,7 @@ def _is_address(host: str) -> bool:
 
 
 def _insecure(host: str) -> Forbidden:
-    reason = f"{host} is not reached over plain http, which anyone on the way can change; use https"
+    reason = f"{host} is refused over plain http, which anyone on the way can change; use https"
     return Forbidden(reason, code=INSECURE_URL, host=host)
 
 
@@ -237,8 +241,8 @@ _MEBIBYTE = 1024 * 1024
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request may take. `seconds` is for all of it: names, redirects, retries, and reading
-    the body to its end. `bytes` holds for the body as sent and as unpacked."""
+    """Limits of one request. `seconds` covers all of it: name resolution, redirects, retries and reading the body.
+    `bytes` applies to the body compressed and decompressed."""
 
     bytes: int = 32 * _MEBIBYTE
     header_bytes: int = 64 * 1024

@@ -1,5 +1,8 @@
-"""The way out of the process: a name is looked up once, every address it has is checked, and the
-connection goes to a checked address, while TLS still asks for the name."""
+"""The transport of guarded requests: strict URLs, names resolved once, and connections to checked addresses only.
+
+The connection goes to the address that was checked, while TLS still verifies the name: a name that resolves to
+another address a moment later (DNS rebinding) changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,34 +31,33 @@ _HIGHEST_PORT = 65535
 
 
 def parse_url(text: str) -> httpx2.URL:
-    """The URL in `text`, with its host in the form it is looked up in and without a fragment.
+    """Parse a URL, with its host in canonical form and without a fragment.
 
-    Refused: every scheme but http and https, user names and passwords, zones, and all that one
-    parser may read differently from another.
+    Refused: every scheme but http and https, user names and passwords, zones, and whatever URL parsers disagree about.
     """
     if len(text) > _LONGEST:
-        raise _refused(f"it has more than {_LONGEST} characters")
+        raise _invalid_url(f"it has more than {_LONGEST} characters")
     start = _START.match(text)
     if start is None:
-        raise _refused("it must start with https:// or http:// and a host")
+        raise _invalid_url("it must start with https:// or http:// and a host")
     if "@" in start[2]:
-        raise _refused("it must not have a user name or password before the host")
+        raise _invalid_url("it must not have a user name or password before the host")
     authority = _AUTHORITY.fullmatch(start[2])
     if authority is None or not (authority[2] is None or int(authority[2] or "1") in range(1, _HIGHEST_PORT + 1)):
-        raise _refused("what stands between // and the next / must be a host, or host:port")
+        raise _invalid_url("the part between // and the next / must be host or host:port")
     try:
         url = httpx2.URL(text)
         return url.copy_with(host=canonical_host(url.raw_host.decode("ascii")), fragment=None)
     except (httpx2.InvalidURL, ValueError):
-        raise _refused("its host, port or path is malformed") from None
+        raise _invalid_url("its host, port or path is malformed") from None
 
 
 def url_origin(url: httpx2.URL) -> str:
-    """What messages and logs may say of a URL: paths and queries can hold keys."""
+    """The part of a URL that messages and logs may show: paths and queries can hold keys."""
     return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
-def _refused(reason: str) -> Invalid:
+def _invalid_url(reason: str) -> Invalid:
     return Invalid(f"this URL cannot be opened: {reason}", code=INVALID_URL)
 
 
@@ -65,41 +67,43 @@ _CONNECTIONS = 64
 _IDLE_CONNECTIONS = 8
 _IDLE_SECONDS = 15.0
 _LOOKUPS = 64
-# How many of a name's addresses are tried; each gets its share of the time there is to connect.
-_TRIES = 4
+# Addresses of a name that are tried; each gets its share of the connect timeout.
+_ADDRESS_ATTEMPTS = 4
 
-# At DEBUG it writes every header of an answer: cookies, and redirects with signed queries.
+# At DEBUG it logs every response header: cookies, and redirects with signed queries.
 logging.getLogger("httpcore2").setLevel(logging.INFO)
 
 
 class Network(Protocol):
-    """The two things that are asked of the network. Between them stands the policy."""
+    """Name resolution and connections. The policy is checked between the two."""
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """Every address a name has, best first; `Unavailable` when it has none."""
+        """All addresses of a name, best first; `Unavailable` if it has none."""
 
     async def connect(self, address: str, port: int, timeout: float | None) -> httpcore2.AsyncNetworkStream:
-        """A connection to an IP address: nothing is looked up any more."""
+        """Connect to an IP address, without resolving anything."""
 
 
 class Internet:
-    """The real one, as the operating system knows it. Names are looked up in threads of its own: the event
-    loop has a handful, and a name server that is slow on purpose would soon have them all."""
+    """The operating system's network. Names are resolved in its own threads: a name server that is slow on purpose
+    would otherwise occupy all worker threads of the event loop."""
 
     def __init__(self) -> None:
         self._lookups = anyio.CapacityLimiter(_LOOKUPS)
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        look_up = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        resolve = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         try:
-            found = await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=self._lookups)
+            entries = await anyio.to_thread.run_sync(resolve, abandon_on_cancel=True, limiter=self._lookups)
         except socket.gaierror as error:
             if error.errno == socket.EAI_AGAIN:
-                raise Unavailable(f"the name {host} cannot be looked up just now", code=LOOKUP_FAILED) from None
-            raise Unavailable(f"the name {host} has no address; is it spelled right?", code=NO_ADDRESS) from None
+                raise Unavailable(
+                    f"the name {host} cannot be resolved now; try again later", code=LOOKUP_FAILED
+                ) from None
+            raise Unavailable(f"the name {host} has no address; check its spelling", code=NO_ADDRESS) from None
         except (OSError, UnicodeError):
-            raise Unavailable(f"the name {host} cannot be looked up", code=NO_ADDRESS) from None
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+            raise Unavailable(f"the name {host} cannot be resolved", code=NO_ADDRESS) from None
+        return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     async def connect(self, address: str, port: int, timeout: float | None) -> httpcore2.AsyncNetworkStream:
         return await httpcore2.AnyIOBackend().connect_tcp(address, port, timeout=timeout)
@@ -109,11 +113,10 @@ INTERNET = Internet()
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """What `httpx2` sends requests through, so that they go only where the policy allows.
+    """An `httpx2` transport that connects only where the policy allows.
 
-    It knows no proxies, cookies or redirects. Failures of the network are raised as `httpx2` names
-    them; refusals as ours. Connections are kept for some seconds and used again: they lead to
-    addresses that were checked, for the same name.
+    It uses no proxies, cookies or redirects. Network failures are raised as `httpx2` exceptions, refusals as ours.
+    Connections are pooled for some seconds: their addresses were checked for the same name.
     """
 
     def __init__(self, policy: NetworkPolicy, network: Network = INTERNET, tls: ssl.SSLContext | None = None) -> None:
@@ -126,7 +129,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         url = parse_url(str(request.url))
         self._policy.check_host(url.scheme, url.raw_host.decode("ascii"), url.port)
         pool = await self._pool(url.scheme)
-        with _named_by_httpx2():
+        with _as_httpx2_errors():
             response = await pool.handle_async_request(
                 httpcore2.Request(
                     method=request.method,
@@ -139,7 +142,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(
             status_code=response.status,
             headers=response.headers,
-            stream=_Body(cast("_Stream", response.stream)),
+            stream=_Body(cast("_ByteStream", response.stream)),
             extensions=response.extensions,
             request=request,
         )
@@ -149,10 +152,10 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             await pool.aclose()
 
     async def _pool(self, scheme: str) -> httpcore2.AsyncConnectionPool:
-        """The connections of a scheme: apart, because a policy may judge an address by the scheme."""
+        """The connection pool of a scheme; one each, because a policy may judge an address by the scheme."""
         if scheme not in self._pools:
             tls = None
-            if scheme == "https":  # certificates are read from files
+            if scheme == "https":  # reads certificate files
                 tls = self._tls or await anyio.to_thread.run_sync(_default_tls)
             self._pools.setdefault(
                 scheme,
@@ -161,14 +164,14 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
                     max_connections=_CONNECTIONS,
                     max_keepalive_connections=_IDLE_CONNECTIONS,
                     keepalive_expiry=_IDLE_SECONDS,
-                    network_backend=_Checked(scheme, self._policy, self._network),
+                    network_backend=_CheckedBackend(scheme, self._policy, self._network),
                 ),
             )
         return self._pools[scheme]
 
 
-class _Checked(httpcore2.AsyncNetworkBackend):
-    """Opens the connections of a pool, and has no other way to than past the policy."""
+class _CheckedBackend(httpcore2.AsyncNetworkBackend):
+    """Opens the connections of a pool, to addresses that the policy allows."""
 
     def __init__(self, scheme: str, policy: NetworkPolicy, network: Network) -> None:
         self._scheme = scheme
@@ -185,14 +188,16 @@ class _Checked(httpcore2.AsyncNetworkBackend):
     ) -> httpcore2.AsyncNetworkStream:
         try:
             with anyio.fail_after(timeout):
-                addresses = [parse_address(found) for found in await self._network.resolve(host, port)]
+                addresses = [parse_address(text) for text in await self._network.resolve(host, port)]
                 for address in addresses:
                     self._policy.check_address(self._scheme, host, address)
-                return await self._first(host, [str(address) for address in addresses[:_TRIES]], port, timeout)
+                return await self._connect_any(
+                    host, [str(address) for address in addresses[:_ADDRESS_ATTEMPTS]], port, timeout
+                )
         except TimeoutError:
             raise httpcore2.ConnectTimeout from None
 
-    async def _first(
+    async def _connect_any(
         self, host: str, addresses: Sequence[str], port: int, timeout: float | None
     ) -> httpcore2.AsyncNetworkStream:
         share = None if timeout is None else timeout / max(len(addresses), 1)
@@ -205,18 +210,18 @@ class _Checked(httpcore2.AsyncNetworkBackend):
         raise failure
 
 
-class _Stream(Protocol):
+class _ByteStream(Protocol):
     def __aiter__(self) -> AsyncGenerator[bytes]: ...
 
     async def aclose(self) -> None: ...
 
 
 class _Body(httpx2.AsyncByteStream):
-    def __init__(self, stream: _Stream) -> None:
+    def __init__(self, stream: _ByteStream) -> None:
         self._stream = stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _named_by_httpx2():
+        with _as_httpx2_errors():
             async with aclosing(self._stream.__aiter__()) as parts:
                 async for part in parts:
                     yield part
@@ -226,8 +231,8 @@ class _Body(httpx2.AsyncByteStream):
 
 
 @contextmanager
-def _named_by_httpx2() -> Iterator[None]:
-    """`httpcore2`'s failures of the network, under the names `httpx2` has for the same."""
+def _as_httpx2_errors() -> Iterator[None]:
+    """Raise `httpcore2` network errors as the `httpx2` errors of the same name."""
     try:
         yield
     except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as error:

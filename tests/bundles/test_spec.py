@@ -255,7 +255,7 @@ def test_a_mistake_in_a_tool_is_named_with_line_key_and_fix(tool: str, expected:
         ("{id: s, command: x, sandbox: {paths: ['x:rw']}}", "'x:rw' is no path inside the toolset to read"),
         (
             "{id: s, command: x, sandbox: {network: ['a b']}}",
-            "0.sandbox.network.0': 'a b' is no host name",
+            "0.sandbox.network.0': 'a b' is not a host name",
         ),
         ("{id: s, url: 'file:///etc'}", "'mcp_servers.0.url': 'file:///etc' must begin with http://"),
         ("{id: s, url: 'http://h/', transport: stdio}", "'mcp_servers.0.transport': a server with a 'command'"),

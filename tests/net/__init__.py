@@ -1,1 +1,1 @@
-"""The door out, tried against real servers on this machine."""
+"""Tests of the guarded HTTP client against real servers on this machine."""

@@ -35,7 +35,7 @@ def test_an_address_that_is_not_public_has_a_kind(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", PUBLIC)
-def test_a_public_address_has_none(text: str) -> None:
+def test_a_public_address_has_no_kind(text: str) -> None:
     assert address_kind(parse_address(text)) is None
 
 
@@ -47,12 +47,12 @@ def test_nothing_is_public_that_python_knows_to_be_private(address: object) -> N
 
 
 @given(st.ip_addresses(v=4))
-def test_a_mapped_address_is_what_it_stands_for(address: object) -> None:
+def test_a_mapped_address_has_the_kind_of_its_ipv4_address(address: object) -> None:
     assert address_kind(parse_address(f"::ffff:{address}")) == address_kind(parse_address(str(address)))
     assert address_kind(parse_address(f"64:ff9b::{address}")) == address_kind(parse_address(str(address)))
 
 
-def test_loopback_is_known_in_each_form() -> None:
+def test_loopback_is_recognised_in_each_form() -> None:
     for text in ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"):
         assert is_loopback(parse_address(text))
     for text in ("0.0.0.0", "10.0.0.1", "8.8.8.8", "::"):

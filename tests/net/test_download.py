@@ -32,7 +32,7 @@ async def fetch(url: str, file: Any, policy: NetworkPolicy = OPEN, **more: Any) 
         return await download(url, file, policy=policy, **{"limit": len(BODY), "timeout": TIMEOUT, **more})
 
 
-async def test_a_file_comes_whole_with_its_progress(tmp_path: Path) -> None:
+async def test_download_is_complete_and_reports_progress(tmp_path: Path) -> None:
     seen: list[tuple[float, float | None]] = []
 
     async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
@@ -48,7 +48,7 @@ async def test_a_file_comes_whole_with_its_progress(tmp_path: Path) -> None:
     assert [*sorted(seen)[:-1], (len(BODY), len(BODY))] == seen
 
 
-async def test_a_file_is_never_whole_in_memory(tmp_path: Path) -> None:
+async def test_download_is_never_held_in_memory_as_a_whole(tmp_path: Path) -> None:
     size, largest = 40 * 1024 * 1024, 0
 
     async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,7 +110,7 @@ async def test_only_the_hosts_that_are_allowed_where_some_are_named() -> None:
 
 
 @pytest.mark.parametrize("status", [404, 410])
-async def test_a_url_with_nothing_there_says_so_without_its_query(status: int) -> None:
+async def test_download_not_found_is_reported_without_the_query(status: int) -> None:
     async with serving({"/bundle.zip": answer(status, b"<html>")}) as site:
         file = io.BytesIO()
         with pytest.raises(NotFound, match=rf"http://127\.0\.0\.1:\d+ has nothing at that URL \({status} ") as refused:
@@ -121,10 +121,10 @@ async def test_a_url_with_nothing_there_says_so_without_its_query(status: int) -
 
 
 @pytest.mark.parametrize("status", [204, 206, 401, 403, 500, 599, 999])
-async def test_any_other_status_is_no_file(status: int) -> None:
+async def test_download_with_an_error_status_is_refused(status: int) -> None:
     async with serving({"/": answer(status, b"" if status == 204 else b"<html>")}) as site:
         file = io.BytesIO()
-        with pytest.raises(Unavailable, match=f"does not give the file: {status}") as refused:
+        with pytest.raises(Unavailable, match=f"refused the download with {status}") as refused:
             await fetch(site["/"], file)
     assert (refused.value.code, refused.value.details, file.getvalue()) == ("BAD_STATUS", {"status": status}, b"")
 
@@ -139,7 +139,7 @@ HOSTILE: dict[str, Reply] = {
 
 
 @pytest.mark.parametrize("reply", HOSTILE.values(), ids=HOSTILE)
-async def test_whatever_goes_wrong_the_file_is_as_it_was(reply: Reply, tmp_path: Path) -> None:
+async def test_failed_download_leaves_the_file_as_it_was(reply: Reply, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
     async with serving({"/": reply}) as site:
@@ -148,7 +148,7 @@ async def test_whatever_goes_wrong_the_file_is_as_it_was(reply: Reply, tmp_path:
     assert path.read_bytes() == b"before"
 
 
-async def test_a_download_that_is_called_off_leaves_nothing(tmp_path: Path) -> None:
+async def test_cancelled_download_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     async with serving({"/": drip}) as site:
         with path.open("wb") as file:
@@ -160,12 +160,12 @@ async def test_a_download_that_is_called_off_leaves_nothing(tmp_path: Path) -> N
     assert path.read_bytes() == b""
 
 
-async def test_a_server_that_is_busy_is_asked_again() -> None:
+async def test_download_is_retried_while_the_server_is_busy() -> None:
     async with serving({"/": [answer(503, b"", "Retry-After: 0"), answer(200, b"bundle")]}) as site:
         assert (await fetch(site["/"], io.BytesIO())).bytes == 6
 
 
-async def test_a_disk_that_is_full_is_not_blamed_on_the_server(tmp_path: Path) -> None:
+async def test_download_to_a_full_disk_raises_the_disk_error(tmp_path: Path) -> None:
     class Full(io.BytesIO):
         def write(self, data: Any) -> int:
             raise OSError(28, "No space left on device")

@@ -17,24 +17,24 @@ def allows(policy: NetworkPolicy, host: str, scheme: str = "https") -> bool:
     return True
 
 
-def test_without_a_word_nothing_is_allowed() -> None:
+def test_policy_allows_nothing_by_default() -> None:
     assert not allows(NetworkPolicy(), "example.org")
     assert not allows(NetworkPolicy(allow_private=True), "localhost")
 
 
-def test_any_host_is_said_in_so_many_words() -> None:
+def test_policy_allows_any_host_only_when_told() -> None:
     assert allows(NetworkPolicy(any_host=True), "example.org")
 
 
 @pytest.mark.parametrize("host", ["example.org", "EXAMPLE.org", "example.org."])
-def test_a_name_is_allowed_however_it_is_written(host: str) -> None:
+def test_allowed_host_matches_any_spelling(host: str) -> None:
     assert allows(NetworkPolicy(allowed_hosts=("Example.ORG",)), host)
 
 
 @pytest.mark.parametrize(
     "host", ["sub.example.org", "evilexample.org", "example.org.evil.net", "example.com", "xample.org", "org"]
 )
-def test_a_name_allows_no_other(host: str) -> None:
+def test_allowed_host_matches_no_other_name(host: str) -> None:
     assert not allows(NetworkPolicy(allowed_hosts=("example.org",)), host)
 
 
@@ -64,8 +64,8 @@ def test_addresses_are_compared_as_addresses_and_by_no_pattern() -> None:
      "user@example.org", "example.org\n", "example.org:", "example.org:0", "example.org:65536", "example.org:+80",
      "example.org:８０", "example.org:80:80", "[::1]:x"],
 )  # fmt: skip
-def test_what_is_no_host_is_refused_with_the_name_of_the_setting(pattern: str) -> None:
-    with pytest.raises(Invalid, match=r"web\.allowed_hosts: .* is no host name"):
+def test_invalid_host_pattern_is_refused_with_the_name_of_the_setting(pattern: str) -> None:
+    with pytest.raises(Invalid, match=r"web\.allowed_hosts: .* is not a host name"):
         NetworkPolicy(allowed_hosts=(pattern,), hosts_setting="web.allowed_hosts")
 
 
@@ -79,12 +79,12 @@ def test_refusals_name_the_host_the_address_and_the_setting() -> None:
     assert refused.value.code == "PRIVATE_ADDRESS"
     assert refused.value.details == {"host": "a.test", "address": "10.0.0.7"}
     assert refused.value.message == (
-        "a.test is not reached: a.test leads to 10.0.0.7, an address of a private network; "
+        "a.test is refused: it resolves to 10.0.0.7, an address of a private network; "
         "set http.allow_private to true to allow such addresses"
     )
 
 
-def test_plain_http_goes_to_this_machine_or_nowhere_where_https_is_asked_for() -> None:
+def test_https_only_allows_plain_http_to_this_machine() -> None:
     with pytest.raises(Forbidden, match="use https"):
         NetworkPolicy(any_host=True, https_only=True).check_host("http", "a.test")
     policy = NetworkPolicy(any_host=True, https_only=True, allow_private=True)
@@ -114,7 +114,7 @@ def test_a_host_may_name_its_port_and_then_allows_no_other() -> None:
         assert not port_allowed(policy, host, port)
 
 
-def test_a_host_without_a_port_has_the_usual_ones_where_those_are_said() -> None:
+def test_host_without_a_port_allows_the_ports_of_the_policy() -> None:
     policy = NetworkPolicy(allowed_hosts=("a.test", "a.test:8443"), ports=(80, 443), hosts_setting="web.allowed_hosts")
     assert all(port_allowed(policy, "a.test", port) for port in (None, 80, 443, 8443))
     assert port_allowed(policy, "a.test", None, "http")

@@ -36,35 +36,35 @@ async def status(
     network: Network = INTERNET,
 ) -> int:
     async with (
-        GuardedClient(OPEN, network) as door,
-        door.request(method, site["/"], retry=retry, limits=limits) as reply,
+        GuardedClient(OPEN, network) as client,
+        client.request(method, site["/"], retry=retry, limits=limits) as reply,
     ):
         await reply.read()
         return reply.status
 
 
 @pytest.mark.parametrize("first", [answer(429), answer(502), answer(503), answer(504), hang_up])
-async def test_a_passing_failure_is_tried_again(first: Reply) -> None:
+async def test_transient_failure_is_retried(first: Reply) -> None:
     async with serving({"/": [first, first, answer()]}) as site:
         assert await status(site) == 200
         assert len(site.asked) == 3
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 500, 501])
-async def test_a_lasting_failure_is_not(code: int) -> None:
+async def test_permanent_failure_is_not_retried(code: int) -> None:
     async with serving({"/": answer(code)}) as site:
         assert await status(site) == code
         assert len(site.asked) == 1
 
 
-async def test_nothing_is_tried_again_unless_asked_for() -> None:
+async def test_request_is_not_retried_by_default() -> None:
     async with serving({"/": [answer(503), answer()]}) as site:
         assert await status(site, retry=NEVER) == 503
         assert await status(site, retry=NEVER) == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
-async def test_what_may_have_been_done_is_not_done_twice(method: str) -> None:
+async def test_request_that_is_not_idempotent_is_not_retried(method: str) -> None:
     async with serving({"/": [answer(503), answer()]}) as site:
         assert await status(site, method) == 503
     async with serving({"/": [hang_up, answer()]}) as site:
@@ -73,7 +73,7 @@ async def test_what_may_have_been_done_is_not_done_twice(method: str) -> None:
         assert len(site.asked) == 1
 
 
-async def test_there_is_an_end_to_it() -> None:
+async def test_retry_stops_after_its_attempts() -> None:
     async with serving({"/": answer(503)}) as site:
         assert await status(site) == 503
         assert len(site.asked) == 3
@@ -82,7 +82,7 @@ async def test_there_is_an_end_to_it() -> None:
         assert len(site.asked) == 3
 
 
-async def test_a_closed_port_is_tried_again() -> None:
+async def test_closed_port_is_retried() -> None:
     class Shy(Internet):
         tries = 0
 
@@ -94,7 +94,7 @@ async def test_a_closed_port_is_tried_again() -> None:
         assert await status(site, network=Shy()) == 200
 
 
-async def test_a_name_that_cannot_be_looked_up_just_now_is_tried_again_and_one_that_is_none_is_not() -> None:
+async def test_temporary_resolution_failure_is_retried_and_unknown_name_is_not() -> None:
     class Forgetful(Internet):
         code = "LOOKUP_FAILED"
         tries = 0
@@ -106,16 +106,16 @@ async def test_a_name_that_cannot_be_looked_up_just_now_is_tried_again_and_one_t
             return ["127.0.0.1"]
 
     network = Forgetful()
-    async with serving({"/": answer()}) as site, GuardedClient(OPEN, network) as door:
-        async with door.request("GET", f"http://a.test:{site.port}/", retry=QUICK) as reply:
+    async with serving({"/": answer()}) as site, GuardedClient(OPEN, network) as client:
+        async with client.request("GET", f"http://a.test:{site.port}/", retry=QUICK) as reply:
             assert (reply.status, network.tries) == (200, 2)
         network.code, network.tries = "NO_ADDRESS", 0
         with pytest.raises(Unavailable):
-            async with door.request("GET", f"http://b.test:{site.port}/", retry=QUICK):
+            async with client.request("GET", f"http://b.test:{site.port}/", retry=QUICK):
                 pass
 
 
-async def test_the_server_says_when() -> None:
+async def test_retry_after_header_sets_the_pause() -> None:
     async with serving({"/": [answer(503, b"", "Retry-After: 1"), answer()]}) as site:
         start = time.monotonic()
         assert await status(site, retry=Retry(first_seconds=0.01, longest_seconds=2)) == 200
@@ -125,19 +125,19 @@ async def test_the_server_says_when() -> None:
 @pytest.mark.parametrize(
     "header", ["3600", format_datetime(datetime.now(UTC) + timedelta(hours=1))], ids=["seconds", "a date"]
 )
-async def test_a_server_that_asks_for_too_much_patience_is_not_asked_again(header: str) -> None:
+async def test_retry_after_beyond_the_longest_pause_is_not_retried(header: str) -> None:
     async with serving({"/": [answer(429, b"", f"Retry-After: {header}"), answer()]}) as site:
         assert await status(site) == 429
         assert len(site.asked) == 1
 
 
 @pytest.mark.parametrize("header", ["soon", "-1", "", "Wed, 21 Oct 2015 07:28:00 GMT", "1e9", "9" * 50])
-async def test_a_pause_nobody_understands_or_that_is_over_is_ours(header: str) -> None:
+async def test_invalid_or_past_retry_after_uses_our_pause(header: str) -> None:
     async with serving({"/": [answer(503, b"", f"Retry-After: {header}"), answer()]}) as site:
         assert await status(site) == 200
 
 
-async def test_the_answer_is_given_when_no_time_is_left_for_another() -> None:
+async def test_response_is_returned_when_no_time_is_left_for_a_retry() -> None:
     async with serving({"/": [answer(503), answer()]}) as site:
         patient = Retry(first_seconds=10, longest_seconds=10)
         assert await status(site, retry=patient, limits=RequestLimits(seconds=1)) == 503

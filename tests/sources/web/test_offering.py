@@ -71,7 +71,7 @@ def test_schemas_compile_and_say_only_what_matters(builtin: Any) -> None:
 @pytest.mark.parametrize(
     ("web", "complaint"),
     [
-        ({"allowed_hosts": ["https://a.test/"]}, r"web\.allowed_hosts: 'https://a\.test/' is no host name"),
+        ({"allowed_hosts": ["https://a.test/"]}, r"web\.allowed_hosts: 'https://a\.test/' is not a host name"),
         ({"search": {"provider": "google"}}, r"web\.search\.provider"),
         ({"search": {"provider": "searxng"}}, "searxng needs 'url'"),
         ({"search": {"provider": "searxng", "url": "localhost:8888"}}, "must start with"),

@@ -113,7 +113,7 @@ LOCATIONS = [
 @pytest.mark.parametrize("location", LOCATIONS)
 async def test_no_redirect_leads_inside(location: str, status: int) -> None:
     async with serving({"/": redirect(location, status)}) as site, naming(site.port, NAMES) as (_, network):
-        with pytest.raises(Forbidden, match="redirects to where we may not go") as refused:
+        with pytest.raises(Forbidden, match="redirects to a URL that is refused") as refused:
             await fetch(web(network=network), "http://public.test/")
         assert (refused.value.code, network.connected) == ("PRIVATE_ADDRESS", [PUBLIC])
 

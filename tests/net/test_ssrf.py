@@ -129,7 +129,7 @@ MALFORMED = [
 
 
 async def get(url: str, policy: NetworkPolicy, network: Network = INTERNET) -> bytes:
-    async with GuardedClient(policy, network) as door, door.request("GET", url) as reply:
+    async with GuardedClient(policy, network) as client, client.request("GET", url) as reply:
         return await reply.read()
 
 
@@ -177,7 +177,7 @@ async def _refused_and_reached(url: str, site: Site) -> None:
 
 
 @pytest.mark.parametrize("text", MALFORMED, ids=ascii)
-async def test_a_url_that_could_be_read_in_two_ways_is_not_opened(text: str) -> None:
+async def test_ambiguous_url_is_refused(text: str) -> None:
     async with serving({"/": answer(200, b"secret")}) as site:
         for policy in (GUARDED, OPEN):
             with pytest.raises(Invalid) as refused:
@@ -204,7 +204,7 @@ async def test_a_redirect_to_a_private_address_is_refused(address: str) -> None:
     replies = {"/": redirect("http://inner.test/secret"), "/secret": answer(200, b"secret")}
     async with serving(replies) as site:
         lab = Lab(site.port, {"public.test": [[PUBLIC]], "inner.test": [[address]]})
-        with pytest.raises(Forbidden, match=r"http://public\.test redirects to where we may not go: ") as refused:
+        with pytest.raises(Forbidden, match=r"http://public\.test redirects to a URL that is refused: ") as refused:
             await get("http://public.test/", GUARDED, lab)
         assert refused.value.code == "PRIVATE_ADDRESS"
         assert refused.value.details["host"] == "inner.test"
@@ -234,7 +234,7 @@ INNER = {
         "http:\t//127.0.0.1/secret",
     ],
 )
-async def test_no_way_to_write_a_redirect_leads_inside(location: str) -> None:
+async def test_redirect_in_any_spelling_to_this_machine_is_refused(location: str) -> None:
     async with serving({"/": redirect(location), "/secret": answer(200, b"secret")}) as site:
         lab = Lab(site.port, {"public.test": [[PUBLIC]], **INNER})
         with pytest.raises(Forbidden) as refused:
@@ -257,11 +257,11 @@ async def test_no_way_to_write_a_redirect_leads_inside(location: str) -> None:
         "javascript:alert(1)",
     ],
 )
-async def test_a_redirect_to_what_is_no_url_of_ours_is_a_bad_answer(location: str) -> None:
+async def test_redirect_to_an_unsupported_url_is_an_invalid_response(location: str) -> None:
     async with serving({"/": redirect(location), "/secret": answer(200, b"secret")}) as site:
         for policy in (GUARDED, OPEN):
             lab = Lab(site.port, {"public.test": [[PUBLIC]], **INNER})
-            with pytest.raises(Unavailable, match=r"http://public\.test is of no use: it redirects to a URL that"):
+            with pytest.raises(Unavailable, match=r"http://public\.test cannot be used: it redirects to a URL that"):
                 await get("http://public.test/", policy, lab)
             assert lab.connected == [PUBLIC]
 
@@ -292,7 +292,7 @@ async def test_a_name_is_looked_up_once_and_the_checked_address_is_the_one_conne
         assert (lab.looked_up, lab.connected) == (["rebind.test"], [PUBLIC])
 
 
-async def test_a_name_that_changes_its_mind_between_two_steps_is_refused_at_the_second() -> None:
+async def test_name_that_resolves_differently_at_a_redirect_is_refused() -> None:
     async with serving({"/": redirect("/secret"), "/secret": answer(200, b"secret")}) as site:
         names = {"rebind.test": [[PUBLIC], ["127.0.0.1"]]}
         lab = Lab(site.port, names)
@@ -305,15 +305,15 @@ async def test_a_name_that_changes_its_mind_between_two_steps_is_refused_at_the_
         assert await get("http://rebind.test/", OPEN, again) == b"secret"
 
 
-async def test_a_kept_connection_is_used_again_for_its_own_name_only() -> None:
+async def test_pooled_connection_is_reused_for_its_own_name_only() -> None:
     async with serving({"/": answer(200, b"open", close=False)}) as site:
         lab = Lab(site.port, {"a.test": [[PUBLIC], ["127.0.0.1"]], "b.test": [["127.0.0.1"]]})
-        async with GuardedClient(GUARDED, lab) as door:
+        async with GuardedClient(GUARDED, lab) as client:
             for _ in range(2):
-                async with door.request("GET", "http://a.test/") as reply:
+                async with client.request("GET", "http://a.test/") as reply:
                     assert await reply.read() == b"open"
             with pytest.raises(Forbidden):
-                async with door.request("GET", "http://b.test/"):
+                async with client.request("GET", "http://b.test/"):
                     pass
         assert lab.looked_up == ["a.test", "b.test"]
         assert site.connections == 1
@@ -332,7 +332,7 @@ async def test_hosts_are_checked_before_anything_is_looked_up_and_again_at_each_
         assert await get("http://a.test/", NetworkPolicy(allowed_hosts=("a.test", "other.test")), lab) == b"secret"
 
 
-async def test_being_named_does_not_make_an_address_public() -> None:
+async def test_allowed_host_does_not_allow_its_private_address() -> None:
     async with serving({"/": answer(200, b"secret")}) as site:
         with pytest.raises(Forbidden) as refused:
             await get(site["/"], NetworkPolicy(allowed_hosts=("127.0.0.1",)))
@@ -340,7 +340,7 @@ async def test_being_named_does_not_make_an_address_public() -> None:
         assert await get(site["/"], NetworkPolicy(allowed_hosts=("127.0.0.1",), allow_private=True)) == b"secret"
 
 
-async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving({"/": answer(200, b"direct")}) as site, serving({}) as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
@@ -349,11 +349,11 @@ async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.Monk
 
 
 async def test_a_name_without_an_address_says_so() -> None:
-    with pytest.raises(GatewayError, match=r"no-such-name\.invalid (has no address|cannot be looked up)"):
+    with pytest.raises(GatewayError, match=r"no-such-name\.invalid (has no address|cannot be resolved)"):
         await get("http://no-such-name.invalid/", GUARDED)
 
 
-async def test_the_loop_is_free_while_names_are_looked_up() -> None:
+async def test_event_loop_is_not_blocked_by_name_resolution() -> None:
     release = asyncio.Event()
 
     class Slow(Lab):
@@ -369,7 +369,7 @@ async def test_the_loop_is_free_while_names_are_looked_up() -> None:
         assert await waiting == b"open"
 
 
-async def test_name_servers_that_do_not_answer_keep_nobody_from_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_name_servers_do_not_block_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, release, real = threading.Event(), threading.Event(), socket.getaddrinfo
 
     def look_up(host: str, *rest: object, **more: object) -> object:
