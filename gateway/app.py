@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gateway import config
 from gateway.approval.flow import ApprovalFlow
-from gateway.approval.preview import FilePreview
+from gateway.approval.preview import WorkspacePreview
 from gateway.approval.question import Approver
 from gateway.approval.request_state import RequestStateCodec
 from gateway.approval.rules import check_tool_patterns
@@ -366,7 +366,7 @@ class Gateway:
             settings.rules,
             out_of_band=settings.out_of_band,
             is_remembered=self.approvals.is_remembered,
-            preview=FilePreview(self._workspaces),
+            preview=WorkspacePreview(self._workspaces),
             is_attached=self._workspaces.is_attached if attached_folders(self.settings) else None,
         )
 

@@ -16,6 +16,7 @@ from gateway.names import did_you_mean
 
 if TYPE_CHECKING:
     from gateway.calls import Call
+    from gateway.workspace import Root
 
 
 class Hides(Protocol):
@@ -27,6 +28,9 @@ class Hides(Protocol):
 
 # Returns for a tool which files it must not show or see.
 HidesFor = Callable[["Tool"], Hides]
+
+# Describes what a call with these arguments would do to the files of a workspace; None if that is unknown.
+FilePreview = Callable[["Root", Mapping[str, Any]], str | None]
 
 # Decides per call whether a person must agree first: the reason, or None to go on.
 ConfirmationRule = Callable[["Call"], Awaitable[str | None]]
@@ -86,7 +90,8 @@ class Tool:
     directory of the toolset that owns it, where its artifacts are. `withheld` says why a tool that
     is known cannot be called now. `wire` is an upstream's own definition of it, all but its name.
     `path_arguments` are the arguments that name the files it changes, `patch_argument` the one that is a patch of them;
-    None stands for any argument of a tool that writes, for nobody said which.
+    None stands for any argument of a tool that writes, for nobody said which. `preview` describes what a call would do
+    to the files, for the person who is asked.
     `is_tool` is False for what stands for a resource or a prompt: rules, permissions, limits and the
     record take it for a tool, but it is not listed, and nobody can be asked about it.
     """
@@ -116,6 +121,7 @@ class Tool:
     meta: Mapping[str, Any] = field(default_factory=dict)
     path_arguments: tuple[str, ...] | None = None
     patch_argument: str | None = None
+    preview: FilePreview | None = None
     is_tool: bool = True
 
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:

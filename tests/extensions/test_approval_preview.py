@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.approval.preview import READ, FilePreview
+from gateway.approval.preview import WorkspacePreview
 from gateway.calls import Call
 from gateway.config.settings import ApprovalRule
 from gateway.extensions import stack
 from gateway.extensions.approval import Approval
+from gateway.sources.builtin.preview import DIFF_BYTES
 from gateway.sources.builtin.source import BuiltinSource, FileTools
 from gateway.tools import Tool
 from gateway.workspace import Workspaces
@@ -24,7 +25,7 @@ def workspaces(tmp_path: Path) -> Workspaces:
     workspaces = Workspaces(tmp_path)
     folder = workspaces.path("c")
     (folder / "a.txt").write_text("one\ntwo\n")
-    (folder / "large.txt").write_text("x" * (READ + 1))
+    (folder / "large.txt").write_text("x" * (DIFF_BYTES + 1))
     (folder / "binary").write_bytes(b"\0\1")
     (folder / "d").mkdir()
     (folder / "d" / "e").write_text("")
@@ -36,7 +37,7 @@ async def told(workspaces: Workspaces, name: str, message: str | None = None, **
     tools = {tool.id: tool for tool in await BuiltinSource([FileTools(workspaces)]).list_tools()}
     call = Call(name=name, arguments=arguments, tool=tools[name], chat="c", message=message)
     call.target.check_arguments(arguments)
-    return await FilePreview(workspaces).changes(call)
+    return await WorkspacePreview(workspaces).changes(call)
 
 
 async def test_a_file_that_is_overwritten_or_edited_is_shown_as_a_diff(workspaces: Workspaces) -> None:
@@ -50,17 +51,17 @@ async def test_what_cannot_be_compared_is_told_by_its_size(workspaces: Workspace
     assert await told(workspaces, "write_file", path="new.txt", content="abc") == "new.txt: a new file of 3 characters"
     assert await told(workspaces, "write_file", path="binary", content="x") == "binary: 2 bytes are replaced"
     assert await told(workspaces, "write_file", path="large.txt", content="x") == (
-        f"large.txt: {READ + 1} bytes are replaced"
+        f"large.txt: {DIFF_BYTES + 1} bytes are replaced"
     )
 
 
 async def test_what_goes_or_moves_is_named_with_what_it_takes_along(workspaces: Workspaces) -> None:
-    assert await told(workspaces, "delete_file", path="a.txt") == "a.txt goes (8 bytes)"
+    assert await told(workspaces, "delete_file", path="a.txt") == "a.txt is deleted (8 bytes)"
     assert await told(workspaces, "delete_file", path="d", recursive=True) == (
-        "d/ goes, with 1 files and directories in it"
+        "d/ is deleted, with 1 files and directories in it"
     )
     assert await told(workspaces, "move_file", None, **{"from": "binary", "to": "a.txt", "overwrite": True}) == (
-        "binary becomes a.txt, replacing 8 bytes that are there"
+        "binary is moved to a.txt, which replaces 8 bytes"
     )
 
 
@@ -82,7 +83,7 @@ async def test_a_rule_may_ask_only_where_a_file_is_overwritten(workspaces: Works
     async def run(_: Call) -> Any:
         raise ZeroDivisionError
 
-    road = stack([Approval("unsafe_only", [rule], preview=FilePreview(workspaces))], run)
+    road = stack([Approval("unsafe_only", [rule], preview=WorkspacePreview(workspaces))], run)
     outcome = await road(Call(name=tool.id, arguments={"to": [path]}, tool=tool, chat="c"))
     assert outcome.error is not None
     assert (outcome.error.code == "CONFIRMATION_REQUIRED") is asked

@@ -12,6 +12,7 @@ from gateway.errors import Conflict, GatewayError, Invalid, Unavailable
 from gateway.sources.builtin import patch as patches
 from gateway.sources.builtin.decorator import FileContext, Shape, builtin
 from gateway.sources.builtin.patch import Action, FilePatch
+from gateway.sources.builtin.preview import preview_patch
 from gateway.sources.builtin.read_files import TEXT_LIMIT, Text, read_text
 from gateway.tools import Access, Permission
 from gateway.workspace import Parts, Root, parse, show_path
@@ -47,6 +48,7 @@ def _deletes(_: FileContext, patch: str) -> str | None:
     destructive=True,
     path_arguments=(),
     patch_argument="patch",
+    preview=preview_patch,
 )
 def apply_patch(
     context: FileContext,

@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 from gateway.calls import Call, Outcome, text_content
 from gateway.errors import Invalid
 from gateway.sources.builtin.ripgrep import SearchEngine
-from gateway.tools import Access, Hides, Permission, Tool, hide_nothing, inline_references
+from gateway.tools import Access, FilePreview, Hides, Permission, Tool, hide_nothing, inline_references
 from gateway.workspace import Root
 from gateway.workspace.versions import Versions
 
@@ -139,6 +139,7 @@ def builtin(
     requires: tuple[str, ...] = (),
     path_arguments: tuple[str, ...] | None = None,
     patch_argument: str | None = None,
+    preview: FilePreview | None = None,
 ) -> Callable[[Function], Builtin]:
     """Make a tool of a function.
 
@@ -158,6 +159,7 @@ def builtin(
         "open_world": open_world,
         "path_arguments": path_arguments,
         "patch_argument": patch_argument,
+        "preview": preview,
     }
     return lambda function: Builtin(function, hints, asks, requires)
 

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from gateway.errors import Conflict, Invalid
 from gateway.sources.builtin.decorator import FileContext, Shape, builtin
+from gateway.sources.builtin.preview import preview_delete, preview_edit, preview_move, preview_write
 from gateway.sources.builtin.read_files import TEXT_LIMIT, Text, read_text, shortened
 from gateway.tools import Access, Permission
 from gateway.workspace import Parts, parse, show_path
@@ -43,6 +44,7 @@ def _overwrites(context: FileContext, path: str, **_: object) -> str | None:
     destructive=True,
     idempotent=True,
     path_arguments=("path",),
+    preview=preview_write,
 )
 def write_file(
     context: FileContext,
@@ -87,6 +89,7 @@ def _moves_over(context: FileContext, from_: str, to: str, overwrite: bool, **_:
     requires_confirmation=_moves_over,
     destructive=True,
     path_arguments=("from", "to"),
+    preview=preview_move,
 )
 def move_file(
     context: FileContext,
@@ -121,6 +124,7 @@ class Deleted(Shape):
     requires_confirmation=True,
     destructive=True,
     path_arguments=("path",),
+    preview=preview_delete,
 )
 def delete_file(
     context: FileContext,
@@ -199,6 +203,7 @@ class Edited(Shape):
     access=Access.WRITE,
     destructive=True,
     path_arguments=("path",),
+    preview=preview_edit,
 )
 def edit_file(
     context: FileContext,
