@@ -36,11 +36,11 @@ from gateway.executor import Executor
 from gateway.extensions import Extension, load_extension
 from gateway.extensions.approval import Approval
 from gateway.extensions.audit import Audit
-from gateway.extensions.concurrency import Running
+from gateway.extensions.concurrency import Concurrency
 from gateway.extensions.large_results import LargeResults
 from gateway.extensions.permissions import Ownership, Permissions
 from gateway.extensions.rate_limit import RateLimit
-from gateway.extensions.rendering import ELSEWHERE, Directories, Rendering
+from gateway.extensions.rendering import RELATIVE, Directories, Rendering
 from gateway.extensions.telemetry import Telemetry
 from gateway.extensions.validation import Validation
 from gateway.extensions.versioning import Versioning
@@ -92,7 +92,7 @@ class Gateway:
         self.approvals = ApprovalStore(Approvals(db), settings.approval)
         self._db = db
         self._names = ToolNames(db)
-        self._running = Running(settings.limits.concurrency, settings.limits.timeout)
+        self._concurrency = Concurrency(settings.limits.concurrency, settings.limits.timeout)
         self._workspaces = Workspaces(settings.data_dir, attached_folders(settings))
         self._chats = Chats(db)
         self._toolsets = Toolsets(db)
@@ -284,13 +284,13 @@ class Gateway:
 
     async def ready(self) -> None:
         """Refuses while the store does not answer or the gateway is stopping."""
-        if self._running.stopping:
+        if self._concurrency.stopping:
             raise Unavailable("the gateway is stopping", code="SHUTTING_DOWN")
         await self._db.fetch("SELECT 1")
 
     async def drain(self) -> None:
         """Let calls under way finish within the grace period, and cancel the rest; all are recorded."""
-        await self._running.drain(self.settings.server.shutdown_grace)
+        await self._concurrency.drain(self.settings.server.shutdown_grace)
         await self.executor.idle()
         await self.versions.close()
         await self.builtins.close()
@@ -349,7 +349,7 @@ class Gateway:
 
     def _seen_by(self, call: Call) -> Directories:
         """Where the tool of a call sees the chat's workspace and its own toolset."""
-        return ELSEWHERE if call.target.home is None else Directories(*self.toolsets.seen(call))
+        return RELATIVE if call.target.home is None else Directories(*self.toolsets.seen(call))
 
     def _keeps_over(self, profile: Permission, call: Call) -> int | None:
         """From how many bytes on a result is kept in the workspace; never on behalf of those who may only read."""
@@ -386,7 +386,7 @@ class Gateway:
             (60, approval),  # does a person agree?
             (63, LargeResults(self.versions, keeps_over, limits.response_bytes, file_uri)),  # is it too much to answer?
             (65, Rendering(self._seen_by)),  # what will it look like, a timeout included?
-            (70, self._running),  # a slot and a deadline; a person who thinks holds neither
+            (70, self._concurrency),  # a slot and a deadline; a person who thinks holds neither
             (100, versioning),  # innermost: the files before and after, and consent to what was done to them
         ]
         yours = [(custom.priority, load_extension(custom)) for custom in settings.extensions]

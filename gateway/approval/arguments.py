@@ -116,7 +116,7 @@ class CallArguments:
             yield from _normal_forms(text)
 
 
-async def named_paths(call: Call) -> frozenset[str]:
+async def find_paths(call: Call) -> frozenset[str]:
     """Return every path that a call names; none if its arguments are too large."""
     try:
         return frozenset(await CallArguments(call).paths() or ())

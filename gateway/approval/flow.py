@@ -36,7 +36,7 @@ from gateway.approval.store import (
     ApprovalStore,
     PendingApproval,
     add_consent,
-    declined_error,
+    decline_error,
     run_approved,
 )
 from gateway.calls import Ask, Call, Outcome, Peer, Proceed
@@ -192,15 +192,15 @@ class ApprovalFlow:
             revision = await records.revision()
             record = await records.get(pending.id)
             if record.status == "denied":
-                raise declined_error(record)
+                raise decline_error(record)
             if record.status == "allowed" and await records.consume(pending.id):
                 return add_consent(replace(pending, record=record), call, question.reason, str(record.decided_by))
             if record.status != "waiting":  # another call with the same question used it, or it expired
                 pending = await self._find_or_queue(call.id, question)
             elif not await self._decisions.wait_after(revision, deadline):
-                raise await self._unanswered_error(pending, question)
+                raise await self._no_answer_error(pending, question)
 
-    async def _unanswered_error(self, pending: PendingApproval, question: Question) -> GatewayError:
+    async def _no_answer_error(self, pending: PendingApproval, question: Question) -> GatewayError:
         if await self._store.records.find(question.digest, QUEUE) is None:
             return await self._store.expire(pending)
         return InputRequired(

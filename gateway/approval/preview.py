@@ -39,7 +39,7 @@ class WorkspacePreview:
             return True
         return await anyio.to_thread.run_sync(self._has_file, call, paths, limiter=self._workers)
 
-    async def protected_inside(self, call: Call, paths: Sequence[str]) -> Sequence[str]:
+    async def find_protected_inside(self, call: Call, paths: Sequence[str]) -> Sequence[str]:
         """Return the protected files in those of the paths that are directories; raise `Unavailable` if there are too
         many of them."""
         return await anyio.to_thread.run_sync(self._find_protected, call, paths, limiter=self._workers)

@@ -93,7 +93,7 @@ class ApprovalStore:
         by = answer.by or call.caller.principal
         if answer.decision in ("deny", "dismiss"):
             status: Status = "denied" if answer.decision == "deny" else "dismissed"
-            refusal = declined_error(pending.record) if answer.decision == "deny" else _dismissed_error(pending.record)
+            refusal = decline_error(pending.record) if answer.decision == "deny" else _dismiss_error(pending.record)
             if not await self.records.decide(pending.record, status, by, ending=_ending(refusal)):
                 return None
             raise refusal
@@ -118,7 +118,7 @@ class ApprovalStore:
     async def deny(self, approval_id: str, by: str) -> ApprovalRecord:
         """Refuse a call in the queue. The same call is refused without asking until the question would have expired."""
         record = await self._get_queued(approval_id)
-        if not await self.records.decide(record, "denied", by, ending=_ending(declined_error(record))):
+        if not await self.records.decide(record, "denied", by, ending=_ending(decline_error(record))):
             raise await self._not_waiting_error(record)
         return record
 
@@ -204,7 +204,7 @@ async def run_approved(call_tool: Proceed, call: Call, sent: Mapping[str, Any]) 
     return replace(outcome, content=[*content, *text_content(_describe_edit(sent, call.arguments))])
 
 
-def declined_error(record: ApprovalRecord) -> Forbidden:
+def decline_error(record: ApprovalRecord) -> Forbidden:
     return Forbidden(
         f"a person was asked and said no to {record.tool_id} with these arguments; do not try it again unasked",
         code="DECLINED",
@@ -212,7 +212,7 @@ def declined_error(record: ApprovalRecord) -> Forbidden:
     )
 
 
-def _dismissed_error(record: ApprovalRecord) -> Forbidden:
+def _dismiss_error(record: ApprovalRecord) -> Forbidden:
     return Forbidden(
         f"a person was asked about {record.tool_id} and closed the question without an answer; it did not run",
         code="DISMISSED",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, Protocol
 
-from gateway.approval.arguments import CallArguments, named_paths
+from gateway.approval.arguments import CallArguments, find_paths
 from gateway.approval.protected_files import ProtectedArguments, find_protected_arguments, names_changed_files
 from gateway.approval.question import ConsentNeeded, Question, Route, arguments_digest, build_question
 from gateway.approval.rules import Rule, find_hiding_rule, find_rule, matches_any, rules_for
@@ -41,14 +41,14 @@ class Preview(Protocol):
         """Return whether a file exists under one of these paths."""
         ...
 
-    async def protected_inside(self, call: Call, paths: Sequence[str]) -> Sequence[str]:
+    async def find_protected_inside(self, call: Call, paths: Sequence[str]) -> Sequence[str]:
         """Return the protected files in those of these paths that are directories."""
         ...
 
 
 @dataclass(frozen=True)
 class _ConsentRequest:
-    """Why a person must agree, the key under which the answer is remembered, and where it may be given."""
+    """The reason to ask a person, the key under which the answer is remembered, and where it may be given."""
 
     reason: str
     grounds: str
@@ -127,7 +127,7 @@ class Approval(Extension):
         request = await self._decide(policy, call)
         protected: ProtectedArguments | None = None
         if may_protect and (call.confirmed or request is not True):
-            inside = self._preview.protected_inside if self._preview else None
+            inside = self._preview.find_protected_inside if self._preview else None
             protected = await find_protected_arguments(call, inside)
         if protected is not None and not call.confirmed:
             request = _add_protected(request, protected, policy.out_of_band)
@@ -135,7 +135,7 @@ class Approval(Extension):
             await self._require_consent(call, request, await self._preview.changes(call) if self._preview else None)
         if not request:
             return await proceed(call)
-        agreed = await named_paths(call) if isinstance(request, _ConsentRequest) else frozenset[str]()
+        agreed = await find_paths(call) if isinstance(request, _ConsentRequest) else frozenset[str]()
         approved = protected.paths if protected else ()
         return await proceed(replace(call, confirmed=True, agreed=agreed, approved_paths=approved))
 

@@ -1,4 +1,4 @@
-"""Audit: every call is written down, refusals and unknown names included, before its answer leaves."""
+"""Audit: every call is recorded before its response is sent, refusals and unknown names included."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gateway.extensions.shared_timer import Later
 
 log = logging.getLogger(__name__)
 
-# Seconds after which a call under way gets a `running` row; a shorter one costs a single write.
-MOMENT = 0.25
+# Seconds after which a call gets a `running` row; a shorter one costs a single write.
+RUNNING_AFTER = 0.25
 
 
 class Recorder(Protocol):
-    """Where calls are written down."""
+    """Stores records of calls."""
 
     async def record_running(self, call: Call) -> None: ...
 
@@ -29,15 +29,14 @@ class Recorder(Protocol):
 
 
 class Audit(Extension):
-    """Records each call once, when it is over; one that takes longer than a moment also while it runs. A call that
-    cannot be recorded goes on."""
+    """Records each call when it ends, and a long one also while it runs. A call that cannot be recorded continues."""
 
     mode = "observer"
     contained = True
 
-    def __init__(self, recorder: Recorder, moment: float = MOMENT) -> None:
+    def __init__(self, recorder: Recorder, running_after: float = RUNNING_AFTER) -> None:
         self._recorder = recorder
-        self._later = Later(moment)
+        self._later = Later(running_after)
         self._notes: set[asyncio.Task[None]] = set()
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
@@ -46,7 +45,7 @@ class Audit(Extension):
             outcome = await proceed(call)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
-                await self._record(call, Outcome(error=Cancelled("the caller called it off")))
+                await self._record(call, Outcome(error=Cancelled("the caller cancelled the call")))
             raise
         finally:
             self._later.drop(call.id)
@@ -57,7 +56,7 @@ class Audit(Extension):
         try:
             await self._recorder.record_finished(call, outcome)
         except Exception:
-            log.exception("call %s: could not be recorded; the call goes on", call.id)
+            log.exception("call %s: could not be recorded; the call continues", call.id)
 
     def _note_running(self, call: Call) -> None:
         task = asyncio.get_running_loop().create_task(self._record_running(call))

@@ -1,4 +1,4 @@
-"""Running: how many calls run at once, for how long at most, and how they are stopped."""
+"""Concurrency: limits of how many calls run at once and for how long, and the shutdown of those that run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gateway.extensions import Extension
 from gateway.extensions.cancel_scope import cancel_scope
 from gateway.extensions.shared_timer import Later
 
-# Calls that may wait for a slot, per slot; one more is told to come back instead.
+# Calls that may wait for a slot, per slot; one more is refused.
 QUEUE_FACTOR = 16
 
-# How long a cancelled call may take to let go before it is left behind.
+# Seconds a cancelled call may take to end before shutdown continues without it.
 CANCEL_SECONDS = 2.0
 
 
-class Running(Extension):
-    """Gives each call a slot and a deadline. Slots are counted per owner of tools, so that a slow
-    upstream fills its own and nobody else's."""
+class Concurrency(Extension):
+    """Gives each call a slot and a deadline. Slots are counted per owner of tools, so that a slow upstream uses up only
+    its own."""
 
     def __init__(self, concurrency: int, timeout: float) -> None:
         self._concurrency = concurrency
@@ -41,26 +41,26 @@ class Running(Extension):
         run = _Run()
         clock = self._clock(limit)
         try:
-            self._refuse_when_stopping()  # which may have begun while it waited
+            self._refuse_when_stopping()  # the shutdown may have begun while it waited
             with run.scope:
                 clock.expect(run, run.time_out)
                 self._runs.add(run)
                 return await proceed(call)
         finally:
-            slots.give_back()
+            slots.release()
             clock.drop(run)
-            self._over(run)
+            self._remove(run)
         if run.timed_out:
             raise Timeout(f"{tool.id} took longer than {limit:g} s", limit=limit)
-        raise Cancelled(f"{tool.id}: the gateway stopped before the call was done", code="SHUTTING_DOWN")
+        raise Cancelled(f"{tool.id}: the gateway stopped before the call ended", code="SHUTTING_DOWN")
 
     async def drain(self, grace: float) -> None:
-        """Let nothing new run; what runs has `grace` seconds to finish, then it is cancelled."""
+        """Refuse new calls; cancel those that still run after `grace` seconds."""
         self.stopping = True
-        await self._until_empty(grace)
+        await self._wait_until_empty(grace)
         for run in list(self._runs):
             run.scope.cancel()
-        await self._until_empty(CANCEL_SECONDS)
+        await self._wait_until_empty(CANCEL_SECONDS)
 
     def _refuse_when_stopping(self) -> None:
         if self.stopping:
@@ -78,12 +78,12 @@ class Running(Extension):
             clock = self._clocks[limit] = Later(limit)
         return clock
 
-    def _over(self, run: _Run) -> None:
+    def _remove(self, run: _Run) -> None:
         self._runs.discard(run)
         if not self._runs and self._empty:
             self._empty.set()
 
-    async def _until_empty(self, seconds: float) -> None:
+    async def _wait_until_empty(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 while self._runs:
@@ -94,7 +94,7 @@ class Running(Extension):
 
 
 class _Run:
-    """A call under way, which may be ended."""
+    """A running call that can be cancelled."""
 
     __slots__ = ("scope", "timed_out")
 
@@ -108,8 +108,8 @@ class _Run:
 
 
 class _Slots:
-    """So many at once; the others wait in the order in which they came, as long as they are not too many. A slot goes
-    from who had it to who waits for it, so that nobody who comes at that moment gets in between."""
+    """A first-in first-out semaphore with a limited queue. A released slot is handed to the first in the queue, so
+    that a call that arrives at that moment cannot overtake it."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -117,17 +117,18 @@ class _Slots:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def take(self) -> bool:
-        """Take one, if it is to be had at once."""
+        """Take a slot if one is free."""
         if not self._free:
             return False
         self._free -= 1
         return True
 
     async def wait(self) -> None:
-        """Take one, once it is free."""
+        """Take a slot as soon as one is free; refused if too many wait."""
         if len(self._waiting) >= self._number * QUEUE_FACTOR:
             raise Unavailable(
-                f"{self._number} calls are running and too many wait (limits.concurrency)", code="OVERLOADED"
+                f"{self._number} calls are running and too many wait (limits.concurrency); call again later",
+                code="OVERLOADED",
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
@@ -136,11 +137,11 @@ class _Slots:
         except BaseException:
             if turn in self._waiting:
                 self._waiting.remove(turn)
-            elif not turn.cancelled():  # it was given one at the very moment it was called off
-                self.give_back()
+            elif not turn.cancelled():  # it got a slot at the moment it was cancelled
+                self.release()
             raise
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

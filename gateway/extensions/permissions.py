@@ -1,4 +1,4 @@
-"""Permissions: a call may do no more than its category, its profile and its caller all allow."""
+"""Permissions: the owner of a chat, and the levels of category, profile and caller."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from gateway.errors import Forbidden
 from gateway.extensions import Extension
 from gateway.tools import Category, Permission, Tool
 
-# Make `principal` the owner of `chat` if it has none; answers who owns it.
+# Makes `principal` the owner of `chat` if it has none; returns its owner.
 Claim = Callable[[str, str], Awaitable[str]]
 
-REMEMBERED = 10_000
+OWNER_CACHE = 10_000
 
 
 class Ownership(Extension):
-    """Refuses a call into somebody else's chat. Owners never change, so they are remembered."""
+    """Refuses a call in somebody else's chat: a chat and its files belong to the principal that first used it. Owners
+    never change, so they are cached."""
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
@@ -27,14 +28,14 @@ class Ownership(Extension):
         owner = self._owners.get(call.chat)
         if owner is None:
             owner = self._owners[call.chat] = await self._claim(call.chat, call.caller.principal)
-            if len(self._owners) > REMEMBERED:
+            if len(self._owners) > OWNER_CACHE:
                 self._owners.popitem(last=False)
         if owner != call.caller.principal:
             raise Forbidden(f"chat {call.chat!r} belongs to someone else; use another chat id", code="CHAT_FORBIDDEN")
 
 
 class Permissions(Extension):
-    """Refuses a call whose tool needs more than the least of the levels that apply to it."""
+    """Refuses a call whose tool needs a higher level than its category, profile or caller allows."""
 
     def __init__(self, categories: Mapping[str, Category], profile: Permission = Permission.EXECUTE) -> None:
         self._categories = categories
@@ -47,16 +48,16 @@ class Permissions(Extension):
             raise Forbidden(f"{tool.id}: category {category.name!r} is off", code="TOOL_DISABLED")
         needed = tool.permission
         if not category.permission.allows(needed):
-            raise _too_little(tool, category.permission, f"category {category.name!r}")
+            raise _permission_error(tool, category.permission, f"category {category.name!r}")
         if not self._profile.allows(needed):
-            raise _too_little(tool, self._profile, "this profile")
+            raise _permission_error(tool, self._profile, "this profile")
         if not call.caller.permission.allows(needed):
-            raise _too_little(tool, call.caller.permission, f"caller {call.caller.principal!r}")
+            raise _permission_error(tool, call.caller.permission, f"caller {call.caller.principal!r}")
 
 
-def _too_little(tool: Tool, level: Permission, whose: str) -> Forbidden:
+def _permission_error(tool: Tool, level: Permission, place: str) -> Forbidden:
     return Forbidden(
-        f"{tool.id} needs {tool.permission.value}; {whose} allows only {level.value}",
+        f"{tool.id} needs {tool.permission.value}; {place} allows only {level.value}",
         needed=tool.permission.value,
         allowed=level.value,
     )

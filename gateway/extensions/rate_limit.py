@@ -1,4 +1,4 @@
-"""Rate limits: so many calls a minute, per tool and per category, for each caller."""
+"""Rate limits: calls per minute, by tool and by category, for each caller."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gateway.errors import RateLimited
 from gateway.extensions import Extension
 from gateway.tools import Category, Tool
 
-REMEMBERED = 10_000
+BUCKET_LIMIT = 10_000
 
 
 @dataclass
 class _Bucket:
-    """Holds at most a minute's worth of calls and refills evenly."""
+    """A token bucket: holds the calls of one minute at most and refills evenly."""
 
     tokens: float
     filled_at: float
@@ -29,9 +29,9 @@ class _Bucket:
 
 
 class RateLimit(Extension):
-    """Refuses the call that is one too many, saying the limit and when to come back.
+    """Refuses calls above the limit, and says when to call again.
 
-    A refused call uses nothing up. Buckets are this process's own and bounded in number.
+    A refused call uses up no token. Each process has its own buckets, limited in number.
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class RateLimit(Extension):
         tool = call.target
         category = self._categories[tool.category]
         limit = self._per_tool.get(tool.id, tool.calls_per_minute)
-        of_tool = None if limit is None else self._bucket("tool", tool.id, limit, call)
+        tool_bucket = None if limit is None else self._find_bucket("tool", tool.id, limit, call)
         if category.calls_per_minute is not None:
-            self._bucket("category", category.name, category.calls_per_minute, call).tokens -= 1
-        if of_tool is not None:
-            of_tool.tokens -= 1
+            self._find_bucket("category", category.name, category.calls_per_minute, call).tokens -= 1
+        if tool_bucket is not None:
+            tool_bucket.tokens -= 1
 
-    def _bucket(self, kind: str, name: str, limit: int, call: Call) -> _Bucket:
-        """One that has a call left."""
+    def _find_bucket(self, kind: str, name: str, limit: int, call: Call) -> _Bucket:
+        """Return the bucket, refilled; raise `RateLimited` if it is empty."""
         key = (kind, name, call.caller.principal)
         now = self._clock()
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(float(limit), now)
-            if len(self._buckets) > REMEMBERED:
+            if len(self._buckets) > BUCKET_LIMIT:
                 self._buckets.popitem(last=False)
         bucket.refill(limit, now)
         if bucket.tokens < 1:

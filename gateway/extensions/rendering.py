@@ -1,4 +1,4 @@
-"""Rendering: after a call of a tool that has a renderer, the plan of how to show what came of it."""
+"""Rendering: the plan of how to show the outcome of a tool that has a renderer."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from gateway.render import make_plan
 from gateway.secrets import KNOWN, mask_in, redact
 from gateway.tools import Renderer, Tool
 
-# Bytes of arguments and value up to which a plan is made at once; a larger one is made in a thread.
-IN_PLACE = 64 * 1024
+# Bytes of arguments and value above which a plan is made in a thread.
+INLINE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Directories:
-    """Where a tool sees the chat's workspace and its toolset; None for one that works with relative paths."""
+    """The paths under which a tool sees the chat's workspace and its toolset; None if it uses relative paths."""
 
     workspace: str | None = None
     toolset: str | None = None
 
 
-ELSEWHERE = Directories()
+RELATIVE = Directories()
 IN_SANDBOX = Directories("/workspace", "/toolset")
 
 
-def as_mounted(call: Call) -> Directories:
-    """What a toolset's tool sees in a sandbox that has a file system of its own."""
-    return ELSEWHERE if call.target.home is None else IN_SANDBOX
+def directories_in_sandbox(call: Call) -> Directories:
+    """Return the directories of a toolset's tool in a sandbox that has its own file system."""
+    return RELATIVE if call.target.home is None else IN_SANDBOX
 
 
 class Rendering(Extension):
-    """Adds the plan to outcomes, errors included; a call that still waits for a person has none.
+    """Adds the plan to outcomes, errors included. A call that waits for a person has no plan.
 
-    No plan holds known secrets, or secrets of the arguments: neither in its input, nor where a config or the tool
-    itself repeats one. They are masked before the plan is made, since a plan cuts long texts.
+    No plan contains known secrets or secrets of the arguments, even if a config or the tool repeats one. They are
+    masked before the plan is made, because a plan cuts off long texts.
     """
 
     mode = "observer"
 
-    def __init__(self, directories: Callable[[Call], Directories] = as_mounted) -> None:
+    def __init__(self, directories: Callable[[Call], Directories] = directories_in_sandbox) -> None:
         self._directories = directories
 
     def concerns(self, tool: Tool) -> bool:
@@ -57,39 +57,39 @@ class Rendering(Extension):
         renderer = None if call.tool is None else call.tool.renderer
         if renderer is None or isinstance(outcome.error, InputRequired):
             return outcome
-        seen = self._directories(call)
-        if _size(call, outcome) <= IN_PLACE:
-            return outcome.with_plan(_plan(renderer, call, outcome, seen))
-        return outcome.with_plan(await anyio.to_thread.run_sync(_plan, renderer, call, outcome, seen))
+        directories = self._directories(call)
+        if _size(call, outcome) <= INLINE_BYTES:
+            return outcome.with_plan(_make_plan(renderer, call, outcome, directories))
+        return outcome.with_plan(await anyio.to_thread.run_sync(_make_plan, renderer, call, outcome, directories))
 
 
 def _size(call: Call, outcome: Outcome) -> int:
     try:
         return len(call.arguments_json) + len(outcome.value_json)
-    except Invalid:  # a value that is no JSON; the plan will say so
+    except Invalid:  # the value is not JSON; the plan will say so
         return 0
 
 
-def _plan(renderer: Renderer, call: Call, outcome: Outcome, seen: Directories) -> dict[str, Any]:
+def _make_plan(renderer: Renderer, call: Call, outcome: Outcome, directories: Directories) -> dict[str, Any]:
     document, secrets = redact(call.arguments_json)
     arguments = KNOWN.mask_json(document.decode())
     if arguments != call.arguments_json.decode():
         call = call.with_arguments(json.loads(arguments))
-    outcome = _masked(outcome, secrets)
-    return make_plan(renderer, call, outcome, workspace=seen.workspace, toolset=seen.toolset).to_dict()
+    outcome = _mask_secrets(outcome, secrets)
+    return make_plan(renderer, call, outcome, workspace=directories.workspace, toolset=directories.toolset).to_dict()
 
 
-def _masked(outcome: Outcome, secrets: Sequence[str]) -> Outcome:
+def _mask_secrets(outcome: Outcome, secrets: Sequence[str]) -> Outcome:
     error = outcome.error
     if error is not None:
-        told = GatewayError(KNOWN.mask(mask_in(error.message, secrets)), code=error.code)
-        told.details = KNOWN.mask_value(mask_in(error.details, secrets))
-        return replace(outcome, error=told)
+        masked = GatewayError(KNOWN.mask(mask_in(error.message, secrets)), code=error.code)
+        masked.details = KNOWN.mask_value(mask_in(error.details, secrets))
+        return replace(outcome, error=masked)
     if secrets:
         outcome = replace(outcome, value=mask_in(outcome.value, secrets))
     try:
         document = outcome.value_json.decode()
-    except Invalid:  # no JSON; the plan says so
+    except Invalid:  # the value is not JSON; the plan will say so
         return outcome
-    masked = KNOWN.mask_json(document)
-    return outcome if masked == document else replace(outcome, value=json.loads(masked))
+    masked_document = KNOWN.mask_json(document)
+    return outcome if masked_document == document else replace(outcome, value=json.loads(masked_document))

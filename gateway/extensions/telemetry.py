@@ -1,4 +1,4 @@
-"""Telemetry: how often each tool was called, how it ended, and how long it took."""
+"""Telemetry: counts and durations of calls, per tool."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from gateway.calls import Call, Outcome, Proceed
 from gateway.extensions import Extension
 
-# Upper bounds of the duration buckets, in seconds; one more holds all above.
+# Upper bounds of the duration buckets, in seconds; one more bucket has all above.
 BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
 
 
 @dataclass
-class Measure:
-    """One tool's counts: outcomes by code (`OK` for success), and durations."""
+class ToolMetrics:
+    """Outcomes of one tool by code (`OK` for success), and durations."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -29,15 +29,15 @@ class Measure:
 
 
 class Telemetry(Extension):
-    """Times every call, refusals and cancellations included. Unknown names share one measure, so
-    that a caller who makes up names cannot fill the memory."""
+    """Measures every call, refusals and cancellations included. All unknown names are counted together, so that a
+    caller who invents names cannot fill the memory."""
 
     mode = "observer"
     contained = True
 
     def __init__(self) -> None:
-        self.tools: dict[str, Measure] = {}
-        self.unknown = Measure()
+        self.tools: dict[str, ToolMetrics] = {}
+        self.unknown = ToolMetrics()
         self.running = 0
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
@@ -50,12 +50,12 @@ class Telemetry(Extension):
             return outcome
         finally:
             self.running -= 1
-            self._measure(call).add(code, time.perf_counter() - started)
+            self._metrics_for(call).add(code, time.perf_counter() - started)
 
-    def _measure(self, call: Call) -> Measure:
+    def _metrics_for(self, call: Call) -> ToolMetrics:
         if call.tool is None:
             return self.unknown
-        measure = self.tools.get(call.tool.id)
-        if measure is None:
-            measure = self.tools[call.tool.id] = Measure()
-        return measure
+        metrics = self.tools.get(call.tool.id)
+        if metrics is None:
+            metrics = self.tools[call.tool.id] = ToolMetrics()
+        return metrics

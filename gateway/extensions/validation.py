@@ -1,4 +1,4 @@
-"""Validation: arguments that fit the tool's schema and limits go in, an output that fits comes out."""
+"""Validation: arguments and results are checked against the tool's schemas and the size limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.extensions.large_results import result_size
 
 
 class Validation(Extension):
-    """Refuses an unknown tool, arguments of the wrong shape, and what is too large either way."""
+    """Refuses unknown tools, invalid arguments or results, and those that are too large."""
 
     def __init__(self, request_bytes: int, response_bytes: int) -> None:
         self._request_bytes = request_bytes
@@ -31,7 +31,7 @@ class Validation(Extension):
         if outcome.error is not None and outcome.wire is None:
             return outcome
         tool = call.target
-        if tool.output_schema is not None and outcome.wire is None:  # an upstream's result is passed on as it is
+        if tool.output_schema is not None and outcome.wire is None:  # an upstream's result is passed on unchanged
             tool.check_output(outcome.value)
         size = result_size(outcome)
         if size > self._response_bytes:

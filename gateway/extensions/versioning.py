@@ -1,4 +1,4 @@
-"""Versioning: the files before and after every call that may change them, and consent to changes of a person's own."""
+"""Versioning: a version of the files before and after each call that may change them, and consent to the changes."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from gateway.workspace.diff import readable, summary
 from gateway.workspace.tree import Changes, Tree
 from gateway.workspace.versions import HeldChat, Versions
 
-# Raises unless somebody agreed to a call for a reason, with these changes.
-Consent = Callable[[Call, str, str], Awaitable[None]]
+# Takes a call, the reason to ask and the changes; raises unless somebody agreed to them.
+RequireConsent = Callable[[Call, str, str], Awaitable[None]]
 
 TIMEOUT = 120.0
 DIFF_BYTES = 32 * 1024
-_LISTED = 100
+_MODES_LISTED = 100
 
 
 class Versioning(Extension):
-    """A call that may write is alone with the chat's files and leaves a version, also when it fails
-    or is cancelled. One that only reads costs nothing, unless it names a message to stand at.
+    """Gives a call that may write the lock of the chat's files, and saves a version after it, also if it fails or is
+    cancelled. A call that only reads costs nothing, unless it names the message whose files it wants.
 
-    What a toolset's tool does to a person's own folder is known only once it has run. If it changed or deleted files
-    that were there, and nobody agreed to the call before, `consent` is asked about these very changes. Without it the
-    files are brought back as they were, and the call runs again when a person has agreed. `timeout` is the longest a
-    call may take whose tool names no limit.
+    The changes that a toolset's tool makes in a person's own folder are known only after it ran. If it changed or
+    deleted existing files and nobody agreed to the call, `require_consent` is called with these changes. Unless it
+    returns, the files are restored; the call runs again after a person has agreed. `timeout` is the longest time for a
+    tool without a limit of its own.
     """
 
-    def __init__(self, versions: Versions, consent: Consent | None = None, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, versions: Versions, require_consent: RequireConsent | None = None, timeout: float = TIMEOUT
+    ) -> None:
         self._versions = versions
-        self._consent = consent
+        self._require_consent = require_consent
         self._timeout = timeout
 
     def concerns(self, tool: Tool) -> bool:
@@ -48,19 +50,19 @@ class Versioning(Extension):
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
         access = call.target.access
         if access is Access.WRITE:
-            return await self._writing(call, proceed)
+            return await self._call_writer(call, proceed)
         if access is Access.READ and call.message is not None:
             async with self._versions.hold(call.chat, call.caller.principal) as files:
-                await _stand(files, call)
+                await _switch_message(files, call)
                 return await proceed(call)
         return await proceed(call)
 
-    async def _writing(self, call: Call, proceed: Proceed) -> Outcome:
+    async def _call_writer(self, call: Call, proceed: Proceed) -> Outcome:
         async with self._versions.hold(call.chat, call.caller.principal) as files:
-            await _stand(files, call)
-            before = await files.save("edit")  # what a person changed since is not the tool's doing
-            if self._consent is not None and self._is_reviewed(call):
-                return await self._reviewed(call, proceed, files, before, self._consent)
+            await _switch_message(files, call)
+            before = await files.save("edit")  # a person's edits since then are not the tool's
+            if self._require_consent is not None and self._needs_review(call):
+                return await self._call_reviewed(call, proceed, files, before, self._require_consent)
             after = before
             try:
                 async with files.changing(call.id):
@@ -70,77 +72,78 @@ class Versioning(Extension):
                     after = await files.save("tool_run", call.id)
             return replace(outcome, pre_manifest=before, post_manifest=after)
 
-    def _is_reviewed(self, call: Call) -> bool:
-        """Return whether a stranger's tool works in a person's own folder, and nobody has agreed to it."""
+    def _needs_review(self, call: Call) -> bool:
+        """Return whether a toolset's or upstream's tool works in a person's own folder without consent."""
         return not call.confirmed and call.target.owner is not None and self._versions.is_attached(call.chat)
 
-    async def _reviewed(
-        self, call: Call, proceed: Proceed, files: HeldChat, before: str | None, consent: Consent
+    async def _call_reviewed(
+        self, call: Call, proceed: Proceed, files: HeldChat, before: str | None, require_consent: RequireConsent
     ) -> Outcome:
         seen = files.seen
-        since = time.time()
-        async with files.changing(call.id, since + (call.target.timeout or self._timeout)):
+        started = time.time()
+        async with files.changing(call.id, started + (call.target.timeout or self._timeout)):
             try:
                 outcome = await proceed(call)
-            except BaseException:  # called off: nobody can be asked
+            except BaseException:  # cancelled: nobody can be asked
                 with anyio.CancelScope(shield=True):
                     review = await files.review(seen)
-                    await (
-                        _undo(files, review, call, since)
-                        if review.existing
-                        else files.save("tool_run", call.id, review)
-                    )
+                    if review.existing:
+                        await _undo(files, review, call, started)
+                    else:
+                        await files.save("tool_run", call.id, review)
                 raise
             with anyio.CancelScope(shield=True):
                 review = await files.review(seen)
                 if review.existing:
                     try:
-                        await consent(call, *await self._question(call, review))
+                        await require_consent(call, *await self._describe(call, review))
                     except BaseException as refusal:
-                        version = await _undo(files, review, call, since)
+                        version = await _undo(files, review, call, started)
                         if isinstance(refusal, InputRequired):
                             refusal.details["version"] = version
                         raise
                 after = await files.save("tool_run", call.id, review)
         return replace(outcome, pre_manifest=before, post_manifest=after)
 
-    async def _question(self, call: Call, review: Review) -> tuple[str, str]:
-        """Why a person is asked, and what would change. Both are the same only for the same changes."""
+    async def _describe(self, call: Call, review: Review) -> tuple[str, str]:
+        """Return the reason to ask and a description of the changes. Different changes never have the same texts."""
         paths = review.existing
-        what = Changes((), review.changes.changed, review.changes.deleted)
+        changes = Changes((), review.changes.changed, review.changes.deleted)
         modes = [f"permissions of {readable(path)}: {was:o} → {now:o}" for path, (was, now) in review.modes.items()]
-        told = summary(what) if what else f"{len(modes)} with other permissions"
-        names = hashlib.sha256("\n".join(paths).encode()).hexdigest()[:12] if len(paths) > 1 else ""
-        reason = f"{call.target.id} changes files of your folder: {told}" + (f" [{names}]" if names else "")
-        old, new = (_only(tree, paths) for tree in (review.old, review.new))
+        counts = summary(changes) if changes else f"{len(modes)} with other permissions"
+        reason = f"{call.target.id} changes files of your folder: {counts}"
+        if len(paths) > 1:
+            names = "\n".join(paths)
+            reason += f" [{hashlib.sha256(names.encode()).hexdigest()[:12]}]"
+        old, new = (_select(tree, paths) for tree in (review.old, review.new))
         diff = await self._versions.compare(call.chat, old, new, limit=DIFF_BYTES)
-        document = [sorted(each.items()) for tree in (old, new) for each in (tree.files, tree.meta)]
+        document = [sorted(entries.items()) for tree in (old, new) for entries in (tree.files, tree.meta)]
         digest = hashlib.sha256(orjson.dumps([document, sorted(review.modes.items())])).hexdigest()
-        more = [f"… and {len(modes) - _LISTED} more"] if len(modes) > _LISTED else []
-        lines = [*modes[:_LISTED], *more, diff.text.rstrip(), f"all changes together: sha256 {digest[:32]}"]
+        more = [f"… and {len(modes) - _MODES_LISTED} more"] if len(modes) > _MODES_LISTED else []
+        lines = [*modes[:_MODES_LISTED], *more, diff.text.rstrip(), f"all changes together: sha256 {digest[:32]}"]
         return reason, "\n".join(line for line in lines if line)
 
 
-async def _undo(files: HeldChat, review: Review, call: Call, since: float) -> str | None:
-    """Bring the files back as they were; the version that has what the call did."""
+async def _undo(files: HeldChat, review: Review, call: Call, started: float) -> str | None:
+    """Restore the files; return the version that has the call's changes."""
     before = files.head.manifest_id
     try:
-        return await files.undo_changes(review, "undone", call.id, since)
+        return await files.undo_changes(review, "undone", call.id, started)
     except GatewayError as error:
         await files.save("tool_run", call.id)
         raise ToolFailed(
-            f"{call.target.id} changed files of your folder, and not all could be brought back: {error.message}; "
+            f"{call.target.id} changed files of your folder, and not all of them could be restored: {error.message}; "
             f"the version before it is {before} ('toolgate workspace log')",
             code="NOT_BROUGHT_BACK",
         ) from error
 
 
-def _only(tree: Tree, paths: tuple[str, ...]) -> Tree:
+def _select(tree: Tree, paths: tuple[str, ...]) -> Tree:
     names = [path.rstrip("/") for path in paths]
     files = {path: tree.files[path] for path in names if path in tree.files}
     return Tree(files, {path: tree.meta[path] for path in names if path in tree.meta})
 
 
-async def _stand(files: HeldChat, call: Call) -> None:
+async def _switch_message(files: HeldChat, call: Call) -> None:
     if call.message is not None:
         await files.switch(call.message, call.parent_message)

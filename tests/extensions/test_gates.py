@@ -16,7 +16,7 @@ from gateway.config import Settings
 from gateway.errors import Timeout
 from gateway.extensions import Extension, concurrency, stack
 from gateway.extensions.approval import Approval, Mode
-from gateway.extensions.concurrency import Running
+from gateway.extensions.concurrency import Concurrency
 from gateway.extensions.permissions import Ownership, Permissions
 from gateway.extensions.rate_limit import RateLimit
 from gateway.extensions.validation import Validation
@@ -165,7 +165,7 @@ async def test_a_confirmation_rule_that_fails_denies() -> None:
     )
 
 
-def holding(running: Running, release: anyio.Event) -> Callable[[Call], Any]:
+def holding(running: Concurrency, release: anyio.Event) -> Callable[[Call], Any]:
     async def wait(_: Call) -> Outcome:
         await release.wait()
         return Outcome(value="done")
@@ -175,7 +175,7 @@ def holding(running: Running, release: anyio.Event) -> Callable[[Call], Any]:
 
 @pytest.mark.promise("X2")
 async def test_a_call_over_its_time_is_ended_and_told_so() -> None:
-    run = holding(Running(1, timeout=0.01), anyio.Event())
+    run = holding(Concurrency(1, timeout=0.01), anyio.Event())
     outcome = await run(call())
     assert str(outcome.error) == "TIMEOUT: echo took longer than 0.01 s"
     slower = Tool("slow", "", timeout=0.02)
@@ -185,7 +185,7 @@ async def test_a_call_over_its_time_is_ended_and_told_so() -> None:
 @pytest.mark.promise("X2")
 async def test_a_slow_owner_fills_its_own_slots_and_nobody_elses() -> None:
     release = anyio.Event()
-    run = holding(Running(1, timeout=TIMEOUT), release)
+    run = holding(Concurrency(1, timeout=TIMEOUT), release)
     slow, quick = Tool("a:x", "", owner="a"), Tool("b:x", "", owner="b")
     outcomes: list[str] = []
 
@@ -205,7 +205,7 @@ async def test_a_slow_owner_fills_its_own_slots_and_nobody_elses() -> None:
 
 @pytest.mark.promise("X2")
 async def test_draining_lets_calls_finish_then_ends_them_and_lets_no_new_one_run() -> None:
-    running, release = Running(4, timeout=TIMEOUT), anyio.Event()
+    running, release = Concurrency(4, timeout=TIMEOUT), anyio.Event()
     run = holding(running, release)
     outcomes: list[str] = []
 
@@ -221,7 +221,7 @@ async def test_draining_lets_calls_finish_then_ends_them_and_lets_no_new_one_run
     assert outcomes == ["SHUTTING_DOWN", "SHUTTING_DOWN"]
 
 
-def around(running: Running, tool: Callable[[], Awaitable[Any]]) -> Callable[[Call], Coroutine[Any, Any, Outcome]]:
+def around(running: Concurrency, tool: Callable[[], Awaitable[Any]]) -> Callable[[Call], Coroutine[Any, Any, Outcome]]:
     async def run(_: Call) -> Outcome:
         return Outcome(value=await tool())
 
@@ -233,7 +233,7 @@ def around(running: Running, tool: Callable[[], Awaitable[Any]]) -> Callable[[Ca
     return call_tool
 
 
-async def all_slots_are_free(gate: Running, number: int) -> bool:
+async def all_slots_are_free(gate: Concurrency, number: int) -> bool:
     """Whether so many run at once, and no more."""
     release = asyncio.Event()
     under_way: list[int] = []
@@ -253,7 +253,7 @@ async def all_slots_are_free(gate: Running, number: int) -> bool:
 
 @pytest.mark.promise("X2")
 async def test_a_call_that_swallows_its_cancellation_is_told_again_until_it_ends() -> None:
-    gate, told = Running(1, timeout=0.01), []
+    gate, told = Concurrency(1, timeout=0.01), []
 
     async def stubborn() -> None:
         for _ in range(3):
@@ -281,7 +281,7 @@ async def test_a_call_that_answers_all_the_same_is_heard() -> None:
             return "what I have so far"
         raise AssertionError
 
-    assert (await around(Running(1, timeout=0.01), late)(call())).value == "what I have so far"
+    assert (await around(Concurrency(1, timeout=0.01), late)(call())).value == "what I have so far"
 
 
 @pytest.mark.promise("X2")
@@ -304,7 +304,7 @@ async def test_what_shields_itself_is_not_cut_short_by_a_timeout() -> None:
         await anyio.sleep_forever()
         raise AssertionError
 
-    gate = Running(1, timeout=0.02)
+    gate = Concurrency(1, timeout=0.02)
     assert code(await around(gate, saves_at_the_end)(call())) == "TIMEOUT"
     assert code(await around(gate, writes_in_a_thread)(call())) == "TIMEOUT"
     assert saved == ["version", "thread"]
@@ -315,7 +315,7 @@ async def test_what_shields_itself_is_not_cut_short_by_a_timeout() -> None:
 
 @pytest.mark.promise("X2")
 async def test_one_cancelled_while_it_waits_gives_its_turn_to_the_next() -> None:
-    gate, release = Running(1, timeout=TIMEOUT), asyncio.Event()
+    gate, release = Concurrency(1, timeout=TIMEOUT), asyncio.Event()
     run = around(gate, release.wait)
     first, second, third = [asyncio.create_task(run(call())) for _ in range(3)]
     await anyio.wait_all_tasks_blocked()
@@ -348,7 +348,7 @@ async def test_one_cancelled_while_it_waits_gives_its_turn_to_the_next() -> None
 @pytest.mark.promise("X2")
 @pytest.mark.parametrize("first", ["timeout", "outside", "outside long before"])
 async def test_being_cancelled_from_outside_is_not_taken_for_a_timeout(first: str) -> None:
-    gate = Running(1, timeout=TIMEOUT)
+    gate = Concurrency(1, timeout=TIMEOUT)
     task = asyncio.create_task(around(gate, asyncio.Event().wait)(call()))
     await anyio.wait_all_tasks_blocked()
     [run] = gate._runs
@@ -367,7 +367,7 @@ async def test_being_cancelled_from_outside_is_not_taken_for_a_timeout(first: st
 
 @pytest.mark.promise("X2")
 async def test_a_timeout_is_not_taken_for_being_cancelled_from_outside() -> None:
-    gate = Running(1, timeout=0.01)
+    gate = Concurrency(1, timeout=0.01)
 
     async def caller() -> str:
         outcome = code(await around(gate, asyncio.Event().wait)(call()))
@@ -380,14 +380,14 @@ async def test_a_timeout_is_not_taken_for_being_cancelled_from_outside() -> None
         assert await asyncio.create_task(caller()) == "TIMEOUT"
 
     with anyio.move_on_after(0.01) as outside:
-        await around(Running(1, timeout=TIMEOUT), asyncio.Event().wait)(call())
+        await around(Concurrency(1, timeout=TIMEOUT), asyncio.Event().wait)(call())
     assert outside.cancelled_caught
 
 
 @pytest.mark.promise("X2")
 async def test_slots_are_given_back_however_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "CANCEL_SECONDS", 0.01)
-    gate = Running(2, timeout=0.01)
+    gate = Concurrency(2, timeout=0.01)
 
     async def fails() -> None:
         raise ZeroDivisionError
@@ -416,7 +416,7 @@ async def test_slots_are_given_back_however_a_call_ends(monkeypatch: pytest.Monk
 
 @pytest.mark.promise("X2")
 async def test_a_timeout_of_one_leaves_the_others_alone() -> None:
-    gate, release = Running(8, timeout=TIMEOUT), asyncio.Event()
+    gate, release = Concurrency(8, timeout=TIMEOUT), asyncio.Event()
     run = around(gate, release.wait)
     short, long = Tool("short", "", timeout=0.02), Tool("long", "", timeout=TIMEOUT)
     others = [asyncio.create_task(run(call(tool))) for tool in (long, ECHO, long)]
@@ -441,7 +441,7 @@ def test_a_call_that_begins_later_has_its_own_time_although_the_timer_is_shared(
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, ManualClock)
-        run = around(Running(8, timeout=10), asyncio.Event().wait)
+        run = around(Concurrency(8, timeout=10), asyncio.Event().wait)
         early = asyncio.create_task(run(call()))
         await asyncio.sleep(0)
         loop.now = 6
@@ -459,7 +459,7 @@ def test_a_call_that_begins_later_has_its_own_time_although_the_timer_is_shared(
 
 @pytest.mark.promise("X2")
 async def test_draining_waits_for_nobody_who_ends_sooner_and_refuses_those_who_wait_for_a_slot() -> None:
-    gate, release = Running(1, timeout=TIMEOUT), asyncio.Event()
+    gate, release = Concurrency(1, timeout=TIMEOUT), asyncio.Event()
     started: list[str] = []
 
     async def tool() -> None:
@@ -481,7 +481,7 @@ async def test_draining_waits_for_nobody_who_ends_sooner_and_refuses_those_who_w
 @pytest.mark.promise("X2")
 async def test_draining_leaves_behind_what_does_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "CANCEL_SECONDS", 0.05)
-    gate, told, let_go = Running(1, timeout=0.1), asyncio.Event(), asyncio.Event()
+    gate, told, let_go = Concurrency(1, timeout=0.1), asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
         try:

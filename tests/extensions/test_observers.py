@@ -85,7 +85,7 @@ async def test_a_cancelled_call_is_written_down_and_one_that_takes_long_twice() 
 
     watching = Noting()
     watching.lines = ledger.lines
-    task = asyncio.ensure_future(stack([Audit(watching, moment=0)], wait)(call()))
+    task = asyncio.ensure_future(stack([Audit(watching, running_after=0)], wait)(call()))
     async with asyncio.timeout(TIMEOUT):
         await noted.wait()
     task.cancel()

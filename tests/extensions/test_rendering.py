@@ -15,7 +15,7 @@ from gateway import Gateway
 from gateway.calls import PLAN_LIMIT, Call, Caller, Outcome, to_json
 from gateway.errors import InputRequired, ToolFailed
 from gateway.extensions import stack
-from gateway.extensions.rendering import IN_PLACE, Directories, Rendering
+from gateway.extensions.rendering import INLINE_BYTES, Directories, Rendering
 from gateway.render import declare
 from gateway.secrets import REDACTED
 from gateway.tools import Access, Permission, Renderer, Tool
@@ -199,7 +199,7 @@ ECHO = declare(
 )
 
 
-@pytest.mark.parametrize("padding", [0, IN_PLACE], ids=["in place", "in a thread"])
+@pytest.mark.parametrize("padding", [0, INLINE_BYTES], ids=["in place", "in a thread"])
 async def test_a_secret_argument_is_nowhere_in_the_plan(padding: int) -> None:
     async def repeat(call: Call) -> Outcome:
         text = json.dumps(dict(call.arguments))

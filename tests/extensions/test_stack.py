@@ -16,7 +16,7 @@ from gateway.calls import Call, Outcome, Proceed
 from gateway.errors import Forbidden, GatewayError, Unavailable
 from gateway.extensions import Extension, stack
 from gateway.extensions.audit import Audit
-from gateway.extensions.concurrency import QUEUE_FACTOR, Running
+from gateway.extensions.concurrency import QUEUE_FACTOR, Concurrency
 from gateway.extensions.telemetry import Telemetry
 from gateway.tools import Tool
 
@@ -268,7 +268,7 @@ class _Crowd:
     """Calls before, in and behind a gate; `ends` lets those go that are in."""
 
     def __init__(self) -> None:
-        self.gate = Running(SLOTS, 60)
+        self.gate = Concurrency(SLOTS, 60)
         self.ends: dict[int, asyncio.Future[None]] = {}
         self.entered: list[int] = []
         self.tasks: dict[int, asyncio.Task[Outcome]] = {}
@@ -353,7 +353,7 @@ async def test_one_more_than_may_wait_is_told_to_come_back_and_nobody_who_waits(
         await go.wait()
         return Outcome(value=1)
 
-    road = stack([Running(SLOTS, 60)], wait)
+    road = stack([Concurrency(SLOTS, 60)], wait)
     tasks = [asyncio.ensure_future(road(call())) for _ in range(MOST)]
     await _turns()
     assert code(await road(call())) == "OVERLOADED"
