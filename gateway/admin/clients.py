@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.errors import Conflict, Forbidden, Invalid, Unavailable
+from gateway.files import create_file
 
 JsonObject = dict[str, Any]
 
@@ -179,28 +180,15 @@ def write(file: Path, before: bytes | None, after: bytes, now: datetime) -> Path
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
         backup = None
         if before is not None:
-            backup = _create(file.with_name(f"{file.name}.{now:%Y%m%d-%H%M%S-%f}.bak"), before, mode)
+            backup = create_file(file.with_name(f"{file.name}.{now:%Y%m%d-%H%M%S-%f}.bak"), before, mode)
             undo.callback(backup.unlink)
-        temporary = _create(target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp"), after, mode)
+        temporary = create_file(target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp"), after, mode)
         undo.callback(temporary.unlink)
         if read(target) != before:
             raise Conflict(f"{file} was changed by another program meanwhile and was left as it is; try again")
         temporary.replace(target)
         undo.pop_all()
         return backup
-
-
-def _create(path: Path, content: bytes, mode: int) -> Path:
-    """Create a file and sync it to disk; refused when it exists."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with contextlib.ExitStack() as undo, os.fdopen(os.open(path, flags, 0o600), "wb") as stream:
-        undo.callback(path.unlink)
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-        path.chmod(mode)
-        undo.pop_all()
-    return path
 
 
 @contextlib.contextmanager

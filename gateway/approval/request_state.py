@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.config import resolve_variables
 from gateway.errors import Invalid
+from gateway.files import create_file
 
 if TYPE_CHECKING:
     from mcp.server.request_state import AESGCMRequestStateCodec
@@ -116,13 +117,8 @@ def _load_own_key(data_dir: Path) -> bytes:
     path = data_dir / KEY_FILE
     with suppress(FileNotFoundError):
         return _read_key(path)
-    temporary = path.with_name(f"{KEY_FILE}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    temporary = create_file(path.with_name(f"{KEY_FILE}.{secrets.token_hex(8)}"), secrets.token_bytes(KEY_BYTES))
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
         with suppress(FileExistsError):  # another process was first; its key counts
             os.link(temporary, path)
     finally:

@@ -7,15 +7,13 @@ toolsets.lock                     held by whoever puts a version in its place, o
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import random
 import re
 import shutil
 import stat
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -26,10 +24,9 @@ from gateway.bundles.archive import Bundle
 from gateway.bundles.spec import FILE_NAME
 from gateway.bundles.zip_reader import CHUNK
 from gateway.errors import Unavailable
+from gateway.files import FileLock, lock, sync_directory, sync_file, sync_file_system, try_lock
 from gateway.names import new_id
-from gateway.workspace.durability import sync_directory, sync_file, sync_file_system
 
-SHORTEST_WAIT, LONGEST_WAIT = 0.002, 0.03
 DIGEST_SHOWN = 32  # hexadecimal digits of a digest in the name of a version's folder
 _VERSION = re.compile(f"[0-9a-f]{{{DIGEST_SHOWN}}}")
 _PRIVATE = 0o700
@@ -52,15 +49,9 @@ class ToolsetStore:
     async def locked(self) -> AsyncIterator[None]:
         """Alone among all processes."""
         self._lock.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            while True:  # a lock that blocks would hold a thread
-                if _taken(descriptor, fcntl.LOCK_EX):
-                    break
-                await anyio.sleep(random.uniform(SHORTEST_WAIT, LONGEST_WAIT))  # noqa: S311 - no secret
+        with closing(FileLock(self._lock)) as lock:
+            await lock.acquire()
             yield
-        finally:
-            os.close(descriptor)
 
     @asynccontextmanager
     async def staging(self) -> AsyncIterator[Path]:
@@ -124,7 +115,7 @@ class ToolsetStore:
         with storing():
             place.mkdir(_PRIVATE, parents=True)
             descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor)
         return place, descriptor
 
     def _remove_staging(self, place: Path) -> None:
@@ -142,7 +133,7 @@ def held(version: Path) -> Iterator[None]:
     except OSError:
         raise _gone(version) from None
     try:
-        if not _taken(descriptor, fcntl.LOCK_SH) or not _is_at(descriptor, version):
+        if not try_lock(descriptor, shared=True) or not _is_at(descriptor, version):
             raise _gone(version)
         yield
     finally:
@@ -244,20 +235,12 @@ def _remove_unused(folder: Path) -> bool:
     """Whether the folder is gone; it stays while somebody holds it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if not _taken(descriptor, fcntl.LOCK_EX):
+        if not try_lock(descriptor):
             return False
         shutil.rmtree(folder, ignore_errors=True)
         return True
     finally:
         os.close(descriptor)
-
-
-def _taken(descriptor: int, operation: int) -> bool:
-    try:
-        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -17,6 +17,7 @@ from gateway.calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
 from gateway.db import Database, Insert, Statement, chats, timestamp
 from gateway.errors import GatewayError, InputRequired, Invalid, NotFound
 from gateway.secrets import KNOWN, mask_in, redact
+from gateway.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class CallRecords:
     def __init__(self, db: Database, process: str) -> None:
         self._db = db
         self._process = process
-        self._following: set[asyncio.Task[None]] = set()
+        self._following = TaskSet()
 
     async def record_running(self, call: Call) -> None:
         """Write that a call has begun; does nothing when its end is already written."""
@@ -158,9 +159,7 @@ class CallRecords:
                 await self._write(call, _FINISHED, row)
         finally:
             if follows and result is not None:  # also of a caller cancelled here, whose record is written
-                task = asyncio.get_running_loop().create_task(self._add_digest(row, result))
-                self._following.add(task)
-                task.add_done_callback(self._following.discard)
+                self._following.start(self._add_digest(row, result))
 
     async def settled(self) -> None:
         """Returns when everything that follows a record is written too."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.db import Database, Statement, timestamp
+from gateway.files import lock, try_lock
 from gateway.names import new_id
 
 _OWNERS = "SELECT DISTINCT process FROM tool_calls WHERE status = 'running'"
@@ -29,7 +29,7 @@ class Instance:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         unborn = self._path.with_suffix(".new")
         self._descriptor = os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        lock(self._descriptor)
         unborn.rename(self._path)  # it appears already locked: at no moment does it look dead
 
     def close(self) -> None:
@@ -62,12 +62,10 @@ def _claim(lock_file: Path) -> Iterator[bool]:
         yield True
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        yield False
-    else:
-        yield True
-        lock_file.unlink(missing_ok=True)
+        dead = try_lock(descriptor)
+        yield dead
+        if dead:
+            lock_file.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
 

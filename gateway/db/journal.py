@@ -8,7 +8,6 @@ idle, makes good what a killed process had promised.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import logging
 import os
@@ -21,6 +20,7 @@ from typing import Any
 import orjson
 
 from gateway.db import Insert, Statement, Writing
+from gateway.files import lock, try_lock
 from gateway.names import new_id
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class JournalFile:
         self.size = 0
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            lock(self._descriptor)
         except OSError:
             self.close()
             raise
@@ -210,12 +210,7 @@ def _noted_at(path: Path) -> int:
 def _opened(path: Path) -> Iterator[tuple[bool, Promised]]:
     """Whether the owner of a book is dead, and what is promised in it."""
     with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            dead = True
-        except BlockingIOError:
-            dead = False
-        yield dead, _read(file.read(SIZE + 2 * LONGEST))
+        yield try_lock(file), _read(file.read(SIZE + 2 * LONGEST))
 
 
 def _read(text: bytes) -> Promised:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import sqlite3
 import threading
@@ -18,9 +19,9 @@ import aiosqlite
 
 from gateway.db import Row, Statement, Writing
 from gateway.db.journal import Journal, JournalFile, Promised
-from gateway.db.lock import Gate, create_private, require_local
 from gateway.db.migrations import MIGRATIONS, Migration, pending
 from gateway.errors import Conflict, GatewayError, Invalid, Unavailable
+from gateway.files import FileLock
 
 BUSY_TIMEOUT = 30.0  # seconds; only a foreign program that locks the file can make us wait so long
 
@@ -124,6 +125,9 @@ def _require_wal(connection: sqlite3.Connection) -> None:
         raise Unavailable(f"the file system does not carry SQLite's WAL mode (it stays in {mode} mode)")
 
 
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs", "fuse"}
+_MOUNTS = Path("/proc/self/mountinfo")
+
 log = logging.getLogger(__name__)
 
 Rows = list[list[Row]]
@@ -225,21 +229,21 @@ class Writer:
     def _open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_local(self._path.parent)
-        self._gate = Gate(self._path.with_name(f"{self._path.name}.gate"))
+        self._lock = FileLock(self._path.with_name(f"{self._path.name}.gate"))
         try:
-            with self._gate:
-                create_private(self._path)
+            with self._lock:
+                _create_private(self._path)
                 self._connection = connect(self._path)
                 self._write_left_behind()
         except BaseException:
-            self._gate.close()
+            self._lock.close()
             raise
 
     def _close(self) -> None:
-        with self._gate, contextlib.suppress(sqlite3.Error):
+        with self._lock, contextlib.suppress(sqlite3.Error):
             self._promises.close()
             self._connection.close()  # the last connection of all processes brings the log home
-        self._gate.close()
+        self._lock.close()
 
     def _work(self) -> None:
         while True:
@@ -247,7 +251,7 @@ class Writer:
                 job = self._jobs.get(timeout=IDLE_AFTER if self._in_log or self._kept else None)
             except queue.Empty:
                 self._commit_kept()
-                with self._gate:
+                with self._lock:
                     self._write_left_behind()
                     self._checkpoint()
                 continue
@@ -273,7 +277,7 @@ class Writer:
     def _commit(self, jobs: list[Job]) -> None:
         jobs = self._kept + jobs
         self._in_log += sum(job.weight for job in jobs)
-        with self._gate:
+        with self._lock:
             results = self._results(jobs)
             self._kept = [job for job, result in zip(jobs, results, strict=True) if not _cleared(job, result)]
             self._promises.open()
@@ -439,3 +443,42 @@ async def _reader(path: Path) -> aiosqlite.Connection:
 
 def _closed() -> Unavailable:
     return Unavailable("the database is closed", code="DATABASE_CLOSED")
+
+
+def _create_private(path: Path) -> None:
+    """Make an empty file only its owner can read; an existing one is left alone.
+
+    Without O_EXCL, closing the descriptor would drop the locks another connection of this process
+    holds on the file.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return
+
+
+def require_local(directory: Path, mounts: Path = _MOUNTS) -> None:
+    """Refuse a network file system: its locks and shared memory do not hold between processes."""
+    kind = _file_system(directory, mounts)
+    if kind is not None and kind.partition(".")[0] in _NETWORK:
+        raise Unavailable(
+            f"{directory} is on {kind}, where SQLite's locks cannot be trusted; "
+            "choose a data directory on a local disk",
+            code="NETWORK_FILE_SYSTEM",
+            file_system=kind,
+        )
+
+
+def _file_system(directory: Path, mounts: Path) -> str | None:
+    """The type of the file system a directory is on, where Linux tells; None elsewhere."""
+    device = directory.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = mounts.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        mount, _, origin = line.partition(" - ")
+        if mount.split()[2] == wanted:
+            return origin.split()[0]
+    return None

@@ -12,7 +12,7 @@ import anyio
 from gateway.calls import Call, Outcome, Proceed
 from gateway.errors import Cancelled
 from gateway.extensions import Extension
-from gateway.extensions.shared_timer import Later
+from gateway.tasks import SharedTimer, TaskSet
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ class Audit(Extension):
 
     def __init__(self, recorder: Recorder, running_after: float = RUNNING_AFTER) -> None:
         self._recorder = recorder
-        self._later = Later(running_after)
-        self._notes: set[asyncio.Task[None]] = set()
+        self._timer = SharedTimer(running_after)
+        self._running_records = TaskSet()
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
-        self._later.expect(call.id, partial(self._note_running, call))
+        self._timer.add(call.id, partial(self._note_running, call))
         try:
             outcome = await proceed(call)
         except asyncio.CancelledError:
@@ -48,7 +48,7 @@ class Audit(Extension):
                 await self._record(call, Outcome(error=Cancelled("the caller cancelled the call")))
             raise
         finally:
-            self._later.drop(call.id)
+            self._timer.remove(call.id)
         await self._record(call, outcome)
         return outcome
 
@@ -59,9 +59,7 @@ class Audit(Extension):
             log.exception("call %s: could not be recorded; the call continues", call.id)
 
     def _note_running(self, call: Call) -> None:
-        task = asyncio.get_running_loop().create_task(self._record_running(call))
-        self._notes.add(task)
-        task.add_done_callback(self._notes.discard)
+        self._running_records.start(self._record_running(call))
 
     async def _record_running(self, call: Call) -> None:
         try:

@@ -8,8 +8,7 @@ from collections import deque
 from gateway.calls import Call, Outcome, Proceed
 from gateway.errors import Cancelled, Timeout, Unavailable
 from gateway.extensions import Extension
-from gateway.extensions.cancel_scope import cancel_scope
-from gateway.extensions.shared_timer import Later
+from gateway.tasks import SharedTimer, cancel_scope
 
 # Calls that may wait for a slot, per slot; one more is refused.
 QUEUE_FACTOR = 16
@@ -26,7 +25,7 @@ class Concurrency(Extension):
         self._concurrency = concurrency
         self._timeout = timeout
         self._slots: dict[str | None, _Slots] = {}
-        self._clocks: dict[float, Later] = {}
+        self._timers: dict[float, SharedTimer] = {}
         self._runs: set[_Run] = set()
         self.stopping = False
         self._empty: asyncio.Event | None = None
@@ -39,16 +38,16 @@ class Concurrency(Extension):
         if not slots.take():
             await slots.wait()
         run = _Run()
-        clock = self._clock(limit)
+        timer = self._timer(limit)
         try:
             self._refuse_when_stopping()  # the shutdown may have begun while it waited
             with run.scope:
-                clock.expect(run, run.time_out)
+                timer.add(run, run.time_out)
                 self._runs.add(run)
                 return await proceed(call)
         finally:
             slots.release()
-            clock.drop(run)
+            timer.remove(run)
             self._remove(run)
         if run.timed_out:
             raise Timeout(f"{tool.id} took longer than {limit:g} s", limit=limit)
@@ -72,11 +71,11 @@ class Concurrency(Extension):
             slots = self._slots[owner] = _Slots(self._concurrency)
         return slots
 
-    def _clock(self, limit: float) -> Later:
-        clock = self._clocks.get(limit)
-        if clock is None:
-            clock = self._clocks[limit] = Later(limit)
-        return clock
+    def _timer(self, limit: float) -> SharedTimer:
+        timer = self._timers.get(limit)
+        if timer is None:
+            timer = self._timers[limit] = SharedTimer(limit)
+        return timer
 
     def _remove(self, run: _Run) -> None:
         self._runs.discard(run)

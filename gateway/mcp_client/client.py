@@ -18,6 +18,7 @@ from gateway.mcp_client.http_headers import HeaderMap, header_maps
 from gateway.mcp_client.messages import Message, RequestEncoder, notification, request_number
 from gateway.mcp_client.pending_request import Asker, Exchange, Log, Reports
 from gateway.protocol import jsonrpc
+from gateway.tasks import TaskSet
 
 # So long a request that was called off may still ask, unless the server shows sooner that it knows.
 ABANDONED_SECONDS = 5.0
@@ -165,8 +166,8 @@ class Link:
         self._under_way: dict[int, Exchange] = {}
         self._attribution = Attribution(self._under_way, self._loop.time)
         self._asking: dict[int | str, asyncio.Task[Message]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._listening: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
+        self._listening = TaskSet()
         self._ended: asyncio.Future[LinkLost] = self._loop.create_future()
         self._closing: asyncio.Task[None] | None = None
 
@@ -230,9 +231,7 @@ class Link:
         message = self._writing.request(
             exchange.number, exchange.method, {"notifications": notifications}, None, capabilities, False
         )
-        task = self._loop.create_task(self._listen(exchange, message))
-        self._listening.add(task)
-        task.add_done_callback(self._listening.discard)
+        task = self._listening.start(self._listen(exchange, message))
         try:
             async with asyncio.timeout(timeout):
                 either: list[asyncio.Future[Any]] = [task, exchange.acknowledged]
@@ -277,10 +276,7 @@ class Link:
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task of the link's own, which ends with it."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.start(work)
 
     def receive(self, message: Message, origin: Exchange | None = None) -> None:
         """A message of the server; `origin` is the request on whose stream it came, where there is one."""

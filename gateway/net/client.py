@@ -23,6 +23,7 @@ from gateway import __version__
 from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, ToolFailed, Unavailable
 from gateway.net.policy import NetworkPolicy, RequestLimits
 from gateway.net.transport import INTERNET, LOOKUP_FAILED, GuardedTransport, Network, parse_url, url_origin
+from gateway.tasks import backoff
 
 CONNECT_FAILED = "CONNECT_FAILED"
 CONNECTION_LOST = "CONNECTION_LOST"
@@ -92,7 +93,7 @@ class Retry:
         return seconds if seconds <= self.longest_seconds else None
 
     def _pause(self, attempt: int) -> float:
-        longest: float = min(self.first_seconds * 2 ** (attempt - 1), self.longest_seconds)
+        longest = backoff(attempt, self.first_seconds, self.longest_seconds)
         return _random.uniform(longest / 2, longest)
 
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from urllib.parse import parse_qsl, urlsplit
 
 from gateway.errors import Unavailable
+from gateway.tasks import TaskSet
 
 HOST = "127.0.0.1"
 PATH = "/callback"
@@ -45,7 +46,7 @@ class Callback:
         self._path = path
         self._answer: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
         self._end: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._visitors: set[asyncio.Task[None]] = set()
+        self._visitors = TaskSet()
         self._silent: set[asyncio.Task[None]] = set()
 
     async def answer(self) -> Mapping[str, str]:
@@ -61,10 +62,8 @@ class Callback:
         if len(self._visitors) >= VISITORS:
             writer.close()
             return
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._visitors.add(task)
+        task = self._visitors.start(self._serve(reader, writer))
         self._silent.add(task)
-        task.add_done_callback(self._visitors.discard)
         task.add_done_callback(self._silent.discard)
 
     async def close(self) -> None:

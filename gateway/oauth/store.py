@@ -16,9 +16,8 @@ from tempfile import TemporaryFile
 
 from gateway.calls import LOCAL
 from gateway.config import OAuthSettings, resolve_variables
-from gateway.db.lock import Gate
 from gateway.errors import Forbidden, Invalid, Unavailable
-from gateway.files import replace_private
+from gateway.files import FileLock, replace_private
 from gateway.mcp_client import HttpEndpoint
 
 DIRECTORY = "logins"
@@ -27,7 +26,6 @@ _USUAL_SIZE = 16 * 1024
 # How long another process may take to renew a login before we say that it hangs.
 TURN_SECONDS = 45.0
 
-_POLL_SECONDS = 0.05
 _TOKEN = re.compile(r"[!-~]*")
 _KINDS = {"str": str, "str | None": str | None, "float": float, "float | None": float | None, "bool": bool}
 
@@ -132,10 +130,9 @@ class Logins:
         with ExitStack() as stack:
             try:
                 self._prepare()
-                gate = stack.enter_context(closing(Gate(self.path(server, principal).with_suffix(".lock"))))
+                lock = stack.enter_context(closing(FileLock(self.path(server, principal).with_suffix(".lock"))))
                 async with asyncio.timeout(TURN_SECONDS):
-                    while not _entered(stack, gate):  # noqa: ASYNC110 - no event tells of other processes
-                        await asyncio.sleep(_POLL_SECONDS)
+                    await lock.acquire()
             except TimeoutError:
                 raise Unavailable(
                     f"another process has been renewing the login to {server!r} for {TURN_SECONDS:g} seconds",
@@ -158,14 +155,6 @@ def _checked(login: Login) -> Login:
     if not fit or not _TOKEN.fullmatch(login.access_token):
         raise ValueError("not a login")
     return login
-
-
-def _entered(stack: ExitStack, gate: Gate) -> bool:
-    try:
-        stack.enter_context(gate.at_once())
-    except BlockingIOError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -17,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.calls import Progress, no_progress
+from gateway.files import FileLock, sync_file_system, try_lock
 from gateway.runtime import uv, worker_packages
-from gateway.workspace.durability import sync_file_system
 
 _LOCK, _PACKAGES, _ASIDE = "lock.txt", "packages", ".aside"
 _PINNED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
-_WAIT_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -153,31 +151,19 @@ def digest_of(requirements: tuple[str, ...]) -> str:
 
 @contextlib.asynccontextmanager
 async def _locked(path: Path) -> AsyncIterator[int]:
-    """Alone with one set of packages, between processes; asked for again and again, for a build takes long."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while not _try_lock(descriptor):  # noqa: ASYNC110 - another process sets no event of ours
-            await asyncio.sleep(_WAIT_SECONDS)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    """Alone with one set of packages, between processes."""
+    with contextlib.closing(FileLock(path)) as lock:
+        await lock.acquire()
+        yield lock.descriptor
 
 
 @contextlib.contextmanager
 def _locked_now(path: Path) -> Iterator[bool]:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        yield _try_lock(descriptor)
+        yield try_lock(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _remove(folder: Path) -> None:

@@ -13,6 +13,7 @@ import anyio
 from gateway.errors import ToolFailed, Unavailable
 from gateway.runtime.function_call import Key, WorkerSpec
 from gateway.runtime.worker_process import WORKER_DIED, Worker
+from gateway.tasks import backoff
 
 BACKOFF_SECONDS = 1.0
 BACKOFF_LIMIT = 30.0
@@ -43,7 +44,7 @@ class Backoff:
             self._failures.pop(place.directory, None)
             return
         times = self._failures.get(place.directory, (0, 0.0))[0] + 1
-        pause = min(BACKOFF_SECONDS * 2 ** (times - _FREE_TRIES), BACKOFF_LIMIT) if times >= _FREE_TRIES else 0.0
+        pause = backoff(times - _FREE_TRIES + 1, BACKOFF_SECONDS, BACKOFF_LIMIT) if times >= _FREE_TRIES else 0.0
         self._failures[place.directory] = times, asyncio.get_running_loop().time() + pause
 
     def forget(self, directory: Path) -> None:

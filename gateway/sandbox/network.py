@@ -18,6 +18,7 @@ from gateway.net.policy import WEB_PORTS, NetworkPolicy
 from gateway.sandbox import Process, Program
 from gateway.sandbox.network_init import PORT
 from gateway.sandbox.proxy import Proxy
+from gateway.tasks import TaskSet
 
 if TYPE_CHECKING:
     from gateway.config import SandboxSettings
@@ -26,7 +27,7 @@ _DOORWAY = Path(__file__).with_name("network_init.py")
 _PROXY = f"http://127.0.0.1:{PORT}"
 _NAMES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
-_serving: set[asyncio.Task[None]] = set()
+_serving = TaskSet()
 
 
 def network_of(settings: SandboxSettings) -> NetworkPolicy | None:
@@ -47,9 +48,7 @@ async def connected(program: Program, policy: NetworkPolicy, start: Callable[[Pr
     except BaseException:
         ours.close()
         raise
-    task = asyncio.get_running_loop().create_task(_serve(process, ours, Proxy(policy)))
-    _serving.add(task)
-    task.add_done_callback(_serving.discard)
+    _serving.start(_serve(process, ours, Proxy(policy)))
     return process
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from gateway.errors import Invalid, Unavailable
-from gateway.workspace.durability import sync_directory, sync_file, sync_file_system
+from gateway.files import lock, sync_directory, sync_file, sync_file_system
 from gateway.workspace.tree import is_digest
 
 if TYPE_CHECKING:
@@ -105,17 +105,17 @@ class FileBlobs:
         return f"{self.directory}/{digest[:2]}/{digest}"
 
     @contextlib.contextmanager
-    def held(self, operation: int) -> Iterator[None]:
+    def held(self, *, shared: bool) -> Iterator[None]:
         """Hold the lock between writers (shared) and a sweep (exclusive), across processes.
 
         Without it a sweep could select an old blob, a writer find and rely on it, and the sweep remove it.
         """
-        lock = os.open(self.temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(self.temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(lock, operation)
+            lock(descriptor, shared=shared)
             yield
         finally:
-            os.close(lock)
+            os.close(descriptor)
 
     def _put_piece(self, content: bytes) -> str:
         digest = hashlib.sha256(content).hexdigest()
@@ -139,7 +139,7 @@ class FileBlobs:
         path = self.path(digest)
         if not os.access(path, os.F_OK):
             return False
-        with self.held(fcntl.LOCK_SH):
+        with self.held(shared=True):
             try:
                 os.utime(path)
                 if os.stat(path).st_size == size:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import re
@@ -125,7 +124,7 @@ def _shards(blobs: FileBlobs) -> list[Path]:
 
 def _sweep_shard(shard: Path, live: Collection[str], before: float, blobs: FileBlobs) -> list[int]:
     dead = [path for path in shard.iterdir() if path.name not in live]
-    with blobs.held(fcntl.LOCK_EX):  # a writer that looks for one of them now waits, then does not find it
+    with blobs.held(shared=False):  # a writer that looks for one of them now waits, then does not find it
         return _remove_older(dead, before)
 
 

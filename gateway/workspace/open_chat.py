@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import orjson
 
+from gateway.files import FileLock
 from gateway.workspace import gc as sweeping
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
 from gateway.workspace.folder_access import ensure_accessible
-from gateway.workspace.lock import ChatLock
 from gateway.workspace.package_dirs import PackageDirectories
 from gateway.workspace.tree import EMPTY, Patch, Tree, diff
 
 INDEX_SECONDS = 30.0
 # Age of a temporary file whose writer is certainly gone.
 LEFTOVER_SECONDS = 3600.0
+
+
+class ChatLock:
+    """`async with lock.held():` is alone with the chat's files, among the tasks of this process and among processes. A
+    killed holder releases it by dying."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tasks = anyio.Lock(fast_acquire=True)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        async with self._tasks:
+            with closing(FileLock(self._path)) as lock:
+                await lock.acquire()
+                yield
 
 
 class OpenChat:

@@ -24,6 +24,7 @@ from gateway.db.chats import Chats
 from gateway.db.manifests import Head, ManifestRow, Manifests
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, NotFound
 from gateway.names import new_id
+from gateway.tasks import TaskSet
 from gateway.workspace import gc as sweeping
 from gateway.workspace import protected_copies
 from gateway.workspace.checkout import Review, graft, mode_changes
@@ -116,7 +117,7 @@ class Versions:
         self._workspaces = workspaces
         self._open: OrderedDict[str, OpenChat] = OrderedDict()
         self._listeners: list[Listener] = []
-        self._sweeps: set[asyncio.Task[None]] = set()
+        self._sweeps = TaskSet()
         self._threads = anyio.CapacityLimiter(8)
 
     @asynccontextmanager
@@ -238,9 +239,7 @@ class Versions:
         """Start a sweep in the background if the last one was a day ago; only `close` waits for it."""
         if time.time() - opened.swept_at > SWEEP_SECONDS:
             opened.swept_at = time.time()
-            task = asyncio.get_running_loop().create_task(self._sweep_quietly(opened.chat))
-            self._sweeps.add(task)
-            task.add_done_callback(self._sweeps.discard)
+            self._sweeps.start(self._sweep_quietly(opened.chat))
 
     async def _sweep_quietly(self, chat: str) -> None:
         try:

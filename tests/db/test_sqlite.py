@@ -14,8 +14,7 @@ import pytest
 from eventually import async_eventually
 
 from gateway.db import Statement, sqlite
-from gateway.db.lock import require_local
-from gateway.db.sqlite import CHECKPOINT_AFTER, LOG_LIMIT, SqliteDatabase
+from gateway.db.sqlite import CHECKPOINT_AFTER, LOG_LIMIT, SqliteDatabase, require_local
 from gateway.errors import Unavailable
 
 

@@ -81,8 +81,8 @@ class Pausing(FileBlobs):
         self.inside, self.go_on = threading.Event(), threading.Event()
 
     @contextmanager
-    def held(self, operation: int) -> Iterator[None]:
-        with super().held(operation):
+    def held(self, *, shared: bool) -> Iterator[None]:
+        with super().held(shared=shared):
             self.inside.set()
             assert self.go_on.wait(30)
             yield

@@ -12,8 +12,6 @@ from starlette.datastructures import QueryParams
 from starlette.types import Receive, Send
 
 from gateway.calls import to_json
-from gateway.extensions.cancel_scope import cancel_scope
-from gateway.extensions.shared_timer import Later
 from gateway.protocol import MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import REQUEST_CANCELLED
 from gateway.serve.mcp import fastpath
@@ -22,6 +20,7 @@ from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.request import connection_chat, principal_of
 from gateway.serve.mcp.sdk import ERROR_STATUS, HttpSessions, SdkTransport, is_modern_request
 from gateway.serve.mcp.sessions import Session
+from gateway.tasks import SharedTimer, cancel_scope
 
 Headers = Mapping[bytes, bytes]
 
@@ -66,7 +65,7 @@ class HttpFastPath:
         self._sessions = sessions
         self._guard = guard
         self._fast = FastPath(handlers)
-        self._later = Later(WATCH_SECONDS)
+        self._timer = SharedTimer(WATCH_SECONDS)
 
     def parse_head(self, query: bytes, headers: Headers) -> RequestHead | None:
         """Return the head of a request that may be answered here."""
@@ -92,7 +91,7 @@ class HttpFastPath:
 
     async def _answer_modern(self, parsed: ParsedRequest, receive: Receive, send: Send) -> None:
         response = _HttpResponse(send)
-        with _CallWatch(self._later, response, receive) as call:
+        with _CallWatch(self._timer, response, receive) as call:
             encoded = await self._fast.answer(parsed, response.notify)
         if not call.cancelled:
             await response.end(encoded)
@@ -126,7 +125,7 @@ class HttpFastPath:
         self, session: Session, transport: SdkTransport, parsed: ParsedRequest, send: Send, session_id: bytes
     ) -> None:
         response = _HttpResponse(send, session_id)
-        with self._sessions.in_use(transport), _CallWatch(self._later, response) as call:
+        with self._sessions.in_use(transport), _CallWatch(self._timer, response) as call:
             session.calls[str(parsed.id)] = call
             try:
                 encoded = await self._fast.answer(parsed, response.notify)
@@ -194,9 +193,9 @@ class _CallWatch:
     """Cancels a call on demand, without an exception (see `cancelled`), and keeps the stream of a long call open. With
     `receive`, a client that disconnects cancels its call."""
 
-    def __init__(self, later: Later, response: _HttpResponse, receive: Receive | None = None) -> None:
+    def __init__(self, timer: SharedTimer, response: _HttpResponse, receive: Receive | None = None) -> None:
         self._scope = cancel_scope()
-        self._later = later
+        self._timer = timer
         self._response = response
         self._receive = receive
         self._tasks: list[asyncio.Task[None]] = []
@@ -209,12 +208,12 @@ class _CallWatch:
         self._scope.cancel()
 
     def __enter__(self) -> Self:
-        self._later.expect(self, self._start)
+        self._timer.add(self, self._start)
         self._scope.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> bool:
-        self._later.drop(self)
+        self._timer.remove(self)
         for task in self._tasks:
             task.cancel()
         return self._scope.__exit__(*error)

@@ -11,6 +11,7 @@ from typing import Any
 from gateway.errors import GatewayError, Invalid
 from gateway.serve.mcp.resources import Reader, Relay
 from gateway.serve.mcp.uris import Address, FileAddress
+from gateway.tasks import TaskSet
 from gateway.workspace.tree import Changes
 from gateway.workspace.tree import Changes as FileChanges
 from gateway.workspace.versions import Versions
@@ -139,7 +140,7 @@ class Notifications:
         self._subscribers: dict[Subscriber, None] = {}
         self._followers: dict[str, set[Subscriber]] = {}
         self._unwatch: Callable[[], None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     def add(self, subscriber: Subscriber) -> None:
         self._subscribers[subscriber] = None
@@ -209,9 +210,7 @@ class Notifications:
             return
         changes = {subscriber: found for subscriber in followers if (found := subscriber.override_fields(chat, what))}
         if changes:
-            task = asyncio.get_running_loop().create_task(self._notify(chat, changes))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._notify(chat, changes))
 
     async def _notify(self, chat: str, changes: Mapping[Subscriber, list[Change]]) -> None:
         """Check again whose chat it is: it may have had no owner when a subscriber began to follow it."""

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 
 from gateway.errors import GatewayError, Unavailable
 from gateway.mcp_client import Link, McpFault, Unauthorized
+from gateway.tasks import TaskSet, backoff
 
 # Seconds until a server that did not start is tried again, doubled with every failure.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
@@ -65,7 +66,7 @@ class UpstreamConnection:
         self.users = 0
         self._rested_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring = TaskSet()
         self._turns = _Turns()
         self._use = _Use(self)
         self._loop = asyncio.get_running_loop()
@@ -167,7 +168,7 @@ class UpstreamConnection:
     def _fail(self, reason: str, code: str | None = None) -> None:
         self._failures += 1
         self._error, self._code = reason, code or "UPSTREAM_UNAVAILABLE"
-        self._not_before = self._loop.time() + _patience(self._failures)
+        self._not_before = self._loop.time() + backoff(self._failures, FIRST_WAIT, LONGEST_WAIT)
         log.warning("upstream %s did not start: %s", self._name, reason)
 
     def _note_end(self) -> None:
@@ -180,7 +181,7 @@ class UpstreamConnection:
         log.warning("upstream %s was lost after %.1f s: %s", self._name, lived, link.lost.message)
         self._failures = 0 if lived >= STEADY_SECONDS else self._failures + 1
         if self._failures > 1:  # the first time may be bad luck, and whoever calls next gets a fresh one at once
-            self._not_before = self._loop.time() + _patience(self._failures - 1)
+            self._not_before = self._loop.time() + backoff(self._failures - 1, FIRST_WAIT, LONGEST_WAIT)
 
     def _unavailable(self) -> Unavailable:
         wait = self.wait
@@ -220,9 +221,7 @@ class UpstreamConnection:
             return
         link, self._link = self._link, None
         self._failures = 0
-        task = self._loop.create_task(self._retire(link))
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._retiring.start(self._retire(link))
 
     async def _retire(self, link: Link | None) -> None:
         if link is not None:
@@ -289,7 +288,3 @@ class _Turns:
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-def _patience(failures: int) -> float:
-    return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(failures - 1, 16))

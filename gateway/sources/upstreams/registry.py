@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway import __version__
@@ -23,6 +23,7 @@ from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 from gateway.sources.upstreams.tools import Override
 from gateway.sources.upstreams.upstream import Upstream
 from gateway.sources.upstreams.uris import outer_blocks, prefix_of
+from gateway.tasks import TaskSet
 from gateway.tools import Tool
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class UpstreamRegistry:
         self._changed = changed
         self._toolsets = toolsets
         self._pinned = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     @property
     def by_name(self) -> dict[str, Upstream]:
@@ -122,7 +123,7 @@ class UpstreamRegistry:
         self.source.upstreams = {name: kept.get(name) or fresh[name] for name in specs}
         for name, each in before.items():
             if name not in kept:
-                self._spawn(each.close())  # nobody waits for one that does not want to end
+                self._tasks.start(each.close())  # nobody waits for one that does not want to end
         if len(kept) < len(before):
             self._changed()
         for each in fresh.values():
@@ -145,7 +146,9 @@ class UpstreamRegistry:
         """Ask those that are wanted at once, or were never seen, of all servers or of those with these names; what
         takes longer is announced when it comes."""
         asked = [each for name, each in self.source.upstreams.items() if names is None or name in names]
-        looking = [self._spawn(each.discover()) for each in asked if not each.known or not each.spec.settings.lazy]
+        looking = [
+            self._tasks.start(each.discover()) for each in asked if not each.known or not each.spec.settings.lazy
+        ]
         if looking and patience:
             await asyncio.wait(looking, timeout=patience)
 
@@ -172,12 +175,6 @@ class UpstreamRegistry:
             await work
         except GatewayError as error:
             log.warning("upstream %s: %s", upstream.spec.name, error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _of_settings(self) -> Iterator[Spec]:
         for name, settings in self._settings.upstreams.items():

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from gateway.db.lock import Gate
 from gateway.errors import Forbidden, Invalid, Unavailable
-from gateway.files import replace_private
+from gateway.files import FileLock, replace_private
 
 FILE_NAME = "secrets.json"
 SIZE_LIMIT = 1024 * 1024
@@ -68,7 +67,7 @@ class SecretStore:
     def _change(self, change: Callable[[_Kept], _Kept]) -> None:
         """Replace the file whole, one process at a time: nobody ever reads half of it."""
         try:
-            with closing(Gate(self.path.with_suffix(".lock"))) as gate, gate:
+            with closing(FileLock(self.path.with_suffix(".lock"))) as lock, lock:
                 text = json.dumps(change(self._read()), indent=2, ensure_ascii=True) + "\n"
                 if len(text) > SIZE_LIMIT:
                     raise Invalid(f"more than {SIZE_LIMIT // 1024} KiB of secrets are not kept", code="TOO_LARGE")

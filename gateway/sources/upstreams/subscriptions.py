@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gateway.errors import GatewayError, Invalid, Unavailable
 from gateway.mcp_client import Link, Listening, McpFault
 from gateway.sources.upstreams.connection import UpstreamConnection
+from gateway.tasks import TaskSet
 
 # When a server that ended a stream of changes is listened to again.
 AGAIN_SECONDS = 5.0
@@ -174,7 +175,7 @@ class Subscriptions:
         self._followers: dict[str, list[Told]] = {}
         self._way: ResourceStreams | ResourceSubscriptions | None = None
         self._keeping: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     async def follow(self, uri: str, told: Told) -> Callable[[], None]:
         """Call `told` when the resource changes, until the returned function is called."""
@@ -189,7 +190,7 @@ class Subscriptions:
             self._unfollow(uri, told)
             raise
         if self._keeping is None:
-            self._keeping = self._spawn(self._keep(lane))
+            self._keeping = self._tasks.start(self._keep(lane))
         return lambda: self._unfollow(uri, told)
 
     def updated(self, uri: Any) -> None:
@@ -201,13 +202,12 @@ class Subscriptions:
         """A new link knows nothing of what was subscribed to over the last one."""
         if self._followers:
             before, way = self._way, self._over(link)
-            self._spawn(self._renewed(way, [*self._followers], again=before is not None))
+            self._tasks.start(self._renewed(way, [*self._followers], again=before is not None))
 
     def close(self) -> None:
         if self._way is not None:
             self._way.close()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     def _over(self, link: Link) -> ResourceStreams | ResourceSubscriptions:
         """How what is followed is heard of over this link."""
@@ -250,7 +250,7 @@ class Subscriptions:
         followers.remove(told)
         if not followers:
             del self._followers[uri]
-            self._spawn(self._release(uri))
+            self._tasks.start(self._release(uri))
 
     async def _release(self, uri: str) -> None:
         if self._way is not None:
@@ -258,9 +258,3 @@ class Subscriptions:
         if not self._followers and self._keeping is not None:
             self._keeping.cancel()
             self._keeping = None
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

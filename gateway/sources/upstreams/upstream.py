@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from gateway.sources.upstreams.spec import Spec
 from gateway.sources.upstreams.subscriptions import Subscriptions
 from gateway.sources.upstreams.tools import list_tools
 from gateway.sources.upstreams.uris import outer_tool, prefix_of
+from gateway.tasks import TaskSet
 from gateway.tools import Tool
 
 LIST_SECONDS = 30.0
@@ -97,7 +98,7 @@ class Upstream:
         self._era: str | None = None
         self._said: ServerListing | None = None
         self._connections: dict[Key, UpstreamConnection] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self.subscriptions = Subscriptions(lambda: self._connection(self._main))
         self._taking = asyncio.Lock()
         self._tried = asyncio.Event()
@@ -171,7 +172,7 @@ class Upstream:
         server that is not lazy is kept connected."""
         if not self._keeping and not self._closed:
             self._keeping = True
-            self._spawn(self._keep())
+            self._tasks.start(self._keep())
         await self._tried.wait()
 
     def connection_for(self, call: Call) -> UpstreamConnection:
@@ -226,7 +227,7 @@ class Upstream:
         for key, connection in self._connections.items():
             if key != self._main and not connection.used:
                 del self._connections[key]
-                self._spawn(connection.close())
+                self._tasks.start(connection.close())
                 return
         raise Unavailable(
             f"{CONNECTIONS_LIMIT} connections to {self.spec.name!r} are in use; let its callers share them "
@@ -275,10 +276,10 @@ class Upstream:
                 self.subscriptions.updated(params.get("uri"))
 
         link.on_notification = heard
-        self._spawn(self._ask_while_stale(link, stale))
+        self._tasks.start(self._ask_while_stale(link, stale))
         self.subscriptions.renew(link)
         if link.modern and _announces(link):
-            self._spawn(self._listen(link, stale))
+            self._tasks.start(self._listen(link, stale))
 
     async def _listen(self, link: Link, stale: asyncio.Event) -> None:
         """Hear of changed lists for as long as the link lives; what changed while nobody heard is asked for."""
@@ -355,11 +356,6 @@ class Upstream:
                 self.tools, self.prompts, self.templates, self.instructions = offered
                 self._current = {tool.id: tool for tool in tools}
                 self._changed()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _with_pages(spec: Spec, tool: Tool) -> Tool:
