@@ -101,14 +101,14 @@ def report(taken: dict[str, list[float]]) -> dict[str, float]:
 @asynccontextmanager
 async def behind_landlock(place: Path) -> AsyncIterator[Gateway]:
     """A gateway on a machine with no other sandbox."""
-    found = detect._known[:]
-    detect._known[:] = [detect.Survey(Landlock())]
+    found = detect._cached_survey[:]
+    detect._cached_survey[:] = [detect.Survey(Landlock())]
     try:
         async with Gateway.open({"data_dir": place, **ON}) as gateway:
-            detect._known[:] = found
+            detect._cached_survey[:] = found
             yield gateway
     finally:
-        detect._known[:] = found
+        detect._cached_survey[:] = found
 
 
 @asynccontextmanager

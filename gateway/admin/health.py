@@ -16,9 +16,9 @@ from gateway.admin.upstream_probe import ProbeResult, probe_all
 from gateway.admin.upstream_setup import UpstreamSetup, load_setup
 from gateway.config import Settings
 from gateway.errors import GatewayError
-from gateway.sandbox.cgroups import delegated
+from gateway.sandbox.cgroups import find_cgroups
 from gateway.sandbox.detect import FIXES, survey
-from gateway.sandbox.monty import installed
+from gateway.sandbox.monty import is_installed
 from gateway.sandbox.run_user import account
 from gateway.sources.upstreams.spec import Spec
 from gateway.text import visible
@@ -93,7 +93,7 @@ def check_storage(settings: Settings) -> HealthCheck:
 
 
 def check_clients() -> Iterator[HealthCheck]:
-    """Check which installed clients have an entry for this gateway."""
+    """Check which is_installed clients have an entry for this gateway."""
     for snippet in make_snippets(serve_command(sys.executable), None):
         title = CLIENTS[snippet.client].title
         if not snippet.folder.is_dir():
@@ -126,14 +126,14 @@ async def _check_sandbox(settings: Settings) -> list[HealthCheck]:
         advice = "toolsets cannot run: this machine offers no sandbox; " + "; ".join(FIXES)
         return [*tried, HealthCheck("sandbox", "fail", advice), *_check_monty(settings)]
     name, user = found.sandbox.name, account()
-    guard = "the kernel (cgroups)" if delegated() else "a watchdog"
+    guard = "the kernel (cgroups)" if find_cgroups() else "a watchdog"
     message = f"toolsets run in {name}{f' as user {user.uid}' if user else ''}; {guard} enforces their limits"
     weak = [HealthCheck("sandbox", "note", f"{name}: {weakness}") for weakness in found.sandbox.weaknesses]
     return [*tried, HealthCheck("sandbox", "ok", message), *weak, *_check_network(settings, name)]
 
 
 def _check_monty(settings: Settings) -> Iterator[HealthCheck]:
-    if installed() and not settings.sandbox.allow_unsandboxed:
+    if is_installed() and not settings.sandbox.allow_unsandboxed:
         yield HealthCheck("sandbox", "note", "monty stands in for run_code: a part of Python, no packages and no bash")
 
 

@@ -19,8 +19,8 @@ import anyio
 
 from gateway.mcp_client.endpoints import StdioEndpoint
 from gateway.mcp_client.errors import Unreachable
-from gateway.sandbox import Exit, Hear
-from gateway.sandbox.process import when_dead, widen
+from gateway.sandbox import Exit, OutputCallback
+from gateway.sandbox.process import call_on_exit, widen_pipe
 
 KEPT = 8 * 1024
 _LINE = 2000
@@ -128,7 +128,7 @@ class KeptChild(Child):
         self._pipes: list[_Pipe] = []
 
     @classmethod
-    async def start(cls, endpoint: StdioEndpoint, hear: Hear) -> KeptChild:
+    async def start(cls, endpoint: StdioEndpoint, hear: OutputCallback) -> KeptChild:
         """Start it; `hear` gets what it writes, and `over` is set when that ends. `Unreachable` when it
         cannot be started."""
         environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(endpoint.env)
@@ -157,7 +157,7 @@ class KeptChild(Child):
             for fd in (lifeline_read, status_write, *(() if process else (lifeline, status))):
                 os.close(fd)
         child = cls(process, lifeline, status, endpoint.label)
-        when_dead(child._loop, process, child._died)
+        call_on_exit(child._loop, process, child._died)
         child._connecting = child._loop.create_task(child._connect(hear))
         try:
             await asyncio.shield(child._connecting)  # so that all that is open has an owner
@@ -190,9 +190,9 @@ class KeptChild(Child):
             os.close(fd)
         return fd >= 0
 
-    async def _connect(self, hear: Hear) -> None:
+    async def _connect(self, hear: OutputCallback) -> None:
         process, loop = self._process, self._loop
-        widen(cast(IO[bytes], process.stdout))
+        widen_pipe(cast(IO[bytes], process.stdout))
         for pipe, take in ((process.stdout, hear), (process.stderr, self._stderr.feed)):
             transport, reading = await loop.connect_read_pipe(_Pipe(take).itself, cast(IO[bytes], pipe))
             self._transports.append(transport)
@@ -240,7 +240,7 @@ class KeptChild(Child):
 
 
 class _Pipe(asyncio.Protocol):
-    def __init__(self, take: Hear) -> None:
+    def __init__(self, take: OutputCallback) -> None:
         self._take = take
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -18,7 +18,7 @@ from gateway.mcp_client.endpoints import Confinement, StdioEndpoint
 from gateway.mcp_client.errors import Unreachable
 from gateway.mcp_client.process import Child, find_program
 from gateway.net.policy import WEB_PORTS, NetworkPolicy
-from gateway.sandbox import SYSTEM_FOLDERS, Hear, Limits, Mount, Process, Program
+from gateway.sandbox import SYSTEM_FOLDERS, Limits, Mount, OutputCallback, Process, Program
 from gateway.sandbox.detect import choose
 from gateway.sandbox.disk_usage import measure
 from gateway.workspace.protected import find_protected, paths_to_mount
@@ -49,7 +49,7 @@ class SandboxedChild(Child):
             task.add_done_callback(lambda _: self.over.set())
 
     @classmethod
-    async def start(cls, endpoint: StdioEndpoint, hear: Hear) -> SandboxedChild:
+    async def start(cls, endpoint: StdioEndpoint, hear: OutputCallback) -> SandboxedChild:
         """Start it; `hear` gets what it writes. `Unavailable` with the reason when it cannot be started in a sandbox:
         it is never started without one."""
         confinement = endpoint.sandbox
@@ -111,7 +111,7 @@ def plan(endpoint: StdioEndpoint, confinement: Confinement) -> Program:
         if writable:
             source = path.resolve()
             kept = paths_to_mount(find_protected(source), ()) if source.is_dir() else ()
-            mounts.append(Mount(source, str(path), writable=True, kept=kept))
+            mounts.append(Mount(source, str(path), writable=True, protected=kept))
     is_seen = any(cwd.is_relative_to(path) for path in (*readable, *given, *own, *map(Path, SYSTEM_FOLDERS)))
     return Program(
         argv=(command, *endpoint.args),

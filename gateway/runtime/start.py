@@ -60,7 +60,7 @@ def _program(
 ) -> tuple[Program, str]:
     hidden = hidden_paths(place.hidden)
     kept = place.protected
-    workspace = Mount(place.workspace.resolve(), WORKSPACE, writable=place.writable, kept=kept, hidden=hidden)
+    workspace = Mount(place.workspace.resolve(), WORKSPACE, writable=place.writable, protected=kept, hidden=hidden)
     toolset = Mount(place.directory.resolve(), TOOLSET)
     packages = [] if place.packages is None else [Mount(place.packages, PACKAGES)]
     root, home = sandbox.inside(toolset), sandbox.inside(workspace)

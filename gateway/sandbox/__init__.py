@@ -1,4 +1,4 @@
-"""The one guarded way to run a program: what to run, what it may see and use, and what became of it."""
+"""Running untrusted programs: the program, its limits and mounts, and the protocols of sandboxes and processes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ if TYPE_CHECKING:
 
 _MEBIBYTE = 1024 * 1024
 
-# The weakness of a sandbox that does not keep paths.
-PUT_BACK = (
-    "protected files of an attached folder, such as git hooks, are put back after a program ends, not held before"
+# The weakness of a sandbox that cannot protect paths.
+RESTORED_AFTERWARDS = (
+    "protected files of an attached folder, such as git hooks, are restored after a program ends, not while it runs"
 )
 
-# The limit for which a program was ended.
+# The limit for which a program was killed.
 Killed = Literal["memory", "disk", "processes", "output", "timeout"]
 
-# Takes what a program writes, as it comes.
-Hear = Callable[[bytes], None]
+# Called with the output of a program as it arrives.
+OutputCallback = Callable[[bytes], None]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program and all it starts may use. `memory`, `processes`, `disk` and `files` are totals
-    of the whole tree; its writable folders may grow by `disk` bytes and `files` files: each time that it
-    is `busy` anew, or in its whole life if not `per_task`. Threads count as processes, as they do for the
-    kernel."""
+    """Limits of a program and everything it starts. `memory`, `processes`, `disk` and `files` are totals of the process
+    tree. Its writable folders may grow by `disk` bytes and `files` files in each task (from one `busy` to the next), or
+    in its whole life if not `per_task`. Threads count as processes, as in the kernel."""
 
     memory: int = 1024 * _MEBIBYTE
     processes: int = 256
@@ -46,28 +45,28 @@ class Limits:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of ours that a program may see. `target` is where it finds it, in a sandbox with a file
-    system of its own; `Sandbox.inside` says where it really is. `kept` are paths in a writable one that stay as
-    they are, where the sandbox `keeps_paths`. `hidden` are files and folders in it that a program can neither read nor
-    change, each with the reason; a sandbox that cannot hide them refuses to start it."""
+    """A folder that a program may see. `target` is its path inside a sandbox with its own file system; `Sandbox.inside`
+    returns the actual path. `protected` are paths in a writable one that stay unchanged, if the sandbox
+    `protects_paths`. `hidden` are files and folders that the program can neither read nor change, each with the reason;
+    a sandbox that cannot hide them refuses to start."""
 
     source: Path
     target: str
     writable: bool = False
-    kept: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
     hidden: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.source.is_absolute():  # what it is relative to depends on who looks
-            raise ValueError(f"a mount needs a whole path, not {str(self.source)!r}")
+        if not self.source.is_absolute():  # a relative path means different places in different processes
+            raise ValueError(f"a mount needs an absolute path, not {str(self.source)!r}")
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to run, and everything it is given: nothing is inherited. `argv[0]` is an absolute path;
-    `readable` are files and folders it sees read-only under their own names. In a sandbox that has no
-    `/tmp` of its own, `HOME` and `TMPDIR` lead to a folder that is removed afterwards. With `network` it
-    reaches the hosts that allows by HTTP, through a proxy its environment names; without, nobody."""
+    """A program to run with everything it gets; nothing is inherited. `argv[0]` is an absolute path; `readable` are
+    files and folders it sees read-only under their own names. In a sandbox without its own `/tmp`, `HOME` and `TMPDIR`
+    are a folder that is removed afterwards. With `network` it reaches the allowed hosts by HTTP, through a proxy named
+    in its environment; without, it has no network."""
 
     argv: tuple[str, ...]
     mounts: tuple[Mount, ...] = ()
@@ -81,17 +80,17 @@ class Program:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a program ended: its code (128 + n for signal n), and the limit it was ended for."""
+    """The end of a program: its exit code (128 + n for signal n), and the limit it was killed for."""
 
     code: int
     killed: Killed | None = None
 
 
 class Process(Protocol):
-    """A program that runs. It and all it started die with the gateway, whatever kills that.
+    """A running program. It and everything it started die with the gateway, even if that is killed.
 
-    Its limits are looked at many times a second while it is `busy`, as it is from the start; one
-    that only waits for its next task should say so.
+    Its limits are checked many times a second while it is `busy`, which it is from the start; set it to False while
+    the program waits for its next task.
     """
 
     pid: int
@@ -100,38 +99,38 @@ class Process(Protocol):
     stdout: asyncio.StreamReader
     stderr: asyncio.StreamReader
 
-    async def listen(self, stdout: Hear, stderr: Hear) -> None:
-        """Hand over what it writes, from its first byte on, instead of keeping it to be read; before anyone has read.
-        The readers still show when a stream has ended."""
+    async def listen(self, stdout: OutputCallback, stderr: OutputCallback) -> None:
+        """Pass all output to callbacks instead of the stream readers. Call it before anybody has read; the readers
+        still show the end of a stream."""
         ...
 
     def terminate(self) -> None:
-        """Ask it to end, by SIGTERM; it may take its time, or not listen."""
+        """Send SIGTERM; the program may ignore it."""
         ...
 
     def kill(self, reason: Killed | None = None) -> None:
-        """End the whole tree now; harmless when it has ended. `reason` is told by `Exit.killed`."""
+        """Kill the whole process tree; harmless if it has ended. `reason` becomes `Exit.killed`."""
         ...
 
     async def wait(self) -> Exit:
-        """How it ended, once nothing of it is left; `SANDBOX_UNAVAILABLE` when it never began."""
+        """Return its exit when the whole tree has ended; `SANDBOX_UNAVAILABLE` if it never started."""
         ...
 
 
 class Sandbox(Protocol):
-    """One way of running programs apart from us. `weaknesses` is what an operator should know of it, `keeps_paths`
-    whether it holds what is `kept` of a mount."""
+    """A way to run programs isolated from the gateway. `weaknesses` are for the operator; `protects_paths` is True if
+    protected paths of a mount stay unchanged while a program runs."""
 
     name: str
     weaknesses: tuple[str, ...]
-    keeps_paths: bool
+    protects_paths: bool
 
     def inside(self, mount: Mount) -> str:
-        """The path under which a program finds the mount."""
+        """Return the path of the mount inside the sandbox."""
         ...
 
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
-        """Start it, from the event loop's own thread; `SANDBOX_UNAVAILABLE` when that fails."""
+        """Start a program, from the event loop's thread; `SANDBOX_UNAVAILABLE` if that fails."""
         ...
 
 

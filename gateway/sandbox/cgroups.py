@@ -1,7 +1,7 @@
-"""Totals of a program's tree, held exactly by the kernel: where the gateway was given a cgroup (v2) of its own.
+"""Exact limits of a process tree by cgroups (v2), if the gateway has a cgroup of its own.
 
-That is so in a systemd service with `Delegate=yes`, and in containers that may write to theirs. Everywhere
-else the watchdog alone holds the totals; it looks on here too.
+That is so in a systemd service with `Delegate=yes`, and in containers that may write to theirs. The watchdog checks the
+limits everywhere.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Group:
         self._folder = folder
 
     def add(self, pid: int) -> None:
-        """This process and all it will start belong to it."""
+        """Add a process and everything it will start."""
         try:
             (self._folder / "cgroup.procs").write_text(str(pid))
-        except OSError as error:  # the watchdog looks at it all the same
-            _log.warning("a program is not in its cgroup: %s", error)
+        except OSError as error:  # the watchdog still checks the limits
+            _log.warning("a program could not be added to its cgroup: %s", error)
 
     def killed(self) -> Killed | None:
-        """The limit for which the kernel ended it."""
+        """Return the limit for which the kernel killed it."""
         try:
             events = (self._folder / "memory.events").read_text()
         except OSError:
@@ -47,7 +47,7 @@ class Group:
         return "memory" if int(counts.get("oom_kill", 0)) else None
 
     def close(self) -> None:
-        """End whatever should be left, and the group with it."""
+        """Kill remaining processes and remove the group."""
         with suppress(OSError):
             (self._folder / "cgroup.kill").write_text("1")
         with suppress(OSError):
@@ -55,7 +55,7 @@ class Group:
 
 
 class Cgroups:
-    """A folder of the kernel's in which we may make groups; `make` is None where it changed its mind."""
+    """A cgroup in which groups can be created; `make` returns None if the kernel refuses."""
 
     def __init__(self, base: Path) -> None:
         self._base = base
@@ -68,24 +68,25 @@ class Cgroups:
             (folder / "pids.max").write_text(str(limits.processes + _OTHER_TASKS))
             (folder / "memory.oom.group").write_text("1")
         except OSError as error:
-            _log.warning("no cgroup for a program: %s", error)
+            _log.warning("could not create a cgroup for a program: %s", error)
             with suppress(OSError):
                 folder.rmdir()
             return None
-        with suppress(OSError):  # a kernel may have been built without
+        with suppress(OSError):  # some kernels are built without swap accounting
             (folder / "memory.swap.max").write_text("0")
         return Group(folder)
 
 
 @functools.cache
-def delegated() -> Cgroups | None:
-    """Ours, if there is one; looked for once, for we may have to move into a corner of it."""
+def find_cgroups() -> Cgroups | None:
+    """Return the gateway's own cgroup, if it has one. Cached, because claiming it may move the gateway into a child
+    group."""
     base = _own(Path("/proc/self"))
     return Cgroups(base) if base is not None and claim(base) else None
 
 
 def claim(base: Path) -> bool:
-    """Make a cgroup ready to have others below: then no process may be in it itself, and so we step aside."""
+    """Prepare a cgroup for children: it must not contain processes itself, so the gateway moves into a child group."""
     try:
         if not set((base / "cgroup.controllers").read_text().split()) >= _NEEDED or not os.access(base, os.W_OK):
             return False
@@ -93,19 +94,19 @@ def claim(base: Path) -> bool:
         if set(control.read_text().split()) >= _NEEDED:
             return os.access(base / "cgroup.procs", os.W_OK)
         if (base / "cgroup.procs").read_text().split() != [str(os.getpid())]:
-            return False  # others are there, whom we do not move
-        aside = base / _OURS
-        aside.mkdir(exist_ok=True)
-        (aside / "cgroup.procs").write_text(str(os.getpid()))
+            return False  # other processes are in it, which are not ours to move
+        child = base / _OURS
+        child.mkdir(exist_ok=True)
+        (child / "cgroup.procs").write_text(str(os.getpid()))
         control.write_text("+memory +pids")
     except OSError as error:
-        _log.info("no cgroups for programs: %s", error)
+        _log.info("cgroups are not available for programs: %s", error)
         return False
     return True
 
 
 def _own(process: Path) -> Path | None:
-    """The folder of the cgroup a process is in, in the one tree of version 2."""
+    """Return the directory of a process's cgroup (v2)."""
     try:
         mounts = (process / "mountinfo").read_text().splitlines()
         groups = (process / "cgroup").read_text().splitlines()

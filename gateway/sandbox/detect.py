@@ -1,4 +1,4 @@
-"""Which sandbox this machine offers: found by starting a program in each, best first."""
+"""Detection of the sandbox that works on this machine, by starting a program in each, best first."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gateway.sandbox.supervisor import launch, refuse_hidden
 
 
 class Unconfined:
-    """Programs run with all rights of the gateway's account. They still get only the environment they
-    are given, their limits, and an end."""
+    """No sandbox: programs run with all rights of the gateway's account. Environment, limits and process tree are still
+    controlled. For operators who set `allow_unsandboxed`."""
 
     name = "unconfined"
-    keeps_paths = False
+    protects_paths = False
 
     def __init__(self) -> None:
         self.weaknesses: tuple[str, ...] = ("programs run with all rights of your account, files and network included",)
@@ -44,9 +44,9 @@ class Unconfined:
 
 
 _log = logging.getLogger(__name__)
-_PATIENCE = 20.0
+_TIMEOUT = 20.0
 
-# What bubblewrap says when it fails, and what that means.
+# Words in error messages, and the cause they indicate.
 _CAUSES = (
     ("not installed", "bubblewrap is not installed"),
     ("uid map", "AppArmor forbids user namespaces to ordinary programs (Ubuntu 23.10 and newer)"),
@@ -67,8 +67,8 @@ FIXES = (
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A sandbox that does not work here, why, and in whose words."""
+class FailedBackend:
+    """A sandbox that does not work here, with the cause and the original message."""
 
     backend: str
     reason: str
@@ -77,45 +77,45 @@ class Tried:
 
 @dataclass(frozen=True)
 class Survey:
-    """What this machine offers: the sandbox that is used, or none, and those that did not work."""
+    """The sandbox that works on this machine, or None, and those that failed."""
 
     sandbox: Sandbox | None
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[FailedBackend, ...] = ()
 
 
 async def choose(settings: SandboxSettings) -> Sandbox:
-    """The best sandbox that works here; `SANDBOX_UNAVAILABLE` when there is none, unless the operator
-    allowed programs to run without."""
+    """Return the best sandbox that works here; `SANDBOX_UNAVAILABLE` if there is none, unless the operator allows
+    programs to run without one."""
     found = await survey()
     if found.sandbox is not None:
         return found.sandbox
     if settings.allow_unsandboxed:
-        return _unconfined()
+        return _use_unconfined()
     raise Unavailable(
-        f"this machine offers no sandbox, and code is never run without one; {FIXES[0]} (more: toolgate doctor)",
+        f"no sandbox works on this machine, and code never runs without one; {FIXES[0]} (more: toolgate doctor)",
         code="SANDBOX_UNAVAILABLE",
         **_details(found),
     )
 
 
 async def survey() -> Survey:
-    """Try each sandbox, once per process; a machine does not change under us."""
-    if not _known:
-        _known.append(await _survey())
-    return _known[0]
+    """Try each sandbox; cached for the process."""
+    if not _cached_survey:
+        _cached_survey.append(await _survey())
+    return _cached_survey[0]
 
 
-_known: list[Survey] = []
-_allowed: list[Unconfined] = []
+_cached_survey: list[Survey] = []
+_cached_unconfined: list[Unconfined] = []
 
 
 async def _survey() -> Survey:
-    tried: list[Tried] = []
+    tried: list[FailedBackend] = []
     for name, make in _candidates():
         try:
-            return Survey(await _proven(make), tuple(tried))
+            return Survey(await _try_sandbox(make), tuple(tried))
         except GatewayError as error:
-            tried.append(Tried(name, _cause(error.message), error.message))
+            tried.append(FailedBackend(name, _cause(error.message), error.message))
             _log.info("no %s sandbox: %s", name, error.message)
     return Survey(None, tuple(tried))
 
@@ -128,19 +128,19 @@ def _candidates() -> Iterator[tuple[str, Callable[[], Sandbox]]]:
         yield "seatbelt", Seatbelt
 
 
-async def _proven(make: Callable[[], Sandbox]) -> Sandbox:
-    """The sandbox, after a program has run in it."""
+async def _try_sandbox(make: Callable[[], Sandbox]) -> Sandbox:
+    """Return a sandbox after a program has run in it."""
     sandbox = await asyncio.get_running_loop().run_in_executor(None, make)
     with tempfile.TemporaryDirectory(prefix="toolgate-") as folder:
-        finished = await run(sandbox, _nothing(Path(folder)), timeout=_PATIENCE)
+        finished = await run(sandbox, _no_op_program(Path(folder)), timeout=_TIMEOUT)
     if finished.exit.code != 0:
-        said = finished.stderr.decode(errors="replace").strip()
-        raise Unavailable(f"a program that does nothing ended with {finished.exit.code}: {said}")
+        error_output = finished.stderr.decode(errors="replace").strip()
+        raise Unavailable(f"a program that does nothing ended with {finished.exit.code}: {error_output}")
     return sandbox
 
 
-def _nothing(folder: Path) -> Program:
-    """A program that does nothing, in a folder as programs are given."""
+def _no_op_program(folder: Path) -> Program:
+    """Return a program that does nothing, with a workspace."""
     limits, mounts = Limits(cpu_seconds=10), (Mount(folder.resolve(), "/workspace", writable=True),)
     if true := shutil.which("true", path="/usr/bin:/bin"):
         return Program((true,), mounts, limits=limits)
@@ -156,8 +156,8 @@ def _details(found: Survey) -> dict[str, Any]:
     return {"tried": [asdict(attempt) for attempt in found.tried], "fix": list(FIXES)}
 
 
-def _unconfined() -> Unconfined:
-    if not _allowed:
+def _use_unconfined() -> Unconfined:
+    if not _cached_unconfined:
         _log.warning("no sandbox works here; code runs with all rights of this account (sandbox.allow_unsandboxed)")
-        _allowed.append(Unconfined())
-    return _allowed[0]
+        _cached_unconfined.append(Unconfined())
+    return _cached_unconfined[0]

@@ -50,27 +50,27 @@ NOT_INSPECTABLE = (
 
 
 @dataclass(frozen=True)
-class Size:
+class DiskSize:
     bytes: float = 0
     files: float = 0
 
-    def __sub__(self, other: Size) -> Size:
-        return Size(self.bytes - other.bytes, self.files - other.files)
+    def __sub__(self, other: DiskSize) -> DiskSize:
+        return DiskSize(self.bytes - other.bytes, self.files - other.files)
 
-    def __add__(self, other: Size) -> Size:
-        return Size(self.bytes + other.bytes, self.files + other.files)
+    def __add__(self, other: DiskSize) -> DiskSize:
+        return DiskSize(self.bytes + other.bytes, self.files + other.files)
 
-    def exceeds(self, limit: Size, share: float = 1) -> bool:
+    def exceeds(self, limit: DiskSize, share: float = 1) -> bool:
         return self.bytes > limit.bytes * share or self.files > limit.files * share
 
-    def at_most(self, other: Size) -> Size:
-        return Size(max(min(self.bytes, other.bytes), 0), max(min(self.files, other.files), 0))
+    def at_most(self, other: DiskSize) -> DiskSize:
+        return DiskSize(max(min(self.bytes, other.bytes), 0), max(min(self.files, other.files), 0))
 
 
-_UNKNOWN = Size(math.inf, math.inf)
+_UNKNOWN = DiskSize(math.inf, math.inf)
 
 
-class Gauge(Protocol):
+class Meter(Protocol):
     """Something that fills up while a program runs."""
 
     def reset(self) -> None:
@@ -83,7 +83,7 @@ class Gauge(Protocol):
 class TmpfsUsage:
     """A file system of the program's own. Until it is mounted, its path leads to the `host`'s."""
 
-    def __init__(self, path: Path, limit: Size, host: Path) -> None:
+    def __init__(self, path: Path, limit: DiskSize, host: Path) -> None:
         self._path = path
         self._limit = limit
         self._host = host
@@ -98,7 +98,7 @@ class TmpfsUsage:
             found = os.statvfs(self._path)  # after the check: once mounted it stays mounted
         except OSError:
             return False  # not there yet, or not any more
-        used = Size((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree)
+        used = DiskSize((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree)
         return used.exceeds(self._limit)
 
 
@@ -110,11 +110,11 @@ class DiskUsage:
     began, and at most what it can have written. Deleted files that it holds count too. A program can hide files, in a
     folder that only root may list or by descriptors that nobody can follow: then all that it wrote counts. A process
     that is just starting or ending is closed for a moment, so only what is closed to two looks in a row is hidden.
-    A `sparing` gauge walks only once the program can have added too much: one that waits for days costs no walks.
+    A `sparing` meter walks only once the program can have added too much: one that waits for days costs no walks.
     """
 
-    _base: Size | None
-    _growth: Size
+    _base: DiskSize | None
+    _growth: DiskSize
     _hidden: set[int]
     _start: _Moment
     _last: _Moment
@@ -124,7 +124,7 @@ class DiskUsage:
     def __init__(
         self,
         folders: Sequence[Path],
-        limit: Size,
+        limit: DiskSize,
         root: int,
         deleted: DeletedFiles | None = None,
         *,
@@ -173,7 +173,7 @@ class DiskUsage:
 
     def _begin(self, moment: _Moment) -> None:
         self._base = None
-        self._growth = Size()
+        self._growth = DiskSize()
         self._hidden = set()
         self._start = self._last = moment
         self._walked = moment.monotonic
@@ -209,19 +209,19 @@ class _Moment:
     def is_exact(self) -> bool:
         return self._work is not None and self._work.exact
 
-    def most_added_since(self, start: _Moment) -> Size:
+    def most_added_since(self, start: _Moment) -> DiskSize:
         """An upper bound on what the program added."""
         if self._work is None or start._work is None:
             return _UNKNOWN
         written, cpu_seconds = self._work.most_since(start._work)
-        return Size(written, cpu_seconds / _CPU_SECONDS_PER_FILE)
+        return DiskSize(written, cpu_seconds / _CPU_SECONDS_PER_FILE)
 
-    def estimate_since(self, start: _Moment) -> Size:
+    def estimate_since(self, start: _Moment) -> DiskSize:
         """An estimate of what the program added, to decide when to look: its counter if exact, else the lost space."""
         taken = start._free - self._free
-        return Size(self.most_added_since(start).bytes if self.is_exact else taken.bytes, taken.files)
+        return DiskSize(self.most_added_since(start).bytes if self.is_exact else taken.bytes, taken.files)
 
-    def most_hidden_since(self, start: _Moment) -> Size:
+    def most_hidden_since(self, start: _Moment) -> DiskSize:
         """An upper bound on what the program added out of sight: nothing that is still free."""
         return self.most_added_since(start).at_most(self.estimate_since(start))
 
@@ -241,7 +241,7 @@ class _Walk:
         self._files = self._changed_files = 0
         self._linked: set[tuple[int, int]] = set()
 
-    def measure(self, folders: Sequence[Path], deleted: DeletedFiles | None = None) -> Size:
+    def measure(self, folders: Sequence[Path], deleted: DeletedFiles | None = None) -> DiskSize:
         for folder in folders:
             self._open(folder, None, 0)
         if deleted is not None and not self._is_done:
@@ -250,11 +250,11 @@ class _Walk:
             self._files += len(files)
             for found in files:
                 self._count(found)
-        return Size(self._blocks * 512, self._files)
+        return DiskSize(self._blocks * 512, self._files)
 
     @property
-    def changed(self) -> Size:
-        return Size(self._changed_blocks * 512, self._changed_files)
+    def changed(self) -> DiskSize:
+        return DiskSize(self._changed_blocks * 512, self._changed_files)
 
     @property
     def _is_done(self) -> bool:
@@ -328,15 +328,15 @@ class _Walk:
             self._changed_files += 1
 
 
-def measure(folder: Path) -> Size:
+def measure(folder: Path) -> DiskSize:
     """The size of all that is in a folder."""
     return _Walk(0, None, overspent=False).measure([folder])
 
 
-def folder_usage(program: Program, root: int) -> list[Gauge]:
-    """A gauge of all folders a program may write to, if there are any."""
+def folder_usage(program: Program, root: int) -> list[Meter]:
+    """A meter of all folders a program may write to, if there are any."""
     folders = writable_folders(program)
-    limit = Size(program.limits.disk, program.limits.files)
+    limit = DiskSize(program.limits.disk, program.limits.files)
     sparing = not program.limits.per_task
     return [DiskUsage(folders, limit, root, DeletedFiles(root, folders), sparing=sparing)] if folders else []
 
@@ -351,13 +351,13 @@ def cannot_inspect_programs() -> bool:
     return account() is not None and held is not None and not int(held[1], 16) >> _CAP_SYS_PTRACE & 1
 
 
-def _free_space(folders: Sequence[Path]) -> Size:
-    left: dict[int, Size] = {}
+def _free_space(folders: Sequence[Path]) -> DiskSize:
+    left: dict[int, DiskSize] = {}
     for folder in folders:
         with suppress(OSError):
             found = os.statvfs(folder)
-            left[folder.stat().st_dev] = Size(found.f_bfree * found.f_frsize, found.f_ffree)
-    return sum(left.values(), Size())
+            left[folder.stat().st_dev] = DiskSize(found.f_bfree * found.f_frsize, found.f_ffree)
+    return sum(left.values(), DiskSize())
 
 
 def _file_system(folder: Path) -> str:

@@ -1,9 +1,9 @@
-"""A process that outlives the gateway and ends sandboxes that the gateway was starting when it was killed.
+"""A process that outlives the gateway and kills sandboxes that were starting when the gateway was killed.
 
-Bubblewrap asks the kernel to die with its parent only after a while, and waits at a pipe that must not read as closed.
-Until then it is in a process group of ours, and from the moment its first process is known, the guard has a
-descriptor of that. When the gateway is gone, the guard kills both. Nobody can join the group any more by then: a child
-that the gateway was just making has a copy of its socket until it is in the group.
+Bubblewrap sets its parent-death signal only after a while, and waits at a pipe that never reads as closed. Until then
+it is in the guard's process group, and the guard gets a pidfd of its first process as soon as that is known. When the
+gateway is gone, the guard kills both. Nothing can join the group by then: a child that the gateway was just forking has
+a copy of its socket until it is in the group.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Guard:
                     argv,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,  # ours would stay open a moment longer than we live
+                    stderr=subprocess.DEVNULL,  # would keep the gateway's stderr open after its end
                     env={},
                     cwd="/",
                 )
@@ -76,7 +76,7 @@ class Guard:
             raise unavailable(f"{sys.executable} does not start: {error.strerror}") from error
         if not group:
             self._socket.close()
-            raise unavailable("the process that guards sandboxes ended at once")
+            raise unavailable("the guard process of sandboxes ended immediately")
         self.group = int(group)
         self._socket.setblocking(False)
 
@@ -85,7 +85,7 @@ class Guard:
 
     def watch(self, pidfd: int) -> None:
         """Kill this process too when the gateway is gone."""
-        with suppress(OSError):  # a guard that cannot take it has lost its use, and nobody else suffers
+        with suppress(OSError):  # a dead guard is replaced with the next sandbox
             socket.send_fds(self._socket, [b"x"], [pidfd])
 
 
@@ -94,7 +94,7 @@ _guards: list[Guard] = []
 
 
 def guard() -> Guard:
-    """The guard of this process; started with the first sandbox, and again should somebody have killed it."""
+    """Return the guard of this process, started with the first sandbox and again if it was killed."""
     with _lock:
         if not _guards or not _guards[0].is_alive():
             _guards[:] = [Guard()]

@@ -1,8 +1,8 @@
-"""A gateway that is root starts programs as someone else, and lends them the folders they are given.
+"""Idmapped mounts: a gateway that is root starts programs as another user, who sees the shared_paths folders as its own.
 
-A lent folder is the same folder, mounted so that its owner appears as the program's user, and what that
-user makes in it is the owner's: nothing is copied and no file changes hands. The mounts are made in a
-namespace that nobody sees but the program's sandbox, under names that every user can reach.
+The same folder is mounted so that its owner appears as the program's user, and files that user creates belong to the
+owner: nothing is copied and no owner changes. The mounts exist only in the mount namespace of the program's sandbox,
+under paths that every user can reach.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gateway.sandbox.run_user import Account, owner
 
 T = TypeVar("T")
 
-# Covered in the namespace of the mounts. It is everywhere, and nothing in it is ever lent.
-_STAGE = "/sys"
+# Hidden by the mounts in their namespace. It exists everywhere and is never shared with programs.
+_MOUNT_ROOT = "/sys"
 
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _SETRESUID, _SETRESGID, _SETGROUPS = (147, 149, 159) if platform.machine() == "aarch64" else (117, 119, 116)
@@ -35,69 +35,71 @@ _CLONE_FS, _CLONE_NEWNS, _CLONE_NEWUSER = 0x200, 0x20000, 0x10000000
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, 4, 0x00100000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 2, 4, 0x4000, 1 << 19
-_PATIENCE = 20.0
-_ASIDE = f"""
+_TIMEOUT = 20.0
+_NAMESPACE_HOLDER = f"""
 import ctypes, os
 if ctypes.CDLL(None).unshare({_CLONE_NEWUSER}) == 0:
     os.write(1, b".")
     os.read(0, 1)
 """
 
-# Programs die with the thread that started them, so it is one that stays.
-_thread = ThreadPoolExecutor(1, "toolgate-lending")
+# Programs die with the thread that started them (PR_SET_PDEATHSIG), so one thread stays.
+_thread = ThreadPoolExecutor(1, "toolgate-idmap")
 
 
-_NOT_LENT = (
-    "programs never run as root, and the file system of a folder of root's can lend it to no other user; "
+_NOT_MAPPABLE = (
+    "programs never run as root, and the file system of a folder owned by root does not support idmapped mounts; "
     "run the gateway as a normal user, or make one the owner of the folder"
 )
 
 
-def place(index: int) -> str:
-    """Under which name the sandbox finds what was lent as number `index`."""
-    return f"{_STAGE}/{index}"
+def mount_point(index: int) -> str:
+    """Return the path of the mount with number `index`."""
+    return f"{_MOUNT_ROOT}/{index}"
 
 
-def borrower(program: Program, dedicated: Account) -> Account:
-    """Whom the program is to run as; blocking, for a thread. Where a file system cannot lend, it is the owner
-    of the folder, and root's folders are refused."""
-    stuck = {owner(mount.source) for mount in program.mounts if mount.writable and not _lendable(mount.source)}
-    if not stuck:
+def choose_user(program: Program, dedicated: Account) -> Account:
+    """Choose the user to run the program as; blocks, so call it in a thread. If a file system does not support idmapped
+    mounts, that is the owner of the folder, and folders of root are refused."""
+    unmappable_owners = {
+        owner(mount.source) for mount in program.mounts if mount.writable and not _supports_idmap(mount.source)
+    }
+    if not unmappable_owners:
         user = dedicated
-    elif len(stuck) == 1 and (only := next(iter(stuck))).uid != 0:
+    elif len(unmappable_owners) == 1 and (only := next(iter(unmappable_owners))).uid != 0:
         user = Account(only.uid, only.gid or only.uid)
     else:
-        raise unavailable(_NOT_LENT)
-    for path in given(program):
-        if _lendable(path):
+        raise unavailable(_NOT_MAPPABLE)
+    for path in shared_paths(program):
+        if _supports_idmap(path):
             _mapping(owner(path), user)
     return user
 
 
-def prepared(program: Program, dedicated: Account) -> bool:
-    """Whether all is known that `borrower` needs, so that it does not block."""
-    paths = given(program)
-    return all(_can_lend.get(path.stat().st_dev) and (owner(path), dedicated) in _mappings for path in paths)
+def is_prepared(program: Program, dedicated: Account) -> bool:
+    """Return whether `choose_user` will not block, because everything it needs is cached."""
+    paths = shared_paths(program)
+    return all(_idmap_support.get(path.stat().st_dev) and (owner(path), dedicated) in _mappings for path in paths)
 
 
-def given(program: Program) -> list[Path]:
-    """All that is lent to a program, in the order of its numbers."""
+def shared_paths(program: Program) -> list[Path]:
+    """Return all paths that are shared with a program, in the order of their mounts."""
     return [*program.readable, *(mount.source for mount in program.mounts)]
 
 
-def lent(paths: Sequence[Path], user: Account, start: Callable[[], T]) -> T:
-    """What `start` returns, called as the user where each path is lent to that user; `SANDBOX_UNAVAILABLE` where
-    one cannot be. A process it starts is the user's for good, and has nothing of root's."""
-    return _thread.submit(_lent, paths, user, start).result()
+def start_with_idmapped_mounts(paths: Sequence[Path], user: Account, start: Callable[[], T]) -> T:
+    """Call `start` as the user, in a mount namespace where each path belongs to that user; `SANDBOX_UNAVAILABLE` if a
+    mount fails. A process that it starts cannot become root again."""
+    return _thread.submit(_start_with_mounts, paths, user, start).result()
 
 
-def acting_as(user: Account, action: Callable[[], None]) -> None:
-    """Do something to a process of the user's, as the user would: root may not be allowed to in a container."""
-    _thread.submit(_acting_as, user, action).result()
+def run_as(user: Account, action: Callable[[], None]) -> None:
+    """Call `action` as the user, for a process of that user: in a container root may lack the permission."""
+    _thread.submit(_run_as, user, action).result()
 
 
-def _acting_as(user: Account, action: Callable[[], None]) -> None:
-    # The library's functions would change all our threads.
+def _run_as(user: Account, action: Callable[[], None]) -> None:
+    # The C library's functions would change all threads.
     try:
         _check(_libc().syscall(_SETRESGID, user.gid, -1, -1), "another group")
         _check(_libc().syscall(_SETRESUID, user.uid, -1, -1), "another user")
@@ -106,16 +108,16 @@ def _acting_as(user: Account, action: Callable[[], None]) -> None:
         _become_root()
 
 
-def _started_as(user: Account, start: Callable[[], T]) -> T:
-    """Let this thread be the user, with a way back that no program inherits. Root could only start a process for
-    someone else as a copy of this whole one, and that takes longer than all the rest of a start."""
+def _start_as(user: Account, start: Callable[[], T]) -> T:
+    """Switch this thread to the user and back; programs inherit no way back. The alternative, a fork of the whole
+    process, takes longer than the rest of a start."""
     groups, dumpable = os.getgroups(), _libc().prctl(_GET_DUMPABLE, 0, 0, 0, 0)
     try:
         _check(_libc().prctl(_AMBIENT, _AMBIENT_CLEAR, 0, 0, 0), "capabilities")
         _set_groups([])
         _check(_libc().syscall(_SETRESGID, user.gid, user.gid, 0), "another group")
         _check(_libc().syscall(_SETRESUID, user.uid, user.uid, 0), "another user")
-        _libc().prctl(_SET_DUMPABLE, 1, 0, 0, 0)  # else the child cannot see which descriptors it has to close
+        _libc().prctl(_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise the child cannot list its descriptors to close them
         return start()
     finally:
         _become_root()
@@ -132,32 +134,36 @@ def _set_groups(groups: Sequence[int]) -> None:
     _check(_libc().syscall(_SETGROUPS, len(groups), (ctypes.c_uint32 * len(groups))(*groups)), "groups")
 
 
-def _lent(paths: Sequence[Path], user: Account, start: Callable[[], T]) -> T:
-    home: int | None = None
+def _start_with_mounts(paths: Sequence[Path], user: Account, start: Callable[[], T]) -> T:
+    original: int | None = None
     trees: list[int] = []
     try:
-        home = _home()
-        trees += (_tree(path, user) for path in paths)  # from here: nothing open is of the namespace to come
-        _check(_libc().unshare(_CLONE_NEWNS), "there is no mount namespace for another user")
-        _check(_libc().mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "the mounts cannot be kept apart")
-        _check(_libc().mount(b"tmpfs", _STAGE.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m"), _STAGE)
+        original = _original_namespace()
+        # Cloned before unshare: no descriptor may belong to the new namespace.
+        trees += (_tree(path, user) for path in paths)
+        _check(_libc().unshare(_CLONE_NEWNS), "no mount namespace could be created")
+        _check(_libc().mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "the mounts could not be made private")
+        _check(
+            _libc().mount(b"tmpfs", _MOUNT_ROOT.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m"),
+            _MOUNT_ROOT,
+        )
         for index, (path, tree) in enumerate(zip(paths, trees, strict=True)):
-            _put(tree, path, place(index))
-        return _started_as(user, start)
+            _attach(tree, path, mount_point(index))
+        return _start_as(user, start)
     except OSError as error:
         raise unavailable(f"programs never run as root, and {error}") from error
     finally:
         for tree in trees:
             os.close(tree)
-        if home is not None:
-            _check(_libc().setns(home, _CLONE_NEWNS), "the way back")
+        if original is not None:
+            _check(_libc().setns(original, _CLONE_NEWNS), "returning to the mount namespace")
 
 
 def _tree(path: Path, user: Account) -> int:
-    """The same folder or file once more, as the user's."""
+    """Clone the mount of a path, mapped to the user."""
     tree = _clone(path)
     try:
-        if (of := owner(path)) != user and _lendable(path):
+        if (of := owner(path)) != user and _supports_idmap(path):
             _map(tree, _mapping(of, user))
     except BaseException:
         os.close(tree)
@@ -165,7 +171,7 @@ def _tree(path: Path, user: Account) -> int:
     return tree
 
 
-def _put(tree: int, path: Path, target: str) -> None:
+def _attach(tree: int, path: Path, target: str) -> None:
     if path.is_dir():
         os.mkdir(target, 0o755)  # noqa: PTH102 - a plain name
     else:
@@ -182,56 +188,56 @@ def _clone(path: Path) -> int:
 def _map(tree: int, mapping: int) -> None:
     attributes = struct.pack("<QQQQ", _MOUNT_ATTR_IDMAP, 0, 0, mapping)
     size, where = ctypes.c_size_t(len(attributes)), ctypes.c_uint(_AT_EMPTY_PATH)
-    _check(_libc().syscall(_MOUNT_SETATTR, tree, b"", where, attributes, size), "a mapping of users")
+    _check(_libc().syscall(_MOUNT_SETATTR, tree, b"", where, attributes, size), "idmapped mount")
 
 
-_can_lend: dict[int, bool] = {}
+_idmap_support: dict[int, bool] = {}
 
 
-def _lendable(path: Path) -> bool:
-    """Whether its file system knows how to show another owner: most do, since Linux 5.12 or somewhat later."""
+def _supports_idmap(path: Path) -> bool:
+    """Return whether the file system of a path supports idmapped mounts; most do since Linux 5.12 or later."""
     device = path.stat().st_dev
-    if device not in _can_lend:
+    if device not in _idmap_support:
         tree = _clone(path)
         try:
             _map(tree, _mapping(Account(0, 0), Account(1, 1)))
-            _can_lend[device] = True
+            _idmap_support[device] = True
         except OSError:
-            _can_lend[device] = False
+            _idmap_support[device] = False
         finally:
             os.close(tree)
-    return _can_lend[device]
+    return _idmap_support[device]
 
 
 _mappings: dict[tuple[Account, Account], int] = {}
 
 
 def _mapping(of: Account, user: Account) -> int:
-    """A user namespace that says who appears as whom; made once, and kept by its descriptor."""
+    """Return the descriptor of a user namespace that maps the owner to the user; cached."""
     if (of, user) not in _mappings:
         _mappings[of, user] = _map_users(of, user)
     return _mappings[of, user]
 
 
 def _map_users(of: Account, user: Account) -> int:
-    argv = [sys.executable, "-I", "-S", "-c", _ASIDE]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}, cwd="/") as aside:
-        assert aside.stdin is not None and aside.stdout is not None  # noqa: S101 - they were asked for
-        if not aside.stdout.read(1):
-            raise OSError("there are no user namespaces here to lend folders by")
-        process = Path("/proc", str(aside.pid))
+    argv = [sys.executable, "-I", "-S", "-c", _NAMESPACE_HOLDER]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}, cwd="/") as holder:
+        assert holder.stdin is not None and holder.stdout is not None  # noqa: S101 - both are pipes
+        if not holder.stdout.read(1):
+            raise OSError("user namespaces are not available for idmapped mounts")
+        process = Path("/proc", str(holder.pid))
         (process / "uid_map").write_text(f"{of.uid} {user.uid} 1")
         (process / "gid_map").write_text(f"{of.gid} {user.gid} 1")
         found = os.open(process / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        aside.stdin.close()
-        aside.wait(_PATIENCE)
+        holder.stdin.close()
+        holder.wait(_TIMEOUT)
         return found
 
 
 @functools.cache
-def _home() -> int:
-    """The namespace we come from. From here on the thread shares neither root nor working folder with others."""
-    _check(_libc().unshare(_CLONE_FS), "no namespace can be made for another user")
+def _original_namespace() -> int:
+    """Return the original mount namespace. From here on the thread has its own root and working directory."""
+    _check(_libc().unshare(_CLONE_FS), "the thread's file system context could not be unshared")
     return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
 

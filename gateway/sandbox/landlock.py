@@ -1,4 +1,4 @@
-"""The sandbox for Linux without user namespaces: Landlock's rules on files, and a filter for the rest."""
+"""The sandbox for Linux without user namespaces: Landlock rules for files, a seccomp filter for the rest."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.sandbox import PUT_BACK, SYSTEM_FILES, SYSTEM_FOLDERS, Mount, Process, Program, seccomp
-from gateway.sandbox.cgroups import delegated
+from gateway.sandbox import RESTORED_AFTERWARDS, SYSTEM_FILES, SYSTEM_FOLDERS, Mount, Process, Program, seccomp
+from gateway.sandbox.cgroups import find_cgroups
 from gateway.sandbox.disk_usage import NOT_INSPECTABLE, cannot_inspect_programs
 from gateway.sandbox.process import unavailable
 from gateway.sandbox.rlimits import TaskLimit, count_tasks
@@ -21,30 +21,30 @@ from gateway.sandbox.run_user import Account, account, owner_or
 from gateway.sandbox.supervisor import launch, refuse_hidden, refuse_network
 
 _CREATE, _VERSION = 444, 1
-# How many rights on files a version knows; later ones know 16.
+# Number of file rights by Landlock version; later ones have 16.
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 
 _READ = 0b1101  # execute, read file, read folder
 _USE = 0b0110  # write file, read file
-_NO_DEVICES = ~(1 << 6 | 1 << 11 | 1 << 15)  # making devices, and their ioctls
+_NO_DEVICES = ~(1 << 6 | 1 << 11 | 1 << 15)  # creating devices, and device ioctls
 _NO_TCP, _NO_ABSTRACT_SOCKETS_NOR_SIGNALS = 3, 3
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_OF_PROC = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version")
+_PROC_FILES = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version")
 
 
 class Landlock:
-    """A program shares processes and the view of files with the machine, and can open only what it is
-    given. What Landlock does not look at, the filter refuses."""
+    """A program shares the host's process and file namespaces, and can open only its mounts. The seccomp filter refuses
+    what Landlock does not cover."""
 
     name = "landlock"
-    keeps_paths = False
+    protects_paths = False
 
     def __init__(self) -> None:
         self._version = version()
         if not self._version:
             raise unavailable("the kernel has no Landlock (needs Linux 5.13 or newer, with lsm=landlock)")
         self._user = account()
-        self._cgroups = delegated()
+        self._cgroups = find_cgroups()
         self.weaknesses = tuple(self._weaknesses())
 
     def inside(self, mount: Mount) -> str:
@@ -76,18 +76,18 @@ class Landlock:
         return {
             "attributes": attributes[:known],
             "rights": rights,
-            "rules": [*_machine(), *_given(program, scratch, rights & _NO_DEVICES)],
+            "rules": [*_system_rules(), *_rules_for(program, scratch, rights & _NO_DEVICES)],
         }
 
     def _weaknesses(self) -> Iterator[str]:
-        yield "programs can learn that a file exists, its size and its times, though not open it"
-        yield PUT_BACK
-        yield "files cannot be hidden: where an approval rule keeps one from programs, they are refused"
+        yield "programs can see that a file exists, its size and times, but not open it"
+        yield RESTORED_AFTERWARDS
+        yield "files cannot be hidden: where an approval rule hides one from programs, programs are refused"
         yield "chmod, chown and setting times by name do nothing inside"
         if (user := account()) is not None:
-            yield f"the gateway is root: what programs make in root's folders belongs to user {user.uid}"
+            yield f"the gateway is root: files that programs create in root's folders belong to user {user.uid}"
         if self._cgroups is None:
-            yield "processes that the program's user starts elsewhere are taken from the number a program may have"
+            yield "other processes of the program's user count towards a program's process limit"
         if cannot_inspect_programs():
             yield NOT_INSPECTABLE
         if self._version < 6:
@@ -104,28 +104,28 @@ def _owner_or(user: Account, program: Program) -> Account:
 
 
 async def _task_limit(program: Program, user: Account | None) -> TaskLimit:
-    """The kernel counts all tasks of a user together, the launcher included unless that is root's."""
+    """Return the limit as the kernel counts it: with all tasks of the user, and the supervisor unless it is root's."""
     uid = user.uid if user else os.getuid()
     others = await asyncio.get_running_loop().run_in_executor(None, count_tasks, uid)
     return TaskLimit(program.limits.processes, others + (user is None), uid)
 
 
 def version() -> int:
-    """What this kernel's Landlock can do; 0 when there is none."""
+    """Return the kernel's Landlock version; 0 if there is none."""
     if sys.platform != "linux" or not seccomp.supported():
         return 0
     found: int = ctypes.CDLL(None).syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION))
     return max(found, 0)
 
 
-def _machine() -> Iterator[tuple[str, int, bool]]:
-    for path in (*SYSTEM_FOLDERS, *SYSTEM_FILES, *_OF_PROC):
+def _system_rules() -> Iterator[tuple[str, int, bool]]:
+    for path in (*SYSTEM_FOLDERS, *SYSTEM_FILES, *_PROC_FILES):
         yield path, _READ, False
     for path in _DEVICES:
         yield path, _USE, False
 
 
-def _given(program: Program, scratch: Path, everything: int) -> Iterator[tuple[str, int, bool]]:
+def _rules_for(program: Program, scratch: Path, everything: int) -> Iterator[tuple[str, int, bool]]:
     yield str(scratch), everything, True
     for path in program.readable:
         yield str(path), _READ, True

@@ -1,8 +1,8 @@
-"""Python where nothing can hold a process: code in an interpreter of its own, which knows a part of the language.
+"""Monty, an interpreter for a subset of Python, where no sandbox works.
 
-Monty (the extra `toolgate-mcp[monty]`) has no programs, no packages and no network, so it is no `Sandbox`: it takes
-code and a folder, and answers as `run` does. Each piece of code gets a fresh worker process, and a thread of ours
-that serves it; its own way to be awaited leaves threads behind that now and then abort the gateway as it exits.
+Monty (the extra `toolgate-mcp[monty]`) has no programs, packages or network, so it is not a `Sandbox`: it takes code
+and a folder and returns what `run` does. Each piece of code gets a fresh worker process and one of our threads; Monty's
+own async interface leaves threads behind that sometimes abort the gateway at exit.
 """
 
 from __future__ import annotations
@@ -26,12 +26,19 @@ from typing import Any
 import anyio
 
 from gateway.sandbox import Exit, Killed, Limits
-from gateway.sandbox.disk_usage import DiskUsage, Size
+from gateway.sandbox.disk_usage import DiskSize, DiskUsage
 from gateway.sandbox.process import unavailable
-from gateway.sandbox.run import HARD_LIMIT, OUTPUT_LIMIT, Finished, Kept, Said, heard
+from gateway.sandbox.run import (
+    HARD_LIMIT,
+    OUTPUT_LIMIT,
+    BoundedOutput,
+    FinishedProgram,
+    OutputListener,
+    output_callback,
+)
 from gateway.sandbox.watchdog import Watch
 
-# What code can import.
+# Modules that code can import.
 MODULES = (
     *("asyncio", "base64", "binascii", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal"),
     *("functools", "hashlib", "itertools", "json", "math", "os", "pathlib", "random", "re", "sys", "time", "tomllib"),
@@ -40,43 +47,43 @@ MODULES = (
 
 _PACKAGE = "pydantic_monty"
 _FOLDER = "/workspace"
-# Seconds beyond its time after which code is ended that waits for us and not for itself, as for a file.
+# Seconds beyond its timeout before code is killed that waits for us, such as for a file.
 _GRACE = 0.5
 
-# The most it may have, whatever is allowed: what it fails with is told to us in one piece.
+# Upper bound of its memory limit: a failure is sent to us in one piece.
 _MEMORY = 256 * 1024 * 1024
 
-_ENDED = 128 + 9
+_KILLED_CODE = 128 + 9
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     return importlib.util.find_spec(_PACKAGE) is not None
 
 
 class Monty:
-    """Runs code side by side, in at most `workers` processes; the first comes with the first code.
+    """Runs code concurrently in at most `workers` processes, started on demand.
 
         async with Monty() as monty:
             finished = await monty.run("print(1)", folder=workspace, timeout=10)
 
-    The folder is `/workspace` inside, and the working folder. Links in it lead nowhere else.
+    The folder is `/workspace` inside and the working directory. Links in it cannot lead elsewhere.
     """
 
     name = "monty"
-    keeps_paths = False
+    protects_paths = False
     weaknesses: tuple[str, ...] = (
-        "code runs in an interpreter that knows a part of Python and of its library only: no packages, no bash",
+        "code runs in an interpreter for a subset of Python and its library: no packages, no bash",
     )
 
     def __init__(self, workers: int = 4) -> None:
-        if not installed():
-            raise unavailable("Monty is not installed; pip install 'toolgate-mcp[monty]'")
+        if not is_installed():
+            raise unavailable("Monty is not is_installed; pip install 'toolgate-mcp[monty]'")
         self._workers = workers
-        self._places = asyncio.Semaphore(workers)
+        self._slots = asyncio.Semaphore(workers)
         self._threads = ThreadPoolExecutor(workers, "toolgate-monty")
         self._opening = threading.Lock()
         self._pool: Any = None
-        self._running: set[_Running] = set()
+        self._running: set[_RunningCode] = set()
 
     async def __aenter__(self) -> Monty:
         return self
@@ -87,7 +94,7 @@ class Monty:
         await self.close()
 
     async def close(self) -> None:
-        """End what runs, and leave no process behind."""
+        """End running code, and leave no process behind."""
         for running in self._running:
             running.end()
         with anyio.CancelScope(shield=True):
@@ -103,25 +110,26 @@ class Monty:
         timeout: float,
         output_limit: int = OUTPUT_LIMIT,
         hard_limit: int = HARD_LIMIT,
-        said: Said | None = None,
-    ) -> Finished:
-        """What became of the code: a traceback is on stderr and gives exit code 1. Who is cancelled here ends it."""
+        on_output: OutputListener | None = None,
+    ) -> FinishedProgram:
+        """Run code to its end. A traceback is written to stderr, with exit code 1. Cancelling ends the code."""
         loop = asyncio.get_running_loop()
-        kept = {
-            name: Kept(output_limit, hard_limit, _in_loop(loop, heard(said, name))) for name in ("stdout", "stderr")
+        outputs = {
+            name: BoundedOutput(output_limit, hard_limit, _in_loop(loop, output_callback(on_output, name)))
+            for name in ("stdout", "stderr")
         }
-        async with self._places:
-            pool = await loop.run_in_executor(self._threads, self._opened)
+        async with self._slots:
+            pool = await loop.run_in_executor(self._threads, self._open_pool)
             began = time.monotonic()
-            running = _Running(_Code(code, folder, dict(env or {}), limits, timeout), kept, loop)
-            exit_ = await self._followed(running, pool, timeout + _GRACE)
-        out, err = kept["stdout"], kept["stderr"]
-        return Finished(out.content, err.content, exit_, time.monotonic() - began, out.truncated, err.truncated)
+            running = _RunningCode(_Code(code, folder, dict(env or {}), limits, timeout), outputs, loop)
+            exit_ = await self._wait_for(running, pool, timeout + _GRACE)
+        out, err = outputs["stdout"], outputs["stderr"]
+        return FinishedProgram(out.content, err.content, exit_, time.monotonic() - began, out.truncated, err.truncated)
 
-    async def _followed(self, running: _Running, pool: Any, patience: float) -> Exit:
+    async def _wait_for(self, running: _RunningCode, pool: Any, timeout: float) -> Exit:
         loop = asyncio.get_running_loop()
         self._running.add(running)
-        late = loop.call_later(patience, running.end, "timeout")
+        late = loop.call_later(timeout, running.end, "timeout")
         serving = loop.run_in_executor(self._threads, running.serve, pool)
         try:
             return await asyncio.shield(serving)
@@ -132,8 +140,8 @@ class Monty:
                 await asyncio.wait([serving])
             self._running.discard(running)
 
-    def _opened(self) -> Any:
-        """The pool, opened by the first who needs it: to import it takes a while. In a thread."""
+    def _open_pool(self) -> Any:
+        """Return the pool, opened at first use, because importing it is slow. Called in a thread."""
         with self._opening:
             if self._pool is None:
                 module = importlib.import_module(_PACKAGE)
@@ -158,12 +166,12 @@ class _Code:
     timeout: float
 
 
-class _Running:
-    """A piece of code: `serve` stays with it in a thread, `end` ends it from any other."""
+class _RunningCode:
+    """Running code: `serve` runs in its thread, `end` may be called from any other."""
 
-    def __init__(self, code: _Code, kept: Mapping[str, Kept], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, code: _Code, outputs: Mapping[str, BoundedOutput], loop: asyncio.AbstractEventLoop) -> None:
         self._code = code
-        self._kept = kept
+        self._outputs = outputs
         self._loop = loop
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -171,7 +179,7 @@ class _Running:
         self._worker: int | None = None
 
     def end(self, killed: Killed | None = None) -> None:
-        """End it now; harmless when it has ended."""
+        """Kill it; harmless if it has ended."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -182,21 +190,21 @@ class _Running:
                     os.kill(self._worker, signal.SIGKILL)
 
     def serve(self, pool: Any) -> Exit:
-        """How it ended; what it failed with is told on stderr."""
+        """Run the code; return its exit. Errors are written to stderr."""
         module = importlib.import_module(_PACKAGE)
         bounds = {
             "max_feed_duration_secs": self._code.timeout,
             "max_memory": min(self._code.limits.memory, _MEMORY),
-            "max_suspensions": 2**31,  # its time is limited
+            "max_suspensions": 2**31,  # the timeout limits it
         }
         try:
             with pool.checkout(limits=bounds, os_policy={"sleep": "call_host"}) as session:
                 self._feed(module, session)
         except module.MontyError as error:
-            return self._failed(module, error)
+            return self._convert_error(module, error)
         except OSError as error:
             raise unavailable(f"Monty does not start: {error}") from error
-        return Exit(_ENDED, self._killed) if self._killed else Exit(0)
+        return Exit(_KILLED_CODE, self._killed) if self._killed else Exit(0)
 
     def _feed(self, module: Any, session: Any) -> None:
         folder, limits = self._code.folder, self._code.limits
@@ -206,20 +214,20 @@ class _Running:
                     host_path=folder, virtual_path=_FOLDER, mode="read-write", write_bytes_limit=limits.disk
                 )
             )
-            gauges = [DiskUsage([folder], Size(limits.disk, limits.files), session.worker_pid)] if folder else []
-            watch = Watch(limits, session.worker_pid, gauges)
+            meters = [DiskUsage([folder], DiskSize(limits.disk, limits.files), session.worker_pid)] if folder else []
+            watch = Watch(limits, session.worker_pid, meters)
             watch.start(self._loop, self.end)
             held.callback(watch.stop)
-            if not held.enter_context(self._at_work(session.worker_pid)):
+            if not held.enter_context(self._killable(session.worker_pid)):
                 return
-            # The value of a last expression would be handed to us, however large: there is none.
+            # The value of a last expression would be sent to us, however large; this makes it None.
             text = f"{self._code.text}\nNone"
             answer = functools.partial(self._answer, module)
-            session.feed_run(text, print_callback=self._printed, mount=mount, os=answer)
+            session.feed_run(text, print_callback=self._on_print, mount=mount, os=answer)
 
     @contextmanager
-    def _at_work(self, worker: int) -> Iterator[bool]:
-        """While it lasts, that process may be killed; False when the code was ended before."""
+    def _killable(self, worker: int) -> Iterator[bool]:
+        """Allow that process to be killed meanwhile; yields False if the code was ended before."""
         with self._lock:
             self._worker = worker
             wanted = not self._over.is_set()
@@ -229,12 +237,12 @@ class _Running:
             with self._lock:
                 self._worker = None
 
-    def _printed(self, stream: str, text: str) -> None:
-        if not self._kept[stream].add(text.encode("utf-8", "replace")):
+    def _on_print(self, stream: str, text: str) -> None:
+        if not self._outputs[stream].add(text.encode("utf-8", "replace")):
             self.end("output")
 
     def _answer(self, module: Any, *, name: str, args: tuple[Any, ...], **_other: Any) -> Any:
-        """What the code asks of the machine besides its folder: variables and sleep, and no more."""
+        """Answer calls to the host besides the folder: environment variables and sleep only."""
         if name == "os.environ":
             return self._code.env
         if name == "os.getenv":
@@ -244,33 +252,33 @@ class _Running:
             return None
         return module.NOT_HANDLED
 
-    def _failed(self, module: Any, error: Any) -> Exit:
+    def _convert_error(self, module: Any, error: Any) -> Exit:
         if self._killed:
-            return Exit(_ENDED, self._killed)
+            return Exit(_KILLED_CODE, self._killed)
         if isinstance(error, module.MontyCrashedError):
-            self._kept["stderr"].add(f"{error}\n".encode())
-            return Exit(_ENDED, "timeout" if error.timed_out else None)
-        told = error.display() if hasattr(error, "display") else str(error)
-        told = told.replace('"<python-input-0>"', '"<code>"') + "\n"
-        self._kept["stderr"].add(told.encode("utf-8", "replace"))
+            self._outputs["stderr"].add(f"{error}\n".encode())
+            return Exit(_KILLED_CODE, "timeout" if error.timed_out else None)
+        text = error.display() if hasattr(error, "display") else str(error)
+        text = text.replace('"<python-input-0>"', '"<code>"') + "\n"
+        self._outputs["stderr"].add(text.encode("utf-8", "replace"))
         killed = _limit(error)
-        return Exit(_ENDED if killed else 1, killed)
+        return Exit(_KILLED_CODE if killed else 1, killed)
 
 
-def _in_loop(loop: asyncio.AbstractEventLoop, hear: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """The same for who writes in a thread."""
+def _in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Return a callback that may be called from another thread."""
 
-    def told(data: bytes) -> None:
-        loop.call_soon_threadsafe(hear, data)
+    def call(data: bytes) -> None:
+        loop.call_soon_threadsafe(callback, data)
 
-    return told
+    return call
 
 
 def _limit(error: Any) -> Killed | None:
-    """The limit it ran into, as Monty tells: by the exceptions Python has for it."""
-    told, inner = str(error), error.exception()
-    if isinstance(inner, MemoryError) and "memory limit" in told:
+    """Return the limit that was exceeded, from the exception that Monty raises."""
+    message, inner = str(error), error.exception()
+    if isinstance(inner, MemoryError) and "memory limit" in message:
         return "memory"
-    if isinstance(inner, TimeoutError) and "time limit exceeded" in told:
+    if isinstance(inner, TimeoutError) and "time limit exceeded" in message:
         return "timeout"
     return None

@@ -1,7 +1,7 @@
-"""What runs first in a sandbox with a network: opens the one door there is, hands it out, and becomes the program.
+"""The first program in a sandbox with a network: opens a listener, passes it to the gateway, and executes the program.
 
-The door is a listener on the sandbox's own loopback. The gateway answers it from outside, so that nothing of
-ours stays inside. Handed over as text by `network.py`.
+The listener is on the sandbox's own loopback. The gateway serves it from outside, so nothing of ours stays inside.
+`network.py` passes this file as text.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ PORT = 3128
 
 
 def main(channel: int, argv: list[str]) -> None:
-    way, door = _socket.socket(fileno=channel), _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
-    door.bind(("127.0.0.1", PORT))
-    door.listen(64)
-    rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, door.fileno().to_bytes(4, sys.byteorder))
-    way.sendmsg([b"."], [rights])
-    door.close()
-    way.close()
+    control, listener = _socket.socket(fileno=channel), _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", PORT))
+    listener.listen(64)
+    rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, listener.fileno().to_bytes(4, sys.byteorder))
+    control.sendmsg([b"."], [rights])
+    listener.close()
+    control.close()
     try:
         posix.execv(argv[0], argv)
     except OSError as error:

@@ -1,7 +1,6 @@
-"""What waits inside a sandbox for Python code and then becomes it; `spares.py` hands it over as text.
+"""The program that waits inside a sandbox for Python code and then runs it; `prestart.py` passes it as text.
 
-Any Python 3 can run it. It imports next to nothing by itself, for each import delays a program that
-could not be prepared, and each module its end.
+Any Python 3 can run it. It imports almost nothing, because each import delays code whose sandbox was not prestarted.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import marshal
 import posix
 import sys
 
-TYPE_CHECKING = False  # what `typing` has to say costs more than all else here
+TYPE_CHECKING = False  # importing `typing` takes longer than everything else here
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
@@ -22,36 +21,36 @@ OURS = globals()
 def main(channel: int, early: bool) -> None:
     if early:
         __import__("os")
-    order = b"".join(iter(lambda: posix.read(channel, 1 << 20), b""))
-    if not order:
-        posix._exit(0)  # nobody needs us any more
-    job = marshal.loads(order)  # noqa: S302 - the gateway's own word
+    message = b"".join(iter(lambda: posix.read(channel, 1 << 20), b""))
+    if not message:
+        posix._exit(0)  # no longer needed
+    job = marshal.loads(message)  # noqa: S302 - written by the gateway
     posix.write(channel, b".")
     posix.close(channel)
-    become(**job)
+    run_code(**job)
 
 
-def become(code: str, args: list[str], env: dict[str, str], cwd: str) -> None:
-    """Run the code as `__main__`. The folder is entered now: it may be another than when we began."""
+def run_code(code: str, args: list[str], env: dict[str, str], cwd: str) -> None:
+    """Run the code as `__main__`. Enter the folder only now: it may have been replaced since the start."""
     try:
         posix.chdir(cwd)
     except OSError as error:
         sys.exit(f"{cwd}: {error.strerror}")
-    surround(env)
+    set_environment(env)
     sys.argv = [NAME, *args]
     sys.path.insert(0, cwd)
     lines = [line + "\n" for line in code.split("\n")]
     if "linecache" in sys.modules:
-        remember(lines)
+        register_source(lines)
     sys.excepthook = lambda kind, error, trace: show(error, trace, cwd, lines)
     sys.modules["__main__"] = module = type(sys)("__main__")
-    exec(compile(code, NAME, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what we are for
+    exec(compile(code, NAME, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the purpose of this program
 
 
-def surround(env: dict[str, str]) -> None:
+def set_environment(env: dict[str, str]) -> None:
     if "os" in sys.modules:
         sys.modules["os"].environ.update(env)
-    else:  # which makes its `environ` of this one
+    else:  # `os` builds its `environ` from this one
         for name, value in env.items():
             posix.environ[name.encode()] = value.encode()
             posix.putenv(name.encode(), value.encode())
@@ -59,22 +58,22 @@ def surround(env: dict[str, str]) -> None:
         __import__("time").tzset()
 
 
-def remember(lines: list[str]) -> None:
-    """So that tracebacks show the lines, though there is no file."""
+def register_source(lines: list[str]) -> None:
+    """Register the source so that tracebacks show its lines."""
     sys.modules["linecache"].cache[NAME] = (sum(map(len, lines)), None, lines, NAME)
 
 
 def show(error: BaseException, trace: TracebackType | None, cwd: str, lines: list[str]) -> None:
-    """A traceback as of a program of its own: nothing of ours is in it."""
+    """Print a traceback without frames of this program."""
     while trace is not None and trace.tb_frame.f_globals is OURS:
         trace = trace.tb_next
-    printer = imported("traceback", cwd)
-    remember(lines)
+    printer = import_library("traceback", cwd)
+    register_source(lines)
     printer.print_exception(type(error), error, trace)
 
 
-def imported(name: str, cwd: str) -> Any:
-    """The standard library's module, and not one of that name in the program's folder."""
+def import_library(name: str, cwd: str) -> Any:
+    """Import a module of the standard library, not one of that name in the program's folder."""
     path = sys.path
     sys.path = [entry for entry in path if entry not in (cwd, "")]
     try:

@@ -15,7 +15,7 @@ from typing import IO, Protocol, cast
 import anyio
 
 from gateway.errors import Unavailable
-from gateway.sandbox import Exit, Hear, Killed
+from gateway.sandbox import Exit, Killed, OutputCallback
 from gateway.sandbox.watchdog import Watch
 
 _NEXT_BLOW = 0.02
@@ -29,7 +29,7 @@ _LAST_WORDS = 10.0
 PIPE_SIZE = 256 * 1024
 
 
-class Hold(Protocol):
+class TreeControl(Protocol):
     """How a sandbox holds the tree of one program."""
 
     def terminate(self) -> None:
@@ -71,7 +71,7 @@ def spawn(
         raise unavailable(f"{argv[0]} does not start: {error.strerror}") from error
 
 
-def handed(data: bytes) -> int:
+def create_data_fd(data: bytes) -> int:
     """A descriptor from which a child can read the data."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("toolgate")
@@ -89,7 +89,7 @@ def unavailable(message: str) -> Unavailable:
     return Unavailable(message, code="SANDBOX_UNAVAILABLE")
 
 
-def widen(pipe: IO[bytes]) -> None:
+def widen_pipe(pipe: IO[bytes]) -> None:
     """Make room for large results: through the usual 64 KiB, either side waits for the other at every piece."""
     with suppress(OSError, AttributeError):  # where there is no such thing, or the user has enough of it
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
@@ -104,7 +104,7 @@ class _Stream(asyncio.StreamReaderProtocol):
         self.over = asyncio.Event()
         self._reader = reader
         self._received = 0
-        self._hear: Hear | None = None
+        self._hear: OutputCallback | None = None
 
     def data_received(self, data: bytes) -> None:
         if len(self.beginning) < _BEGINNING:
@@ -115,7 +115,7 @@ class _Stream(asyncio.StreamReaderProtocol):
         self._received += len(data)
         super().data_received(data)
 
-    async def hand_over(self, hear: Hear) -> None:
+    async def hand_over(self, hear: OutputCallback) -> None:
         if self._received:
             hear(await self._reader.readexactly(self._received))  # does not wait: all of it is there
         self._hear = hear
@@ -129,10 +129,10 @@ class _Stream(asyncio.StreamReaderProtocol):
         super().connection_lost(exc)
 
 
-class Running:
+class RunningProgram:
     """One program, from its start to its end."""
 
-    def __init__(self, child: subprocess.Popen[bytes], hold: Hold) -> None:
+    def __init__(self, child: subprocess.Popen[bytes], hold: TreeControl) -> None:
         self.pid = child.pid
         self.stdin: asyncio.StreamWriter | None = None
         self.stdout = asyncio.StreamReader()
@@ -150,10 +150,10 @@ class Running:
         self._connecting = self._loop.create_task(self._connect())
 
     @classmethod
-    async def open(cls, child: subprocess.Popen[bytes], hold: Hold) -> Running:
+    async def open(cls, child: subprocess.Popen[bytes], hold: TreeControl) -> RunningProgram:
         """The program with its streams connected."""
         running = cls(child, hold)
-        when_dead(running._loop, child, running._on_death)
+        call_on_exit(running._loop, child, running._on_death)
         async with running.ended_on_failure():
             await asyncio.shield(running._connecting)  # so that all that is open has an owner
         return running
@@ -196,8 +196,8 @@ class Running:
         self._killed = self._killed or reason
         self._end()
 
-    async def listen(self, stdout: Hear, stderr: Hear) -> None:
-        widen(cast(IO[bytes], self._child.stdout))
+    async def listen(self, stdout: OutputCallback, stderr: OutputCallback) -> None:
+        widen_pipe(cast(IO[bytes], self._child.stdout))
         for (_, stream), hear in zip(self._streams, (stdout, stderr), strict=True):
             await stream.hand_over(hear)
 
@@ -278,7 +278,7 @@ def _seen(future: asyncio.Future[Exit]) -> None:
         future.exception()
 
 
-def when_dead(loop: asyncio.AbstractEventLoop, child: subprocess.Popen[bytes], then: Callable[[], None]) -> None:
+def call_on_exit(loop: asyncio.AbstractEventLoop, child: subprocess.Popen[bytes], then: Callable[[], None]) -> None:
     """Call `then` in the loop once the process has ended; asyncio's own way would wait for its pipes too."""
     if hasattr(os, "pidfd_open"):
         fd = os.pidfd_open(child.pid)

@@ -1,7 +1,7 @@
-"""The proxy behind a sandbox's door: connects programs with hosts that are allowed, and tells them which are not.
+"""The HTTP proxy of a sandboxed program: connects it to allowed hosts and refuses others.
 
-It looks names up itself and connects to an address it has checked, so that no name can lead elsewhere in
-between. It knows CONNECT and plain HTTP, and adds nothing to what passes through.
+It resolves names itself and connects to an address it has checked, so that a name cannot change in between. It supports
+CONNECT and plain HTTP, and adds nothing to the traffic.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
 @dataclass(frozen=True)
-class _Request:
-    """Where a program wants to go, and what is to be said there first: nothing in a tunnel."""
+class _ProxyRequest:
+    """The destination of a request, and the head to send there first (none for a tunnel)."""
 
     scheme: str
     host: str
@@ -48,18 +48,18 @@ class _Request:
 
 
 class Proxy:
-    """Serves one program, under its policy. What it may carry in all, and at once, is bounded."""
+    """Serves one program under its policy, with limits on total traffic and connections."""
 
     def __init__(self, policy: NetworkPolicy) -> None:
         self._policy = policy
-        self._carried = 0
+        self._total_bytes = 0
         self._connections: set[asyncio.Task[None]] = set()
         self._lookups = asyncio.Semaphore(_LOOKUPS)
 
     @asynccontextmanager
-    async def behind(self, door: socket.socket) -> AsyncIterator[None]:
-        """Answer the door for as long as one is inside."""
-        server = await asyncio.start_server(self._visited, sock=door, limit=_HEAD_BYTES)
+    async def serve(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serve connections to the listener while in the body."""
+        server = await asyncio.start_server(self._on_connection, sock=listener, limit=_HEAD_BYTES)
         try:
             yield
         finally:
@@ -68,14 +68,14 @@ class Proxy:
                 connection.cancel()
             await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - the server made one
+        assert task is not None  # noqa: S101 - the server runs this in a task
         self._connections.add(task)
         try:
             await self._serve(reader, writer)
         except (OSError, EOFError, TimeoutError):
-            pass  # one of the two has had enough
+            pass  # one side closed the connection, or it timed out
         finally:
             self._connections.discard(task)
             writer.close()
@@ -84,10 +84,10 @@ class Proxy:
         try:
             if len(self._connections) > CONNECTIONS:
                 raise Unavailable(f"there are {CONNECTIONS} connections already; close some")
-            request = _read(await _head(reader))
-            theirs = await self._connected(request)
+            request = _parse(await _read_head(reader))
+            theirs = await self._connect(request)
         except GatewayError as refusal:
-            _log.info("a program in the sandbox is refused the network: %s", refusal.message)
+            _log.info("a sandboxed program's request was refused: %s", refusal.message)
             await _refuse(writer, refusal)
             return
         try:
@@ -99,7 +99,7 @@ class Proxy:
         finally:
             theirs[1].close()
 
-    async def _connected(self, request: _Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, request: _ProxyRequest) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self._policy.check_host(request.scheme, request.host, request.port)
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
@@ -110,8 +110,8 @@ class Proxy:
         except OSError as error:
             raise Unavailable(f"{request.host} could not be reached: {error.strerror or 'no such name'}") from None
 
-    async def _addresses(self, request: _Request) -> list[str]:
-        """Every address of the name, if all of them may be reached."""
+    async def _addresses(self, request: _ProxyRequest) -> list[str]:
+        """Return every address of the name; refused unless all of them are allowed."""
         loop = asyncio.get_running_loop()
         try:
             async with self._lookups:
@@ -125,7 +125,9 @@ class Proxy:
         except Forbidden as refusal:
             if refusal.code != PRIVATE_ADDRESS:
                 raise
-            reason = f"{request.host} leads to {refusal.details['address']}, and programs reach only public addresses"
+            reason = (
+                f"{request.host} resolves to {refusal.details['address']}, and programs may reach only public addresses"
+            )
             raise Forbidden(reason, code=PRIVATE_ADDRESS) from None
         return list(dict.fromkeys(map(str, addresses)))
 
@@ -134,25 +136,25 @@ class Proxy:
         ours: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         theirs: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
-        """Both ways, until both have ended or one breaks."""
-        ways = [
-            asyncio.ensure_future(self._carry(ours[0], theirs[1])),
-            asyncio.ensure_future(self._carry(theirs[0], ours[1])),
+        """Copy in both directions until both end or one fails."""
+        directions = [
+            asyncio.ensure_future(self._copy_stream(ours[0], theirs[1])),
+            asyncio.ensure_future(self._copy_stream(theirs[0], ours[1])),
         ]
         try:
-            await asyncio.gather(*ways)
+            await asyncio.gather(*directions)
         finally:
-            for way in ways:
-                way.cancel()
+            for direction in directions:
+                direction.cancel()
 
-    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _copy_stream(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while True:
             async with asyncio.timeout(_IDLE_SECONDS):
                 data = await source.read(_CHUNK)
             if not data:
                 break
-            self._carried += len(data)
-            if self._carried > _BYTES:
+            self._total_bytes += len(data)
+            if self._total_bytes > _BYTES:
                 raise TimeoutError
             sink.write(data)
             async with asyncio.timeout(_IDLE_SECONDS):
@@ -161,7 +163,7 @@ class Proxy:
             sink.write_eof()
 
 
-async def _head(reader: asyncio.StreamReader) -> str:
+async def _read_head(reader: asyncio.StreamReader) -> str:
     try:
         async with asyncio.timeout(_HEAD_SECONDS):
             return (await reader.readuntil(b"\r\n\r\n"))[:-4].decode("latin-1")
@@ -169,38 +171,38 @@ async def _head(reader: asyncio.StreamReader) -> str:
         raise Invalid(f"the headers are larger than {_HEAD_BYTES} bytes") from None
 
 
-def _read(head: str) -> _Request:
+def _parse(head: str) -> _ProxyRequest:
     line, *headers = head.split("\r\n")
     found = _LINE.fullmatch(line)
     if found is None:
         raise Invalid("this is not an HTTP request to a proxy")
     method, target, minor = found.groups()
     if method == "CONNECT":
-        return _Request("https", *_authority(target, None))
+        return _ProxyRequest("https", *_authority(target, None))
     url = _URL.fullmatch(target)
     if url is None:
-        raise Invalid("the proxy wants an http:// URL, or CONNECT for anything else")
+        raise Invalid("the proxy needs an http:// URL, or CONNECT for anything else")
     host, port = _authority(url[1], 80)
     path = url[2] if url[2].startswith("/") else "/" + url[2]
-    # One request for each connection: what follows goes to the same host whatever it says.
-    kept = [*_forwarded(headers), f"Host: {url[1]}", "Connection: close"]
-    lines = "\r\n".join([f"{method} {path} HTTP/1.{minor}", *kept])
-    return _Request("http", host, port, f"{lines}\r\n\r\n".encode("latin-1"))
+    # One request per connection: anything after it would reach the same host, whatever it names.
+    forwarded = [*_headers_to_forward(headers), f"Host: {url[1]}", "Connection: close"]
+    lines = "\r\n".join([f"{method} {path} HTTP/1.{minor}", *forwarded])
+    return _ProxyRequest("http", host, port, f"{lines}\r\n\r\n".encode("latin-1"))
 
 
 def _authority(text: str, default: int | None) -> tuple[str, int]:
     found = _AUTHORITY.fullmatch(text)
     port = int(found[2]) if found and found[2] else default
     if found is None or port is None or not 0 < port < 65536:
-        raise Invalid("the proxy wants a host and a port")
+        raise Invalid("the proxy needs a host and a port")
     try:
         return canonical_host(found[1]), port
     except ValueError:
-        raise Invalid("that is no name of a host") from None
+        raise Invalid("that is not a valid host name") from None
 
 
-def _forwarded(headers: list[str]) -> list[str]:
-    """The headers that are for the host, and not for us."""
+def _headers_to_forward(headers: list[str]) -> list[str]:
+    """Return the headers for the host, without hop-by-hop and proxy headers."""
     parsed = [_HEADER.fullmatch(header) for header in headers]
     if None in parsed:
         raise Invalid("a header has characters that HTTP does not allow")

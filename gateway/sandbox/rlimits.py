@@ -1,4 +1,4 @@
-"""Limits that the kernel enforces: for each process, and for the number of tasks of a whole program.
+"""Limits that the kernel enforces: per process, and on the number of tasks of a whole program.
 
 A task is a process or a thread, as the kernel counts them together.
 """
@@ -38,18 +38,18 @@ class TaskLimit:
 
 def rlimits(limits: Limits, task_limit: TaskLimit | None) -> list[tuple[int, int]]:
     """Numbers and values for `setrlimit`. None where the kernel cannot count tasks for us, or a cgroup does."""
-    held = [
+    values = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, limits.file_bytes),
         (resource.RLIMIT_NOFILE, limits.open_files),
-        # Far above the limit that counts: this one only slows down who outruns the watchdog.
+        # Far above the real limit: this only slows down a program that is faster than the watchdog.
         (resource.RLIMIT_DATA, 2 * limits.memory + _SPARE_DATA),
     ]
     if task_limit is not None:
-        held.append((resource.RLIMIT_NPROC, task_limit.others + task_limit.tasks))
+        values.append((resource.RLIMIT_NPROC, task_limit.others + task_limit.tasks))
     if limits.cpu_seconds is not None:
-        held.append((resource.RLIMIT_CPU, limits.cpu_seconds))
-    return held
+        values.append((resource.RLIMIT_CPU, limits.cpu_seconds))
+    return values
 
 
 def count_tasks(user: int) -> int:

@@ -1,4 +1,4 @@
-"""Runs a program from start to end: its output kept within bounds, its time too."""
+"""Runs a program from start to end, with bounded output and time."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _KIBIBYTE = 1024
 OUTPUT_LIMIT = 256 * _KIBIBYTE
 HARD_LIMIT = 32 * _KIBIBYTE * _KIBIBYTE
 _CHUNK = 64 * _KIBIBYTE
-_PATIENCE = 10.0
-# Seconds to read what an ended program left in its pipes: the event loop may be busy, or someone else holds them.
-_LAST_WORDS = 5.0
+_KILL_TIMEOUT = 10.0
+# Seconds to read the pipes of an ended program: the event loop may be busy, or another process holds them open.
+_DRAIN_TIMEOUT = 5.0
 
-# Is told which stream, and what was written to it.
-Said = Callable[[str, bytes], None]
+# Called with the name of a stream and what was written to it.
+OutputListener = Callable[[str, bytes], None]
 
 
 @dataclass(frozen=True)
-class Finished:
-    """What a program wrote and how it ended. Of output beyond the limit the middle is left out."""
+class FinishedProgram:
+    """The output and exit of a program. Output beyond the limit is cut in the middle."""
 
     stdout: bytes
     stderr: bytes
@@ -44,20 +44,20 @@ async def run(
     sandbox: Sandbox,
     program: Program,
     *,
-    input: bytes = b"",  # noqa: A002 - what `subprocess` calls it
+    input: bytes = b"",  # noqa: A002 - as in `subprocess`
     timeout: float,
     output_limit: int = OUTPUT_LIMIT,
     hard_limit: int = HARD_LIMIT,
-    said: Said | None = None,
-) -> Finished:
-    """Run it to its end, or kill it: for its time, for a stream beyond `hard_limit`, or when cancelled.
+    on_output: OutputListener | None = None,
+) -> FinishedProgram:
+    """Run a program to its end, or kill it: on timeout, for a stream beyond `hard_limit`, or when cancelled.
 
-    `said` hears what it writes while it runs: `"stdout"` or `"stderr"`, and up to `output_limit` bytes of each.
+    `on_output` is called with up to `output_limit` bytes of each stream while it runs.
     """
     began = time.monotonic()
     process = await sandbox.start(program, stdin=bool(input))
     limits = {"output_limit": output_limit, "hard_limit": hard_limit}
-    finished = await finish(process, input=input, timeout=timeout, said=said, **limits)
+    finished = await finish(process, input=input, timeout=timeout, on_output=on_output, **limits)
     return dataclasses.replace(finished, duration=time.monotonic() - began)
 
 
@@ -68,47 +68,47 @@ async def finish(
     timeout: float,
     output_limit: int = OUTPUT_LIMIT,
     hard_limit: int = HARD_LIMIT,
-    said: Said | None = None,
-) -> Finished:
-    """The same for a program that was just started; its time begins now."""
+    on_output: OutputListener | None = None,
+) -> FinishedProgram:
+    """Wait for a program that was just started, like `run`; its time begins now."""
     began = time.monotonic()
-    kept = (
-        Kept(output_limit, hard_limit, heard(said, "stdout")),
-        Kept(output_limit, hard_limit, heard(said, "stderr")),
+    outputs = (
+        BoundedOutput(output_limit, hard_limit, output_callback(on_output, "stdout")),
+        BoundedOutput(output_limit, hard_limit, output_callback(on_output, "stderr")),
     )
     try:
-        exit_ = await _follow(process, input, timeout, *kept)
+        exit_ = await _follow(process, input, timeout, *outputs)
     except BaseException:
         process.kill()
-        with anyio.move_on_after(_PATIENCE, shield=True), suppress(Unavailable):
+        with anyio.move_on_after(_KILL_TIMEOUT, shield=True), suppress(Unavailable):
             await process.wait()
         raise
-    out, err = kept
-    return Finished(out.content, err.content, exit_, time.monotonic() - began, out.truncated, err.truncated)
+    out, err = outputs
+    return FinishedProgram(out.content, err.content, exit_, time.monotonic() - began, out.truncated, err.truncated)
 
 
-def heard(said: Said | None, stream: str) -> Callable[[bytes], None]:
-    """What hears a stream; one that fails hears no more, and the program does not suffer for it."""
-    ears = [] if said is None else [said]
+def output_callback(on_output: OutputListener | None, stream: str) -> Callable[[bytes], None]:
+    """Return a callback for a stream. A listener that fails is not called again; the program is not affected."""
+    listeners = [] if on_output is None else [on_output]
 
-    def hear(data: bytes) -> None:
-        for ear in ears:
+    def callback(data: bytes) -> None:
+        for listener in listeners:
             try:
-                ear(stream, data)
+                listener(stream, data)
             except Exception:
-                _log.exception("what a program writes could not be told")
-                ears.clear()
+                _log.exception("a listener for a program's output failed")
+                listeners.clear()
                 return
 
-    return hear
+    return callback
 
 
-class Kept:
-    """The beginning and the end of a stream; `hear` is told of it up to the limit."""
+class BoundedOutput:
+    """The beginning and the end of a stream; `callback` gets it up to the limit."""
 
-    def __init__(self, limit: int, hard_limit: int, hear: Callable[[bytes], None] = lambda _: None) -> None:
+    def __init__(self, limit: int, hard_limit: int, callback: Callable[[bytes], None] = lambda _: None) -> None:
         self._limit = limit
-        self._hear = hear
+        self._callback = callback
         self._half = limit // 2
         self._hard_limit = hard_limit
         self._head = bytearray()
@@ -116,9 +116,9 @@ class Kept:
         self._size = 0
 
     def add(self, data: bytes) -> bool:
-        """False once there is more than anyone could mean."""
-        if told := data[: max(self._limit - self._size, 0)]:
-            self._hear(told)
+        """Add output; False once it exceeds the hard limit."""
+        if part := data[: max(self._limit - self._size, 0)]:
+            self._callback(part)
         self._size += len(data)
         room = self._half - len(self._head)
         self._head += data[:room]
@@ -139,15 +139,15 @@ class Kept:
         return bytes(self._head) + b"\n... %d bytes left out ...\n" % left_out + bytes(self._tail[-self._half :])
 
 
-async def _follow(process: Process, given: bytes, timeout: float, out: Kept, err: Kept) -> Exit:
+async def _follow(process: Process, input_data: bytes, timeout: float, out: BoundedOutput, err: BoundedOutput) -> Exit:
     tasks = [
         asyncio.ensure_future(_drain(process, process.stdout, out)),
         asyncio.ensure_future(_drain(process, process.stderr, err)),
-        asyncio.ensure_future(_feed(process, given)),
+        asyncio.ensure_future(_feed(process, input_data)),
     ]
     try:
         exit_ = await _end(process, timeout)
-        await asyncio.wait(tasks[:2], timeout=_LAST_WORDS)
+        await asyncio.wait(tasks[:2], timeout=_DRAIN_TIMEOUT)
     finally:
         for task in tasks:
             task.cancel()
@@ -164,17 +164,17 @@ async def _end(process: Process, timeout: float) -> Exit:
         return dataclasses.replace(await process.wait(), killed="timeout")
 
 
-async def _drain(process: Process, stream: asyncio.StreamReader, kept: Kept) -> None:
+async def _drain(process: Process, stream: asyncio.StreamReader, output: BoundedOutput) -> None:
     while data := await stream.read(_CHUNK):
-        if not kept.add(data):
+        if not output.add(data):
             process.kill("output")
 
 
-async def _feed(process: Process, given: bytes) -> None:
+async def _feed(process: Process, input_data: bytes) -> None:
     if process.stdin is None:
         return
-    with suppress(ConnectionError):  # the program need not read what it is given
-        for start in range(0, len(given), _CHUNK):
-            process.stdin.write(given[start : start + _CHUNK])
+    with suppress(ConnectionError):  # the program may not read its input
+        for start in range(0, len(input_data), _CHUNK):
+            process.stdin.write(input_data[start : start + _CHUNK])
             await process.stdin.drain()
     process.stdin.close()

@@ -1,4 +1,4 @@
-"""Whom programs run as when the gateway itself is root: never as root."""
+"""The user that programs run as if the gateway is root: never root."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 if sys.platform != "win32":
     import pwd
 
-# An operator can name the account by making one of this name.
+# An operator can choose the account by creating one with this name.
 USER = "toolgate"
 
-# Without one: a number that neither distributions nor systemd give to anyone, and containers have.
+# Otherwise: an id that neither distributions nor systemd assign, and that containers have.
 _UID = 60700
 
 _MAP = Path("/proc/self/uid_map")
@@ -28,8 +28,8 @@ class Account:
 
 
 def account() -> Account | None:
-    """Whom to become for a program; None when we are nobody special ourselves, as is the root of a container
-    that knows no other users: outside it is a normal one."""
+    """Return the user for programs; None if the gateway is not root, or is root only of a container without other
+    users, which is a normal user outside."""
     if os.geteuid() != 0:
         return None
     found = Account(_UID, _UID)
@@ -41,7 +41,7 @@ def account() -> Account | None:
 
 
 def is_known(uid: int, known: Path) -> bool:
-    """Whether a user is among those of our namespace."""
+    """Return whether a user exists in our user namespace."""
     try:
         lines = [[int(number) for number in line.split()] for line in known.read_text().splitlines()]
     except (OSError, ValueError):
@@ -55,7 +55,7 @@ def owner(path: Path) -> Account:
 
 
 def owner_or(dedicated: Account, folders: Iterable[Path]) -> Account:
-    """The owner of the first folder that is not root's, so that what a program makes there is the owner's."""
+    """Return the owner of the first folder that is not root's, so that files created there belong to the owner."""
     for folder in folders:
         found = owner(folder)
         if found.uid != 0:

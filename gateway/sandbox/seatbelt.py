@@ -1,4 +1,4 @@
-"""The sandbox of macOS: a profile that names what may be read and written, and refuses the rest."""
+"""The sandbox of macOS: a profile of what may be read and written; everything else is denied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from gateway.errors import Invalid
-from gateway.sandbox import PUT_BACK, Mount, Process, Program
+from gateway.sandbox import RESTORED_AFTERWARDS, Mount, Process, Program
 from gateway.sandbox.process import unavailable
 from gateway.sandbox.supervisor import launch, refuse_hidden, refuse_network
 
@@ -34,7 +34,7 @@ _SYSTEM = (
 )
 _FILES = ("/", "/dev", "/dev/random", "/dev/urandom", "/private/etc/localtime", "/private/var/select/sh")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/dtracehelper")
-# Not those that tell of other processes: their arguments and environment are among them.
+# None that reveal other processes, such as their arguments and environment.
 _SYSCTLS = (
     "kern.argmax",
     "kern.boottime",
@@ -65,20 +65,20 @@ _RULES = f"""\
 
 
 class Seatbelt:
-    """A program shares processes and the view of files with the machine, and can open only what it is
-    given; it has no network. Nothing of the kernel's bounds what a whole tree uses."""
+    """A program shares the host's processes and file system, can open only its mounts, and has no network. The kernel
+    does not limit a whole process tree."""
 
     name = "seatbelt"
-    keeps_paths = False
+    protects_paths = False
     weaknesses: tuple[str, ...] = (
-        "memory and the number of processes of a program are bounded one by one, not together",
+        "memory and number of processes are limited per process, not for the whole program",
         "a process that leaves its group may outlive its program for a moment, as confined as before",
-        PUT_BACK,
+        RESTORED_AFTERWARDS,
     )
 
     def __init__(self, executable: str = EXECUTABLE) -> None:
         if not os.access(executable, os.X_OK):
-            raise unavailable(f"{executable} is not there")
+            raise unavailable(f"{executable} does not exist")
         if os.geteuid() == 0:
             raise unavailable("programs never run as root; run the gateway as a normal user")
         self._executable = executable
@@ -89,17 +89,17 @@ class Seatbelt:
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
         refuse_network(self.name, program)
         refuse_hidden(self.name, program)
-        # The system's folder for temporary files is reached by a link, and rules see where it leads.
+        # The system's temporary folder is a link, and rules apply to its target.
         scratch = Path(os.path.realpath(tempfile.mkdtemp(prefix="toolgate-")))
         confined = replace(program, argv=(self._executable, "-p", profile(program, scratch), *program.argv))
         return await launch(confined, stdin=stdin, scratch=scratch, task_limit=None)
 
 
 def profile(program: Program, scratch: Path) -> str:
-    """What the program may do, in the words of `sandbox-exec`."""
+    """Return the profile of a program for `sandbox-exec`."""
     writable = [*(mount.source for mount in program.mounts if mount.writable), scratch]
-    given = [*program.readable, *(mount.source for mount in program.mounts), scratch]
-    readable = list(dict.fromkeys([*_SYSTEM, *_names(given)]))
+    visible = [*program.readable, *(mount.source for mount in program.mounts), scratch]
+    readable = list(dict.fromkeys([*_SYSTEM, *_names(visible)]))
     written = list(dict.fromkeys(_names(writable)))
     above = sorted({str(parent) for name in readable for parent in PurePosixPath(name).parents})
     return "".join(
@@ -116,20 +116,20 @@ def profile(program: Program, scratch: Path) -> str:
 
 
 def _names(paths: Iterable[Path]) -> Iterator[str]:
-    """Each path as it is called and as it is: a rule holds for what a name leads to."""
+    """Yield each path and its real path: a rule applies to the target of a link."""
     for path in paths:
         yield str(path)
         yield os.path.realpath(path)
 
 
 def _rule(rights: str, how: str, paths: Iterable[str]) -> str:
-    lines = "\n".join(f"  ({how} {_quoted(path)})" for path in paths)
+    lines = "\n".join(f"  ({how} {_quote(path)})" for path in paths)
     return f"(allow {rights}\n{lines})\n"
 
 
-def _quoted(path: str) -> str:
-    """A path as a string of the profile's language, in which nothing of it can be a rule."""
+def _quote(path: str) -> str:
+    """Quote a path as a string of the profile language."""
     if any(ord(character) < 32 or 0xD800 <= ord(character) < 0xE000 for character in path):
-        raise Invalid(f"{path!r} has characters that cannot be named to the sandbox; choose another folder")
+        raise Invalid(f"{path!r} contains characters that a sandbox profile cannot express; choose another folder")
     escaped = path.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -17,8 +17,8 @@ from typing import Any
 from gateway.errors import Unavailable
 from gateway.sandbox import Killed, Program
 from gateway.sandbox.cgroups import Cgroups, Group
-from gateway.sandbox.disk_usage import DiskUsage, Gauge, Size, folder_usage, writable_folders
-from gateway.sandbox.process import Running, handed, spawn
+from gateway.sandbox.disk_usage import DiskSize, DiskUsage, Meter, folder_usage, writable_folders
+from gateway.sandbox.process import RunningProgram, create_data_fd, spawn
 from gateway.sandbox.process_tree import DeletedFiles
 from gateway.sandbox.rlimits import TaskLimit, rlimits
 from gateway.sandbox.run_user import Account
@@ -47,7 +47,7 @@ async def launch(
     code: bytes | None = None,
     user: Account | None = None,
     cgroups: Cgroups | None = None,
-) -> Running:
+) -> RunningProgram:
     """Start the program behind a launcher that confines it; `scratch` is removed when it has ended. `user` is
     who it becomes, when we are root. A cgroup counts tasks instead of `task_limit`."""
     group = cgroups.make(program.limits) if cgroups else None
@@ -69,7 +69,7 @@ async def launch(
         "lifeline": lifeline_read,
         "status": status_write,
     }
-    ours = (handed(marshal.dumps((_launcher(), order))), lifeline_read, status_write)
+    ours = (create_data_fd(marshal.dumps((_launcher(), order))), lifeline_read, status_write)
     argv = [sys.executable, "-I", "-S", "-c", _BOOT, str(ours[0])]
     hold: _Launched | None = None
     try:
@@ -86,8 +86,8 @@ async def launch(
             if group is not None:
                 group.close()
             remove(str(scratch))
-    running = await Running.open(child, hold)
-    running.guard(Watch(program.limits, child.pid, _gauges(program, scratch, child.pid), task_limit))
+    running = await RunningProgram.open(child, hold)
+    running.guard(Watch(program.limits, child.pid, _meters(program, scratch, child.pid), task_limit))
     return running
 
 
@@ -187,9 +187,9 @@ def _environment(program: Program, scratch: Path) -> dict[str, str]:
     return environment
 
 
-def _gauges(program: Program, scratch: Path, root: int) -> list[Gauge]:
+def _meters(program: Program, scratch: Path, root: int) -> list[Meter]:
     """A deleted file on a disk that holds both scratch and folders counts with the folders."""
     limits = program.limits
     deleted = DeletedFiles(root, [scratch], elsewhere=writable_folders(program))
-    scratch_usage = DiskUsage([scratch], Size(limits.tmp_bytes, limits.files), root, deleted)
+    scratch_usage = DiskUsage([scratch], DiskSize(limits.tmp_bytes, limits.files), root, deleted)
     return [scratch_usage, *folder_usage(program, root)]

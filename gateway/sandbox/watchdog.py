@@ -1,4 +1,4 @@
-"""Ends programs that use more than they may: two threads look at all of them, often at the busy ones."""
+"""Kills programs that exceed their limits: two threads check all programs, busy ones often."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from gateway.sandbox import Killed, Limits
-from gateway.sandbox.disk_usage import Gauge
+from gateway.sandbox.disk_usage import Meter
 from gateway.sandbox.process_tree import SharedMemory, proportional_memory, usage
 from gateway.sandbox.rlimits import TaskLimit
 
@@ -20,26 +20,26 @@ _DISK_INTERVAL = 0.1
 _IDLE_INTERVAL = 5.0
 _SECONDS_AT_TASK_LIMIT = 1.0
 _HIDDEN = (
-    "a program was ended because it hides what it uses, as /proc is mounted with hidepid; "
-    "mount it without, or with the group of the gateway as gid"
+    "a program was killed because its processes are hidden: /proc is mounted with hidepid; "
+    "mount /proc without it, or with the gateway's group as gid"
 )
 
 
 class Watch:
-    """The limits of one program: the tree beneath `root`, and what its gauges show."""
+    """The limits of one program: the process tree beneath `root`, and its meters."""
 
-    def __init__(self, limits: Limits, root: int, gauges: Sequence[Gauge], task_limit: TaskLimit | None = None) -> None:
+    def __init__(self, limits: Limits, root: int, meters: Sequence[Meter], task_limit: TaskLimit | None = None) -> None:
         self._limits = limits
         self._task_limit = task_limit or TaskLimit(limits.processes)
         self._at_task_limit: float | None = None
         self._root = root
-        self._gauges = gauges
+        self._meters = meters
         self._shared = SharedMemory(limits.memory)
         self._hidden: frozenset[int] = frozenset()
         self._busy = True
-        self._rounds = [_Round(_MEMORY, self._tree_exceeds)]
-        if gauges:
-            self._rounds.append(_Round(_DISK, self._disk_exceeds))
+        self._checks = [_Check(_MEMORY, self._tree_exceeds)]
+        if meters:
+            self._checks.append(_Check(_DISK, self._disk_exceeds))
 
     @property
     def busy(self) -> bool:
@@ -48,27 +48,27 @@ class Watch:
     @busy.setter
     def busy(self, busy: bool) -> None:
         if busy and not self._busy and self._limits.per_task:
-            for gauge in self._gauges:
-                gauge.reset()
+            for meter in self._meters:
+                meter.reset()
             self._shared.reset()
         self._busy = busy
-        for round_ in self._rounds:
-            round_.become(busy)
+        for check in self._checks:
+            check.set_busy(busy)
 
     def start(self, loop: asyncio.AbstractEventLoop, end: Callable[[Killed], None]) -> None:
-        """Look from now on, and `end` the program in its loop when it uses too much."""
+        """Start checking; call `end` in the event loop when a limit is exceeded."""
 
         def report(killed: Killed) -> None:
-            with suppress(RuntimeError):  # the loop has closed; what runs ends with us
+            with suppress(RuntimeError):  # the loop has closed; programs end with the gateway
                 loop.call_soon_threadsafe(end, killed)
 
-        for round_ in self._rounds:
-            round_.report = report
-            round_.patrol.add(round_)
+        for check in self._checks:
+            check.report = report
+            check.thread.add(check)
 
     def stop(self) -> None:
-        for round_ in self._rounds:
-            round_.patrol.remove(round_)
+        for check in self._checks:
+            check.thread.remove(check)
 
     def _tree_exceeds(self) -> Killed | None:
         limits, found = self._limits, usage(self._root)
@@ -79,13 +79,14 @@ class Watch:
         if self._shared.exceeds_limit(found.processes, found.mapped):
             return "memory"
         still_hidden, self._hidden = self._hidden & found.hidden, found.hidden
-        if still_hidden:  # to two looks in a row: one that is just starting is hidden for a moment
+        if still_hidden:  # in two checks in a row: a process that is starting is hidden for a moment
             _log.warning(_HIDDEN)
             return "memory"
         return None
 
     def _tasks_exceed(self, tasks: int) -> bool:
-        """At the limit the kernel refuses more, and most programs cope or end. One that stays there is a bomb."""
+        """Return whether the program stays at its task limit: the kernel refuses more tasks, and most programs cope or
+        end."""
         if not self._task_limit.is_reached(tasks):
             self._at_task_limit = None
             return False
@@ -95,97 +96,97 @@ class Watch:
         return tasks > self._limits.processes or now - self._at_task_limit >= _SECONDS_AT_TASK_LIMIT
 
     def _disk_exceeds(self) -> Killed | None:
-        return "disk" if any(gauge.is_full() for gauge in self._gauges) else None
+        return "disk" if any(meter.is_full() for meter in self._meters) else None
 
 
-class _Round:
-    """One program's place in a patrol."""
+class _Check:
+    """The check of one program by a thread."""
 
     report: Callable[[Killed], None]
 
-    def __init__(self, patrol: Patrol, look: Callable[[], Killed | None]) -> None:
-        self.patrol = patrol
-        self.look = look
+    def __init__(self, thread: WatchThread, run: Callable[[], Killed | None]) -> None:
+        self.thread = thread
+        self.run = run
         self.busy = True
-        self.stirred = True
-        self.looked = time.monotonic()
+        self.was_busy = True
+        self.checked_at = time.monotonic()
 
-    def become(self, busy: bool) -> None:
+    def set_busy(self, busy: bool) -> None:
         self.busy = busy
         if busy:
-            self.stirred = True
-            self.patrol.wake()
+            self.was_busy = True
+            self.thread.wake()
 
     @property
     def awake(self) -> bool:
-        """Busy, or it was since it was last looked at: a short task too may have left something."""
-        return self.busy or self.stirred
+        """True if it is busy or was since the last check: a short task may have left something, too."""
+        return self.busy or self.was_busy
 
 
-class Patrol:
-    """A thread that goes from program to program. While all are idle it sleeps for seconds; when there
-    are none it ends."""
+class WatchThread:
+    """A thread that checks program after program. It sleeps for seconds while all are idle, and ends when there are
+    none."""
 
     def __init__(self, name: str, interval: float) -> None:
         self._name = name
         self._interval = interval
         self._lock = threading.Lock()
-        self._rounds: list[_Round] = []
+        self._checks: list[_Check] = []
         self._thread: threading.Thread | None = None
-        self._resting = False
-        self._stir = threading.Event()
+        self._sleeping = False
+        self._wake_event = threading.Event()
 
-    def add(self, round_: _Round) -> None:
+    def add(self, check: _Check) -> None:
         with self._lock:
-            self._rounds.append(round_)
+            self._checks.append(check)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"toolgate-{self._name}", daemon=True)
                 self._thread.start()
         self.wake()
 
-    def remove(self, round_: _Round) -> None:
+    def remove(self, check: _Check) -> None:
         with self._lock, suppress(ValueError):
-            self._rounds.remove(round_)
+            self._checks.remove(check)
 
     def wake(self) -> None:
-        if self._resting:
-            self._stir.set()
+        if self._sleeping:
+            self._wake_event.set()
 
     def _run(self) -> None:
         while True:
             time.sleep(self._interval)
             with self._lock:
-                if not self._rounds:
+                if not self._checks:
                     self._thread = None
                     return
-                rounds = tuple(self._rounds)
-            for round_ in rounds:
-                self._visit(round_)
-            self._rest()
+                checks = tuple(self._checks)
+            for check in checks:
+                self._visit(check)
+            self._sleep_if_idle()
 
-    def _visit(self, round_: _Round) -> None:
+    def _visit(self, check: _Check) -> None:
         now = time.monotonic()
-        if not round_.awake and now - round_.looked < _IDLE_INTERVAL:
+        if not check.awake and now - check.checked_at < _IDLE_INTERVAL:
             return
-        round_.stirred = False
-        round_.looked = now
+        check.was_busy = False
+        check.checked_at = now
         try:
-            killed = round_.look()
+            killed = check.run()
         except Exception:
-            _log.exception("a program's limits could not be looked at")
+            _log.exception("checking a program's limits failed")
             return
         if killed:
-            round_.report(killed)
+            check.report(killed)
 
-    def _rest(self) -> None:
-        self._stir.clear()
-        self._resting = True  # set before looking: who stirs after the look finds it
+    def _sleep_if_idle(self) -> None:
+        self._wake_event.clear()
+        self._sleeping = True  # set before the check: a wake-up after it is not lost
         with self._lock:
-            awake = any(round_.awake for round_ in self._rounds)
+            awake = any(check.awake for check in self._checks)
         if not awake:
-            self._stir.wait(_IDLE_INTERVAL)
-        self._resting = False
+            self._wake_event.wait(_IDLE_INTERVAL)
+        self._sleeping = False
 
 
-_MEMORY = Patrol("watch-memory", _MEMORY_INTERVAL)
-_DISK = Patrol("watch-disk", _DISK_INTERVAL)
+_MEMORY = WatchThread("watch-memory", _MEMORY_INTERVAL)
+_DISK = WatchThread("watch-disk", _DISK_INTERVAL)

@@ -235,7 +235,7 @@ class Moody:
 
     name = "moody"
     weaknesses: tuple[str, ...] = ()
-    keeps_paths = False
+    protects_paths = False
 
     def __init__(self, within: Sandbox) -> None:
         self.within = within

@@ -485,7 +485,7 @@ async def make_calls(backend: str, directory: Path, count: int) -> Report:
 
 def use_sandbox(backend: str) -> None:
     """Make the gateways of this process use one sandbox; they would choose the best of the machine."""
-    detect._known[:] = [detect.Survey({"bwrap": Bubblewrap, "landlock": Landlock}[backend]())]
+    detect._cached_survey[:] = [detect.Survey({"bwrap": Bubblewrap, "landlock": Landlock}[backend]())]
 
 
 def main(action: str, *arguments: str) -> None:

@@ -34,7 +34,7 @@ def serve() -> None:
 
 
 async def besiege(backend: str, folder: Path, mode: str, token: str) -> None:
-    detect._known[:] = [detect.Survey(BACKENDS[backend]())]
+    detect._cached_survey[:] = [detect.Survey(BACKENDS[backend]())]
     (folder / "workspace").mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         target = stack.enter_context(outside(folder)) if mode != "hold" else {}

@@ -29,7 +29,7 @@ from gateway.sandbox import Killed, Limits, Mount, Program, Sandbox
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.detect import Unconfined
 from gateway.sandbox.landlock import Landlock
-from gateway.sandbox.run import Finished, run
+from gateway.sandbox.run import FinishedProgram, run
 from gateway.sandbox.supervisor_main import remove
 
 from .bombs import BOMBS, Bomb
@@ -74,7 +74,7 @@ def give_to_own_user(folder: Path, sandbox: Sandbox) -> None:
         os.chown(folder, user, user)
 
 
-async def run_out_of_time(sandbox: Sandbox, program: Program, begun: bytes) -> Finished:
+async def run_out_of_time(sandbox: Sandbox, program: Program, begun: bytes) -> FinishedProgram:
     """Run a program that never ends, with more time until it had enough to say that it has begun."""
     for timeout in (1, 4, 16, 64):
         finished = await run(sandbox, program, timeout=timeout)

@@ -60,7 +60,7 @@ async def test_a_program_is_held_in_its_group(sandbox: Sandbox, base: Path, monk
         (group / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
 
     limits = Limits(memory=2**26, processes=10)
-    finished = await run(sandbox, python("print(1, flush=True)", limits=limits), timeout=60, said=look)
+    finished = await run(sandbox, python("print(1, flush=True)", limits=limits), timeout=60, on_output=look)
     assert finished.exit == Exit(0, "memory")  # as the kernel told
     (held,) = made
     assert int(held.pop("cgroup.procs")) > 1

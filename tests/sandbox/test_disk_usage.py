@@ -18,12 +18,12 @@ import pytest
 from eventually import eventually
 
 from gateway.sandbox import disk_usage
-from gateway.sandbox.disk_usage import DEPTH_LIMIT, DiskUsage, Size, TmpfsUsage, cannot_inspect_programs
+from gateway.sandbox.disk_usage import DEPTH_LIMIT, DiskSize, DiskUsage, TmpfsUsage, cannot_inspect_programs
 from gateway.sandbox.process_tree import DeletedFiles, SharedMemory, work_of
 from gateway.sandbox.supervisor_main import remove
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
-NOTHING = Size(-1, -1)
+NOTHING = DiskSize(-1, -1)
 
 # Ways for a process to keep a deleted file.
 HOLDS = {
@@ -97,7 +97,7 @@ def is_full_when_walked(gauge: DiskUsage) -> bool:
     return full
 
 
-def gauge_of(folder: Path, limit: Size, root: int | None = None, *, deleted: bool = False) -> DiskUsage:
+def gauge_of(folder: Path, limit: DiskSize, root: int | None = None, *, deleted: bool = False) -> DiskUsage:
     """A gauge of what a process tree, by default that of the tests, adds from now on."""
     root = os.getpid() if root is None else root
     gauge = DiskUsage([folder], limit, root, DeletedFiles(root, [folder]) if deleted else None)
@@ -131,13 +131,13 @@ def test_tmpfs_counts_once_it_is_the_programs_own(tmp_path: Path) -> None:
     assert not TmpfsUsage(tmp_path, NOTHING, host=tmp_path).is_full()
     assert not TmpfsUsage(tmp_path / "gone", NOTHING, host=Path("/proc")).is_full()
     assert TmpfsUsage(tmp_path, NOTHING, host=Path("/proc")).is_full()
-    assert not TmpfsUsage(tmp_path, Size(2**62, 2**62), host=Path("/proc")).is_full()
+    assert not TmpfsUsage(tmp_path, DiskSize(2**62, 2**62), host=Path("/proc")).is_full()
 
 
 @LINUX
 def test_disk_usage_sees_growth_without_waiting_for_a_periodic_walk(disk: Path) -> None:
     (disk / "old").write_bytes(os.urandom(2**20))
-    gauge = gauge_of(disk, Size(2**20, 1000))
+    gauge = gauge_of(disk, DiskSize(2**20, 1000))
     assert not gauge.is_full()
     (disk / "new").write_bytes(os.urandom(2**21))
     assert gauge.is_full()
@@ -148,7 +148,7 @@ def test_disk_usage_sees_growth_without_waiting_for_a_periodic_walk(disk: Path) 
 
 @LINUX
 def test_disk_usage_of_others_in_the_same_folder_does_not_count(disk: Path, idle: int) -> None:
-    gauge = gauge_of(disk, Size(2**20, 20_000), idle)
+    gauge = gauge_of(disk, DiskSize(2**20, 20_000), idle)
     (disk / "large").write_bytes(os.urandom(2**23))
     for number in range(21_000):
         (disk / str(number)).touch()
@@ -173,7 +173,7 @@ input()
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdout.readline()
-        gauge = gauge_of(disk, Size(2**21, 20_000), process.pid)
+        gauge = gauge_of(disk, DiskSize(2**21, 20_000), process.pid)
         (disk / "of others").write_bytes(os.urandom(2**23))
         assert not is_full_when_walked(gauge)
         process.stdin.write(b"\n")
@@ -192,8 +192,8 @@ def test_disk_usage_ignores_a_closed_folder_that_is_older_than_the_program(
     (disk / "closed").chmod(mode)
     time.sleep(2 * disk_usage._CLOCK_TICK)
     free = [2**40]
-    monkeypatch.setattr(disk_usage, "_free_space", lambda _: Size(free[0], free[0]))
-    gauge = gauge_of(disk, Size(2**20, 20_000), idle)
+    monkeypatch.setattr(disk_usage, "_free_space", lambda _: DiskSize(free[0], free[0]))
+    gauge = gauge_of(disk, DiskSize(2**20, 20_000), idle)
     free[0] -= 2**30
     assert not is_full_when_walked(gauge)
     (disk / "closed").chmod(0o700)
@@ -206,7 +206,7 @@ def test_disk_usage_is_unknown_of_a_program_that_drops_the_counters_of_its_child
     argv = [sys.executable, "-I", "-c", code]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
-        gauge = gauge_of(disk, Size(2**20, 100), process.pid)
+        gauge = gauge_of(disk, DiskSize(2**20, 100), process.pid)
         assert work_of(process.pid) is None
         (disk / "large").write_bytes(os.urandom(2**22))
         assert is_full_when_walked(gauge)
@@ -217,7 +217,7 @@ def test_disk_usage_is_unknown_of_a_program_that_drops_the_counters_of_its_child
 def test_disk_usage_counts_links_once_and_follows_none(disk: Path) -> None:
     (disk / "folder").mkdir()
     (disk / "outside").write_bytes(os.urandom(2**22))
-    gauge = gauge_of(disk / "folder", Size(2**21, 30))
+    gauge = gauge_of(disk / "folder", DiskSize(2**21, 30))
     (disk / "folder/file").write_bytes(os.urandom(2**20))
     for number in range(8):
         os.link(disk / "folder/file", disk / f"folder/hard{number}")
@@ -233,7 +233,7 @@ def test_disk_usage_counts_links_once_and_follows_none(disk: Path) -> None:
 @pytest.mark.parametrize("mode", [0o300, 0o400, 0])
 def test_disk_usage_of_a_closed_folder_is_all_that_the_program_wrote(disk: Path, mode: int, place: str) -> None:
     (disk / "folder/dark").mkdir(parents=True)
-    gauge = gauge_of(disk / "folder", Size(2**20, 1000))
+    gauge = gauge_of(disk / "folder", DiskSize(2**20, 1000))
     (disk / "folder/dark/file").write_bytes(b"x")
     (disk / place).chmod(mode)
     assert not is_full_when_walked(gauge)
@@ -299,14 +299,14 @@ def test_deleted_files_count_however_they_are_held(
 ) -> None:
     """Some of them only root can inspect, and a message nobody: then all that the program wrote counts."""
     free = [2**40]
-    monkeypatch.setattr(disk_usage, "_free_space", lambda _: Size(free[0], 2**20))
+    monkeypatch.setattr(disk_usage, "_free_space", lambda _: DiskSize(free[0], 2**20))
     root = holding(f"{DELETED}{HOLDS[how]}\n")
-    gauges = [DiskUsage([disk], Size(2**21, 1000), root, deleted) for deleted in (None, DeletedFiles(root, [disk]))]
-    for gauge in gauges:
+    meters = [DiskUsage([disk], DiskSize(2**21, 1000), root, deleted) for deleted in (None, DeletedFiles(root, [disk]))]
+    for gauge in meters:
         gauge._start.time -= 60  # the program began before it wrote
     free[0] -= 3 << 20  # where the kernel's counters are closed, the disk decides whether there is a need to look
-    assert not is_full_when_walked(gauges[0])
-    assert is_full_soon(gauges[1])
+    assert not is_full_when_walked(meters[0])
+    assert is_full_soon(meters[1])
     files, hidden = DeletedFiles(root, [disk]).find()
     assert [found.st_size for found in files] == [3 << 20] * (not hidden)
     assert bool(hidden) == (how == "message") or os.geteuid() != 0
@@ -320,9 +320,9 @@ def test_deleted_files_within_the_limit_are_allowed_while_others_fill_the_disk(
     disk: Path, monkeypatch: pytest.MonkeyPatch, holding: Callable[[str], int], how: str
 ) -> None:
     free = [2**40]
-    monkeypatch.setattr(disk_usage, "_free_space", lambda _: Size(free[0], free[0]))
+    monkeypatch.setattr(disk_usage, "_free_space", lambda _: DiskSize(free[0], free[0]))
     root = holding(f"{DELETED}{HOLDS[how]}\n")
-    gauge = DiskUsage([disk], Size(2**30, 10**6), root, DeletedFiles(root, [disk]))
+    gauge = DiskUsage([disk], DiskSize(2**30, 10**6), root, DeletedFiles(root, [disk]))
     gauge._start.time -= 60  # the program began before it wrote
     free[0] -= 2**35
     assert not is_full_when_walked(gauge)
@@ -381,7 +381,7 @@ def pit(tmp_path: Path) -> Iterator[Path]:
 
 def test_disk_usage_refuses_folders_too_deep_to_measure(pit: Path) -> None:
     assert DEPTH_LIMIT < 1500
-    gauge = DiskUsage([pit], Size(2**30, 10**6), os.getpid())
+    gauge = DiskUsage([pit], DiskSize(2**30, 10**6), os.getpid())
     assert not is_full_when_walked(gauge)  # they are older than the program
     gauge._start.time -= 60
     assert is_full_when_walked(gauge)
@@ -396,7 +396,7 @@ def test_whatever_a_program_leaves_can_be_removed(pit: Path) -> None:
 def test_disk_usage_of_an_ended_program_is_not_that_of_others(disk: Path) -> None:
     """The watchdog may look once more before it hears of the end."""
     process = subprocess.Popen([sys.executable, "-I", "-c", "input()"], stdin=subprocess.PIPE)
-    gauge = gauge_of(disk, Size(2**20, 20_000), process.pid)
+    gauge = gauge_of(disk, DiskSize(2**20, 20_000), process.pid)
     (disk / "of others").write_bytes(os.urandom(2**22))
     process.kill()
     process.communicate()
@@ -426,7 +426,7 @@ def test_disk_usage_of_a_program_that_only_waits_costs_no_walks(disk: Path) -> N
     process = subprocess.Popen([sys.executable, "-I", "-c", GROW, str(disk / "mine")], stdin=subprocess.PIPE)
     assert process.stdin is not None
     try:
-        limit = Size(2**20, 20_000)
+        limit = DiskSize(2**20, 20_000)
         gauge = DiskUsage([disk], limit, process.pid, DeletedFiles(process.pid, [disk]), sparing=True)
         assert not is_full_when_walked(gauge)
         walk = gauge._last

@@ -135,7 +135,9 @@ async def test_a_hidden_file_cannot_be_read_in_a_folder_that_is_read_only(folder
 async def test_a_hidden_directory_hides_the_protected_files_in_it_too(folder: Path) -> None:
     sandbox = make("bwrap")
     program = hiding(sandbox, folder, find_hidden(folder, hides), "print(open('secrets/key').read())")
-    program = replace(program, mounts=tuple(replace(each, kept=("secrets/key", "conf")) for each in program.mounts))
+    program = replace(
+        program, mounts=tuple(replace(each, protected=("secrets/key", "conf")) for each in program.mounts)
+    )
     finished = await run(sandbox, program, timeout=60)
     assert finished.stdout == b"" and b"PermissionError" in finished.stderr
 

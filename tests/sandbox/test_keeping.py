@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.sandbox import Mount, Program, Sandbox
-from gateway.sandbox.bwrap import Kept, kept
+from gateway.sandbox.bwrap import ProtectedMount, paths_to_mount
 from gateway.sandbox.prestart import PrestartedSandboxes
-from gateway.sandbox.run import Finished, finish, run
+from gateway.sandbox.run import FinishedProgram, finish, run
 
 from .conftest import make
 from .siege import python, workspace
@@ -63,10 +63,10 @@ def folder(tmp_path: Path) -> Path:
 
 def keeping(code: str, folder: Path, sandbox: Sandbox, **options: Any) -> Program:
     whole = python(code, **workspace(folder, sandbox), **options)
-    return replace(whole, mounts=tuple(replace(mount, kept=KEPT) for mount in whole.mounts))
+    return replace(whole, mounts=tuple(replace(mount, protected=KEPT) for mount in whole.mounts))
 
 
-async def try_it(sandbox: Sandbox, folder: Path) -> Finished:
+async def try_it(sandbox: Sandbox, folder: Path) -> FinishedProgram:
     return await run(sandbox, keeping(TRY, folder, sandbox), timeout=60)
 
 
@@ -96,8 +96,8 @@ async def test_a_link_leads_to_nothing(sandbox: Sandbox, folder: Path, tmp_path:
     (folder / "b/settings").unlink()
     (folder / "b/settings").symlink_to(tmp_path / "outside/secret")
     os.mkfifo(folder / "b/absent")
-    mount = Mount(folder, "/workspace", writable=True, kept=("a/secret", "b/settings", "b/absent", "b/programs"))
-    found = [each for each in kept(Program((), (mount,))) if isinstance(each, Kept)]
+    mount = Mount(folder, "/workspace", writable=True, protected=("a/secret", "b/settings", "b/absent", "b/programs"))
+    found = [each for each in paths_to_mount(Program((), (mount,))) if isinstance(each, ProtectedMount)]
     for each in found:
         os.close(each.fd)
     assert [(each.bind, each.target) for each in found] == [

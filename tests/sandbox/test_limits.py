@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from gateway.sandbox import Exit, Limits, Mount, Sandbox
-from gateway.sandbox.run import Finished, run
+from gateway.sandbox.run import FinishedProgram, run
 from gateway.sandbox.supervisor_main import remove
 from gateway.workspace.open_chat import OpenChat
 from gateway.workspace.tree import EMPTY
@@ -38,7 +38,9 @@ from .siege import give_to_own_user, python, run_out_of_time, running, workspace
 pytestmark = pytest.mark.anyio
 
 
-async def let_loose(sandbox: Sandbox, folder: Path, code: str, limits: Limits, *, endless: bool = False) -> Finished:
+async def let_loose(
+    sandbox: Sandbox, folder: Path, code: str, limits: Limits, *, endless: bool = False
+) -> FinishedProgram:
     token = uuid.uuid4().hex
     folder.mkdir(exist_ok=True)
     program = python(code, token, limits=limits, **workspace(folder / "workspace", sandbox))

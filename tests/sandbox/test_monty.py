@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.sandbox import Exit, Limits
-from gateway.sandbox.monty import Monty, installed
+from gateway.sandbox.monty import Monty, is_installed
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not installed(), reason="Monty is not installed")]
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not is_installed(), reason="Monty is not installed")]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ async def test_code_works_in_its_folder(monty: Monty, tmp_path: Path) -> None:
     code = "import os\nopen('out', 'w').write(open('in').read() + os.environ['MORE'])\nprint('done')"
     heard: list[tuple[str, bytes]] = []
     finished = await monty.run(
-        code, folder=tmp_path, env={"MORE": " = 42"}, timeout=60, said=lambda *told: heard.append(told)
+        code, folder=tmp_path, env={"MORE": " = 42"}, timeout=60, on_output=lambda *told: heard.append(told)
     )
     assert (finished.exit, finished.stdout, finished.stderr) == (Exit(0), b"done\n", b"")
     assert (tmp_path / "out").read_text() == "6 * 7 = 42"

@@ -249,7 +249,7 @@ async def knocking(policy: NetworkPolicy) -> AsyncIterator[int]:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         door.listen()
-        async with proxy.Proxy(policy).behind(door):
+        async with proxy.Proxy(policy).serve(door):
             yield door.getsockname()[1]
 
 

@@ -38,8 +38,8 @@ TRY = dedent(
 
     async def attempt(sandbox, script, approved=(), kill=False):
         before = find_protected(folder)
-        mounts = paths_to_mount(before, approved) if sandbox.keeps_paths else ()
-        mount = Mount(folder, "/workspace", writable=True, kept=mounts)
+        mounts = paths_to_mount(before, approved) if sandbox.protects_paths else ()
+        mount = Mount(folder, "/workspace", writable=True, protected=mounts)
         program = Program(argv=("/bin/sh", "-c", script), mounts=(mount,), env={"PATH": "/usr/bin:/bin"},
                           cwd=sandbox.inside(mount))
         guard = protect_files("tool", folder, place / "store" / "call", before, mounts, approved)

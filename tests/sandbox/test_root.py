@@ -142,7 +142,7 @@ def test_what_is_started_for_a_user_has_nothing_of_roots() -> None:
 
     nothing = ["0" * 16]
     user, nobody = ["64002"] * 4, Account(SOMEONE, SOMEONE)
-    assert held(idmap.lent([], nobody, start)) == {
+    assert held(idmap.start_with_idmapped_mounts([], nobody, start)) == {
         "Uid": user, "Gid": user, "Groups": [], "CapPrm": nothing, "CapEff": nothing, "CapAmb": nothing
     }  # fmt: skip
     assert seen == [before], "all other threads are root meanwhile"
@@ -157,7 +157,7 @@ def test_who_starts_nothing_is_root_again() -> None:
 
     mine = idmap._thread.submit(lambda: held(Path("/proc/thread-self/status").read_text()))
     with pytest.raises(ValueError, match="no"):
-        idmap.lent([], Account(SOMEONE, SOMEONE), fail)
+        idmap.start_with_idmapped_mounts([], Account(SOMEONE, SOMEONE), fail)
     again = idmap._thread.submit(lambda: held(Path("/proc/thread-self/status").read_text()))
     assert {**again.result(), "CapAmb": []} == {**mine.result(), "CapAmb": []}
 
@@ -166,14 +166,14 @@ async def test_where_a_file_system_cannot_lend_the_owner_runs_and_root_never(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = make("bwrap")
-    monkeypatch.setitem(idmap._can_lend, folder.stat().st_dev, False)
+    monkeypatch.setitem(idmap._idmap_support, folder.stat().st_dev, False)
     mount = Mount(folder, "/workspace", writable=True)
     program = Program(("/bin/cat", "old"), mounts=(mount,), cwd="/workspace")
     with pytest.raises(Unavailable, match="normal user"):
         await run(sandbox, program, timeout=60)
     for path in (folder, *folder.iterdir()):
         os.chown(path, SOMEONE, SOMEONE)
-    assert idmap.borrower(program, Account(1, 1)) == Account(SOMEONE, SOMEONE)
+    assert idmap.choose_user(program, Account(1, 1)) == Account(SOMEONE, SOMEONE)
     assert (await run(sandbox, program, timeout=60)).stdout == b"old"
 
 

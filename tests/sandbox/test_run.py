@@ -335,7 +335,7 @@ async def test_what_it_writes_is_told_while_it_runs(any_sandbox: Sandbox) -> Non
         answered.set()
 
     code = "import sys, time; print('now', flush=True); time.sleep(300)"
-    running = asyncio.create_task(run(any_sandbox, python(code), timeout=60, said=said))
+    running = asyncio.create_task(run(any_sandbox, python(code), timeout=60, on_output=said))
     with anyio.fail_after(60):
         await answered.wait()
     assert heard == [("stdout", b"now\n")]
@@ -352,19 +352,19 @@ async def test_only_so_much_is_told_and_a_listener_that_fails_harms_nobody(sandb
         heard.extend(data)
 
     code = "import sys; sys.stdout.write('x' * 100_000)"
-    finished = await run(sandbox, python(code), timeout=60, output_limit=1000, said=said)
+    finished = await run(sandbox, python(code), timeout=60, output_limit=1000, on_output=said)
     assert (len(heard), finished.exit, finished.stdout_truncated) == (1000, Exit(0), True)
 
     def fails(stream: str, data: bytes) -> None:
         heard.clear()
         raise RuntimeError("deaf")
 
-    finished = await run(sandbox, python(code), timeout=60, said=fails)
+    finished = await run(sandbox, python(code), timeout=60, on_output=fails)
     assert (len(finished.stdout), finished.exit, bytes(heard)) == (100_000, Exit(0), b"")
 
 
 def test_a_folder_is_named_whole() -> None:
-    with pytest.raises(ValueError, match="a whole path"):
+    with pytest.raises(ValueError, match="an absolute path"):
         Mount(Path(), "/workspace")
 
 

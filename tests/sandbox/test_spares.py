@@ -17,7 +17,7 @@ import pytest
 from gateway.errors import Invalid, Unavailable
 from gateway.sandbox import Exit, Limits, Program, Sandbox
 from gateway.sandbox.prestart import PrestartedSandboxes
-from gateway.sandbox.run import Finished, finish
+from gateway.sandbox.run import FinishedProgram, finish
 
 from .siege import python, workspace
 
@@ -59,7 +59,7 @@ async def ready(spares: PrestartedSandboxes, program: Program, count: int = 1) -
 
 async def use(
     spares: PrestartedSandboxes, program: Program, code: str, *, given: bytes = b"", **options: Any
-) -> Finished:
+) -> FinishedProgram:
     process = await spares.start(program, code, stdin=bool(given), **options)
     return await finish(process, input=given, timeout=60)
 
@@ -137,7 +137,7 @@ async def test_a_spare_is_used_once_and_followed_by_another(make: Make, program:
     code = "import os, tempfile; print(os.listdir(tempfile.gettempdir())); open(tempfile.gettempdir() + '/left', 'w')"
     used: set[int] = set()
     for _ in range(3):
-        used.update(spare.process.pid for spare in spares._waiting.values())
+        used.update(spare.process.pid for spare in spares._ready.values())
         finished = await use(spares, program, code)
         assert finished.stdout == b"[]\n", finished
         await ready(spares, program)
@@ -147,13 +147,13 @@ async def test_a_spare_is_used_once_and_followed_by_another(make: Make, program:
 async def test_one_that_died_is_not_missed(make: Make, program: Program) -> None:
     spares = make()
     await ready(spares, program)
-    (spare,) = spares._waiting.values()
+    (spare,) = spares._ready.values()
     os.kill(spare.process.pid, signal.SIGKILL)
     time.sleep(0.3)  # noqa: ASYNC251 - so that it is dead, and the loop has not had time to see it
     assert spares.waiting == 1
     assert (await use(spares, program, "print(1)")).stdout == b"1\n"
     await ready(spares, program)
-    (spare,) = spares._waiting.values()
+    (spare,) = spares._ready.values()
     spare.process.kill()
     with anyio.fail_after(60):
         while spares.waiting:  # noqa: ASYNC110 - nothing tells of it
@@ -205,7 +205,7 @@ async def test_one_that_is_expected_now_is_the_one_that_is_used(make: Make, prog
     spares = make(kept=1)
     spares.expect(program, now=True)
     spares.expect(program, now=True)
-    (coming,) = spares._coming.values()
+    (coming,) = spares._starting.values()
     process = await spares.start(program, "print(1)")
     assert process is coming.result().process
     assert (await finish(process, timeout=60)).stdout == b"1\n"
@@ -216,7 +216,7 @@ async def test_many_expected_now_do_not_end_each_other(make: Make, any_sandbox: 
     programs = [interpreter(any_sandbox, tmp_path / f"ws{number}") for number in range(5)]
     for each in programs:
         spares.expect(each, now=True)
-    coming = list(spares._coming.values())
+    coming = list(spares._starting.values())
     assert len(coming) == 2
     found = await asyncio.gather(*(use(spares, each, "print(1)") for each in programs))
     assert {each.stdout for each in found} == {b"1\n"}
@@ -230,7 +230,7 @@ async def test_those_that_were_expected_and_not_used_are_not_kept_either(
     for number in range(4):
         spares.expect(interpreter(any_sandbox, tmp_path / f"ws{number}"), now=True)
         with anyio.fail_after(60):
-            while spares._coming:  # noqa: ASYNC110 - nothing tells of it
+            while spares._starting:  # noqa: ASYNC110 - nothing tells of it
                 await anyio.sleep(0.005)
     with anyio.fail_after(60):
         while spares.waiting > 2:  # noqa: ASYNC110 - nothing tells of it
@@ -245,7 +245,7 @@ async def test_those_that_cannot_begin_are_not_remembered(make: Make, any_sandbo
         (tmp_path / f"ws{number}").rmdir()
         spares.expect(program, now=True)
         with anyio.fail_after(60):
-            while spares._coming:  # noqa: ASYNC110 - nothing tells of it
+            while spares._starting:  # noqa: ASYNC110 - nothing tells of it
                 await anyio.sleep(0.005)
     with anyio.fail_after(60):
         while len(spares._recent) > 2 or spares.waiting:  # noqa: ASYNC110 - nothing tells of it

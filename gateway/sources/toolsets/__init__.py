@@ -94,7 +94,7 @@ class ToolsetSource:
         hidden = await self._find_hidden(call, files.folder)
         if isinstance(item.spec, ShellTool):
             paths = hidden_paths(hidden)
-            mount = Mount(files.folder, WORKSPACE, writable=files.writable, kept=files.protected, hidden=paths)
+            mount = Mount(files.folder, WORKSPACE, writable=files.writable, protected=files.protected, hidden=paths)
             return await self._programs.run(item.spec, call, toolset.directory, mount, env)
         assert isinstance(item.spec, PythonTool)  # noqa: S101 - no other kind is offered
         job = FunctionCall(

@@ -13,7 +13,7 @@ from gateway.bundles.field_types import REFERENCE
 from gateway.calls import Call, to_json
 from gateway.errors import Invalid, ToolFailed, Unavailable
 from gateway.sandbox import Limits, Mount, Program, Sandbox
-from gateway.sandbox.run import Finished, run
+from gateway.sandbox.run import FinishedProgram, run
 from gateway.sources.toolsets.listing import HOME
 
 Values = Mapping[str, Any]
@@ -99,7 +99,7 @@ class ShellRunner:
 
     async def can_keep_paths(self) -> bool:
         """Return whether the sandbox holds the paths of a mount that are to stay as they are."""
-        return (await self._sandbox()).keeps_paths
+        return (await self._sandbox()).protects_paths
 
     async def run(self, tool: ShellTool, call: Call, home: Path, files: Mount, env: Mapping[str, str]) -> Any:
         """What the program printed: its output as JSON where the tool has an output schema, else its texts and
@@ -136,7 +136,7 @@ def _program(name: str, home: Path, inside: str) -> str:
     return found
 
 
-def _parse_output(tool: ShellTool, done: Finished) -> Any:
+def _parse_output(tool: ShellTool, done: FinishedProgram) -> Any:
     stdout, stderr = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
     if done.exit.killed is not None:
         raise ToolFailed(

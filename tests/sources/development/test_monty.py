@@ -21,7 +21,7 @@ from gateway.config import Settings
 from gateway.errors import GatewayError, Unavailable
 from gateway.sandbox import Limits, Sandbox
 from gateway.sandbox.detect import Survey
-from gateway.sandbox.monty import MODULES, installed
+from gateway.sandbox.monty import MODULES, is_installed
 from gateway.sources.builtin.code.tools import CodeTools
 from gateway.sources.builtin.source import BUILTINS, BuiltinSource
 from gateway.workspace import Workspaces
@@ -31,7 +31,7 @@ from .desks import ON, Desk, settings
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.promise("C2"),
-    pytest.mark.skipif(not installed(), reason="Monty is not installed"),
+    pytest.mark.skipif(not is_installed(), reason="Monty is not is_installed"),
 ]
 
 LACK = "this machine offers no sandbox"

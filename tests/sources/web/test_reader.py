@@ -132,7 +132,7 @@ async def reading(html: str, **more: Any) -> dict[str, Any]:
 async def test_a_page_is_read_in_a_process_of_its_own(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if sandbox is not None:
         try:
-            made: Sandbox = await detect._proven(sandbox)
+            made: Sandbox = await detect._try_sandbox(sandbox)
         except Unavailable:
             pytest.skip("not on this machine")
         monkeypatch.setitem(vars(detect), "_known", [detect.Survey(None if sandbox is Unconfined else made)])

@@ -22,8 +22,8 @@ from gateway.calls import Call, Progress, no_progress
 from gateway.errors import GatewayError, NotFound, Unavailable
 from gateway.net.policy import NetworkPolicy
 from gateway.sandbox import SYSTEM_FOLDERS, Limits, Mount, Program, Sandbox
-from gateway.sandbox.monty import installed
-from gateway.sandbox.run import OUTPUT_LIMIT, Finished, run
+from gateway.sandbox.monty import is_installed
+from gateway.sandbox.run import OUTPUT_LIMIT, FinishedProgram, run
 from gateway.sources.builtin.code.python_runner import PythonRunner, Script
 from gateway.tools import Hides, hide_nothing
 from gateway.workspace import Entry, Parts, Root, parse
@@ -105,7 +105,7 @@ async def detect_host(choose_sandbox: Callable[[], Awaitable[Sandbox]]) -> Host:
 def _find_programs(sandbox: Sandbox | None, error: GatewayError | None) -> Host:
     paths = {name: shutil.which(name, path=SEARCH_PATH) for name in (*_TOOLS, *_FORMATTERS)}
     programs = {name: path for name, path in paths.items() if path}
-    return Host(sandbox, error, find_interpreter(), programs, monty=sandbox is None and installed())
+    return Host(sandbox, error, find_interpreter(), programs, monty=sandbox is None and is_installed())
 
 
 def find_interpreter() -> Interpreter | None:
@@ -279,7 +279,7 @@ class CodeContext:
         own = ":".join(f"{self.workspace_path}/{folder}" for folder in _WORKSPACE_PROGRAMS)
         return Program(
             argv=argv,
-            mounts=(Mount(self.folder, WORKSPACE, writable=writable, kept=protected, hidden=hidden),),
+            mounts=(Mount(self.folder, WORKSPACE, writable=writable, protected=protected, hidden=hidden),),
             readable=tuple(readable),
             env={
                 "PATH": f"{own}:{SEARCH_PATH}",
@@ -303,7 +303,7 @@ class CodeContext:
         stdin: bytes = b"",
         output_limit: int = OUTPUT_LIMIT,
         quiet: bool = False,
-    ) -> Finished:
+    ) -> FinishedProgram:
         """Run a program to its end and report its output as progress. Cancelling ends it."""
         async with (
             self._protect(program),
@@ -315,12 +315,12 @@ class CodeContext:
                 input=stdin,
                 timeout=timeout or self.timeout,
                 output_limit=output_limit,
-                said=reporter.add,
+                on_output=reporter.add,
             )
 
     async def run_python(
         self, code: str, args: Sequence[str], env: Mapping[str, str], timeout: float | None
-    ) -> Finished:
+    ) -> FinishedProgram:
         """Run Python code to its end and report its output as progress. Cancelling ends it."""
         script = Script(code, args, env, timeout or self.timeout)
         async with self._protect(), OutputReporter(self.call.progress) as reporter:
@@ -329,7 +329,7 @@ class CodeContext:
     @asynccontextmanager
     async def _protect(self, program: Program | None = None) -> AsyncIterator[None]:
         """Undo what an untrusted program does to protected files of an attached folder."""
-        untrusted = program is None or any(mount.kept for mount in program.mounts)
+        untrusted = program is None or any(mount.protected for mount in program.mounts)
         if not untrusted or not self.attached:
             yield
             return
@@ -341,7 +341,7 @@ class CodeContext:
 
     @property
     def _mounted(self) -> tuple[str, ...]:
-        return paths_to_mount(self.protected, ()) if self.sandbox.keeps_paths else ()
+        return paths_to_mount(self.protected, ()) if self.sandbox.protects_paths else ()
 
     def attached_folder_reason(self, action: str) -> str | None:
         """Return the reason to ask before a program may write to a person's own folder. A chat's own workspace needs

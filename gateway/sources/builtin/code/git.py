@@ -18,7 +18,7 @@ from pydantic import Field
 
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, ToolFailed
 from gateway.sandbox.network_init import PORT
-from gateway.sandbox.run import Finished
+from gateway.sandbox.run import FinishedProgram
 from gateway.sources.builtin.code.call_context import CodeContext, in_thread
 from gateway.workspace import Parts, parse, show_path
 
@@ -243,7 +243,7 @@ class Repository:
 
     async def _git(
         self, arguments: Sequence[str], *, writable: bool, stdin: bytes = b"", limit: int = OUTPUT_LIMIT
-    ) -> Finished:
+    ) -> FinishedProgram:
         program = self.context.program(
             *(self.context.host.programs["git"], "--no-pager", *arguments),
             cwd=self.directory,
@@ -324,7 +324,7 @@ def path_of(text: str) -> str:
     return show_path((text,))
 
 
-def _failure(command: str, answer: Finished) -> GatewayError:
+def _failure(command: str, answer: FinishedProgram) -> GatewayError:
     said = plain(decoded(answer.stderr or answer.stdout)).strip()[-_TOLD:]
     if answer.exit.killed is not None:
         return ToolFailed(f"git {command} went over its limit of {answer.exit.killed}", code="LIMIT_EXCEEDED")

@@ -18,7 +18,7 @@ from gateway.errors import Forbidden, GatewayError, Invalid, ToolFailed, Unavail
 from gateway.net.policy import PRIVATE_ADDRESS, Address, NetworkPolicy
 from gateway.runtime import uv
 from gateway.sandbox import Program
-from gateway.sandbox.run import Finished
+from gateway.sandbox.run import FinishedProgram
 from gateway.sources.builtin.code.call_context import NODE_MODULES, VENV, CodeContext, in_thread
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.tools import Access, Permission
@@ -194,7 +194,7 @@ def _uv() -> Path:
         raise Unavailable("installing needs uv, which is not here; pip install uv", code="PROGRAM_NOT_FOUND") from error
 
 
-def _installed(manager: Manager, finished: Finished) -> list[Package]:
+def _installed(manager: Manager, finished: FinishedProgram) -> list[Package]:
     if manager == "pip":
         text = finished.stderr.decode("utf-8", "replace")
         return [Package(name=name, version=version) for name, version in _UV_LINE.findall(text)]

@@ -13,7 +13,7 @@ from gateway.errors import GatewayError
 from gateway.sandbox import Mount, Process, Program, Sandbox
 from gateway.sandbox.monty import MODULES, Monty
 from gateway.sandbox.prestart import PrestartedSandboxes
-from gateway.sandbox.run import Finished, Said, finish
+from gateway.sandbox.run import FinishedProgram, OutputListener, finish
 from gateway.sandbox.supervisor import refuse_hidden
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Script:
 
 
 class PythonRunner(Protocol):
-    async def run(self, context: CodeContext, script: Script, on_output: Said) -> Finished:
+    async def run(self, context: CodeContext, script: Script, on_output: OutputListener) -> FinishedProgram:
         """Run the code to its end and pass its output to `on_output`. Cancelling ends the code."""
         ...
 
@@ -57,13 +57,13 @@ class SandboxedRunner:
     def __init__(self, sandbox: Sandbox) -> None:
         self._prestarted = PrestartedSandboxes(sandbox)
 
-    async def run(self, context: CodeContext, script: Script, on_output: Said) -> Finished:
+    async def run(self, context: CodeContext, script: Script, on_output: OutputListener) -> FinishedProgram:
         started = time.monotonic()
         process = await self._prestarted.start(
             _interpreter(context), script.code, args=script.args, env=script.env, timeout=script.timeout
         )
         left = script.timeout - (time.monotonic() - started)
-        finished = await finish(process, timeout=max(left, 0), said=on_output)
+        finished = await finish(process, timeout=max(left, 0), on_output=on_output)
         return dataclasses.replace(finished, duration=time.monotonic() - started)
 
     def prepare(self, context: CodeContext) -> None:
@@ -85,7 +85,7 @@ class MontyRunner:
     def __init__(self) -> None:
         self._monty = Monty()
 
-    async def run(self, context: CodeContext, script: Script, on_output: Said) -> Finished:
+    async def run(self, context: CodeContext, script: Script, on_output: OutputListener) -> FinishedProgram:
         refuse_hidden(Monty.name, context.program(sys.executable))
         return await self._monty.run(
             script.code,
@@ -93,7 +93,7 @@ class MontyRunner:
             env=script.env,
             limits=context.limits,
             timeout=script.timeout,
-            said=on_output,
+            on_output=on_output,
         )
 
     def prepare(self, context: CodeContext) -> None:
@@ -108,7 +108,7 @@ class UnavailableSandbox:
 
     name = Monty.name
     weaknesses = Monty.weaknesses
-    keeps_paths = Monty.keeps_paths
+    protects_paths = Monty.protects_paths
 
     def __init__(self, reason: GatewayError) -> None:
         self._reason = reason

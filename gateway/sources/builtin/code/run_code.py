@@ -11,8 +11,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from gateway.errors import Invalid
 from gateway.sandbox import Killed
-from gateway.sandbox.process import handed
-from gateway.sandbox.run import Finished
+from gateway.sandbox.process import create_data_fd
+from gateway.sandbox.run import FinishedProgram
 from gateway.sources.builtin.code.call_context import CodeContext
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.tools import Access, Permission
@@ -102,9 +102,9 @@ async def _shell(
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
-) -> Finished:
+) -> FinishedProgram:
     """The code goes by descriptor, as a command line is for all to read and has a limit; its stdin stays its own."""
-    script = handed(code.encode())
+    script = create_data_fd(code.encode())
     try:
         argv = (*_reading(context, script), name, *args)
         program = context.program(*argv, cwd=cwd, env=env, pass_fds=(script,), online=True, untrusted=True)
@@ -179,7 +179,7 @@ def _check_sizes(texts: Sequence[str]) -> None:
         raise Invalid(message, code="TOO_LARGE")
 
 
-def outcome(context: CodeContext, finished: Finished) -> Ran:
+def outcome(context: CodeContext, finished: FinishedProgram) -> Ran:
     killed = finished.exit.killed
     return Ran(
         stdout=finished.stdout.decode("utf-8", "replace"),

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gateway.errors import NotFound
 from gateway.sandbox import Killed
-from gateway.sandbox.run import Finished
+from gateway.sandbox.run import FinishedProgram
 from gateway.sources.builtin.code.call_context import CodeContext, in_thread
 from gateway.sources.builtin.code.run_code import TIMED_OUT, Timeout
 from gateway.sources.builtin.code.test_runners import Name, Report, Tests, detect, prepare
@@ -157,14 +157,14 @@ async def run_tests(
     return answer, _text(answer)
 
 
-def _report(tests: Tests, finished: Finished, told: bytes | None) -> Report | None:
+def _report(tests: Tests, finished: FinishedProgram, told: bytes | None) -> Report | None:
     if tests.told is not None:
         return tests.told(told) if told else None
     assert tests.printed is not None  # noqa: S101 - each has one way of telling
     return tests.printed(finished.stdout.decode("utf-8", "replace"))
 
 
-def _answer(context: CodeContext, tests: Tests, finished: Finished, report: Report | None) -> Tested:
+def _answer(context: CodeContext, tests: Tests, finished: FinishedProgram, report: Report | None) -> Tested:
     printed = (finished.stdout + finished.stderr).decode("utf-8", "replace")
     timed_out = finished.exit.killed == "timeout"
     failures = report.failures if report else ()

@@ -20,7 +20,7 @@ import orjson
 from gateway.errors import ToolFailed
 from gateway.sandbox import Limits, Program, Sandbox
 from gateway.sandbox.detect import Unconfined, survey
-from gateway.sandbox.run import Finished, run
+from gateway.sandbox.run import FinishedProgram, run
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def _program() -> Program:
     )
 
 
-def _answer(finished: Finished) -> dict[str, Any]:
+def _answer(finished: FinishedProgram) -> dict[str, Any]:
     if finished.exit.code != 0 or finished.stdout_truncated:
         reason = finished.exit.killed or ("time" if finished.exit.code in _OUT_OF_TIME else "a fault")
         _log.info("a page could not be read: %s, %s", finished.exit, finished.stderr[-500:])
