@@ -35,13 +35,13 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 @pytest.fixture(params=["bwrap", "landlock"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The sandbox that this machine offers in the test."""
-    monkeypatch.setattr(detect, "_known", [Survey(make(request.param))])
+    monkeypatch.setattr(detect, "_cached_survey", [Survey(make(request.param))])
     return str(request.param)
 
 
 @pytest.fixture
 def only_bwrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detect, "_known", [Survey(make("bwrap"))])
+    monkeypatch.setattr(detect, "_cached_survey", [Survey(make("bwrap"))])
 
 
 def confinement(folder: Path, *paths: str, **options: Any) -> Confinement:
@@ -129,7 +129,7 @@ async def test_a_sandboxed_server_that_closes_its_output_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impatient: None
 ) -> None:
     """Not in bubblewrap, whose own processes keep the output open: there, a call runs into its timeout."""
-    monkeypatch.setattr(detect, "_known", [Survey(make("landlock"))])
+    monkeypatch.setattr(detect, "_cached_survey", [Survey(make("landlock"))])
     before = children()
     link = await opened(server(tmp_path, script="old.py"))
     with pytest.raises(LinkLost, match="closed its output"):
@@ -188,7 +188,7 @@ async def test_a_sandboxed_server_is_looked_at_often_only_while_it_has_requests(
 async def test_a_sandboxed_server_cannot_start_without_a_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detect, "_known", [Survey(None)])
+    monkeypatch.setattr(detect, "_cached_survey", [Survey(None)])
     with pytest.raises(
         Unavailable, match=r"runs only in a sandbox: .*apt install bubblewrap.*`sandbox` to false"
     ) as no:
@@ -302,7 +302,7 @@ async def test_a_sandboxed_server_without_hosts_reaches_nobody(backend: str, tmp
 async def test_a_server_with_hosts_is_refused_where_they_cannot_be_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detect, "_known", [Survey(make("landlock"))])
+    monkeypatch.setattr(detect, "_cached_survey", [Survey(make("landlock"))])
     reason = r"landlock sandbox has no network of its own.*bubblewrap works.*`sandbox` to false"
     with pytest.raises(Unavailable, match=reason) as refused:
         await opened(server(tmp_path, network=("example.org",)))

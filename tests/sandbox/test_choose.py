@@ -37,8 +37,8 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Candidates], None]:
             yield from candidates
 
         monkeypatch.setattr(detect, "_candidates", offered)
-        monkeypatch.setattr(detect, "_known", [])
-        monkeypatch.setattr(detect, "_allowed", [])
+        monkeypatch.setattr(detect, "_cached_survey", [])
+        monkeypatch.setattr(detect, "_cached_unconfined", [])
 
     return offering
 

@@ -239,7 +239,7 @@ async def test_programs_are_refused_where_the_sandbox_cannot_hide_a_denied_file(
     tmp_path: Path, era: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await require_sandbox()
-    monkeypatch.setattr(detect, "_known", [detect.Survey(Landlock())])
+    monkeypatch.setattr(detect, "_cached_survey", [detect.Survey(Landlock())])
     async with served(tmp_path, era, UNREAD) as (gateway, client):
         await install(gateway, write_toolset(tmp_path / "lab", MANIFEST, code=CODE))
         write(gateway, a_txt="one")

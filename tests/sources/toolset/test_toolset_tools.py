@@ -246,7 +246,7 @@ async def test_toolset_tool_that_declares_to_read_only_can_do_nothing_else(
     backend: type[Bubblewrap] | type[Landlock], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await require_sandbox()
-    monkeypatch.setattr(detect, "_known", [detect.Survey(backend())])
+    monkeypatch.setattr(detect, "_cached_survey", [detect.Survey(backend())])
     settings = {"data_dir": str(tmp_path / "data"), "approval": {"mode": "never"}}
     async with Gateway.open(settings) as gateway:
         await install(gateway, write_toolset(tmp_path / "levels", LEVELS, code=LEVELS_CODE))
