@@ -1,4 +1,4 @@
-"""Idmapped mounts: a gateway that is root starts programs as another user, who sees the shared_paths folders as its own.
+"""Idmapped mounts: a gateway that is root starts programs as another user, who sees the given folders as its own.
 
 The same folder is mounted so that its owner appears as the program's user, and files that user creates belong to the
 owner: nothing is copied and no owner changes. The mounts exist only in the mount namespace of the program's sandbox,
