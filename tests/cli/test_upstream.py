@@ -302,7 +302,7 @@ def test_what_is_kept_comes_before_the_environment(tmp_path: Path) -> None:
     vault.forget("lab")
     assert vault.names("else") == ["TOKEN"]
     vault.path.write_text("[")
-    with pytest.raises(GatewayError, match="mend it or remove it"):
+    with pytest.raises(GatewayError, match="correct or remove it"):
         vault.names("else")
 
 

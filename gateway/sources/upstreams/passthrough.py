@@ -17,7 +17,7 @@ from gateway.sources.upstreams.labels import label_fault
 from gateway.sources.upstreams.registry import UpstreamSource
 from gateway.sources.upstreams.tools import KIND
 from gateway.sources.upstreams.upstream import Upstream
-from gateway.sources.upstreams.uris import inner, outer, outer_blocks, prefix_of
+from gateway.sources.upstreams.uris import prefix_of, public_blocks, public_uri, split_uri
 from gateway.tools import Permission, Tool
 
 READ_SECONDS = 60.0
@@ -61,7 +61,7 @@ class UpstreamPassthrough:
 
     def templates(self) -> list[dict[str, Any]]:
         return [
-            {**raw, "uriTemplate": outer(_prefix(upstream), raw["uriTemplate"])}
+            {**raw, "uriTemplate": public_uri(_prefix(upstream), raw["uriTemplate"])}
             for upstream in self._upstreams().values()
             for raw in upstream.templates
             if not self._refuses(_tool(upstream, "resources/read"), {"uri": raw["uriTemplate"]})
@@ -106,7 +106,7 @@ class UpstreamPassthrough:
         contents = result.get("contents")
         if isinstance(contents, list):
             result["contents"] = [
-                {**each, "uri": outer(_prefix(upstream), each["uri"])}
+                {**each, "uri": public_uri(_prefix(upstream), each["uri"])}
                 if isinstance(each, dict) and isinstance(each.get("uri"), str)
                 else each
                 for each in contents
@@ -174,7 +174,7 @@ class UpstreamPassthrough:
 
     def _owner(self, uri: str) -> tuple[Upstream, str] | None:
         """Whose a URI is: the prefix in it says so; one without is the first server's that has none."""
-        named = inner(uri)
+        named = split_uri(uri)
         for upstream in self._upstreams().values():
             if named is not None and _prefix(upstream) == named[0] and named[0]:
                 return upstream, named[1]
@@ -191,7 +191,7 @@ class UpstreamPassthrough:
             log.debug("the resources of %s are not listed: %s", upstream.spec.name, error)
             return []
         return [
-            {**raw, "uri": outer(_prefix(upstream), raw["uri"])}
+            {**raw, "uri": public_uri(_prefix(upstream), raw["uri"])}
             for raw in listed
             if not self._refuses(_tool(upstream, "resources/read"), {"uri": raw["uri"]})
         ]
@@ -242,5 +242,5 @@ def _prefix(upstream: Upstream) -> str:
 def _outer_message(prefix: str, message: Any) -> Any:
     if not isinstance(message, Mapping) or "content" not in message:
         return message
-    [content] = outer_blocks(prefix, [message["content"]])
+    [content] = public_blocks(prefix, [message["content"]])
     return {**message, "content": content}

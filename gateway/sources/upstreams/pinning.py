@@ -1,4 +1,4 @@
-"""Which of an upstream's definitions are offered: those that are as they were accepted, and no others."""
+"""Pinning: only definitions of an upstream that match an accepted one are offered."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gateway.text import visible
 from gateway.workspace.diff import hunks
 
 PINS_LIMIT = 2 * COUNT_LIMIT
-# What the pins of one server may weigh: one that keeps inventing definitions ends here.
+# Total size of one server's pins, against a server that keeps inventing definitions.
 BYTES_LIMIT = 16 * 1024 * 1024
-_ATTEMPTS = 10  # each lost one means another process or a person decided at the same moment
+_ATTEMPTS = 10  # each retry means that another process or a person decided at the same moment
 
 
 @dataclass(frozen=True)
 class PinPolicy:
-    """What becomes of a definition nobody has seen. `trust_first` accepts it, unless it is as suspicious as
-    `hold_at`; None holds nothing for that. A definition that changed is held in any case."""
+    """The decision on definitions that are new. `trust_first` accepts them, unless a finding is at least as severe as
+    `hold_at`; None holds none. A changed definition is always held."""
 
     trust_first: bool = True
     hold_at: Severity | None = Severity.HIGH
@@ -41,10 +41,10 @@ class PinStatus(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a definition is offered; `reason` says why it is not, and what to do about it.
+    """The status of one definition; `reason` says why it is not offered, and what to do.
 
-    A changed one is withheld, not offered in its old words: those no longer tell what a call would do, and the
-    arguments the old schema asks for may not be what the server takes now.
+    A changed definition is withheld, not offered in its accepted form: the accepted description may no longer be true,
+    and the server may no longer take arguments of the accepted schema.
     """
 
     definition: Definition
@@ -59,8 +59,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A decision for each definition a server lists, and those it once listed and no longer does: they stay
-    pinned, and come back as they were."""
+    """The decisions on all definitions a server lists. `gone` are pinned definitions that it no longer lists; they
+    stay pinned."""
 
     decisions: Mapping[Key, Decision] = field(default_factory=dict)
     gone: frozenset[Key] = frozenset()
@@ -69,39 +69,41 @@ class Verdict:
         decision = self.decisions.get(Key(kind, name))
         return decision is not None and decision.offered
 
-    def withheld(self, kind: Kind) -> dict[str, str]:
-        """Why each definition of a kind is not offered, those that are gone among them: `{name: reason}`."""
-        reasons = {key.name: "the server no longer lists it; it comes back when it does" for key in self._gone(kind)}
+    def reasons_withheld(self, kind: Kind) -> dict[str, str]:
+        """`{name: reason}` of the definitions of a kind that are not offered, including those that are gone."""
+        reasons = {
+            key.name: "the server no longer lists it; it comes back when it does"
+            for key in self.gone
+            if key.kind is kind
+        }
         for key, decision in self.decisions.items():
             if key.kind is kind and decision.reason is not None:
                 reasons[key.name] = decision.reason
         return reasons
 
-    def _gone(self, kind: Kind) -> Iterable[Key]:
-        return (key for key in self.gone if key.kind is kind)
-
 
 async def apply_pins(
     pins: Pins, server: str, listed: Mapping[Key, Definition], policy: PinPolicy, others: Collection[str] = ()
 ) -> Verdict:
-    """Decide on all that a server lists now, and note it. `others` are the names of other servers' tools.
+    """Decide on all definitions that a server lists now, and store what is new. `others` are the names of other
+    servers' tools.
 
-    Any number of processes may do this at once, while people accept and reject: each decision is made on
-    what is stored at that moment, or made again.
+    Several processes may do this at once, while people accept and reject: a decision is retried when the stored pins
+    changed meanwhile.
     """
     suspicions: dict[Key, tuple[Finding, ...]] = {}
     for _ in range(_ATTEMPTS):
         known = {Key(Kind(pin.kind), pin.name): pin for pin in await pins.load(server)}
         fresh = [listed[key] for key in listed if key not in known and key not in suspicions]
         if fresh:
-            suspicions |= await asyncio.to_thread(_suspicions, fresh, listed, others)
+            suspicions |= await asyncio.to_thread(_find_all, fresh, listed, others)
         verdict, sightings = decide(server, known, listed, policy, suspicions)
         try:
             await pins.record(sightings)
         except Conflict:
             continue
         return verdict
-    raise Conflict(f"the definitions of {server!r} could not be settled; others kept deciding on them")
+    raise Conflict(f"the definitions of {server!r} kept changing while they were checked; try again")
 
 
 def decide(
@@ -111,7 +113,7 @@ def decide(
     policy: PinPolicy,
     suspicions: Mapping[Key, tuple[Finding, ...]] | None = None,
 ) -> tuple[Verdict, list[Sighting]]:
-    """The decision for each definition, and what is to be noted for it. Pure: nothing is read or written."""
+    """The decision on each definition, and the sightings to store. A pure function."""
     decisions: dict[Key, Decision] = {}
     sightings: list[Sighting] = []
     room = BYTES_LIMIT - sum(pin.bytes for pin in known.values())
@@ -119,10 +121,10 @@ def decide(
         pin, findings = known.get(key), (suspicions or {}).get(key, ())
         decision = _decision(server, pin, definition, policy, findings)
         seen = Sighting(server, key.kind.value, key.name, definition.digest, definition.text, pin, decision.offered)
-        if _teaches(seen):
+        if _is_news(seen):
             room -= len(definition.text) if definition.digest != (pin and pin.digest) else 0
             if room < 0 or (pin is None and len(known) + len(sightings) >= PINS_LIMIT):
-                decisions[key] = Decision(definition, PinStatus.REFUSED, _full(server))
+                decisions[key] = Decision(definition, PinStatus.REFUSED, _full_reason(server))
                 continue
             sightings.append(seen)
         decisions[key] = decision
@@ -130,35 +132,35 @@ def decide(
 
 
 def difference(texts: PinTexts) -> str:
-    """What the held definition would change, as a unified diff a person can read; all of it when none was accepted."""
+    """A unified diff from the accepted definition to the held one; all of it if none was accepted."""
     changed = hunks(readable(texts.definition), readable(texts.held_definition))
     return f"--- accepted\n+++ {texts.pin.state}\n{changed}" if changed else ""
 
 
 def readable(text: str | None) -> str:
-    """A definition's JSON in lines: the description first, as prose, then each key in order; nothing in it
-    is invisible."""
+    """A definition's JSON as lines: the description first, as prose, then each key in order, with invisible characters
+    spelled out."""
     if text is None:
         return ""
-    said: dict[str, Any] = json.loads(text)
-    prose = [key for key in ("description", "instructions") if isinstance(said.get(key), str)]
-    lines = [line for key in prose for line in (f"{key}:", *(f"  {part}" for part in said[key].split("\n")))]
-    for key in sorted(said.keys() - set(prose)):
-        lines += f"{key}: {json.dumps(said[key], indent=2, sort_keys=True, ensure_ascii=False)}".split("\n")
+    definition: dict[str, Any] = json.loads(text)
+    prose = [key for key in ("description", "instructions") if isinstance(definition.get(key), str)]
+    lines = [line for key in prose for line in (f"{key}:", *(f"  {part}" for part in definition[key].split("\n")))]
+    for key in sorted(definition.keys() - set(prose)):
+        lines += f"{key}: {json.dumps(definition[key], indent=2, sort_keys=True, ensure_ascii=False)}".split("\n")
     return "".join(f"{visible(line)}\n" for line in lines)
 
 
 def review(texts: PinTexts) -> list[Finding]:
-    """What is suspicious about the definition that waits, or else about the accepted one."""
+    """Findings in the held definition, or else in the accepted one."""
     text = texts.held_definition or texts.definition
     return find_suspicions(json.loads(text)) if text else []
 
 
-def _suspicions(
+def _find_all(
     fresh: Iterable[Definition], listed: Iterable[Key], others: Collection[str]
 ) -> dict[Key, tuple[Finding, ...]]:
     own = {key.name for key in listed}
-    return {each.key: tuple(find_suspicions(each.value, own=own, others=others)) for each in fresh}
+    return {definition.key: tuple(find_suspicions(definition.value, own=own, others=others)) for definition in fresh}
 
 
 def _decision(
@@ -166,8 +168,8 @@ def _decision(
 ) -> Decision:
     review = f"look at it with: toolgate upstream review {server}"
     if pin is None:
-        grave = worst(findings)
-        if policy.hold_at is not None and grave is not None and grave.at_least(policy.hold_at):
+        severity = worst(findings)
+        if policy.hold_at is not None and severity is not None and severity.at_least(policy.hold_at):
             reason = f"its definition is suspicious ({findings[0].what}); {review}"
             return Decision(definition, PinStatus.NEW, reason, findings)
         if not policy.trust_first:
@@ -183,8 +185,8 @@ def _decision(
     return Decision(definition, PinStatus.CHANGED, reason)
 
 
-def _teaches(seen: Sighting) -> bool:
-    """Whether there is anything to note: something new, something changed, or something back as it was."""
+def _is_news(seen: Sighting) -> bool:
+    """True if the sighting must be stored: it is new, changed, or back as it was accepted."""
     pin = seen.pin
     if pin is None:
         return True
@@ -193,6 +195,6 @@ def _teaches(seen: Sighting) -> bool:
     return seen.digest != pin.held_digest
 
 
-def _full(server: str) -> str:
-    kept = f"{PINS_LIMIT} or {BYTES_LIMIT // 1024**2} MiB"
-    return f"{server!r} has listed more definitions than are kept ({kept}); forget them by removing and adding it"
+def _full_reason(server: str) -> str:
+    limit = f"{PINS_LIMIT} definitions or {BYTES_LIMIT // 1024**2} MiB"
+    return f"{server!r} has listed more than {limit}; remove it and add it again to forget them"

@@ -22,7 +22,7 @@ from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 from gateway.sources.upstreams.tools import Override
 from gateway.sources.upstreams.upstream import Upstream
-from gateway.sources.upstreams.uris import outer_blocks, prefix_of
+from gateway.sources.upstreams.uris import prefix_of, public_blocks
 from gateway.tasks import TaskSet
 from gateway.tools import Tool
 
@@ -63,7 +63,7 @@ class UpstreamSource:
 
 def _outcome(result: dict[str, Any], prefix: str) -> Outcome:
     content = result.get("content")
-    blocks = outer_blocks(prefix, content) if isinstance(content, list) else []
+    blocks = public_blocks(prefix, content) if isinstance(content, list) else []
     if result.get("resultType") == "input_required":
         asked = InputRequired("the server asks for more before it answers", reason="the server asks for more")
         return Outcome(error=asked, wire=result)

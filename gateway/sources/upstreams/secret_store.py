@@ -1,4 +1,4 @@
-"""Secrets of servers added by hand: kept beside the database, handed to the one server each is for."""
+"""Secrets of servers added by hand, in a private file beside the database. Each is given to its own server only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gateway.files import FileLock, replace_private
 FILE_NAME = "secrets.json"
 SIZE_LIMIT = 1024 * 1024
 
-_Kept = dict[str, dict[str, str]]
+_Values = dict[str, dict[str, str]]
 
 
 class SecretStore:
-    """One file only its owner can read: `{server: {variable: value}}`. It is read whenever a variable is
-    resolved, so that what is kept now counts for whoever connects next, in any process."""
+    """One file that only its owner can read: `{server: {variable: value}}`. It is read whenever a variable is resolved,
+    so that every process uses the current values at its next connection."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE_NAME
@@ -27,66 +27,66 @@ class SecretStore:
     def names(self, server: str) -> list[str]:
         return sorted(self._read().get(server, ()))
 
-    def environment(self, server: str, around: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-        """What `${VAR}` means to a server: what is kept for it, then the environment. In this order, since a
-        variable of the environment may be of that name and meant for another."""
-        return _Environment(lambda: self._read().get(server, {}), around)
+    def environment(self, server: str, fallback: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+        """The values of a server's `${VAR}`s: its secrets, then the environment. In this order, since a variable of the
+        environment with that name may be meant for another program."""
+        return _Environment(lambda: self._read().get(server, {}), fallback)
 
     def keep(self, server: str, values: Mapping[str, str]) -> None:
-        """Keep values for a server, in place of those of the same names."""
+        """Store values for a server; values of the same names are replaced."""
         if values:
-            self._change(lambda kept: {**kept, server: {**kept.get(server, {}), **values}})
+            self._change(lambda stored: {**stored, server: {**stored.get(server, {}), **values}})
 
     def forget(self, server: str, *names: str) -> None:
-        """Forget the values of those names, or all that is kept for a server."""
+        """Delete the values of these names, or all values of a server."""
 
-        def change(kept: _Kept) -> _Kept:
-            left = {name: value for name, value in kept.get(server, {}).items() if names and name not in names}
-            others = {name: values for name, values in kept.items() if name != server}
+        def change(stored: _Values) -> _Values:
+            left = {name: value for name, value in stored.get(server, {}).items() if names and name not in names}
+            others = {name: values for name, values in stored.items() if name != server}
             return {**others, server: left} if left else others
 
         if self.path.exists():
             self._change(change)
 
-    def _read(self) -> _Kept:
+    def _read(self) -> _Values:
         try:
-            kept = json.loads(self.path.read_bytes())
+            stored = json.loads(self.path.read_bytes())
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise Forbidden(f"{self.path}: {error.strerror}", code="SECRETS_UNREADABLE") from None
         except ValueError:
             raise self._unreadable() from None
-        if not isinstance(kept, dict) or not all(isinstance(values, dict) for values in kept.values()):
+        if not isinstance(stored, dict) or not all(isinstance(values, dict) for values in stored.values()):
             raise self._unreadable()
-        return kept
+        return stored
 
     def _unreadable(self) -> Invalid:
-        return Invalid(f"{self.path} cannot be read as JSON; mend it or remove it", code="SECRETS_UNREADABLE")
+        return Invalid(f"{self.path} is not valid JSON; correct or remove it", code="SECRETS_UNREADABLE")
 
-    def _change(self, change: Callable[[_Kept], _Kept]) -> None:
-        """Replace the file whole, one process at a time: nobody ever reads half of it."""
+    def _change(self, change: Callable[[_Values], _Values]) -> None:
+        """Replace the file atomically, one process at a time."""
         try:
             with closing(FileLock(self.path.with_suffix(".lock"))) as lock, lock:
                 text = json.dumps(change(self._read()), indent=2, ensure_ascii=True) + "\n"
                 if len(text) > SIZE_LIMIT:
-                    raise Invalid(f"more than {SIZE_LIMIT // 1024} KiB of secrets are not kept", code="TOO_LARGE")
+                    raise Invalid(f"secrets may take at most {SIZE_LIMIT // 1024} KiB; remove some", code="TOO_LARGE")
                 replace_private(self.path, text.encode())
         except OSError as error:
             raise Unavailable(f"{self.path}: {error.strerror}", code="SECRETS_UNWRITABLE") from error
 
 
 class _Environment(Mapping[str, str]):
-    def __init__(self, own: Callable[[], Mapping[str, str]], around: Mapping[str, str]) -> None:
+    def __init__(self, own: Callable[[], Mapping[str, str]], fallback: Mapping[str, str]) -> None:
         self._own = own
-        self._around = around
+        self._fallback = fallback
 
     def __getitem__(self, name: str) -> str:
         own = self._own()
-        return own[name] if name in own else self._around[name]
+        return own[name] if name in own else self._fallback[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._around, **self._own()})
+        return iter({**self._fallback, **self._own()})
 
     def __len__(self) -> int:
-        return len({*self._around, *self._own()})
+        return len({*self._fallback, *self._own()})

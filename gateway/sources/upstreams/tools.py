@@ -1,4 +1,4 @@
-"""An upstream's tools as the catalog lists them: its own words, under our terms."""
+"""Convert the tools an upstream lists into tools of the catalog, under the operator's terms."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:  # a process without toolsets imports none of it
 
 KIND = "mcp"
 
-_ANNOTATIONS: Mapping[str, type] = {
+_ANNOTATION_TYPES: Mapping[str, type] = {
     "readOnlyHint": bool,
     "destructiveHint": bool,
     "idempotentHint": bool,
     "openWorldHint": bool,
     "title": str,
 }
-# What clients take. One definition of another shape makes some of them refuse the whole list.
-_SHAPE: Mapping[str, type] = {
+# The types clients require. Some refuse the whole list for one definition with another type.
+_FIELD_TYPES: Mapping[str, type] = {
     "description": str,
     "title": str,
     "inputSchema": dict,
@@ -41,7 +41,7 @@ _SHAPE: Mapping[str, type] = {
 
 @dataclass(frozen=True)
 class Override:
-    """What the operator changes about one tool; None leaves it as it is. `name` is the title it is shown under."""
+    """The operator's changes to one tool; None keeps the server's value. `name` is the title it is shown under."""
 
     name: str | None = None
     description: str | None = None
@@ -52,25 +52,25 @@ class Override:
     enabled: bool | None = None
 
     @classmethod
-    def of(cls, said: ToolOverride) -> Override:
+    def of(cls, override: ToolOverride) -> Override:
         return cls(
-            name=said.name_override,
-            description=said.description_override,
-            requires_confirmation=said.requires_confirmation,
-            renderer=said.renderer,
-            renderer_config=said.renderer_config,
-            enabled=said.enabled,
+            name=override.name_override,
+            description=override.description_override,
+            requires_confirmation=override.requires_confirmation,
+            renderer=override.renderer,
+            renderer_config=override.renderer_config,
+            enabled=override.enabled,
         )
 
 
 @dataclass(frozen=True)
 class Terms:
-    """On which terms a server's tools are offered.
+    """The operator's terms for a server's tools.
 
-    `permission` is the level its tools need, where the operator says so; else a `trusted` server's annotations
-    say it, and any other's tools need the highest. `allow` and `deny` take the server's own names, `*` standing
-    for anything; without `allow` all are allowed, and `deny` has the last word. `overrides` are by own name,
-    and `home` is where the artifacts of their renderers are.
+    `permission` is the level its tools need. Without it, the annotations of a `trusted` server decide, and tools of any
+    other server need the highest. `allow` and `deny` are patterns over the server's own names, `*` matching anything;
+    without `allow` all are allowed, and `deny` wins. `overrides` are by the server's own name; `home` is the folder of
+    their renderers' artifacts.
     """
 
     server: str
@@ -88,54 +88,58 @@ class Terms:
 
 @dataclass(frozen=True)
 class Listing:
-    """The tools, those that are withheld among them, and what an operator should mend."""
+    """The tools, including withheld ones, and the problems an operator should fix."""
 
     tools: tuple[Tool, ...] = ()
     problems: tuple[GatewayError, ...] = ()
 
     @property
     def wires(self) -> dict[str, Mapping[str, Any]]:
-        """What each tool is on the wire, by its id."""
+        """Each tool's definition on the wire, by tool id."""
         return {tool.id: tool.wire for tool in self.tools if tool.wire is not None}
 
 
 def list_tools(terms: Terms, raw: Iterable[Any], verdict: Verdict) -> Listing:
-    """What a server lists, as tools. Only a definition the verdict offers, word for word, is offered; each of
-    the others says why it is withheld, and so does a tool the server no longer lists.
+    """Convert what a server lists. Only definitions that the verdict offers, word for word, are offered; the others,
+    and tools the server no longer lists, are withheld with a reason.
 
-    What has no name is left out and reported; of two with one name, the first counts.
+    A definition without a name is reported and left out; of two with the same name, the first counts.
     """
     tools: dict[str, Tool] = {}
     problems: list[GatewayError] = []
-    for one in raw:
+    for definition in raw:
         try:
-            name = name_of(Kind.TOOL, one)
+            name = name_of(Kind.TOOL, definition)
             if (tool_id := f"{terms.server}:{name}") in tools:
-                raise Invalid(f"it lists two tools named {name!r}; the first counts", code="DUPLICATE_TOOL")
+                raise Invalid(f"two tools are named {name!r}; the first is used", code="DUPLICATE_TOOL")
         except Invalid as problem:
             problems.append(Invalid(f"{terms.server}: {problem.message}", code=problem.code))
             continue
         try:
-            tools[tool_id] = _tool(terms, name, one)
+            tools[tool_id] = _make_tool(terms, name, definition)
         except Invalid as problem:
-            tools[tool_id] = replace(_unlisted(terms, name), withheld=problem.message)
+            tools[tool_id] = replace(_bare_tool(terms, name), withheld=problem.message)
             problems.append(Invalid(f"{tool_id}: {problem.message}", code=problem.code))
-        if reason := _switched_off(terms, name) or tools[tool_id].withheld or _unpinned(terms, verdict, one):
+        if (
+            reason := _disabled_reason(terms, name)
+            or tools[tool_id].withheld
+            or _pin_reason(terms, verdict, definition)
+        ):
             tools[tool_id] = replace(tools[tool_id], withheld=reason)
-    for name, reason in verdict.withheld(Kind.TOOL).items():
-        tools.setdefault(f"{terms.server}:{name}", replace(_unlisted(terms, name), withheld=reason))
-    return Listing(tuple(tools.values()), (*problems, *_mistakes(terms, tools)))
+    for name, reason in verdict.reasons_withheld(Kind.TOOL).items():
+        tools.setdefault(f"{terms.server}:{name}", replace(_bare_tool(terms, name), withheld=reason))
+    return Listing(tuple(tools.values()), (*problems, *_find_mistakes(terms, tools)))
 
 
 def wire_of(raw: Mapping[str, Any], override: Override | None = None) -> dict[str, Any]:
-    """A tool's definition as the server gave it, unknown keys included, but without its name, and with the
-    operator's words in place of its own. Keys without a value go, and a schema without a type gets the only
-    one there is: clients refuse a whole list for these. Refused when the shape is not MCP's."""
+    """A tool's definition as the server sent it, unknown keys included, without its name and with the operator's
+    overrides. Null values are removed and a schema without a type gets `object`: clients refuse a whole list for these.
+    Refused when a type is not what MCP requires."""
     wire = {key: value for key, value in raw.items() if value is not None and key != "name"}
-    _check_shape(wire, _SHAPE, "")
+    _check_types(wire, _FIELD_TYPES, "")
     if "annotations" in wire:
         wire["annotations"] = {key: value for key, value in wire["annotations"].items() if value is not None}
-        _check_shape(wire["annotations"], _ANNOTATIONS, "annotations.")
+        _check_types(wire["annotations"], _ANNOTATION_TYPES, "annotations.")
     if "inputSchema" not in wire:
         raise Invalid("the server lists it without an input schema", code="INVALID_DEFINITION")
     wire["inputSchema"] = {"type": "object", **wire["inputSchema"]}
@@ -149,27 +153,31 @@ def wire_of(raw: Mapping[str, Any], override: Override | None = None) -> dict[st
 
 
 def is_allowed(name: str, allow: Iterable[str], deny: Iterable[str]) -> bool:
-    """Whether a filter lets a name through; a denial has the last word."""
+    """Return whether a filter allows a name; `deny` wins."""
     allowed = list(allow)
-    return (not allowed or any(_fits(name, each) for each in allowed)) and not any(_fits(name, each) for each in deny)
+    return (not allowed or any(_matches(name, pattern) for pattern in allowed)) and not any(
+        _matches(name, pattern) for pattern in deny
+    )
 
 
-def _tool(terms: Terms, name: str, raw: Mapping[str, Any]) -> Tool:
+def _make_tool(terms: Terms, name: str, raw: Mapping[str, Any]) -> Tool:
     override = terms.overrides.get(name, Override())
     wire = wire_of(raw, override)
     hints = wire.get("annotations", {})
     read_only = bool(hints.get("readOnlyHint"))
-    said = terms.requires_confirmation if override.requires_confirmation is None else override.requires_confirmation
+    confirmation = (
+        terms.requires_confirmation if override.requires_confirmation is None else override.requires_confirmation
+    )
     tool = replace(
-        _unlisted(terms, name),
+        _bare_tool(terms, name),
         description=wire.get("description", ""),
         input_schema=wire["inputSchema"],
         output_schema=wire.get("outputSchema"),
         title=wire.get("title") or hints.get("title"),
         permission=_permission(terms, hints),
-        # Nobody need believe a server's reassurances, but its warnings: those a person hears, unless you say otherwise.
-        requires_confirmation=hints.get("destructiveHint") is True if said is None else said,
-        destructive=bool(hints.get("destructiveHint", not read_only)),  # what is not said, MCP takes for true
+        # A server's reassurances are not believed, its warnings are: a person is asked unless the operator decides.
+        requires_confirmation=hints.get("destructiveHint") is True if confirmation is None else confirmation,
+        destructive=bool(hints.get("destructiveHint", not read_only)),  # true by default in MCP
         idempotent=bool(hints.get("idempotentHint", False)),
         open_world=bool(hints.get("openWorldHint", True)),
         renderer=_renderer(override),
@@ -182,8 +190,8 @@ def _tool(terms: Terms, name: str, raw: Mapping[str, Any]) -> Tool:
     return tool
 
 
-def _unlisted(terms: Terms, name: str) -> Tool:
-    """What is known of a tool before its definition is read."""
+def _bare_tool(terms: Terms, name: str) -> Tool:
+    """The tool without its definition."""
     override = terms.overrides.get(name, Override())
     return Tool(
         id=f"{terms.server}:{name}",
@@ -198,8 +206,8 @@ def _unlisted(terms: Terms, name: str) -> Tool:
 
 
 def _permission(terms: Terms, hints: Mapping[str, Any]) -> Permission:
-    """Annotations are a server's own word: they count when the operator trusts it, and only as far as they say
-    something. No annotation says that a tool runs no code, so what may destroy counts as running it."""
+    """The level a tool needs. Annotations count only when the operator trusts the server. No annotation says that a
+    tool runs no code, so a destructive tool counts as running code."""
     if terms.permission is not None:
         return terms.permission
     if not terms.trusted:
@@ -214,60 +222,59 @@ def _renderer(override: Override) -> Renderer | None:
         return None
     try:
         return declare(override.renderer, override.renderer_config or {})
-    except Invalid:  # among the mistakes; the tool does its work without being shown
+    except Invalid:  # reported by `_find_mistakes`; the tool works without its renderer
         return None
 
 
-def _switched_off(terms: Terms, name: str) -> str | None:
+def _disabled_reason(terms: Terms, name: str) -> str | None:
     if terms.overrides.get(name, Override()).enabled is False:
         return "it is turned off by an override"
     if not is_allowed(name, terms.allow, terms.deny):
-        return f"the filter of {terms.server!r} leaves it out (its tools.allow and tools.deny)"
+        return f"the filter of {terms.server!r} excludes it (its tools.allow and tools.deny)"
     return None
 
 
-def _unpinned(terms: Terms, verdict: Verdict, raw: Any) -> str | None:
-    """Why the definition is not offered: nobody accepted it, or another of the same name is what was accepted."""
+def _pin_reason(terms: Terms, verdict: Verdict, raw: Any) -> str | None:
+    """The reason why a definition is not offered: it was not accepted, or another of the same name was."""
     try:
         definition = define(Kind.TOOL, raw)
     except Invalid as problem:
         return problem.message
     decision = verdict.decisions.get(definition.key)
     if decision is None or decision.definition.text != definition.text:
-        return f"its definition was not looked at; ask the server again with: toolgate upstream test {terms.server}"
+        return f"its definition was not checked; check it with: toolgate upstream test {terms.server}"
     return decision.reason
 
 
-def _check_shape(said: Mapping[str, Any], shape: Mapping[str, type], where: str) -> None:
-    for key, kind in shape.items():
-        if not isinstance(said.get(key, kind()), kind):
-            raise Invalid(f"the server lists it with a {where + key!r} of the wrong type", code="INVALID_DEFINITION")
+def _check_types(value: Mapping[str, Any], types: Mapping[str, type], prefix: str) -> None:
+    for key, kind in types.items():
+        if not isinstance(value.get(key, kind()), kind):
+            raise Invalid(f"the server lists it with a {prefix + key!r} of the wrong type", code="INVALID_DEFINITION")
 
 
-def _fits(name: str, pattern: str) -> bool:
-    """Whether `pattern`, in which `*` stands for anything, is the name; in time linear in the name."""
+def _matches(name: str, pattern: str) -> bool:
+    """Return whether a pattern with `*` wildcards matches the name, in time linear in the name."""
     first, *rest = pattern.split("*")
     if not rest:
         return name == pattern
     if not name.startswith(first):
         return False
-    place = len(first)
+    position = len(first)
     for part in rest[:-1]:
-        place = name.find(part, place) + len(part)
-        if place < len(part):
+        position = name.find(part, position) + len(part)
+        if position < len(part):
             return False
-    return name.endswith(rest[-1]) and len(name) - len(rest[-1]) >= place
+    return name.endswith(rest[-1]) and len(name) - len(rest[-1]) >= position
 
 
-def _mistakes(terms: Terms, tools: Iterable[str]) -> Iterator[GatewayError]:
-    """What the terms say in vain. A filter that fits nothing is likely misspelt, and leaves open what it was
-    meant to close."""
+def _find_mistakes(terms: Terms, tools: Iterable[str]) -> Iterator[GatewayError]:
+    """Mistakes in the terms. A filter that matches nothing is probably misspelt, and allows what it should exclude."""
     names = [tool_id.removeprefix(f"{terms.server}:") for tool_id in tools]
     for key, patterns in (("allow", terms.allow), ("deny", terms.deny)):
         for pattern in patterns:
-            if names and not any(_fits(name, pattern) for name in names):
+            if names and not any(_matches(name, pattern) for name in names):
                 message = (
-                    f"{terms.server}: tools.{key} {pattern!r} fits none of its tools{did_you_mean(pattern, names)}"
+                    f"{terms.server}: tools.{key} {pattern!r} matches none of its tools{did_you_mean(pattern, names)}"
                 )
                 yield Invalid(message, code="NO_SUCH_TOOL")
     for name, override in terms.overrides.items():

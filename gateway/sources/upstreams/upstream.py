@@ -23,7 +23,7 @@ from gateway.sources.upstreams.pinning import Decision, PinStatus, Verdict, appl
 from gateway.sources.upstreams.spec import Spec
 from gateway.sources.upstreams.subscriptions import Subscriptions
 from gateway.sources.upstreams.tools import list_tools
-from gateway.sources.upstreams.uris import outer_tool, prefix_of
+from gateway.sources.upstreams.uris import prefix_of, public_tool
 from gateway.tasks import TaskSet
 from gateway.tools import Tool
 
@@ -360,7 +360,7 @@ class Upstream:
 
 def _with_pages(spec: Spec, tool: Tool) -> Tool:
     """The tool with the address of its page, where it has one, as clients find it."""
-    if tool.wire is None or (wire := outer_tool(prefix_of(spec), tool.wire)) is tool.wire:
+    if tool.wire is None or (wire := public_tool(prefix_of(spec), tool.wire)) is tool.wire:
         return tool
     return replace(tool, wire=wire)
 

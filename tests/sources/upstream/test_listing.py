@@ -186,7 +186,7 @@ def test_a_tool_turned_off_or_filtered_out_says_so() -> None:
     terms = replace(TERMS, overrides={"a": Override(enabled=False)}, allow=("a", "b*"), deny=("*x",))
     said = listing(tool("a"), tool("b1"), tool("bx"), tool("c"), terms=terms)
     withheld = {each.id: each.withheld for each in said.tools}
-    filtered = "the filter of 'srv' leaves it out (its tools.allow and tools.deny)"
+    filtered = "the filter of 'srv' excludes it (its tools.allow and tools.deny)"
     assert withheld == {
         "srv:a": "it is turned off by an override",
         "srv:b1": None,
@@ -206,9 +206,9 @@ def test_a_filter_that_fits_nothing_and_a_renderer_that_is_none_are_reported() -
 def test_only_what_was_accepted_word_for_word_is_offered() -> None:
     held = decide("srv", {}, define_all([RAW]).found, pinning.PinPolicy(trust_first=False))[0]
     assert "nobody has accepted it" in (listing(RAW, verdict=held).tools[0].withheld or "")
-    assert "was not looked at" in (listing(RAW, verdict=Verdict()).tools[0].withheld or "")
+    assert "was not checked" in (listing(RAW, verdict=Verdict()).tools[0].withheld or "")
     other = listing({**RAW, "description": "Obey."}, verdict=trusting([RAW]))
-    assert "was not looked at" in (other.tools[0].withheld or "")
+    assert "was not checked" in (other.tools[0].withheld or "")
 
 
 def test_a_definition_too_large_to_pin_does_not_pass_under_the_name_of_another() -> None:
@@ -238,7 +238,7 @@ def test_the_catalog_takes_what_is_listed_and_tells_why_the_rest_is_not_there(tm
     catalog = draft.finish(draft.wishes)
     assert catalog.find("p__add").tool is said.tools[0]
     assert re.fullmatch(r"p__files_read_[0-9a-f]{8}", catalog.find("srv:files/read").name)
-    assert "leaves it out" in catalog.refusal("p__off").message
+    assert "excludes it" in catalog.refusal("p__off").message
 
 
 patterns = st.text("ab*", max_size=8)

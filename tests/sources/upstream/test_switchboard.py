@@ -69,7 +69,7 @@ async def test_names_filters_and_overrides_are_the_operators(tmp_path: Path) -> 
         assert "CONFIRMATION_REQUIRED" in str((await gateway.call("o__echo", {})).error)
         assert (await gateway.call("o__echo", {}, confirmed=True)).ok
         assert (await gateway.call("other:plain", {})).ok
-        assert "the filter of 'lab' leaves it out" in await refusal(gateway, "lab__count")
+        assert "the filter of 'lab' excludes it" in await refusal(gateway, "lab__count")
 
 
 async def test_a_category_that_only_a_server_names_is_as_one_that_only_a_toolset_names(tmp_path: Path) -> None:

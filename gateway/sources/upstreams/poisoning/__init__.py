@@ -1,4 +1,4 @@
-"""What should make a person look at a definition: it flags, and never changes anything."""
+"""Detection of tool poisoning: findings in a definition that a person should review. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gateway.sources.upstreams.poisoning.characters import (
-    encoded_text,
+    find_encoded_text,
+    find_hidden_characters,
+    find_hidden_text,
+    find_lookalikes,
     fold,
-    hidden_characters,
-    hidden_text,
-    look_alikes,
 )
 from gateway.sources.upstreams.poisoning.finding import HIGH, LOW, MEDIUM, Finding, Remark, Severity, excerpt
-from gateway.sources.upstreams.poisoning.phrases import Foreign, aimed_at_the_model
+from gateway.sources.upstreams.poisoning.phrases import OtherTools, find_instructions
 
-__all__ = ["Finding", "Severity", "look", "worst"]
+__all__ = ["Finding", "Severity", "find_suspicions", "worst"]
 
-# Characters of one definition that are read; what is longer is itself grave, since nobody reads it.
+# Characters of one definition that are scanned; a longer one is itself a severe finding, since nobody reads it.
 TEXT_LIMIT = 64 * 1024
 NODES_LIMIT = 20_000
 FINDINGS_LIMIT = 50
@@ -34,38 +34,38 @@ class _Text(NamedTuple):
 
 
 def find_suspicions(value: Any, *, own: Collection[str] = (), others: Collection[str] = ()) -> list[Finding]:
-    """Every reason to look at a definition, the gravest first.
+    """The findings in a definition, most severe first.
 
-    `own` are the names of the server's own tools, `others` those of other servers, of which it has no
-    business to speak. It takes time linear in the definition; what is beyond the limits is itself a finding.
+    `own` are the names of the server's own tools, `others` those of other servers, which it should not mention. Takes
+    time linear in the definition; exceeding a limit is itself a finding.
     """
-    foreign = Foreign(own, others)
-    found: dict[tuple[str, str], Finding] = {}
+    other_tools = OtherTools(own, others)
+    findings: dict[tuple[str, str], Finding] = {}
     left = TEXT_LIMIT
     for text in _texts(value):
         left -= len(text.text)
         if left < 0:
-            found["", _TOO_LONG] = Finding("", _TOO_LONG, excerpt(text.text, 0, 0), HIGH)
+            findings["", _TOO_LONG] = Finding("", _TOO_LONG, excerpt(text.text, 0, 0), HIGH)
             break
-        for what, quoted, severity in _remarks(text, foreign):
-            found.setdefault((text.where, what), Finding(text.where, what, quoted, severity))
-        if len(found) >= FINDINGS_LIMIT:
+        for what, quoted, severity in _scan_text(text, other_tools):
+            findings.setdefault((text.where, what), Finding(text.where, what, quoted, severity))
+        if len(findings) >= FINDINGS_LIMIT:
             break
-    return sorted(found.values(), key=lambda finding: -finding.severity.rank)[:FINDINGS_LIMIT]
+    return sorted(findings.values(), key=lambda finding: -finding.severity.rank)[:FINDINGS_LIMIT]
 
 
 def worst(findings: Collection[Finding]) -> Severity | None:
-    """How grave the gravest is."""
+    """The highest severity among findings."""
     return max((finding.severity for finding in findings), key=lambda severity: severity.rank, default=None)
 
 
 def _texts(value: Any) -> Iterator[_Text]:
-    """Every text and every key of a schema's properties, walked without recursion, and only so far."""
-    waiting: list[tuple[str, str, Any]] = [("", "", value)]
+    """All texts and property names of a definition, without recursion and up to a limit."""
+    pending: list[tuple[str, str, Any]] = [("", "", value)]
     for _ in range(NODES_LIMIT):
-        if not waiting:
+        if not pending:
             return
-        where, key, node = waiting.pop()
+        where, key, node = pending.pop()
         if isinstance(node, str):
             yield _Text(where, node, key == "name" or (key == "enum" and " " not in node), key == "pattern")
         elif isinstance(node, Mapping):
@@ -73,22 +73,22 @@ def _texts(value: Any) -> Iterator[_Text]:
                 place = f"{where}/{name.replace('~', '~0').replace('/', '~1')}"
                 if key == "properties" or len(name) > PROSE_KEY or not name.isascii():
                     yield _Text(place, name, identifier=True)
-                waiting.append((place, "" if key == "properties" else name, item))
+                pending.append((place, "" if key == "properties" else name, item))
         elif isinstance(node, list | tuple):
-            waiting.extend((f"{where}/{index}", key, item) for index, item in enumerate(node))
-    yield _Text("", " " * (TEXT_LIMIT + 1))  # too many parts are as good as too long
+            pending.extend((f"{where}/{index}", key, item) for index, item in enumerate(node))
+    yield _Text("", " " * (TEXT_LIMIT + 1))  # too many nodes count as too long
 
 
-def _remarks(text: _Text, foreign: Foreign) -> Iterator[Remark]:
-    if len(text.text) > LONG:
-        severity = MEDIUM if len(text.text) > VERY_LONG else LOW
-        yield Remark(f"a text of {len(text.text):,} characters", excerpt(text.text, 0, 0), severity)
-    said = text.text
-    yield from hidden_characters(said, text.identifier, text.pattern)
-    yield from look_alikes(said, text.identifier)
-    if text.identifier and len(said) > PROSE_KEY and said.count(" ") > 2:
-        yield Remark("a sentence where a name belongs", excerpt(said, 0, len(said)), MEDIUM)
-    yield from hidden_text(said)
-    if not text.pattern:
-        yield from encoded_text(said)
-    yield from aimed_at_the_model(fold(said)[:TEXT_LIMIT], foreign)
+def _scan_text(part: _Text, other_tools: OtherTools) -> Iterator[Remark]:
+    text = part.text
+    if len(text) > LONG:
+        severity = MEDIUM if len(text) > VERY_LONG else LOW
+        yield Remark(f"a text of {len(text):,} characters", excerpt(text, 0, 0), severity)
+    yield from find_hidden_characters(text, part.identifier, part.pattern)
+    yield from find_lookalikes(text, part.identifier)
+    if part.identifier and len(text) > PROSE_KEY and text.count(" ") > 2:
+        yield Remark("a sentence where a name belongs", excerpt(text, 0, len(text)), MEDIUM)
+    yield from find_hidden_text(text)
+    if not part.pattern:
+        yield from find_encoded_text(text)
+    yield from find_instructions(fold(text)[:TEXT_LIMIT], other_tools)

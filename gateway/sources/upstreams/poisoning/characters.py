@@ -1,4 +1,7 @@
-"""Characters that hide, reorder or imitate text, told from the same characters in the scripts that need them."""
+"""Text that a person does not see: invisible, reordering and lookalike characters, markup, gaps and encodings.
+
+Characters are not reported where their script needs them, such as joiners in Arabic.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Iterator
 from gateway.sources.upstreams.poisoning.finding import HIGH, LOW, MEDIUM, Remark, Severity, excerpt
 from gateway.text import UNSEEN, visible
 
-_MANY = 4  # zero-width characters in one text: fewer may have been pasted along
+_MANY = 4  # zero-width characters in one text: fewer may have been pasted by accident
 _STYLED_LIMIT = 6
 
 # England, Scotland and Wales: the only tag characters an ordinary text has.
@@ -41,24 +44,24 @@ _STYLED = re.compile("[\u24b6-\u24e9\U0001d400-\U0001d7ff\U0001f110-\U0001f189]"
 _WORD = re.compile(r"\w+")
 _LATIN = re.compile("[A-Za-z]")
 # Letters of other alphabets that look like Latin ones.
-_ALIKE = str.maketrans(
+_LOOKALIKES = str.maketrans(
     "аеорсухіјѕԁԛԝһӏѵАВЕКМНОРСТХУІЈЅοΑΒΕΖΗΙΚΜΝΟΡΤΥΧօսɡɑ",
     "aeopcyxijsdqwhlvABEKMHOPCTXYIJSoABEZHIKMNOPTYXouga",
 )
 
 
-def hidden_characters(text: str, identifier: bool = False, pattern: bool = False) -> Iterator[Remark]:
-    """What cannot be seen in a text. An identifier has no use for any of it; a regular expression may name
-    some of it in order to refuse it."""
+def find_hidden_characters(text: str, identifier: bool = False, pattern: bool = False) -> Iterator[Remark]:
+    """Find invisible characters. An identifier needs none of them; a regular expression may contain some in order to
+    refuse them."""
     text = _FLAGS.sub("\U0001f3f4", text)
-    found: dict[str, tuple[int, int, Severity]] = {}
-    turned = _RIGHT_TO_LEFT.search(text) is not None
+    counts: dict[str, tuple[int, int, Severity]] = {}
+    right_to_left = _RIGHT_TO_LEFT.search(text) is not None
     for match in UNSEEN.finditer(text):
-        what, severity = _judged(text, match.start(), match[0], turned)
+        what, severity = _classify(text, match.start(), match[0], right_to_left)
         if severity is not None:
-            count, first, worst = found.get(what, (0, match.start(), severity))
-            found[what] = (count + 1, first, max(worst, severity, key=lambda each: each.rank))
-    for what, (count, first, severity) in found.items():
+            count, first, worst = counts.get(what, (0, match.start(), severity))
+            counts[what] = (count + 1, first, max(worst, severity, key=lambda each: each.rank))
+    for what, (count, first, severity) in counts.items():
         if identifier or (count >= _MANY and what == _ZERO_WIDTH):
             severity = HIGH
         if pattern and count < 2 * _MANY:
@@ -69,21 +72,21 @@ def hidden_characters(text: str, identifier: bool = False, pattern: bool = False
         yield Remark(_PRIVATE, excerpt(text, private.start(), private.end()), MEDIUM if identifier else LOW)
 
 
-def look_alikes(text: str, identifier: bool = False) -> Iterator[Remark]:
-    """Words that mix alphabets so as to look like other words, and letters that are drawings of letters."""
+def find_lookalikes(text: str, identifier: bool = False) -> Iterator[Remark]:
+    """Find words that mix alphabets to imitate other words, and letters that are symbols."""
     if text.isascii():
         return
     for match in _WORD.finditer(text):
         word = match[0]
-        if not word.isascii() and _LATIN.search(word) and word.translate(_ALIKE) != word:
+        if not word.isascii() and _LATIN.search(word) and word.translate(_LOOKALIKES) != word:
             yield Remark(
                 "letters of another alphabet that look like Latin ones",
-                excerpt(text, match.start(), match.end()) + f" (in it: {_spelled(word)})",
+                excerpt(text, match.start(), match.end()) + f" (in it: {_code_points(word)})",
                 HIGH if identifier else MEDIUM,
             )
             break
-    if identifier and (text.translate(_ALIKE).isascii() or unicodedata.normalize("NFKC", text) != text):
-        yield Remark("a name that looks like another", f"{excerpt(text, 0, len(text))} ({_spelled(text)})", HIGH)
+    if identifier and (text.translate(_LOOKALIKES).isascii() or unicodedata.normalize("NFKC", text) != text):
+        yield Remark("a name that looks like another", f"{excerpt(text, 0, len(text))} ({_code_points(text)})", HIGH)
     styled = _STYLED.findall(text)
     if len(styled) >= _STYLED_LIMIT:
         start = text.index(styled[0])
@@ -91,37 +94,38 @@ def look_alikes(text: str, identifier: bool = False) -> Iterator[Remark]:
 
 
 def fold(text: str) -> str:
-    """The text as it reads: nothing invisible, one kind of letters and quotes, single spaces."""
+    """The text as it reads: without invisible characters, with one kind of letters and quotes, and single spaces."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", UNSEEN.sub("", text)).replace("’", "'").replace("‘", "'")
-        text = _WORD.sub(_latin, text)
+        text = _WORD.sub(_to_latin, text)
     else:
         text = UNSEEN.sub("", text)
     return " ".join(text.split())
 
 
 def skeleton(text: str) -> str:
-    """The folded text in small Latin letters without accents, wherever another letter looks like one."""
-    parts = unicodedata.normalize("NFKD", fold(text).translate(_ALIKE))
+    """The folded text in lower-case Latin letters without accents, lookalike letters replaced."""
+    parts = unicodedata.normalize("NFKD", fold(text).translate(_LOOKALIKES))
     return "".join(each for each in parts if not unicodedata.combining(each)).casefold()
 
 
 def spell_out(text: str) -> str:
-    """The text with every character spelled out that hides or moves others, except where its script needs it."""
-    turned = _RIGHT_TO_LEFT.search(text) is not None
+    """The text with invisible and reordering characters spelled out, except where its script needs them."""
+    right_to_left = _RIGHT_TO_LEFT.search(text) is not None
     return UNSEEN.sub(
-        lambda found: visible(found[0]) if _judged(text, found.start(), found[0], turned)[1] else found[0], text
+        lambda match: visible(match[0]) if _classify(text, match.start(), match[0], right_to_left)[1] else match[0],
+        text,
     )
 
 
-def _latin(match: re.Match[str]) -> str:
+def _to_latin(match: re.Match[str]) -> str:
     word = match[0]
-    return word if word.isascii() or not _LATIN.search(word) else word.translate(_ALIKE)
+    return word if word.isascii() or not _LATIN.search(word) else word.translate(_LOOKALIKES)
 
 
-def _judged(text: str, index: int, character: str, turned: bool) -> tuple[str, Severity | None]:
-    """What the character is, and how grave it is there; None where it belongs. `turned` is a text with letters
-    that are written from right to left."""
+def _classify(text: str, index: int, character: str, right_to_left: bool) -> tuple[str, Severity | None]:
+    """The kind of a character and its severity there; None where its script needs it. `right_to_left` says whether the
+    text has letters of a right-to-left script."""
     code = ord(character)
     if 0xE0000 <= code <= 0xE007F:
         return _TAGS, HIGH
@@ -130,9 +134,9 @@ def _judged(text: str, index: int, character: str, turned: bool) -> tuple[str, S
     if code in (0x202D, 0x202E):
         return _DIRECTION, HIGH
     if 0x202A <= code <= 0x202C or 0x2066 <= code <= 0x2069:
-        return _DIRECTION, LOW if turned else HIGH
+        return _DIRECTION, LOW if right_to_left else HIGH
     if code in (0x200E, 0x200F, 0x061C):
-        return _DIRECTION, None if turned else MEDIUM
+        return _DIRECTION, None if right_to_left else MEDIUM
     if code < 0xA0:
         return _CONTROL, HIGH if character in "\x08\x1b\x7f\x9b" else MEDIUM
     if code in (0x2028, 0x2029):
@@ -144,7 +148,7 @@ def _judged(text: str, index: int, character: str, turned: bool) -> tuple[str, S
 
 def _zero_width(text: str, index: int, character: str) -> Severity | None:
     before, after = text[index - 1 : index], text[index + 1 : index + 2]
-    if character in "\u200c\u200d" and (_JOINING.match(before) or (_is_picture(before) and _is_picture(after))):
+    if character in "\u200c\u200d" and (_JOINING.match(before) or (_is_symbol(before) and _is_symbol(after))):
         return None
     if character == "\u200b" and (_UNSPACED.match(before) or _UNSPACED.match(after)):
         return None
@@ -157,23 +161,23 @@ def _selector(text: str, index: int) -> Severity | None:
     before = text[index - 1 : index]
     if before and (UNSEEN.match(before) and before != "\u200d"):
         return HIGH
-    if not before or not (_is_picture(before) or before in "0123456789#*" or _IDEOGRAPHS.match(before)):
+    if not before or not (_is_symbol(before) or before in "0123456789#*" or _IDEOGRAPHS.match(before)):
         return MEDIUM
     return None
 
 
-def _is_picture(character: str) -> bool:
-    """An emoji or another symbol, with what may stand between it and a joiner."""
+def _is_symbol(character: str) -> bool:
+    """Return whether it is an emoji or another symbol, or a variation selector after one."""
     return character != "" and (character == "\ufe0f" or unicodedata.category(character) in ("So", "Sk", "Sm"))
 
 
 def _decode_tags(text: str) -> str:
-    """What the tag characters of a text say."""
-    said = "".join(chr(ord(each) - 0xE0000) for each in text if 0xE0020 <= ord(each) <= 0xE007E)
-    return excerpt(said, 0, min(len(said), 140)) or "tag characters without text"
+    """The text that tag characters encode."""
+    text = "".join(chr(ord(each) - 0xE0000) for each in text if 0xE0020 <= ord(each) <= 0xE007E)
+    return excerpt(text, 0, min(len(text), 140)) or "tag characters without text"
 
 
-def _spelled(word: str) -> str:
+def _code_points(word: str) -> str:
     return " ".join(sorted({f"U+{ord(each):04X}" for each in word if not each.isascii()})[:6])
 
 
@@ -199,43 +203,43 @@ _ALPHABETS = (re.compile("[A-Z]"), re.compile("[a-z]"), re.compile("[0-9+/_-]"))
 _URLSAFE = str.maketrans("-_", "+/")
 
 
-def hidden_text(text: str) -> Iterator[Remark]:
-    """Comments, styles and gaps that keep text from being seen where it is shown."""
-    yield from _comments(text)
+def find_hidden_text(text: str) -> Iterator[Remark]:
+    """Find comments, styles and gaps that keep text out of sight."""
+    yield from _find_comments(text)
     if "<" in text and (match := _STYLED_AWAY.search(text)):
         yield Remark("markup that hides text", excerpt(text, match.start(), match.end()), HIGH)
     if "]:" in text and (match := _MARKDOWN_COMMENT.search(text)):
         yield Remark("a comment in Markdown", excerpt(text, match.start(), match.end()), HIGH)
-    yield from _pushed_away(text)
+    yield from _find_gaps(text)
 
 
-def encoded_text(text: str) -> Iterator[Remark]:
-    """Text in base64, hexadecimal or escapes, and blobs that might be anything."""
+def find_encoded_text(text: str) -> Iterator[Remark]:
+    """Find text in base64, hexadecimal or escapes, and long blobs."""
     for number, match in enumerate(_BASE64.finditer(text)):
         if number >= _RUNS:
             break
-        yield from _find_encoded(match[0])
+        yield from _decode_run(match[0])
     if escapes := _ESCAPES.search(text):
         yield Remark("text in escapes", excerpt(text, escapes.start(), escapes.end()), MEDIUM)
 
 
-def _comments(text: str) -> Iterator[Remark]:
+def _find_comments(text: str) -> Iterator[Remark]:
     start = text.find("<!--")
     while start >= 0:
         end = text.find("-->", start)
         stop = len(text) if end < 0 else end + 3
-        grave = len(text[start:stop].strip("<!- >\n\t")) >= _COMMENT_LONG
+        long = len(text[start:stop].strip("<!- >\n\t")) >= _COMMENT_LONG
         yield Remark(
-            "a comment in HTML" if grave else "a short comment in HTML",
+            "a comment in HTML" if long else "a short comment in HTML",
             excerpt(text, start, min(stop, start + 120)),
-            HIGH if grave else LOW,
+            HIGH if long else LOW,
         )
-        if grave:
+        if long:
             return
         start = text.find("<!--", stop)
 
 
-def _pushed_away(text: str) -> Iterator[Remark]:
+def _find_gaps(text: str) -> Iterator[Remark]:
     for match in _GAP.finditer(text):
         if text[match.end() : match.end() + 1].strip():
             yield Remark("text after a wide gap", excerpt(text, match.end(), match.end() + 80), HIGH)
@@ -248,29 +252,29 @@ def _pushed_away(text: str) -> Iterator[Remark]:
         blank = 0 if line.strip() else blank + 1
 
 
-def _find_encoded(run: str) -> Iterator[Remark]:
+def _decode_run(run: str) -> Iterator[Remark]:
     if _HEX.fullmatch(run):
-        if said := _words(bytes.fromhex(run[: len(run) // 2 * 2][:_DECODED_LIMIT])):
-            yield Remark("text in hexadecimal", excerpt(said, 0, min(len(said), 140)), HIGH)
+        if text := _words(bytes.fromhex(run[: len(run) // 2 * 2][:_DECODED_LIMIT])):
+            yield Remark("text in hexadecimal", excerpt(text, 0, min(len(text), 140)), HIGH)
         return
     if not all(alphabet.search(run) for alphabet in _ALPHABETS):
         return
     plain = run.rstrip("=")[:_DECODED_LIMIT].translate(_URLSAFE)
     plain = plain[: len(plain) - (len(plain) % 4 == 1)]
     try:
-        said = _words(base64.b64decode(plain + "=" * (-len(plain) % 4)))
+        text = _words(base64.b64decode(plain + "=" * (-len(plain) % 4)))
     except binascii.Error:
-        said = None
-    if said:
-        yield Remark("text in base64", excerpt(said, 0, min(len(said), 140)), HIGH)
+        text = None
+    if text:
+        yield Remark("text in base64", excerpt(text, 0, min(len(text), 140)), HIGH)
     elif len(run) >= _BLOB and sum(character.isdigit() for character in run) * 25 > len(run):
         yield Remark("a blob that may hold anything", excerpt(run, 0, 60), MEDIUM)
 
 
 def _words(content: bytes) -> str | None:
-    """The bytes as text, when they are words with spaces between them."""
+    """The bytes as text if they are words with spaces; else None."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
-        text = content[:-3].decode("ascii", "replace")  # the end of a run may be cut
+        text = content[:-3].decode("ascii", "replace")  # the end of a run may be truncated
     return text if text.count(" ") >= 2 and text.replace("\n", " ").isprintable() and "\ufffd" not in text else None

@@ -31,7 +31,7 @@ LOW, MEDIUM, HIGH = Severity
 
 @dataclass(frozen=True)
 class Finding:
-    """Where (a JSON pointer), what, an excerpt in which everything can be seen, and how grave it is."""
+    """A reason to review a definition. `where` is a JSON pointer; the excerpt has invisible characters spelled out."""
 
     where: str
     what: str
@@ -40,7 +40,7 @@ class Finding:
 
 
 class Remark(NamedTuple):
-    """A finding about one text, before it is known where that stands."""
+    """A finding in one text, without its place in the definition."""
 
     what: str
     excerpt: str
@@ -48,7 +48,7 @@ class Remark(NamedTuple):
 
 
 def excerpt(text: str, start: int, end: int) -> str:
-    """What stands at a place and a little around it, on one line."""
+    """The text from `start` to `end` with some context, on one line."""
     begin, stop = max(0, start - _AROUND), min(len(text), end + _AROUND)
     quoted = " ".join(visible(text[begin:stop]).split())
     shown = f"{'…' if begin else ''}{quoted}{'…' if stop < len(text) else ''}"

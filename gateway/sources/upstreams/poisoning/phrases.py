@@ -1,7 +1,7 @@
-"""The phrases of poisoned descriptions, each as narrow as it can be: one that only tells what its tool does passes.
+"""Phrases of poisoned descriptions: instructions to the model instead of a description of the tool.
 
-Every gap in a pattern is bounded and none stands within another's reach, so that searching takes time linear
-in the text.
+Each pattern is as narrow as possible. Gaps in a pattern are bounded and do not overlap, so that searching takes time
+linear in the text.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _NEAR = 120
 
 @dataclass(frozen=True)
 class Phrase:
-    """A pattern, searched for only where one of its hints stands in the text at all; with words that must
-    stand shortly before it and after it, and words before it that make it harmless."""
+    """A pattern with conditions. It is searched only if a hint occurs in the text; `before` and `after` must match near
+    it, and `unless` before it makes it harmless."""
 
     what: str
     severity: Severity
@@ -29,7 +29,7 @@ class Phrase:
     unless: re.Pattern[str] | None = None
 
     def search(self, text: str, lower: str) -> re.Match[str] | None:
-        """The first place in the text; `lower` is the text in lower case."""
+        """The first match in the text; `lower` is the text in lower case."""
         if not any(hint in lower for hint in self.hints):
             return None
         return next((match for match in self.pattern.finditer(text) if self._fits(text, match)), None)
@@ -44,10 +44,12 @@ class Phrase:
 def _phrase(
     what: str, severity: Severity, hints: str, *alternatives: str, before: Sequence[str] = (), **around: str
 ) -> Phrase:
-    told = {key: re.compile(words, re.IGNORECASE) for key, words in around.items()}
-    earlier = tuple(re.compile(words, re.IGNORECASE) for words in before)
+    compiled = {key: re.compile(words, re.IGNORECASE) for key, words in around.items()}
+    preceding = tuple(re.compile(words, re.IGNORECASE) for words in before)
     pattern = re.compile("|".join(alternatives), re.IGNORECASE)
-    return Phrase(what, severity, tuple(hints.split("|")), pattern, earlier, told.get("after"), told.get("unless"))
+    return Phrase(
+        what, severity, tuple(hints.split("|")), pattern, preceding, compiled.get("after"), compiled.get("unless")
+    )
 
 
 _W = r"(?: [\w'`\",;:-]{1,30})"  # a word between others
@@ -61,7 +63,7 @@ _IGNORE = rf"\b(?:ignore|disregard|forget|set aside)\b{_W}{{0,3}}?"
 _CONSENT = r"(?:confirmation|permission|approval|consent|authori[sz]ation)\b"
 _CARRY = "send|forward|upload|copy|bcc|transmit|exfiltrate|email|post|leak|append|include|collect|attach|add"
 _GIVE = f"{_CARRY}|pass|put|encode|embed|provide|insert|place|write|paste|fill|supply|set|repeat|output"
-_SAID = "conversation|chat|messages?|session|prompt|dialogue"
+_CONVERSATION = "conversation|chat|messages?|session|prompt|dialogue"
 _WHOLE = "your|full|entire|complete|whole|all|all prior|all previous|previous"
 _INTO = r"\b(?:in|into|as|via|through|to|with|under|using) .{0,40}?"
 _SLOT = r"(?:parameter|argument|field|request|header|call|query|url|note)\b"
@@ -199,7 +201,7 @@ PHRASES = (
         HIGH,
         "prompt|history|conversation|messages|chat|dialogue|chain of thought|tools|transcript",
         rf"\b(?:{_WHOLE}|current|exact) system prompt\b|\byour chain of thought\b",
-        rf"\b(?:{_WHOLE}) (?:{_SAID})(?: history| log| transcript)?\b",
+        rf"\b(?:{_WHOLE}) (?:{_CONVERSATION})(?: history| log| transcript)?\b",
         r"\b(?:names|list|descriptions?) of (?:all )?(?:the |your )?(?:other|available) tools\b",
         before=[rf"\b(?:{_GIVE})\b"],
         after=rf"{_INTO}{_SLOT}|\bsidenote\b|{_ADDRESS}",
@@ -315,33 +317,33 @@ PHRASES = (
 _CONTEXT = 160
 
 
-class Foreign:
-    """The tools of other servers, of which a description has no business to speak.
+class OtherTools:
+    """The tools of other servers, which a description should not mention.
 
-    Only names count that are no ordinary words: with `_`, `-`, a digit or a capital inside.
+    Only names that are no ordinary words count: with `_`, `-`, a digit or a capital inside.
     """
 
     def __init__(self, own: Collection[str] = (), others: Collection[str] = ()) -> None:
         mine = set(own)
-        self._names = {name for name in others if name not in mine and _TELLING_NAME.search(name)}
+        self._names = {name for name in others if name not in mine and _DISTINCTIVE_NAME.search(name)}
 
-    def named_in(self, text: str) -> Iterator[re.Match[str]]:
+    def find(self, text: str) -> Iterator[re.Match[str]]:
         if self._names:
             yield from (match for match in _TOKEN.finditer(text) if match[0] in self._names)
 
 
-def aimed_at_the_model(text: str, foreign: Foreign) -> Iterator[Remark]:
-    """What a text, folded to how it reads, tells the model to do."""
+def find_instructions(text: str, other_tools: OtherTools) -> Iterator[Remark]:
+    """Find instructions to the model in a folded text."""
     lower = text.lower()
     for phrase in PHRASES:
         if match := phrase.search(text, lower):
             yield Remark(phrase.what, excerpt(text, match.start(), match.end()), phrase.severity)
-    yield from _secrets(text)
-    yield from _shadowing(text, foreign)
+    yield from _find_secret_places(text)
+    yield from _find_shadowing(text, other_tools)
 
 
-def _secrets(text: str) -> Iterator[Remark]:
-    """A place where secrets are kept is worth a look; telling the model to fetch them is no longer a mention."""
+def _find_secret_places(text: str) -> Iterator[Remark]:
+    """Find mentions of places where secrets are stored; instructions to fetch them are more severe."""
     for number, match in enumerate(_SECRET_PLACE.finditer(text)):
         before = text[max(0, match.start() - 80) : match.start()]
         around = text[max(0, match.start() - _CONTEXT) : match.end() + _CONTEXT]
@@ -352,8 +354,8 @@ def _secrets(text: str) -> Iterator[Remark]:
             yield Remark("speaks of a place where secrets are kept", excerpt(text, match.start(), match.end()), MEDIUM)
 
 
-def _shadowing(text: str, foreign: Foreign) -> Iterator[Remark]:
-    for number, match in enumerate(foreign.named_in(text)):
+def _find_shadowing(text: str, other_tools: OtherTools) -> Iterator[Remark]:
+    for number, match in enumerate(other_tools.find(text)):
         around = text[max(0, match.start() - _CONTEXT) : match.end() + _CONTEXT]
         if _DIRECTIVE.search(around):
             yield Remark("gives orders about another server's tool", excerpt(text, match.start(), match.end()), HIGH)
@@ -362,7 +364,7 @@ def _shadowing(text: str, foreign: Foreign) -> Iterator[Remark]:
             yield Remark("names another server's tool", excerpt(text, match.start(), match.end()), MEDIUM)
 
 
-_TELLING_NAME = re.compile(r"[A-Za-z0-9][_-][A-Za-z0-9]|[a-z][A-Z]|[A-Za-z][0-9]")
+_DISTINCTIVE_NAME = re.compile(r"[A-Za-z0-9][_-][A-Za-z0-9]|[a-z][A-Z]|[A-Za-z][0-9]")
 _TOKEN = re.compile(r"(?<![\w-])[A-Za-z][\w-]{3,127}")
 
 _SECRET_PLACE = re.compile(
