@@ -41,6 +41,7 @@ ROOMS = (
     "admin",
     "serve",
     "app",
+    "gateway",
     "cli",
     "__main__",
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gateway.db.approvals import ApprovalRecord, Remembered, Scope
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.gateway import Gateway
 
 
 async def list_approvals(gateway: Gateway, *, waiting: bool, limit: int) -> list[ApprovalRecord]:

@@ -26,7 +26,7 @@ from gateway.workspace import Openat2, choose_opener
 from gateway.workspace.gc import sizes
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.gateway import Gateway
 
 _WAL_RESET_FIXED = (3, 51, 3)
 _LOW_SPACE_MEBIBYTES = 512

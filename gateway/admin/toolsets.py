@@ -21,7 +21,7 @@ from gateway.sources.toolsets.listing import build_tools
 from gateway.tools import Tool
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.gateway import Gateway
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.spec import ADDED
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.gateway import Gateway
 
 # Claude Code keeps more than settings in its file.
 FILE_LIMIT = 64 * 1024 * 1024

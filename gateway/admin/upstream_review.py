@@ -17,7 +17,7 @@ from gateway.sources.upstreams.poisoning import Finding
 from gateway.text import visible
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.gateway import Gateway
 
 _SHORT_DIGEST = 12
 _DIGEST = re.compile(r"(?P<subject>.+)@(?P<digest>[0-9a-f]{8,64})", re.DOTALL)

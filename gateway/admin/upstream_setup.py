@@ -20,7 +20,7 @@ from gateway.sources.upstreams.credentials import Access
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.gateway import Gateway
 
 
 @dataclass(frozen=True)

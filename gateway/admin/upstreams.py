@@ -29,7 +29,7 @@ from gateway.sources.upstreams.secret_references import missing
 from gateway.sources.upstreams.spec import ADDED, Spec
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.gateway import Gateway
 
 # Asks a person for the value of a variable; an empty text for none.
 AskSecret = Callable[[str], str]

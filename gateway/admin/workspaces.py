@@ -20,7 +20,7 @@ from gateway.workspace.versions import Versions
 from gateway.workspace.walk import ANY_DEPTH
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.gateway import Gateway
 
 DIFF_LIMIT = 8 * 1024 * 1024
 _KINDS = {EXECUTABLE: "executable", LINK: "symlink", EMPTY_DIRECTORY: "directory"}

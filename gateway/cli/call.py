@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from gateway.app import Gateway
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
 from gateway.config import Settings
+from gateway.gateway import Gateway
 from gateway.secrets import KNOWN
 
 

@@ -9,10 +9,10 @@ import click
 
 from gateway.admin import health
 from gateway.admin.health import HealthCheck
-from gateway.app import Gateway
 from gateway.cli.options import as_json, open_stored, print_json, run, settings_options
 from gateway.config import Settings
 from gateway.errors import GatewayError
+from gateway.gateway import Gateway
 from gateway.secrets import KNOWN
 
 

@@ -13,8 +13,8 @@ import anyio
 import click
 
 from gateway import config
-from gateway.app import Gateway
 from gateway.config import Settings
+from gateway.gateway import Gateway
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Result = TypeVar("Result")

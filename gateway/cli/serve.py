@@ -13,11 +13,11 @@ import anyio
 import click
 
 from gateway.admin.clients import CLIENTS, make_snippets, serve_command
-from gateway.app import Gateway
 from gateway.cli import staying
 from gateway.cli.options import settings_options
 from gateway.config import Settings
 from gateway.errors import Forbidden
+from gateway.gateway import Gateway
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
 
@@ -76,7 +76,9 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
         tasks.start_soon(_stop_on_signal, stop)
         flow = gateway.approval_flow
         flow.states.load_keys()  # refuse wrong keys at the start, not at the first question
-        handlers = Handlers(gateway.executor, gateway.versions, gateway.chat, gateway.records, gateway.relay, flow)
+        handlers = Handlers(
+            gateway.executor, gateway.versions, gateway.chat, gateway.records, gateway.passthrough, flow
+        )
         gateway.watch_upstreams(handlers.upstreams_changed)
         server = McpServer(handlers)
         async with anyio.create_task_group() as serving:

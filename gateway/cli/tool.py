@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import click
 
-from gateway.app import Gateway
 from gateway.approval.question import ConsentNeeded
 from gateway.calls import Caller, Outcome
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
@@ -18,6 +17,7 @@ from gateway.cli.prompt import on_terminal
 from gateway.config import Settings
 from gateway.errors import InputRequired, Invalid
 from gateway.exports import mcp_tool
+from gateway.gateway import Gateway
 from gateway.tools import Tool
 
 _ALTERNATIVES = 100

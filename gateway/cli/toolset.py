@@ -13,11 +13,11 @@ import click
 
 from gateway.admin import toolsets
 from gateway.admin.toolsets import ServerInfo, ToolsetInfo
-from gateway.app import Gateway
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
 from gateway.cli.prompt import can_ask, person
 from gateway.config import Settings
 from gateway.errors import InputRequired
+from gateway.gateway import Gateway
 from gateway.secrets import KNOWN
 from gateway.text import visible
 from gateway.tools import Tool

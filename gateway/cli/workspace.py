@@ -19,10 +19,10 @@ from gateway.admin.workspaces import (
     open_workspace,
     short_id,
 )
-from gateway.app import Gateway
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
 from gateway.config import Settings
 from gateway.errors import InputRequired
+from gateway.gateway import Gateway
 
 if TYPE_CHECKING:
     from gateway.workspace.history import Version

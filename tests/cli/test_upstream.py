@@ -19,9 +19,9 @@ import pytest
 from eventually import eventually
 from sources.toolset.writing import require_sandbox
 
-from gateway.app import Gateway
 from gateway.cli.upstream import upstream
 from gateway.errors import GatewayError
+from gateway.gateway import Gateway
 from gateway.sources.upstreams.secret_store import SecretStore
 
 pytestmark = pytest.mark.timeout(240)

@@ -58,7 +58,7 @@ PATCHES = {
 async def test_no_spelling_of_a_patch_passes_a_rule_about_its_paths(tmp_path: Path, patch: str) -> None:
     rule = {"tool": "*", "when": {"path": "*.env"}, "then": "deny"}
     async with Gateway.open({"data_dir": str(tmp_path), "approval": {"rules": [rule]}}) as gateway:
-        folder = gateway._workspaces.path("c")
+        folder = gateway.workspaces.path("c")
         (folder / ".env").write_text("A=1\n")
         (folder / "a.txt").write_text("1\n")
         outcome = await gateway.call("apply_patch", {"patch": patch}, chat="c")

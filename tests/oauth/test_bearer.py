@@ -14,9 +14,9 @@ import pytest
 from eventually import TIMEOUT, async_eventually
 from mcp_client.conftest import FACE, HANDSHAKE, MODERN
 
-from gateway.app import Gateway
 from gateway.config import Settings, UpstreamSettings
 from gateway.errors import GatewayError
+from gateway.gateway import Gateway
 from gateway.mcp_client import Link, Unauthorized, open_link
 from gateway.oauth.bearer import Bearer
 from gateway.oauth.store import Logins

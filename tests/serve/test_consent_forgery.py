@@ -211,7 +211,7 @@ def test_a_call_expires_with_its_question(range_: Range) -> None:
     state, before = range_.ask(), range_.pads.runs
     later = ApprovalFlow(
         range_.gateway.executor.call_tool,
-        range_.gateway._find_tool,
+        range_.gateway.find_tool,
         range_.gateway.approvals,
         range_.gateway.records.record_finished,
         range_.states,

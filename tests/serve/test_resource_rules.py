@@ -36,7 +36,7 @@ async def served(
         for content in ("TOKEN=1\n", "TOKEN=2\n"):
             await save(gateway, "a.env", content)
             await save(gateway, "a.txt", content)
-        face = McpServer(Handlers(gateway.executor, gateway.versions, chat, relay=gateway.relay))
+        face = McpServer(Handlers(gateway.executor, gateway.versions, chat, relay=gateway.passthrough))
         async with Client(face.sdk, mode=era, cache=None) as client:
             yield gateway, client
 

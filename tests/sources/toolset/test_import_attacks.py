@@ -29,7 +29,7 @@ ATTACKS = {
     "prints without end": ("while True: print('x' * 100_000)", "printed"),
     "takes all memory": ("hog = [bytearray(1 << 20) for _ in range(1600)]", "memory"),
     "imports what is not there": ("import there_is_no_such_module", "there_is_no_such_module"),
-    "imports the gateway": ("import gateway.app", "gateway"),
+    "imports the gateway": ("import gateway.gateway", "gateway"),
     "names no function": ("run = 3\ndel run", "run"),
     "takes what no client can give": ("def run(text: type(open)) -> dict: return {}\nraise_ = 1", "run"),
 }

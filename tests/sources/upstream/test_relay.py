@@ -27,7 +27,7 @@ ASKED = {"method": "elicitation/create", "name": "who"}
 
 
 def relay_of(gateway: Gateway) -> passthrough.UpstreamPassthrough:
-    found = gateway.relay()
+    found = gateway.passthrough()
     assert found is not None
     return found
 

@@ -162,7 +162,7 @@ async def test_one_that_is_killed_fails_its_calls_and_no_others(tmp_path: Path, 
 
 @pytest.mark.slow
 async def test_one_that_hangs_or_dies_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.app.LOOK_PATIENCE", 600.0)
+    monkeypatch.setattr("gateway.gateway.DISCOVERY_SECONDS", 600.0)
     for seconds in ("START_SECONDS", "LIST_SECONDS", "VERIFY_SECONDS"):
         monkeypatch.setattr(f"gateway.sources.upstreams.upstream.{seconds}", 600.0)
     silent = labs.on_stdio(LAB_HABITS="silent", LAB_FILE=str(tmp_path / "silent"))

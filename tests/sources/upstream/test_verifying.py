@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.app import Gateway
 from gateway.calls import Outcome
+from gateway.gateway import Gateway
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G9")]
 

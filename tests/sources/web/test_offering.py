@@ -94,7 +94,9 @@ def test_a_key_in_the_settings_is_not_shown() -> None:
 
 
 def test_a_process_that_reaches_no_web_loads_nothing_for_it() -> None:
-    look = "import sys, gateway.app; print([m for m in sys.modules if m in {'httpx2', 'selectolax'} or '.web.' in m])"
+    look = (
+        "import sys, gateway.gateway; print([m for m in sys.modules if m in {'httpx2', 'selectolax'} or '.web.' in m])"
+    )
     run = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert run.stdout.replace("'gateway.config.settings'", "").strip() == "[]"
 
@@ -124,7 +126,7 @@ async def test_a_file_is_saved_as_a_version_of_the_workspace(tmp_path: Path) -> 
         saved = {"path": "img/a.png", "size": len(PNG), "created": True, "contentType": "image/png"}
         assert outcome.value == {**saved, "url": site["/a.png"]}
         assert outcome.post_manifest not in (None, outcome.pre_manifest)
-        root = gateway._workspaces.path("demo")
+        root = gateway.workspaces.path("demo")
         assert (root / "img/a.png").read_bytes() == PNG
         history = await gateway.call("workspace_history", {}, chat="demo")
         assert history.value["versions"][0]["changes"]["added"]["paths"] == ["img/a.png"]
@@ -134,7 +136,7 @@ async def test_a_file_is_saved_as_a_version_of_the_workspace(tmp_path: Path) -> 
 
 async def test_a_file_that_is_there_is_overwritten_only_when_a_person_agrees(tmp_path: Path) -> None:
     async with serving({"/": answer(200, b"new")}) as site, Gateway.open(settings(tmp_path, here(site))) as gateway:
-        root = gateway._workspaces.path("demo")
+        root = gateway.workspaces.path("demo")
         (root / "a").write_bytes(b"old")
         arguments = {"url": site["/"], "path": "a"}
         refused = await gateway.call("web_download", arguments, chat="demo")
@@ -152,7 +154,7 @@ async def test_a_file_that_appears_meanwhile_is_not_lost(tmp_path: Path) -> None
         writer.write(answer(200, b"new"))
 
     async with serving({"/": slowly}) as site, Gateway.open(settings(tmp_path, here(site))) as gateway:
-        root = gateway._workspaces.path("demo")
+        root = gateway.workspaces.path("demo")
         outcome = await gateway.call("web_download", {"url": site["/"], "path": "a"}, chat="demo")
         assert outcome.error is not None
         assert (outcome.error.code, (root / "a").read_bytes()) == ("FILE_EXISTS", b"mine")
@@ -161,7 +163,7 @@ async def test_a_file_that_appears_meanwhile_is_not_lost(tmp_path: Path) -> None
 @pytest.mark.parametrize("path", ["../a", "/etc/a", "", "d", "l"])
 async def test_no_path_leads_out_of_the_workspace(tmp_path: Path, path: str) -> None:
     async with serving({"/": answer(200, b"new")}) as site, Gateway.open(settings(tmp_path, here(site))) as gateway:
-        root = gateway._workspaces.path("demo")
+        root = gateway.workspaces.path("demo")
         (root / "d").mkdir()
         (root / "l").symlink_to(tmp_path / "outside")
         outcome = await gateway.call("web_download", {"url": site["/"], "path": path}, chat="demo", confirmed=True)
@@ -177,7 +179,7 @@ async def test_a_file_that_does_not_come_whole_leaves_nothing(tmp_path: Path) ->
         "/gone": answer(404),
     }
     async with serving(replies) as site, Gateway.open(settings(tmp_path, here(site))) as gateway:
-        root = gateway._workspaces.path("demo")
+        root = gateway.workspaces.path("demo")
         for url, code in (("/half", "CONNECTION_LOST"), ("/large", "RESPONSE_TOO_LARGE"), ("/gone", "URL_NOT_FOUND")):
             outcome = await gateway.call("web_download", {"url": site[url], "path": "a"}, chat="demo")
             assert outcome.error is not None

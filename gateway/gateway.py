@@ -1,0 +1,283 @@
+"""`Gateway`, the library's face: open it, list its catalog, call its tools."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gateway import config
+from gateway.app import GatewayParts, Storage, open_storage
+from gateway.approval.question import Approver
+from gateway.approval.rules import check_tool_patterns
+from gateway.calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no_progress
+from gateway.catalog import Catalog, Draft, Policy
+from gateway.config import Settings
+from gateway.errors import GatewayError, Unavailable
+from gateway.sources import Source
+from gateway.workspace.workspaces import default_chat
+
+if TYPE_CHECKING:
+    from gateway.bundles.installed import InstalledToolset
+    from gateway.sources.toolsets.assembly import ToolsetRuntime
+    from gateway.sources.upstreams.passthrough import UpstreamPassthrough
+    from gateway.sources.upstreams.registry import UpstreamRegistry
+    from gateway.sources.upstreams.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+# Problems with tools that an operator should correct. Commands other than `serve` only count them.
+PROBLEMS = logging.getLogger("gateway.problems")
+
+# The sources whose tools may name categories of their own.
+_OPEN_CATEGORIES = ("toolsets", "upstreams")
+
+# How long opening waits for toolsets and upstreams with `follow`; what comes later is announced.
+STARTUP_SECONDS = 5.0
+
+# The same without `follow`: such a process lists once and ends.
+DISCOVERY_SECONDS = 30.0
+
+# How often `follow` asks whether another process has changed something.
+FOLLOW_SECONDS = 0.5
+
+
+class Gateway:
+    """The whole gateway in one process.
+
+    async with Gateway.open("toolgate.yaml") as gateway:
+        outcome = await gateway.call("read_file", {"path": "notes.txt"}, chat="demo")
+    """
+
+    def __init__(self, settings: Settings, storage: Storage, sources: Sequence[Source]) -> None:
+        parts = GatewayParts(settings, storage, sources, self._schedule_refresh)
+        self.settings = settings
+        self.chat = default_chat(settings)
+        self.records = parts.records
+        self.telemetry = parts.telemetry
+        self.approvals = parts.approvals
+        self.approval_flow = parts.approval_flow
+        self.workspaces = parts.workspaces
+        self.versions = parts.versions
+        self.builtins = parts.builtins
+        self.executor = parts.executor
+        self.find_tool = parts.find_tool
+        self.installed_toolsets = parts.installed_toolsets
+        self._parts = parts
+        # Revisions of toolsets, upstreams and pins that the catalog was made of.
+        self._revisions: tuple[int, ...] = ()
+        self._refresh_lock = asyncio.Lock()
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._refresh_needed = False
+        self._installing: asyncio.Task[Any] | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        settings: str | Path | Mapping[str, Any] | Settings | None = None,
+        *,
+        sources: Sequence[Source] = (),
+        follow: bool = False,
+        connect: Literal["all", "own", "none"] = "all",
+    ) -> AsyncIterator[Gateway]:
+        """Open a gateway from a settings file, from settings, or from the defaults.
+
+        `sources` are tools of your own, offered beside the rest. Several gateways, also in several processes, may
+        share one data directory; with `follow`, the catalog follows what other processes install and edits in the
+        folders of toolsets. `connect` chooses the upstream servers that opening may start: all, your own (not those
+        that toolsets bring) or none. The others are offered as they last answered, and a call connects to them.
+        """
+        resolved = config.resolve(settings)
+        config.refuse_unavailable(resolved)
+        async with AsyncExitStack() as stack:
+            gateway = cls(resolved, await stack.enter_async_context(open_storage(resolved)), sources)
+            stack.push_async_callback(gateway.records.settled)
+            await gateway.approvals.records.sweep()
+            await gateway.versions.recover(gateway.chat)
+            stack.push_async_callback(gateway.drain)
+            if resolved.toolsets:
+                gateway._installing = asyncio.create_task(gateway.toolsets.install_configured())
+                stack.push_async_callback(_cancel, gateway._installing)
+                # Downloads of packages may take minutes: with `follow`, a client is answered before.
+                await asyncio.wait([gateway._installing], timeout=STARTUP_SECONDS if follow else None)
+            if await gateway._has_upstreams():
+                await gateway.upstreams.sync()
+                names = {"all": None, "own": gateway.upstreams.own, "none": ()}[connect]
+                await gateway.upstreams.discover(STARTUP_SECONDS if follow else DISCOVERY_SECONDS, names)
+            await gateway.refresh()
+            if follow:
+                stack.push_async_callback(_cancel, asyncio.create_task(gateway._follow()))
+            yield gateway
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.executor.catalog
+
+    @property
+    def toolsets(self) -> ToolsetRuntime:
+        """The installed toolsets: their library, and what runs them."""
+        return self._parts.toolsets.get()
+
+    @property
+    def upstreams(self) -> UpstreamRegistry:
+        """The upstream servers."""
+        return self._parts.upstreams.get()
+
+    def passthrough(self) -> UpstreamPassthrough | None:
+        """Return the prompts and resources of upstreams; None while there are no upstreams."""
+        return None if self._parts.upstreams.peek() is None else self._parts.passthrough.get()
+
+    def watch_upstreams(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever upstreams may offer other prompts or resources."""
+        self._listeners.append(listener)
+
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        chat: str | None = None,
+        message: str | None = None,
+        parent_message: str | None = None,
+        caller: Caller | None = None,
+        confirmed: bool = False,
+        approver: Approver | None = None,
+        progress: Progress = no_progress,
+    ) -> Outcome:
+        """Call a tool by its name or id. With `confirmed` you agree to whatever it would ask first; else `approver` is
+        asked, and may change the arguments."""
+        call = Call(
+            name=name,
+            arguments=arguments or {},
+            chat=check_chat(chat) if chat is not None else self.chat or DEFAULT_CHAT,
+            message=message,
+            parent_message=parent_message,
+            caller=caller or Caller(),
+            confirmed=confirmed,
+            progress=progress,
+        )
+        return await self.approval_flow.call_with_approver(call, approver)
+
+    async def allow_servers(self, toolset_id: str, digests: Mapping[str, str], by: str) -> Mapping[str, Upstream]:
+        """Record a person's consent to MCP servers of a toolset, by the digests that were shown (`{id: digest}`), and
+        connect to each once, so that its tools are known. Returns the servers that are on, by id; refused with
+        `Conflict` when one has changed since it was shown."""
+        await self.toolsets.library.allow_servers(toolset_id, digests, by)
+        await self.upstreams.sync()
+        await self.upstreams.discover(DISCOVERY_SECONDS, digests)
+        await self.refresh()
+        return {name: upstream for name, upstream in self.upstreams.by_name.items() if name in digests}
+
+    async def refresh(self) -> Catalog:
+        """List the tools of all sources again and offer them. Problems that an operator should correct are logged."""
+        async with self._refresh_lock:
+            revisions, installed = await self._load_revisions(), await self.installed_toolsets()
+            profile = self.settings.effective_profile()
+            draft = Draft(Policy(self._parts.categories, profile.permission, self.settings.limits.tools))
+            for source in self._parts.sources:
+                await self._add_tools(draft, source)
+            unlisted = await self._unlisted_servers(draft.known, installed)
+            draft.problems += check_tool_patterns(self.settings.approval, draft.known, unlisted)
+            draft.problems += [toolset.problem for toolset in installed if toolset.problem is not None]
+            catalog = draft.finish(await self._parts.tool_names.assign(draft.wishes))
+            for problem in catalog.problems:
+                PROBLEMS.warning("%s", problem)
+            self.executor.swap(catalog)
+            self._revisions = revisions
+            return catalog
+
+    async def ready(self) -> None:
+        """Refuse while the database does not answer or the gateway is stopping."""
+        if self._parts.concurrency.stopping:
+            raise Unavailable("the gateway is stopping", code="SHUTTING_DOWN")
+        await self._parts.db.fetch("SELECT 1")
+
+    async def drain(self) -> None:
+        """Let running calls finish within the grace period, and cancel the rest; all are recorded."""
+        await self._parts.concurrency.drain(self.settings.server.shutdown_grace)
+        await self.executor.idle()
+        await self.versions.close()
+        await self.builtins.close()
+        if self._refresh_task is not None:
+            await _cancel(self._refresh_task)
+        for part in (self._parts.upstreams.peek(), self._parts.toolsets.peek()):
+            if part is not None:
+                await part.close()
+
+    async def _add_tools(self, draft: Draft, source: Source) -> None:
+        for tool in await source.list_tools():
+            if source.name in _OPEN_CATEGORIES:
+                self._parts.categories.setdefault(tool.category, self.settings.category(tool.category))
+            draft.consider(source, tool)
+
+    async def _unlisted_servers(
+        self, known: Collection[str], installed: Sequence[InstalledToolset]
+    ) -> Collection[str] | None:
+        """The servers whose tools are not known yet; None while toolsets, of unknown names, are being installed."""
+        if self._installing is not None and not self._installing.done():
+            return None
+        _, rows = await self._parts.upstream_rows.load()
+        registry = self._parts.upstreams.peek()
+        connected = registry.by_name if registry is not None else ()
+        from_toolsets = [server.id for toolset in installed for server in toolset.servers]
+        names = {*self.settings.upstreams, *connected, *from_toolsets, *(row.name for row in rows)}
+        return names - {tool_id.partition(":")[0] for tool_id in known}
+
+    async def _follow(self) -> None:
+        """Offer what changes about toolsets and upstreams; runs until it is cancelled."""
+        edited = asyncio.Event()
+        followed = self._revisions  # a refresh alone does not connect to new servers
+        while True:
+            with suppress(GatewayError):  # a database that does not answer now may answer next time
+                if (revisions := await self._load_revisions()) != followed:
+                    if await self._has_upstreams():
+                        await self.upstreams.sync()
+                        await self.upstreams.discover(0)
+                    await self.refresh()
+                    followed = revisions
+                if self._revisions[0]:
+                    await self.toolsets.follow(edited.set)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(edited.wait(), FOLLOW_SECONDS)
+            edited.clear()
+
+    async def _load_revisions(self) -> tuple[int, ...]:
+        """Numbers that grow with every change, by any process, of toolsets, upstreams and accepted definitions."""
+        parts = self._parts
+        return await parts.toolset_rows.revision(), await parts.upstream_rows.revision(), await parts.pins.revision()
+
+    async def _has_upstreams(self) -> bool:
+        if (
+            self.settings.upstreams
+            or self._parts.upstreams.peek() is not None
+            or await self._parts.upstream_rows.revision()
+        ):
+            return True
+        return any(toolset.allowed_servers for toolset in await self.installed_toolsets())
+
+    def _schedule_refresh(self) -> None:
+        """Refresh because an upstream lists something else; a change during a refresh causes another one."""
+        self._refresh_needed = True
+        if self._refresh_task is None or self._refresh_task.done():
+            self._refresh_task = asyncio.create_task(self._refresh_until_current())
+
+    async def _refresh_until_current(self) -> None:
+        while self._refresh_needed:
+            self._refresh_needed = False
+            try:
+                await self.refresh()
+            except GatewayError as error:
+                log.warning("the catalog could not be refreshed: %s", error)
+            for listener in self._listeners:
+                listener()
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
