@@ -21,7 +21,7 @@ import anyio
 
 from gateway import Gateway
 from gateway.approval.flow import ApprovalFlow
-from gateway.calls import Call, Caller, Outcome, Peer
+from gateway.calls import Call, Caller, ClientInfo, Outcome
 from gateway.config.settings import ApprovalRule
 from gateway.extensions import stack
 from gateway.extensions.approval import Approval
@@ -70,11 +70,13 @@ async def measure(flow: ApprovalFlow) -> Measure:
 
 
 @asynccontextmanager
-async def waiting(flow: ApprovalFlow, peer: Peer | None, asked: Callable[[], Awaitable[int]]) -> AsyncIterator[None]:
+async def waiting(
+    flow: ApprovalFlow, client: ClientInfo | None, asked: Callable[[], Awaitable[int]]
+) -> AsyncIterator[None]:
     """200 calls that wait for a person, until left."""
     async with anyio.create_task_group() as tasks:
         for number in range(PENDING):
-            call = Call(name="bare__danger", arguments={"n": number, "at": time.time()}, chat="waiting", peer=peer)
+            call = Call(name="bare__danger", arguments={"n": number, "at": time.time()}, chat="waiting", client=client)
             tasks.start_soon(flow.call_tool, replace(call, caller=Caller(surface="mcp")))
         while await asked() < PENDING:  # noqa: ASYNC110 - the queue is another process's as well
             await anyio.sleep(0.05)
@@ -114,7 +116,7 @@ async def throughput() -> list[tuple[Measure, Measure, Measure]]:
             rounds = []
             for _ in range(ROUNDS):
                 alone = await measure(flow)
-                async with waiting(flow, Peer(capabilities={"elicitation": {}}, ask=ask), people):
+                async with waiting(flow, ClientInfo(capabilities={"elicitation": {}}, ask=ask), people):
                     asking = await measure(flow)
                 known = len(await gateway.approvals.records.entries(limit=1000))
                 async with waiting(flow, None, entries):

@@ -1,4 +1,4 @@
-"""What a call is: who asks for which tool with what arguments, and what came of it."""
+"""A call: the caller, the tool, its arguments and the outcome."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gateway.names import CHAT_LIMIT, new_id
 from gateway.tools import Permission, Tool
 
 DEFAULT_CHAT = "default"
-# The principal of whoever started this process: the only one there is without authentication.
+# The principal of the person who started this process: the only one without authentication.
 LOCAL = "local"
 
-# Bytes of a render plan as JSON, whatever a call brings.
+# Bytes of a render plan as JSON.
 PLAN_LIMIT = 256 * 1024
 
-# Tells the caller how far a call has come: done, total, message.
+# Reports progress to the caller: done, total, message.
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 Proceed = Callable[["Call"], Awaitable["Outcome"]]
 
-# Puts an MCP request of a server (elicitation, sampling, roots) to the caller's client, and brings its result.
+# Sends an MCP request of a server (elicitation, sampling, roots) to the caller's client; returns its result.
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
-# Hands on a log message of a server, as MCP writes it.
+# Forwards a log message of a server, in its MCP form.
 Log = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
@@ -37,32 +37,32 @@ _Value = TypeVar("_Value")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def value(cls: type[_Value]) -> type[_Value]:
-    """A dataclass that nobody changes, which whoever checks types sees to. Several are made for every call, and one
-    that Python itself keeps from being changed takes three times as long to make."""
+def frozen(cls: type[_Value]) -> type[_Value]:
+    """A dataclass that is frozen for type checkers only. Several are made per call, and an instance of a class that
+    Python itself freezes takes three times as long to make."""
     return dataclass(cls)
 
 
-class once(Generic[_Value]):  # noqa: N801 - it stands where a property does
-    """A value that is worked out when it is first asked for. `functools.cached_property` does the same behind a lock,
-    in Python 3.11, which costs more than what is worked out."""
+class lazy(Generic[_Value]):  # noqa: N801 - used like a property
+    """A property computed on first access. In Python 3.11 `functools.cached_property` takes a lock, which costs more
+    than the values computed here."""
 
-    def __init__(self, work: Callable[[Any], _Value]) -> None:
-        self._work = work
-        self.__doc__ = work.__doc__
+    def __init__(self, compute: Callable[[Any], _Value]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
 
     def __get__(self, owner: Any, kind: type | None = None) -> _Value:
-        found = owner.__dict__[self._work.__name__] = self._work(owner)
-        return found
+        result = owner.__dict__[self._compute.__name__] = self._compute(owner)
+        return result
 
 
 async def no_progress(done: float, total: float | None = None, message: str | None = None) -> None:
-    """For callers who did not ask to be told."""
+    """Ignore progress, for callers that did not ask for it."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """On whose behalf a call is made, through which surface, and the most it may do."""
+    """The principal of a call, the surface and the name of the client it came through, and the most it may do."""
 
     principal: str = LOCAL
     surface: str = "library"
@@ -70,12 +70,12 @@ class Caller:
     permission: Permission = Permission.EXECUTE
 
 
-@value
-class Peer:
-    """The MCP client at the other end, as an upstream server may need it: what it can do, the `_meta` it sent,
-    its answers to what was asked of it in an earlier round, and the way to ask it while the call runs, which
-    the newest protocol does not have. `level` is the least of log messages it wants, None when it wants none.
-    `reply_to` is the id of its request, where a server's own answer to that id can be passed on as it is."""
+@frozen
+class ClientInfo:
+    """The MCP client that sent a request, as an upstream server may need it: its capabilities, the `_meta` it sent,
+    its answers to questions of an earlier round, and a function that asks it while the call runs (None in the modern
+    protocol). `level` is the lowest level of log messages it wants, None when it wants none. `reply_to` is the id of
+    its request, where a server's own response to that id can be passed on as it is."""
 
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -89,10 +89,10 @@ class Peer:
 
 @dataclass(frozen=True)
 class Consent:
-    """A person's yes, as it travels with a call. `subject` and `arguments` are digests of what it is for: tool,
+    """A person's approval, as it travels with a call. `subject` and `arguments` are digests of what was approved: tool,
     principal, chat and messages, and the arguments to run with. `question` is the digest of what was shown, `reason`
-    why it was. `original` is what was asked about where the person changed it. Made by who asked, never from the
-    wire."""
+    why it was asked. `original` holds the arguments asked about where the person changed them. Made by the approval
+    flow, never from the wire."""
 
     approval: str
     subject: str
@@ -104,14 +104,14 @@ class Consent:
     original: Mapping[str, Any] | None = None
 
 
-@value
+@frozen
 class Call:
     """One request to run a tool. An extension that wants it changed passes on a copy.
 
-    `tool` is None when the catalog has no tool of that name; `refusal` then says why. `name` is as
-    the caller said it, which may be the tool's id; `public_name` is the one it is listed under.
-    `confirmed` is set by the process owner, `consent` is a person's answer, `agreed` are the paths a call names that
-    somebody agreed to, `approved_paths` the protected files among them; none of them comes from the wire.
+    `tool` is None when the catalog has no tool of that name; `refusal` is then the error. `name` is as the caller wrote
+    it, which may be the tool's id; `public_name` is the one it is listed under. `confirmed` is set by the owner of the
+    process, `consent` is a person's answer, `agreed` are the paths among the arguments that somebody agreed to,
+    `approved_paths` the protected files among them; none of them comes from the wire.
     """
 
     _: KW_ONLY
@@ -124,7 +124,7 @@ class Call:
     message: str | None = None
     parent_message: str | None = None
     caller: Caller = field(default_factory=Caller)
-    peer: Peer | None = None
+    client: ClientInfo | None = None
     confirmed: bool = False
     consent: Consent | None = None
     agreed: frozenset[str] = frozenset()
@@ -135,19 +135,19 @@ class Call:
 
     @property
     def target(self) -> Tool:
-        """The tool called; an unknown or disabled one is refused here, with the reason."""
+        """The tool called; raises the refusal of an unknown or disabled one."""
         if self.tool is None:
             raise self.refusal or NotFound(f"no tool is named {self.name!r}", code="UNKNOWN_TOOL")
         return self.tool
 
-    @once
+    @lazy
     def arguments_json(self) -> bytes:
-        """The arguments as they are measured and recorded; refused when they are no JSON."""
+        """The arguments as measured and recorded; `Invalid` when they are not JSON."""
         return to_json(self.arguments)
 
-    def but(self, **changes: Any) -> Call:
-        """A copy with these fields changed, and what was worked out of the others kept: every call passes here, and
-        `replace` would cost it more than all its checks."""
+    def replace(self, **changes: Any) -> Call:
+        """A copy with these fields changed and lazy properties kept. Every call passes here, and `dataclasses.replace`
+        would cost more than all its checks."""
         copy = object.__new__(Call)
         copy.__dict__ = self.__dict__ | changes
         if "arguments" in changes:
@@ -155,11 +155,11 @@ class Call:
         return copy
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Call:
-        return self.but(arguments=arguments)
+        return self.replace(arguments=arguments)
 
 
 class RawResult(dict[str, Any]):
-    """An upstream's result, and the `message` it came in: the answer to the caller's own request, byte for byte."""
+    """An upstream's result with the `message` it came in: the response to the caller's own request, byte for byte."""
 
     __slots__ = ("message",)
 
@@ -168,13 +168,12 @@ class RawResult(dict[str, Any]):
         self.message = message
 
 
-@value
+@frozen
 class Outcome:
-    """What came of a call: a value, or an error. `content` is what the model reads, as MCP blocks;
-    without it the model reads the value as JSON. The manifests are the chat's files before and
-    after, where the call could change them; the render plan is how to show it, where the tool says.
-    `wire` is an upstream's result as it came. `call_id` is the call it is recorded under, where that is an earlier
-    one which this one went on with."""
+    """The value of a call, or its error. `content` is what the model reads, as MCP blocks; without it the model reads
+    the value as JSON. The manifests are the chat's files before and after, where the call could change them. `wire` is
+    an upstream's result as it came. `call_id` is the call it is recorded under, where this one continues an earlier
+    one."""
 
     value: Any = None
     error: GatewayError | None = None
@@ -189,15 +188,15 @@ class Outcome:
     def ok(self) -> bool:
         return self.error is None
 
-    @once
+    @lazy
     def value_json(self) -> bytes:
-        """The value as it is measured, recorded and read; `Invalid` when it is no JSON."""
+        """The value as measured, recorded and read; `Invalid` when it is not JSON."""
         return to_json(self.value)
 
     def with_plan(self, plan: Mapping[str, Any]) -> Outcome:
-        planned = object.__new__(Outcome)
-        planned.__dict__ = self.__dict__ | {"render_plan": plan}  # a large value is written as JSON once
-        return planned
+        copy = object.__new__(Outcome)
+        copy.__dict__ = self.__dict__ | {"render_plan": plan}  # keeps `value_json`: a large value is encoded once
+        return copy
 
     def to_dict(self) -> dict[str, Any]:
         if self.error is None:
@@ -207,7 +206,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """A call that has a render plan, as it was recorded. `plan` is JSON text; a list leaves it out."""
+    """A recorded call with a render plan. `plan` is JSON text; None in a list."""
 
     id: str
     chat: str
@@ -219,7 +218,7 @@ class PlannedCall:
 
 
 def check_chat(chat: str) -> str:
-    """`chat`, refused when it cannot name one."""
+    """Return `chat`; `Invalid` when it is no chat id."""
     if not 0 < len(chat) <= CHAT_LIMIT or not chat.isprintable():
         raise Invalid(f"a chat id is 1 to {CHAT_LIMIT} printable characters, not {chat[:40]!r}", code="INVALID_CHAT")
     return chat
@@ -230,14 +229,14 @@ def text_content(text: str) -> list[dict[str, Any]]:
 
 
 def to_json(value: Any) -> bytes:
-    """Compact JSON; `Invalid` for what is not JSON: lone surrogates, or nesting without end."""
+    """Compact JSON; `Invalid` for what JSON cannot hold: lone surrogates, or endless nesting."""
     try:
         return orjson.dumps(value)
     except TypeError as error:
         reason = str(error)
-    if "64-bit" in reason:  # JSON knows no such limit; orjson does
+    if "64-bit" in reason:  # a limit of orjson, not of JSON
         try:
             return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
         except (TypeError, ValueError, RecursionError) as error:
             reason = str(error)
-    raise Invalid(f"not JSON we can carry: {reason}", code="INVALID_JSON")
+    raise Invalid(f"not JSON: {reason}", code="INVALID_JSON")

@@ -13,7 +13,7 @@ from gateway.tools import Category, Permission, Tool
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """A tool as it is offered: its public name, and the source that runs it."""
 
     name: str
@@ -22,7 +22,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Policy:
+class CatalogPolicy:
     """What may be offered: the categories, the most this process may do, and how many tools."""
 
     categories: Mapping[str, Category]
@@ -39,7 +39,7 @@ class Catalog:
 
     def __init__(
         self,
-        entries: Iterable[Entry] = (),
+        entries: Iterable[CatalogEntry] = (),
         withheld: Mapping[str, GatewayError] | None = None,
         problems: Sequence[GatewayError] = (),
     ) -> None:
@@ -48,7 +48,7 @@ class Catalog:
         self._withheld = dict(withheld or {})
         self.problems = tuple(problems)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[CatalogEntry]:
         return iter(self._entries.values())
 
     def __len__(self) -> int:
@@ -59,10 +59,10 @@ class Catalog:
 
     __hash__ = None  # type: ignore[assignment]  # compared by content, so it is no key
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> CatalogEntry | None:
         return self._entries.get(name) or self._by_id.get(name)
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> CatalogEntry:
         """The entry of that name or id; refused with the reason it is not offered, or the nearest name."""
         entry = self.get(name)
         if entry is None:
@@ -101,7 +101,7 @@ class Catalog:
 class Draft:
     """A catalog in the making: consider tools, have their names assigned, finish."""
 
-    policy: Policy
+    policy: CatalogPolicy
     offered: dict[str, tuple[Source, Tool]] = field(default_factory=dict)
     withheld: dict[str, GatewayError] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
@@ -165,5 +165,5 @@ class Draft:
                 self.problems.append(
                     Invalid(f"{tool_id} is offered as {name!r}: {wishes[tool_id]!r} is taken", code="NAME_TAKEN")
                 )
-        entries = (Entry(given[tool_id], tool, source) for tool_id, (source, tool) in self.offered.items())
+        entries = (CatalogEntry(given[tool_id], tool, source) for tool_id, (source, tool) in self.offered.items())
         return Catalog(entries, self.withheld, self.problems)

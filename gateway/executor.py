@@ -1,4 +1,4 @@
-"""The one road from a caller to a tool."""
+"""The executor: the one way from a caller to a tool."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import anyio
 
 from gateway.calls import Call, Outcome, Proceed
-from gateway.catalog import Catalog
-from gateway.extensions import Extension, concerning, stack
+from gateway.catalog import Catalog, CatalogEntry
+from gateway.extensions import Extension, applicable, stack
 from gateway.tools import Hides, Tool, hide_nothing
 
 Listener = Callable[[Catalog], None]
@@ -17,17 +17,17 @@ Result = TypeVar("Result")
 
 
 class Executor:
-    """Finds the tool, sends the call through the extensions and on to its source.
+    """Finds the tool, and sends the call through the extensions to its source.
 
-    Every surface calls tools here and nowhere else. `call_tool` always answers with an outcome;
-    it raises nothing but cancellation.
+    Every surface calls tools here and nowhere else. `call_tool` always returns an outcome; it raises nothing but
+    cancellation.
     """
 
     def __init__(self, extensions: Sequence[Extension], catalog: Catalog | None = None) -> None:
         self._catalog = catalog or Catalog()
         self._extensions = extensions
-        self._road = stack(extensions, self._run)
-        self._roads: dict[str, tuple[Tool, Proceed]] = {}
+        self._unknown_pipeline = stack(extensions, _refuse)
+        self._pipelines: dict[str, Proceed] = {}  # by public name
         self._listeners: list[Listener] = []
         self._active = 0
         self._idle: anyio.Event | None = None
@@ -42,29 +42,29 @@ class Executor:
     async def call_tool(self, call: Call) -> Outcome:
         entry = self._catalog.get(call.name)
         if entry is None:
-            road = self._road
-            found = call.but(tool=None, public_name=None, refusal=self._catalog.refusal(call.name))
+            pipeline = self._unknown_pipeline
+            call = call.replace(tool=None, public_name=None, refusal=self._catalog.refusal(call.name))
         else:
-            road = self._road_to(entry.tool)
-            found = call.but(tool=entry.tool, public_name=entry.name, refusal=None)
+            pipeline = self._pipelines.get(entry.name) or self._plan(entry)
+            call = call.replace(tool=entry.tool, public_name=entry.name, refusal=None)
         self._active += 1
         try:
-            return await road(found)
+            return await pipeline(call)
         finally:
             self._active -= 1
             if not self._active and self._idle:
                 self._idle.set()
 
     async def request(self, call: Call, tool: Tool, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Do `work` that no tool does, such as reading a resource, behind the same extensions. `tool` stands for it in
-        rules, permissions, limits and the record. Returns what `work` does, which is JSON; raises what refuses it."""
+        """Run `work` that is no tool call, such as reading a resource, behind the same extensions. `tool` stands for it
+        in rules, permissions, limits and the record. Returns the result of `work`, which is JSON; raises a refusal."""
 
         async def run(_: Call) -> Outcome:
             return Outcome(value=await work())
 
         self._active += 1
         try:
-            outcome = await stack(concerning(self._extensions, tool), run)(call.but(tool=tool))
+            outcome = await stack(applicable(self._extensions, tool), run)(call.replace(tool=tool))
         finally:
             self._active -= 1
             if not self._active and self._idle:
@@ -76,46 +76,45 @@ class Executor:
 
     def hides(self, tool: Tool) -> Hides:
         """A predicate for files to leave out of what a tool returns or sees, as any extension demands."""
-        found = [hides for extension in self._extensions if (hides := extension.hides(tool)) is not None]
-        if len(found) < 2:
-            return found[0] if found else hide_nothing
+        predicates = [hides for extension in self._extensions if (hides := extension.hides(tool)) is not None]
+        if len(predicates) < 2:
+            return predicates[0] if predicates else hide_nothing
 
         def hides_any(path: str, agreed: frozenset[str] = frozenset()) -> str | None:
-            return next((reason for hides in found if (reason := hides(path, agreed))), None)
+            return next((reason for hides in predicates if (reason := hides(path, agreed))), None)
 
         return hides_any
 
     def refuses(self, tool: Tool, arguments: Mapping[str, Any]) -> bool:
-        """Return whether an extension says that it would refuse such a request."""
+        """Return whether an extension would refuse such a request."""
         return any(extension.refuses(tool, arguments) for extension in self._extensions)
 
     def swap(self, catalog: Catalog) -> None:
-        """Offer another catalog from the next call on; calls under way keep the tool they have."""
+        """Offer another catalog from the next call on; running calls keep the tool and the source they have."""
         changed = catalog != self._catalog
         self._catalog = catalog
-        self._roads.clear()
+        self._pipelines.clear()
         if changed:
             for listener in list(self._listeners):
                 listener(catalog)
 
     def watch(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` of every changed catalog until the returned function is called."""
+        """Call `listener` with every changed catalog until the returned function is called."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     async def idle(self) -> None:
-        """Wait until no call is under way, its record included."""
+        """Wait until no call is running or being recorded."""
         while self._active:
             self._idle = anyio.Event()
             await self._idle.wait()
 
-    def _road_to(self, tool: Tool) -> Proceed:
-        """The road with those extensions on it that concern the tool; made at its first call."""
-        known = self._roads.get(tool.id)
-        if known is None or known[0] is not tool:
-            road = stack(concerning(self._extensions, tool), self._run)
-            known = self._roads[tool.id] = tool, road
-        return known[1]
+    def _plan(self, entry: CatalogEntry) -> Proceed:
+        """The extensions that apply to the tool, then its source; planned at its first call."""
+        pipeline = stack(applicable(self._extensions, entry.tool), entry.source.call_tool)
+        self._pipelines[entry.name] = pipeline
+        return pipeline
 
-    def _run(self, call: Call) -> Awaitable[Outcome]:
-        return self._catalog.find(call.name).source.call_tool(call)
+
+async def _refuse(call: Call) -> Outcome:
+    return Outcome(error=call.refusal)

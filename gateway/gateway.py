@@ -14,7 +14,7 @@ from gateway.app import GatewayParts, Storage, open_storage
 from gateway.approval.question import Approver
 from gateway.approval.rules import check_tool_patterns
 from gateway.calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no_progress
-from gateway.catalog import Catalog, Draft, Policy
+from gateway.catalog import Catalog, CatalogPolicy, Draft
 from gateway.config import Settings
 from gateway.errors import GatewayError, Unavailable
 from gateway.sources import Source
@@ -178,7 +178,7 @@ class Gateway:
         async with self._refresh_lock:
             revisions, installed = await self._load_revisions(), await self.installed_toolsets()
             profile = self.settings.effective_profile()
-            draft = Draft(Policy(self._parts.categories, profile.permission, self.settings.limits.tools))
+            draft = Draft(CatalogPolicy(self._parts.categories, profile.permission, self.settings.limits.tools))
             for source in self._parts.sources:
                 await self._add_tools(draft, source)
             unlisted = await self._unlisted_servers(draft.known, installed)

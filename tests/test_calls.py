@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.calls import Call, Caller, Outcome, Peer
+from gateway.calls import Call, Caller, ClientInfo, Outcome
 from gateway.errors import GatewayError, Invalid, NotFound
 from gateway.tools import Tool
 
@@ -26,22 +26,22 @@ def test_a_call_takes_its_fields_by_name_alone() -> None:
 def test_but_changes_a_copy_and_nothing_else() -> None:
     call = a_call(message="m")
     before = dict(vars(call))
-    other = call.but(tool=TOOL, public_name="e", confirmed=True)
+    other = call.replace(tool=TOOL, public_name="e", confirmed=True)
     assert vars(call) == before
     assert vars(other) == {**before, "tool": TOOL, "public_name": "e", "confirmed": True}
     assert type(other) is Call
     assert (other.id, other.started_at, other.target) == (call.id, call.started_at, TOOL)
-    assert call.but() == call
+    assert call.replace() == call
 
 
 def test_but_keeps_the_json_of_the_arguments_as_long_as_they_stay() -> None:
     call = a_call()
     assert call.arguments_json == b'{"n":1}'
-    assert call.but(tool=TOOL).arguments_json is call.arguments_json
+    assert call.replace(tool=TOOL).arguments_json is call.arguments_json
     changed = call.with_arguments({"n": 2})
     assert changed.arguments_json == b'{"n":2}'
     assert call.arguments_json == b'{"n":1}'
-    assert a_call().but(tool=TOOL).arguments_json == b'{"n":1}'
+    assert a_call().replace(tool=TOOL).arguments_json == b'{"n":1}'
 
 
 def test_a_call_without_a_tool_says_why() -> None:
@@ -69,6 +69,6 @@ def test_a_plan_is_added_to_a_copy_that_keeps_the_json_of_the_value() -> None:
 
 
 def test_peers_share_nothing_they_were_not_given() -> None:
-    one, other = Peer(), Peer()
+    one, other = ClientInfo(), ClientInfo()
     assert one == other
     assert one.meta is not other.meta

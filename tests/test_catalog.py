@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.calls import Call, Outcome
-from gateway.catalog import Catalog, Draft, Policy
+from gateway.catalog import Catalog, CatalogPolicy, Draft
 from gateway.config import Settings
 from gateway.errors import GatewayError
 from gateway.names import assign
@@ -28,7 +28,7 @@ class Box:
 
 
 def catalog(*tools: Tool, permission: Permission = Permission.EXECUTE, limit: int = 100) -> Catalog:
-    draft = Draft(Policy(Settings().effective_categories(), permission, limit))
+    draft = Draft(CatalogPolicy(Settings().effective_categories(), permission, limit))
     source = Box(*tools)
     for tool in tools:
         draft.consider(source, tool)

@@ -12,7 +12,7 @@ import pytest
 from eventually import TIMEOUT
 
 from gateway.calls import Call, Outcome, Proceed
-from gateway.catalog import Catalog, Entry
+from gateway.catalog import Catalog, CatalogEntry
 from gateway.errors import Forbidden, GatewayError, ToolFailed
 from gateway.executor import Executor
 from gateway.extensions import Extension
@@ -45,7 +45,7 @@ async def echo(call: Call) -> Outcome:
 
 def road(body: Body, *extensions: Extension) -> tuple[Executor, Box]:
     box = Box(body)
-    return Executor(extensions, Catalog([Entry("box__it", box.tool, box)])), box
+    return Executor(extensions, Catalog([CatalogEntry("box__it", box.tool, box)])), box
 
 
 def a_call(**arguments: Any) -> Call:
@@ -221,10 +221,10 @@ async def test_watchers_hear_of_a_changed_catalog_and_not_of_an_equal_one() -> N
     executor, box = road(echo)
     heard: list[int] = []
     stop = executor.watch(lambda catalog: heard.append(len(catalog)))
-    executor.swap(Catalog([Entry("box__it", box.tool, box)]))
+    executor.swap(Catalog([CatalogEntry("box__it", box.tool, box)]))
     executor.swap(Catalog())
     stop()
-    executor.swap(Catalog([Entry("box__it", box.tool, box)]))
+    executor.swap(Catalog([CatalogEntry("box__it", box.tool, box)]))
     assert heard == [0]
 
 
@@ -236,7 +236,7 @@ class Picky(Extension):
         self._broken = broken
         self.asked = 0
 
-    def concerns(self, tool: Tool) -> bool:
+    def applies_to(self, tool: Tool) -> bool:
         self.asked += 1
         if self._broken:
             raise RuntimeError("who knows")
@@ -252,7 +252,7 @@ async def test_an_extension_meets_only_the_tools_that_concern_it() -> None:
     assert [(await executor.call_tool(a_call(n=n))).ok for n in range(3)] == [True] * 3
     assert picky.asked == 1  # of each tool once, not of each call
     other = Tool("box:other", "")
-    executor.swap(Catalog([Entry("box__it", other, box)]))
+    executor.swap(Catalog([CatalogEntry("box__it", other, box)]))
     assert str((await executor.call_tool(a_call())).error) == "PERMISSION_DENIED: not this one"
     unknown = await executor.call_tool(Call(name="nobody", arguments={}))
     assert unknown.error is not None and unknown.error.code == "PERMISSION_DENIED"  # whom it may concern, nobody knows

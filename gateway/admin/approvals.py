@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.db.approvals import ApprovalRecord, Remembered, Scope
+from gateway.db.approvals import ApprovalRecord, RememberedApproval, Scope
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -32,11 +32,11 @@ async def deny(gateway: Gateway, approval_id: str, by: str) -> ApprovalRecord:
     return await gateway.approvals.deny(approval_id, by)
 
 
-async def list_remembered(gateway: Gateway) -> list[Remembered]:
+async def list_remembered(gateway: Gateway) -> list[RememberedApproval]:
     """List decisions that still hold unless the tool has changed since."""
     return list(await gateway.approvals.records.remembered())
 
 
-async def revoke(gateway: Gateway, remembered_id: str, by: str) -> Remembered:
+async def revoke(gateway: Gateway, remembered_id: str, by: str) -> RememberedApproval:
     """Forget a remembered decision: from the next call on a person is asked again."""
     return await gateway.approvals.records.revoke(remembered_id, by)

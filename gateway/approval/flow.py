@@ -39,7 +39,7 @@ from gateway.approval.store import (
     decline_error,
     run_approved,
 )
-from gateway.calls import Ask, Call, Outcome, Peer, Proceed
+from gateway.calls import Ask, Call, ClientInfo, Outcome, Proceed
 from gateway.errors import Conflict, GatewayError, InputRequired, Invalid, NotFound, Unavailable
 from gateway.protocol.jsonrpc import RpcError
 from gateway.tools import Tool
@@ -95,7 +95,7 @@ class ApprovalFlow:
 
     async def call_tool(self, call: Call) -> Outcome:
         """Call a tool for an MCP client; the person behind it is asked in the best way the client supports."""
-        answers = call.peer.answers if call.peer is not None else None
+        answers = call.client.answers if call.client is not None else None
         if answers:
             state = answers.get("requestState")
             if isinstance(state, str) and state.startswith(PREFIX):
@@ -116,23 +116,23 @@ class ApprovalFlow:
         via = TERMINAL if call.caller.surface == "cli" else CALLBACK
         return await self._call_until_settled(call, outcome, partial(self._ask, approver, via))
 
-    def choose_method(self, peer: Peer | None, question: Question) -> AskMethod:
+    def choose_method(self, client: ClientInfo | None, question: Question) -> AskMethod:
         """Return the best way to ask this question of the client's person."""
-        if question.route == "ask" and peer is not None and _supports_forms(peer):
-            if peer.modern:
+        if question.route == "ask" and client is not None and _supports_forms(client):
+            if client.modern:
                 return AskMethod.RETURNED
-            if peer.ask is not None:
+            if client.ask is not None:
                 return AskMethod.ELICITED
         if question.route == "queue" or self._store.settings.without_elicitation == "queue":
             return AskMethod.QUEUED
         return AskMethod.REFUSED
 
     async def _ask_client(self, call: Call, outcome: Outcome, needed: ConsentNeeded) -> Outcome:
-        method = self.choose_method(call.peer, needed.question)
+        method = self.choose_method(call.client, needed.question)
         if method is AskMethod.RETURNED:
             return await self._return_question(call, call.id, needed, 0)
-        if method is AskMethod.ELICITED and call.peer is not None and call.peer.ask is not None:
-            ask = partial(self._ask, _elicit(call.peer.ask), ELICITATION)
+        if method is AskMethod.ELICITED and call.client is not None and call.client.ask is not None:
+            ask = partial(self._ask, _elicit(call.client.ask), ELICITATION)
             outcome = await self._call_until_settled(call, outcome, ask)
             if not isinstance(outcome.error, ConsentNeeded):
                 return outcome
@@ -250,7 +250,7 @@ class ApprovalFlow:
             expires=now + self._store.settings.timeout,
             round=number,
             changes=_diff_arguments(call.arguments, question.arguments),
-            carried=dict(call.peer.answers) if call.peer is not None else None,
+            carried=dict(call.client.answers) if call.client is not None else None,
         )
         return self.states.seal(claims)
 
@@ -283,8 +283,8 @@ class ApprovalFlow:
 
     async def _approve_resumed(self, call: Call, tool: Tool, claims: Claims) -> Call | None:
         """Return the call with its consent; None if the state was used before."""
-        assert call.peer is not None  # noqa: S101 - the state came with it
-        responses = call.peer.answers.get("inputResponses")
+        assert call.client is not None  # noqa: S101 - the state came with it
+        responses = call.client.answers.get("inputResponses")
         arguments = {**call.arguments, **(claims.changes or {})}
         try:
             record = await self._store.records.get(claims.approval)
@@ -304,15 +304,15 @@ class ApprovalFlow:
             approved = add_consent(original, call, claims.reason, claims.by, edited)
             if responses is not None:
                 forwarded = {"inputResponses": responses, **forwarded}
-        return approved and replace(approved, peer=replace(call.peer, answers=forwarded))
+        return approved and replace(approved, client=replace(call.client, answers=forwarded))
 
     async def _ask_again(
         self, call: Call, claims: Claims, approved: Call, outcome: Outcome, needed: ConsentNeeded
     ) -> Outcome:
         if claims.round + 1 >= ROUNDS:
             return Outcome(error=await self._store.give_up(approved), call_id=approved.id)
-        again = replace(call, peer=approved.peer)
-        if self.choose_method(call.peer, needed.question) is AskMethod.QUEUED:
+        again = replace(call, client=approved.client)
+        if self.choose_method(call.client, needed.question) is AskMethod.QUEUED:
             return await self._call_until_settled(replace(again, id=approved.id), outcome, self._wait_in_queue)
         return await self._return_question(again, approved.id, needed, claims.round + 1)
 
@@ -414,9 +414,9 @@ def _elicitation_params(question: Question) -> dict[str, Any]:
     return {"message": question.message, "requestedSchema": build_form(question)}
 
 
-def _supports_forms(peer: Peer) -> bool:
+def _supports_forms(client: ClientInfo) -> bool:
     """True if the client declares forms; `elicitation` without a mode means forms."""
-    modes = peer.capabilities.get("elicitation")
+    modes = client.capabilities.get("elicitation")
     return isinstance(modes, Mapping) and ("form" in modes or "url" not in modes)
 
 

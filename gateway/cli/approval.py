@@ -14,7 +14,7 @@ from gateway.config import Settings
 from gateway.errors import Invalid
 
 if TYPE_CHECKING:
-    from gateway.db.approvals import ApprovalRecord, Remembered, Scope
+    from gateway.db.approvals import ApprovalRecord, RememberedApproval, Scope
 
 
 @click.group()
@@ -124,7 +124,7 @@ def deny(settings: Settings, approval_id: str, as_json: bool) -> None:
 def remembered(settings: Settings, as_json: bool) -> None:
     """What was agreed to for longer than one call, and still counts unless the tool has changed since."""
 
-    async def task() -> list[Remembered]:
+    async def task() -> list[RememberedApproval]:
         async with open_stored(settings) as gateway:
             return await approvals.list_remembered(gateway)
 
@@ -154,7 +154,7 @@ def revoke(settings: Settings, remembered_id: str, as_json: bool) -> None:
     if not remembered_id:
         raise Invalid("name what to take back; see: toolgate approval remembered")
 
-    async def task() -> Remembered:
+    async def task() -> RememberedApproval:
         async with open_stored(settings) as gateway:
             return await approvals.revoke(gateway, remembered_id, person())
 

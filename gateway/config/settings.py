@@ -159,7 +159,7 @@ _UNQUOTED = BeforeValidator(lambda said: "off" if said is False else said)
 _OR_OFF = BeforeValidator(lambda said: {"over": None} if said in (False, "off") else said)
 
 
-class ToolFilter(Section):
+class ToolFilterSettings(Section):
     allow: list[str] = []
     deny: list[str] = []
 
@@ -207,7 +207,7 @@ class OAuthSettings(Section):
         return self
 
 
-class ServerSandbox(Section):
+class ServerSandboxSettings(Section):
     """What a server in the sandbox is given beside its own program: `paths`, read-only unless one ends in `:rw`, and
     the hosts of `network`, which it reaches by HTTP through a proxy."""
 
@@ -217,7 +217,7 @@ class ServerSandbox(Section):
 
 # Without a discriminator, a fault in one of the two would be reported as a fault of both.
 SwitchOrRights = Annotated[
-    Annotated[bool, Tag("<switch>")] | Annotated[ServerSandbox, Tag("<rights>")],
+    Annotated[bool, Tag("<switch>")] | Annotated[ServerSandboxSettings, Tag("<rights>")],
     Discriminator(lambda value: "<switch>" if isinstance(value, bool) else "<rights>"),
 ]
 
@@ -252,7 +252,7 @@ class UpstreamSettings(Section):
     pinning: Annotated[Literal["trust", "hold", "off"], _UNQUOTED] = "trust"
     large_results: Annotated[LargeResultSettings, _OR_OFF] = LargeResultSettings()
     sandbox: SwitchOrRights | None = None
-    tools: ToolFilter = ToolFilter()
+    tools: ToolFilterSettings = ToolFilterSettings()
     overrides: dict[str, ToolOverrideSettings] = {}
 
     @model_validator(mode="after")

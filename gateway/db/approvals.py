@@ -59,7 +59,7 @@ class ApprovalRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class RememberedApproval:
     """An answer that still counts: for one chat, or for all where `chat_id` is None."""
 
     id: str
@@ -228,12 +228,12 @@ class Approvals:
         """Whether this principal agreed to such calls of this very tool, here or everywhere."""
         return bool(await self._db.fetch(_IS_REMEMBERED, tool_id, principal, tool_digest, grounds, chat))
 
-    async def remembered(self, limit: int = PAGE_LIMIT) -> list[Remembered]:
+    async def remembered(self, limit: int = PAGE_LIMIT) -> list[RememberedApproval]:
         """The answers that still count, newest first."""
         rows = await self._db.fetch(f"{_REMEMBERED} ORDER BY id DESC LIMIT ?", limit)
-        return [Remembered(*row) for row in rows]
+        return [RememberedApproval(*row) for row in rows]
 
-    async def revoke(self, id_or_prefix: str, by: str) -> Remembered:
+    async def revoke(self, id_or_prefix: str, by: str) -> RememberedApproval:
         """Let an answer count no longer, in any process, from the next call on."""
         found = [each for each in await self.remembered() if id_or_prefix and each.id.startswith(id_or_prefix)]
         if not found:

@@ -32,7 +32,7 @@ class Extension:
     # Not inherited.
     contained: ClassVar[bool] = False
 
-    def concerns(self, tool: Tool) -> bool:
+    def applies_to(self, tool: Tool) -> bool:
         """Return whether it has to see calls of this tool. Asked once per tool of a catalog."""
         return True
 
@@ -75,12 +75,12 @@ def stack(extensions: Sequence[Extension], run: Proceed) -> Proceed:
     return _run_gates(checks, wrapper, proceed)
 
 
-def concerning(extensions: Sequence[Extension], tool: Tool) -> list[Extension]:
+def applicable(extensions: Sequence[Extension], tool: Tool) -> list[Extension]:
     """Return the extensions that have to see calls of a tool; one that fails to tell is included."""
     chosen = []
     for extension in extensions:
         try:
-            concerned = extension.concerns(tool)
+            concerned = extension.applies_to(tool)
         except Exception:
             log.exception("%s cannot tell whether it applies to %s, so it does", type(extension).__name__, tool.id)
             concerned = True

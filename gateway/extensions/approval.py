@@ -99,7 +99,7 @@ class Approval(Extension):
         self._policies: dict[str, _ToolPolicy] = {}
         self._hides: dict[frozenset[tuple[Rule, ...]], Hides] = {}
 
-    def concerns(self, tool: Tool) -> bool:
+    def applies_to(self, tool: Tool) -> bool:
         policy = self._load_policy(tool)
         return policy.names_files or not policy.harmless
 

@@ -96,7 +96,7 @@ class LargeResults(Extension):
         self._maximum = maximum
         self._file_uri = file_uri
 
-    def concerns(self, tool: Tool) -> bool:
+    def applies_to(self, tool: Tool) -> bool:
         return tool.kind == "mcp"
 
     async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:

@@ -45,7 +45,7 @@ class RateLimit(Extension):
         self._clock = clock
         self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
 
-    def concerns(self, tool: Tool) -> bool:
+    def applies_to(self, tool: Tool) -> bool:
         limits = (self._per_tool.get(tool.id, tool.calls_per_minute), self._categories[tool.category].calls_per_minute)
         return limits != (None, None)
 

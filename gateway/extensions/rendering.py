@@ -49,7 +49,7 @@ class Rendering(Extension):
     def __init__(self, directories: Callable[[Call], Directories] = directories_in_sandbox) -> None:
         self._directories = directories
 
-    def concerns(self, tool: Tool) -> bool:
+    def applies_to(self, tool: Tool) -> bool:
         return tool.renderer is not None
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:

@@ -44,7 +44,7 @@ class Versioning(Extension):
         self._require_consent = require_consent
         self._timeout = timeout
 
-    def concerns(self, tool: Tool) -> bool:
+    def applies_to(self, tool: Tool) -> bool:
         return tool.access is not Access.NONE
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:

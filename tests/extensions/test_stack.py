@@ -312,7 +312,7 @@ class _Crowd:
         self.tasks[place] = self._loop.create_task(self._called(place))
 
     def _called(self, place: int) -> Coroutine[Any, Any, Outcome]:
-        return _begun(self._road(call().but(arguments={"place": place})))
+        return _begun(self._road(call().replace(arguments={"place": place})))
 
     def _waiting(self) -> list[asyncio.Task[Outcome]]:
         return [task for place, task in self.tasks.items() if not task.done() and place not in self.entered]

@@ -148,12 +148,12 @@ class Stall:
         return Outcome(value="answered")
 
     async def _ask(self, call: Call) -> Outcome:
-        assert call.peer is not None
-        if call.peer.ask is None:
+        assert call.client is not None
+        if call.client.ask is None:
             return Outcome(value="nobody to ask")
         self.begun.set()
         try:
-            return Outcome(value=await call.peer.ask("elicitation/create", QUESTION))
+            return Outcome(value=await call.client.ask("elicitation/create", QUESTION))
         except RpcError as error:
             return Outcome(value={"code": error.code, "message": error.message, "data": error.data})
         except asyncio.CancelledError:
@@ -189,11 +189,11 @@ def _tool(name: str, **more: Any) -> Tool:
 
 
 def _told(call: Call) -> dict[str, Any]:
-    peer = call.peer
-    assert peer is not None
-    known = (peer.capabilities, peer.meta, peer.answers, peer.level, peer.modern, peer.ask is not None)
+    client = call.client
+    assert client is not None
+    known = (client.capabilities, client.meta, client.answers, client.level, client.modern, client.ask is not None)
     of_call = (call.name, call.arguments, call.chat, call.message, call.parent_message, call.caller)
-    return {"call": of_call, "peer": known}
+    return {"call": of_call, "client": known}
 
 
 @dataclass(frozen=True)

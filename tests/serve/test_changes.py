@@ -14,7 +14,7 @@ from mcp.shared.subscriptions import ToolsListChanged
 
 from gateway import Gateway
 from gateway.calls import Call, Outcome
-from gateway.catalog import Catalog, Entry
+from gateway.catalog import Catalog, CatalogEntry
 from gateway.executor import Executor
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.mcp.tools import PAGE
@@ -35,7 +35,7 @@ class Box:
 
 
 def catalog(count: int) -> Catalog:
-    return Catalog(Entry(f"t{n:04}", Tool(f"t{n:04}", ""), Box()) for n in range(count))
+    return Catalog(CatalogEntry(f"t{n:04}", Tool(f"t{n:04}", ""), Box()) for n in range(count))
 
 
 async def test_a_client_of_the_sessionless_era_that_listens_is_told(gateway: Gateway) -> None:

@@ -17,7 +17,7 @@ from gateway import Gateway
 from gateway.approval.flow import ApprovalFlow, RevisionWatcher
 from gateway.approval.request_state import RequestStateCodec
 from gateway.approval.store import ROUNDS
-from gateway.calls import Call, Caller, Outcome, Peer
+from gateway.calls import Call, Caller, ClientInfo, Outcome
 from gateway.errors import Invalid
 from gateway.protocol.jsonrpc import RpcError
 from gateway.tools import Permission, Tool
@@ -73,8 +73,8 @@ class Stand:
     pad: Pad
 
     async def modern(self, answers: Mapping[str, Any] | None = None, **changed: Any) -> Outcome:
-        peer = Peer(capabilities=FORMS, modern=True, answers=answers or {})
-        return await self.calls.call_tool(replace(launch(), peer=peer, **changed))
+        client = ClientInfo(capabilities=FORMS, modern=True, answers=answers or {})
+        return await self.calls.call_tool(replace(launch(), client=client, **changed))
 
     async def records(self) -> list[tuple[str, str, str | None]]:
         found = await self.gateway.records.list_calls()
@@ -206,7 +206,7 @@ async def test_the_upstream_asks_after_the_person_and_each_state_arrives_as_it_w
         assert second.wire is not None
         last = await stand.modern({"inputResponses": {"own": {"x": 2}}, "requestState": second.wire["requestState"]})
         assert last.value == {"launched": "mars"}
-        seen = [run.peer.answers for run in stand.pad.runs if run.peer is not None]
+        seen = [run.client.answers for run in stand.pad.runs if run.client is not None]
         assert seen == [
             {},
             {"inputResponses": {"own": {"x": 1}}, "requestState": "up 1"},
@@ -221,7 +221,7 @@ async def test_a_state_of_an_upstream_is_kept_while_a_person_is_asked(tmp_path: 
         asked = await stand.modern(theirs)
         assert asked.wire is not None and stand.pad.runs == []
         assert (await stand.modern(answer(asked, form("approve once")))).ok
-        assert stand.pad.runs[0].peer is not None and stand.pad.runs[0].peer.answers == theirs
+        assert stand.pad.runs[0].client is not None and stand.pad.runs[0].client.answers == theirs
 
 
 @pytest.mark.parametrize(
@@ -299,11 +299,11 @@ async def test_a_client_of_the_handshake_era_is_asked_while_nothing_is_held(tmp_
             await go_on.wait()
             return form("approve once")
 
-        peer = Peer(capabilities={"elicitation": {}}, ask=ask)
+        client = ClientInfo(capabilities={"elicitation": {}}, ask=ask)
         outcomes: list[Outcome] = []
 
         async def call() -> None:
-            outcomes.append(await stand.calls.call_tool(replace(launch(), peer=peer)))
+            outcomes.append(await stand.calls.call_tool(replace(launch(), client=client)))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
@@ -324,7 +324,7 @@ async def test_a_caller_that_goes_away_while_a_person_thinks_leaves_nothing_open
             return {}
 
         async with anyio.create_task_group() as tasks:
-            call = replace(launch(), peer=Peer(capabilities=FORMS, ask=ask))
+            call = replace(launch(), client=ClientInfo(capabilities=FORMS, ask=ask))
             tasks.start_soon(stand.calls.call_tool, call)
             await thinking.wait()
             tasks.cancel_scope.cancel()
@@ -339,7 +339,7 @@ async def test_a_client_that_fails_when_it_is_asked_agreed_to_nothing(tmp_path: 
         async def ask(*_: Any) -> dict[str, Any]:
             raise RpcError(-32601, "no such method")
 
-        call = replace(launch(), peer=Peer(capabilities=FORMS, ask=ask))
+        call = replace(launch(), client=ClientInfo(capabilities=FORMS, ask=ask))
         assert code(await stand.calls.call_tool(call)) == "CANNOT_ASK"
         assert await stand.records() == [(call.id, "error", "CANNOT_ASK")]
 
@@ -355,7 +355,7 @@ async def test_an_edit_that_only_the_queue_may_answer_goes_there(tmp_path: Path)
         async def ask(*_: Any) -> dict[str, Any]:
             return form("approve once", where="sun")
 
-        call = replace(launch(), peer=Peer(capabilities=FORMS, ask=ask))
+        call = replace(launch(), client=ClientInfo(capabilities=FORMS, ask=ask))
         assert (await stand.calls.call_tool(call)).error is not None
         assert stand.pad.runs == []
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gateway import Gateway
 from gateway.approval.flow import ApprovalFlow
 from gateway.approval.request_state import PREFIX, Claims, RequestStateCodec
-from gateway.calls import Call, Caller, Outcome, Peer
+from gateway.calls import Call, Caller, ClientInfo, Outcome
 from gateway.tools import Permission, Tool
 
 pytestmark = pytest.mark.promise("C5")
@@ -57,8 +57,8 @@ class Range:
     states: RequestStateCodec
 
     def call(self, answers: dict[str, Any] | None = None, **changed: Any) -> Outcome:
-        peer = Peer(capabilities={"elicitation": {}}, modern=True, answers=answers or {})
-        call = Call(name="pads__one", arguments={"n": 1}, chat="c", caller=Caller("ann"), peer=peer)
+        client = ClientInfo(capabilities={"elicitation": {}}, modern=True, answers=answers or {})
+        call = Call(name="pads__one", arguments={"n": 1}, chat="c", caller=Caller("ann"), client=client)
         return self.portal.call(self.calls.call_tool, replace(call, **changed))
 
     def ask(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.calls import Caller, Peer, no_progress, to_json
+from gateway.calls import Caller, ClientInfo, no_progress, to_json
 from gateway.errors import GatewayError
 from gateway.protocol import (
     CLIENT_CAPABILITIES_META_KEY,
@@ -214,7 +214,7 @@ class FastPath:
 def _request(parsed: ParsedRequest, notify: Notify) -> Request:
     params, session = parsed.params, parsed.session
     meta = params.get("_meta", {})
-    peer = Peer(
+    client = ClientInfo(
         capabilities=parsed.capabilities,
         meta=meta,
         ask=partial(session.ask, notify) if session is not None else None,
@@ -225,7 +225,7 @@ def _request(parsed: ParsedRequest, notify: Notify) -> Request:
     )
     token = meta.get("progressToken")
     progress = no_progress if token is None else partial(_progress, notify, token)
-    return Request(parsed.method, params, parsed.version, parsed.caller, parsed.chat, peer, session, progress)
+    return Request(parsed.method, params, parsed.version, parsed.caller, parsed.chat, client, session, progress)
 
 
 class _Channel:

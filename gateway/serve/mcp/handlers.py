@@ -120,7 +120,7 @@ class Handlers:
         self.notifications.upstreams_changed()
 
     def reader(self, request: Request) -> Reader:
-        chat = meta_text(request.peer.meta, CHAT) or request.chat
+        chat = meta_text(request.client.meta, CHAT) or request.chat
         return Reader(check_chat(chat), request.caller)
 
     async def find_followable(self, reader: Reader, uris: list[str]) -> tuple[dict[str, Address], list[str]]:
@@ -162,7 +162,7 @@ class Handlers:
         reader, uri = self.reader(request), request.params["uri"]
         if not self._is_upstream(uri):
             return await self._resources.read(reader, uri)
-        return {**_PAGE, **await self.relay.read(uri, request.caller, reader.chat, request.peer)}
+        return {**_PAGE, **await self.relay.read(uri, request.caller, reader.chat, request.client)}
 
     async def _set_level(self, request: Request) -> dict[str, Any]:
         """Send log messages of upstreams from this level on; the gateway's own log is not a client's."""
@@ -177,7 +177,7 @@ class Handlers:
     async def _get_prompt(self, request: Request) -> dict[str, Any]:
         reader, params = self.reader(request), request.params
         arguments = params.get("arguments") or {}
-        prompt = await self.relay.get_prompt(params["name"], arguments, request.caller, reader.chat, request.peer)
+        prompt = await self.relay.get_prompt(params["name"], arguments, request.caller, reader.chat, request.client)
         return {"resultType": "complete", **prompt}
 
     async def _complete(self, request: Request) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class Handlers:
         template = ref["uri"] if ref.get("type") == "ref/resource" else ref["name"]
         if not is_ours(template):
             wanted = {key: value for key, value in params.items() if key != "_meta" and value is not None}
-            completed = await self.relay.complete(wanted, request.caller, reader.chat, request.peer)
+            completed = await self.relay.complete(wanted, request.caller, reader.chat, request.client)
             if completed is not None:
                 return {"resultType": "complete", **completed}
         given = (params.get("context") or {}).get("arguments") or {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gateway.calls import DEFAULT_CHAT, LOCAL, Caller, Peer, Progress, no_progress
+from gateway.calls import DEFAULT_CHAT, LOCAL, Caller, ClientInfo, Progress, no_progress
 from gateway.errors import Invalid
 from gateway.serve.mcp.sessions import Session
 
@@ -24,13 +24,13 @@ class Request:
     version: str
     caller: Caller
     chat: str
-    peer: Peer
+    client: ClientInfo
     session: Session | None = None
     progress: Progress = no_progress
 
     @property
     def modern(self) -> bool:
-        return self.peer.modern
+        return self.client.modern
 
 
 def principal_of(_headers: Mapping[str, str] | Mapping[bytes, bytes] | None) -> str:

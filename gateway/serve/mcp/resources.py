@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from gateway.calls import Call, Caller, Peer, check_chat
+from gateway.calls import Call, Caller, ClientInfo, check_chat
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.executor import Executor
 from gateway.serve.mcp.render_resources import (
@@ -367,17 +367,17 @@ class Relay(Protocol):
     async def resources(self, caller: Caller, chat: str) -> list[dict[str, Any]]: ...
 
     async def get_prompt(
-        self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, peer: Peer
+        self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, client: ClientInfo
     ) -> dict[str, Any]: ...
 
     def owns(self, uri: str) -> bool: ...
 
-    async def read(self, uri: str, caller: Caller, chat: str, peer: Peer) -> dict[str, Any]: ...
+    async def read(self, uri: str, caller: Caller, chat: str, client: ClientInfo) -> dict[str, Any]: ...
 
     async def follow(self, uri: str, told: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]: ...
 
     async def complete(
-        self, params: Mapping[str, Any], caller: Caller, chat: str, peer: Peer
+        self, params: Mapping[str, Any], caller: Caller, chat: str, client: ClientInfo
     ) -> dict[str, Any] | None: ...
 
 
@@ -397,18 +397,20 @@ class NoRelay:
         return []
 
     async def get_prompt(
-        self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, peer: Peer
+        self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, client: ClientInfo
     ) -> dict[str, Any]:
         raise NotFound(f"no prompt is named {name!r}", code="UNKNOWN_PROMPT")
 
     def owns(self, uri: str) -> bool:
         return False
 
-    async def read(self, uri: str, caller: Caller, chat: str, peer: Peer) -> dict[str, Any]:
+    async def read(self, uri: str, caller: Caller, chat: str, client: ClientInfo) -> dict[str, Any]:
         raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
 
     async def follow(self, uri: str, told: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]:
         raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
 
-    async def complete(self, params: Mapping[str, Any], caller: Caller, chat: str, peer: Peer) -> dict[str, Any] | None:
+    async def complete(
+        self, params: Mapping[str, Any], caller: Caller, chat: str, client: ClientInfo
+    ) -> dict[str, Any] | None:
         return None

@@ -43,7 +43,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.calls import Ask, Caller, Log, Peer
+from gateway.calls import Ask, Caller, ClientInfo, Log
 from gateway.protocol import CLIENT_CAPABILITIES_META_KEY, LOG_LEVEL_META_KEY, LOG_LEVELS, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, RequestId, RpcError
 from gateway.serve.mcp.handlers import Handlers, convert_error
@@ -202,7 +202,7 @@ class SdkServer(Server[Any]):
             context.protocol_version,
             _caller(context),
             chat,
-            _peer(context, session),
+            _client_info(context, session),
             session,
             context.session.report_progress,
         )
@@ -243,7 +243,7 @@ def _caller(context: Context) -> Caller:
     return caller_of(principal_of(http.headers if http is not None else None), client_name(info) if info else None)
 
 
-def _peer(context: Context, session: Session | None) -> Peer:
+def _client_info(context: Context, session: Session | None) -> ClientInfo:
     """Return the client as an upstream may need it: its `_meta` as it came, and how it is asked in its version."""
     params: Mapping[str, Any] = context.params or {}
     meta: Mapping[str, Any] = params.get("_meta") or {}
@@ -251,7 +251,7 @@ def _peer(context: Context, session: Session | None) -> Peer:
         capabilities, level = meta.get(CLIENT_CAPABILITIES_META_KEY), meta.get(LOG_LEVEL_META_KEY)
     else:
         capabilities, level = session.capabilities, session.level
-    return Peer(
+    return ClientInfo(
         capabilities=capabilities if isinstance(capabilities, Mapping) else {},
         meta=meta,
         answers={key: params[key] for key in ("inputResponses", "requestState") if params.get(key) is not None},

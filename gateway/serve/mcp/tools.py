@@ -70,7 +70,7 @@ class Tools:
         return encoded
 
     async def call(self, request: Request) -> Answer:
-        meta, params = request.peer.meta, request.params
+        meta, params = request.client.meta, request.params
         call = Call(
             name=params["name"],
             arguments=params.get("arguments") or {},
@@ -78,12 +78,12 @@ class Tools:
             message=meta_text(meta, MESSAGE) if MESSAGE in meta else None,
             parent_message=meta_text(meta, PARENT_MESSAGE) if PARENT_MESSAGE in meta else None,
             caller=request.caller,
-            peer=request.peer,
+            client=request.client,
             progress=request.progress,
         )
         outcome = await self._calls.call_tool(call)
         if outcome.call_id is not None:  # it continues an earlier call
-            call = call.but(id=outcome.call_id)
+            call = call.replace(id=outcome.call_id)
         wire, plan = outcome.wire, outcome.render_plan
         if type(wire) is RawResult and plan is None and outcome.content is wire.get("content") and not _is_ours(wire):
             return Answer(call_id=call.id, message=wire.message)

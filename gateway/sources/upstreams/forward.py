@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from gateway.calls import Ask, Call, Log, Peer, no_progress, to_json, value
+from gateway.calls import Ask, Call, ClientInfo, Log, frozen, no_progress, to_json
 from gateway.errors import GatewayError, Timeout, ToolFailed, Unavailable
 from gateway.mcp_client import Link, McpFault
 from gateway.sources.upstreams.connection import ConnectionBusy, UpstreamConnection
@@ -28,7 +28,7 @@ from gateway.sources.upstreams.suspended_calls import STATE, SuspendedCalls
 from gateway.sources.upstreams.upstream import Upstream
 
 
-@value
+@frozen
 class UpstreamRequest:
     """One MCP request to `server`, in its own names. `call` says who makes it, for which chat, and how its client is
     reached; `about` names it to people. It may take `seconds`, those of questions to the client not counted; None
@@ -43,8 +43,8 @@ class UpstreamRequest:
     trusted: bool = False
 
     @property
-    def peer(self) -> Peer:
-        return self.call.peer or NOBODY
+    def client(self) -> ClientInfo:
+        return self.call.client or NOBODY
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -56,7 +56,7 @@ class UpstreamRequest:
 
 
 # For calls that come from no MCP client.
-NOBODY = Peer()
+NOBODY = ClientInfo()
 
 
 # By what a server may ask: what a client says that can be asked it.
@@ -69,24 +69,24 @@ CAPABILITIES = {
 METHOD_NOT_FOUND = -32601
 
 
-def question_capabilities(peer: Peer) -> dict[str, Any]:
+def question_capabilities(client: ClientInfo) -> dict[str, Any]:
     """Those of the client's capabilities that are about being asked, as far as it can be asked at all."""
-    if not peer.capabilities or (not peer.modern and peer.ask is None):
+    if not client.capabilities or (not client.modern and client.ask is None):
         return {}
-    return {key: value for key, value in peer.capabilities.items() if key in CAPABILITIES.values()}
+    return {key: value for key, value in client.capabilities.items() if key in CAPABILITIES.values()}
 
 
-def forwarded_capabilities(peer: Peer) -> dict[str, Any]:
+def forwarded_capabilities(client: ClientInfo) -> dict[str, Any]:
     """The client's capabilities as a server is told them: without those it cannot make good."""
-    if not peer.capabilities:
+    if not client.capabilities:
         return {}
-    others = {key: value for key, value in peer.capabilities.items() if key not in CAPABILITIES.values()}
-    return {**others, **question_capabilities(peer)}
+    others = {key: value for key, value in client.capabilities.items() if key not in CAPABILITIES.values()}
+    return {**others, **question_capabilities(client)}
 
 
-def can_ask(peer: Peer, method: str, params: Mapping[str, Any]) -> bool:
+def can_ask(client: ClientInfo, method: str, params: Mapping[str, Any]) -> bool:
     """Whether the client said that it can be asked this; `elicitation` alone means forms, `sampling` no tools."""
-    said = question_capabilities(peer).get(CAPABILITIES.get(method, ""))
+    said = question_capabilities(client).get(CAPABILITIES.get(method, ""))
     if not isinstance(said, Mapping):
         return False
     if method == "elicitation/create":
@@ -94,9 +94,9 @@ def can_ask(peer: Peer, method: str, params: Mapping[str, Any]) -> bool:
     return method != "sampling/createMessage" or not params.get("tools") or "tools" in said
 
 
-async def ask_client(peer: Peer, ask: Ask | None, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+async def ask_client(client: ClientInfo, ask: Ask | None, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Ask the client what it said it can be asked; `McpFault` for anything else, and when it refuses."""
-    if ask is None or not can_ask(peer, method, params):
+    if ask is None or not can_ask(client, method, params):
         raise McpFault(METHOD_NOT_FOUND, f"the client at the other end cannot be asked for {method}")
     return await ask(method, params)
 
@@ -110,7 +110,7 @@ def label_input_requests(result: Mapping[str, Any], request: UpstreamRequest) ->
     asked = result.get("inputRequests")
     for key, each in asked.items() if isinstance(asked, dict) else ():
         method, params = (each.get("method"), each.get("params") or {}) if isinstance(each, dict) else (None, {})
-        if not isinstance(params, dict) or not can_ask(request.peer, str(method), params):
+        if not isinstance(params, dict) or not can_ask(request.client, str(method), params):
             raise ToolFailed(f"{request.about} asks for {method}, which this caller cannot answer", code="CANNOT_ASK")
         found[key] = {**each, "params": label_question(request.server, str(method), params, request.trusted)}
     return found
@@ -139,12 +139,12 @@ async def request_log_level(link: Link, level: str) -> dict[str, str]:
     return {}
 
 
-def log_forwarder(peer: Peer, server: str) -> Log | None:
+def log_forwarder(client: ClientInfo, server: str) -> Log | None:
     """Hands on what the client wants to hear, under the server's name; None when it wants nothing."""
-    tell = peer.log
-    if tell is None or peer.level is None:
+    tell = client.log
+    if tell is None or client.level is None:
         return None
-    least = _rank(peer.level)
+    least = _rank(client.level)
 
     async def told(said: Mapping[str, Any]) -> None:
         if _rank(said.get("level")) >= least:
@@ -179,17 +179,17 @@ class RequestForwarder:
     async def answer(self, upstream: Upstream, request: UpstreamRequest) -> Result:
         """The server's result; its own error as `UpstreamFault`. `input_required` leaves only for a client of the
         newest era."""
-        peer = request.peer
+        client = request.client
         try:
-            if peer.answers and str(peer.answers.get("requestState", "")).startswith(STATE):
+            if client.answers and str(client.answers.get("requestState", "")).startswith(STATE):
                 return await self._parking.resume(request)
             if (
-                peer.modern
-                and question_capabilities(peer)
+                client.modern
+                and question_capabilities(client)
                 and not (await upstream.connection_for(request.call).connect()).modern
             ):
                 return await self._parking.run(request, partial(_relay, upstream))
-            return await _relay(upstream, peer.ask, request)
+            return await _relay(upstream, client.ask, request)
         except McpFault as fault:
             raise label_fault(request.server, fault, request.trusted) from None
         except Timeout:
@@ -204,7 +204,7 @@ class RequestForwarder:
 
 async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) -> Result:
     """What the server answers, on the first way to it on which nobody is being asked something."""
-    call, peer = request.call, request.peer
+    call, client = request.call, request.client
     while True:
         lane = upstream.connection_for(call)
         with lane.use():
@@ -214,9 +214,9 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) 
             if call.tool is not None:
                 upstream.refuse_changed(call.tool)
             if link.modern:
-                answer = await _send(link, request, None, unwrap_state(peer.answers, request.trusted))
+                answer = await _send(link, request, None, unwrap_state(client.answers, request.trusted))
                 return answer if answer.get("resultType") != "input_required" else await _rounds(link, request, answer)
-            asker = ask and _asker(upstream, lane, link, partial(ask_client, peer, ask))
+            asker = ask and _asker(upstream, lane, link, partial(ask_client, client, ask))
             try:
                 # Over a wire that does not say which call a question belongs to, one call at a time may be asked.
                 async with lane.exclusive() if upstream.asks else nullcontext():
@@ -248,13 +248,15 @@ def _asker(upstream: Upstream, lane: UpstreamConnection, link: Link, ask: Ask) -
 async def _rounds(link: Link, request: UpstreamRequest, answer: Result) -> Result:
     """The result of a server that asks by answering: a client of its kind is handed the questions, any other
     is asked here, round by round."""
-    peer = request.peer
+    client = request.client
     for _ in range(ROUNDS):
         asked = label_input_requests(answer, request)
-        if peer.modern:
+        if client.modern:
             answer = wrap_state(answer, request.trusted)
             return {**answer, "inputRequests": asked} if "inputRequests" in answer else answer
-        given = {key: await ask_client(peer, peer.ask, each["method"], each["params"]) for key, each in asked.items()}
+        given = {
+            key: await ask_client(client, client.ask, each["method"], each["params"]) for key, each in asked.items()
+        }
         answers: dict[str, Any] = {"inputResponses": given}
         if "requestState" in answer:
             answers["requestState"] = answer["requestState"]
@@ -267,7 +269,7 @@ async def _rounds(link: Link, request: UpstreamRequest, answer: Result) -> Resul
 def _send(
     link: Link, request: UpstreamRequest, ask: Ask | None, answers: Mapping[str, Any] | None = None
 ) -> Awaitable[Result]:
-    if request.peer.level is None and request.seconds is None:
+    if request.client.level is None and request.seconds is None:
         return _sending(link, request, ask, answers)
     return _send_in_time(link, request, ask, answers)
 
@@ -276,7 +278,7 @@ async def _send_in_time(
     link: Link, request: UpstreamRequest, ask: Ask | None, answers: Mapping[str, Any] | None
 ) -> Result:
     """Send it, once the server knows what of its log is wanted; the answer must come in time where there is a limit."""
-    level, seconds = request.peer.level, request.seconds
+    level, seconds = request.client.level, request.seconds
     told = await request_log_level(link, level) if level is not None else {}
     if seconds is None:
         return await _sending(link, request, ask, answers, told)
@@ -296,18 +298,18 @@ def _sending(
     answers: Mapping[str, Any] | None,
     told: Mapping[str, Any] | None = None,
 ) -> Awaitable[Result]:
-    peer, call = request.peer, request.call
-    meta = {key: value for key, value in peer.meta.items() if not key.startswith(_PRIVATE_META)}
-    heeded = call.progress is not no_progress and (call.peer is None or peer.meta.get("progressToken") is not None)
+    client, call = request.client, request.call
+    meta = {key: value for key, value in client.meta.items() if not key.startswith(_PRIVATE_META)}
+    heeded = call.progress is not no_progress and (call.client is None or client.meta.get("progressToken") is not None)
     return link.request(
         request.method,
         {**request.params, **answers} if answers else request.params,
         ask=ask,
         progress=call.progress if heeded else None,
-        log=log_forwarder(peer, request.server) if peer.log is not None else None,
+        log=log_forwarder(client, request.server) if client.log is not None else None,
         meta={**meta, **told} if told else meta,
-        capabilities=forwarded_capabilities(peer) if link.modern else None,
-        reply_to=peer.reply_to,
+        capabilities=forwarded_capabilities(client) if link.modern else None,
+        reply_to=client.reply_to,
     )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from gateway import names
-from gateway.calls import Call, Caller, Peer
+from gateway.calls import Call, Caller, ClientInfo
 from gateway.errors import GatewayError, NotFound
 from gateway.mcp_client import McpFault
 from gateway.sources.upstreams.forward import UpstreamRequest
@@ -80,14 +80,14 @@ class UpstreamPassthrough:
         return [resource for listed in lists for resource in listed]
 
     async def get_prompt(
-        self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, peer: Peer
+        self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, client: ClientInfo
     ) -> dict[str, Any]:
         known = self._prompts()
         if name not in known:
             raise NotFound(f"no prompt is named {name!r}{names.did_you_mean(name, known)}", code="UNKNOWN_PROMPT")
         upstream, raw = known[name]
         params = {"name": raw["name"], "arguments": dict(arguments)}
-        result = await self._answer(upstream, "prompts/get", params, raw["name"], _call(caller, chat, peer))
+        result = await self._answer(upstream, "prompts/get", params, raw["name"], _call(caller, chat, client))
         messages = result.get("messages")
         if isinstance(messages, list):
             result["messages"] = [_outer_message(_prefix(upstream), message) for message in messages]
@@ -97,12 +97,12 @@ class UpstreamPassthrough:
         """Whether the URI is an upstream's."""
         return self._owner(uri) is not None
 
-    async def read(self, uri: str, caller: Caller, chat: str, peer: Peer) -> dict[str, Any]:
+    async def read(self, uri: str, caller: Caller, chat: str, client: ClientInfo) -> dict[str, Any]:
         owner = self._owner(uri)
         if owner is None:
             raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
         upstream, own = owner
-        result = await self._answer(upstream, "resources/read", {"uri": own}, own, _call(caller, chat, peer))
+        result = await self._answer(upstream, "resources/read", {"uri": own}, own, _call(caller, chat, client))
         contents = result.get("contents")
         if isinstance(contents, list):
             result["contents"] = [
@@ -119,14 +119,16 @@ class UpstreamPassthrough:
         if owner is None:
             raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
         upstream, own = owner
-        call = _call(caller, chat, None).but(name="resources/subscribe", arguments={"uri": own})
+        call = _call(caller, chat, None).replace(name="resources/subscribe", arguments={"uri": own})
         await self._pass(call, _tool(upstream, call.name), partial(asyncio.sleep, 0))  # checked before it is done
         try:
             return await upstream.subscriptions.follow(own, told)
         except McpFault as fault:
             raise label_fault(upstream.spec.name, fault, upstream.spec.terms.trusted) from None
 
-    async def complete(self, params: Mapping[str, Any], caller: Caller, chat: str, peer: Peer) -> dict[str, Any] | None:
+    async def complete(
+        self, params: Mapping[str, Any], caller: Caller, chat: str, client: ClientInfo
+    ) -> dict[str, Any] | None:
         """A server's completion of an argument of its prompt or template; None when the reference is nobody's."""
         ref = params.get("ref") or {}
         if ref.get("type") == "ref/prompt":
@@ -142,7 +144,7 @@ class UpstreamPassthrough:
             upstream, uri = owner
             own = {**ref, "uri": uri}
         about = str(own.get("name") or own.get("uri"))
-        return await self._answer(upstream, _COMPLETE, {**params, "ref": own}, about, _call(caller, chat, peer))
+        return await self._answer(upstream, _COMPLETE, {**params, "ref": own}, about, _call(caller, chat, client))
 
     async def _answer(
         self, upstream: Upstream, method: str, params: Mapping[str, Any], about: str, call: Call
@@ -155,7 +157,7 @@ class UpstreamPassthrough:
             method, params, call, f"{server}:{about[:200]}", server, READ_SECONDS, upstream.spec.terms.trusted
         )
         work = partial(source.forwarder.answer, upstream, request)
-        passing = call.but(name=method, arguments=params, confirmed=method == _COMPLETE)
+        passing = call.replace(name=method, arguments=params, confirmed=method == _COMPLETE)
         result: dict[str, Any] = await self._pass(passing, _tool(upstream, method), work)
         return result
 
@@ -215,9 +217,9 @@ async def _listed(upstream: Upstream, caller: Caller, chat: str) -> list[dict[st
     return found[:LIST_LIMIT]
 
 
-def _call(caller: Caller, chat: str, peer: Peer | None) -> Call:
+def _call(caller: Caller, chat: str, client: ClientInfo | None) -> Call:
     """Who wants something that is no tool's work."""
-    return Call(name="", arguments={}, chat=chat, caller=caller, peer=peer)
+    return Call(name="", arguments={}, chat=chat, caller=caller, client=client)
 
 
 def _tool(upstream: Upstream, method: str) -> Tool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.config import ServerSandbox, Settings, UpstreamSettings, resolve_variables
+from gateway.config import ServerSandboxSettings, Settings, UpstreamSettings, resolve_variables
 from gateway.mcp_client import Confinement, Endpoint, HttpEndpoint, StdioEndpoint
 from gateway.sources.upstreams.pinning import PinPolicy
 from gateway.sources.upstreams.tools import Override, Terms
@@ -58,14 +58,14 @@ class Spec:
         return PinPolicy(trust_first=self.settings.pinning == "trust")
 
     @property
-    def sandbox(self) -> ServerSandbox | None:
+    def sandbox(self) -> ServerSandboxSettings | None:
         """The sandbox settings of the server; None if it runs outside the sandbox or is reached by a URL."""
         sandbox = self.settings.sandbox
         if sandbox is None:
             sandbox = self.origin not in (SETTINGS, ADDED)
         if self.settings.command is None or sandbox is False:
             return None
-        return ServerSandbox() if sandbox is True else sandbox
+        return ServerSandboxSettings() if sandbox is True else sandbox
 
     def home(self, data_dir: Path) -> Path:
         """The server's own folder in the sandbox; servers of the same name and another origin have another."""

@@ -54,7 +54,7 @@ class SuspendedCalls:
     async def resume(self, request: UpstreamRequest) -> Result:
         """Go on with the call whose state this one brings, and with its answers. The state is used up by that;
         one that is refused is not."""
-        said = request.peer.answers
+        said = request.client.answers
         state = str(said.get("requestState", ""))
         parked = self._parked.get(state)
         if parked is None or parked.request.identity != request.identity:
@@ -175,10 +175,10 @@ class _Parked:
             await self.call.progress(done, total, message)
 
         async def log(said: Mapping[str, Any]) -> None:
-            if self.call.peer is not None and self.call.peer.log is not None:
-                await self.call.peer.log(said)
+            if self.call.client is not None and self.call.client.log is not None:
+                await self.call.client.log(said)
 
-        return self.request.by(replace(self.call, progress=progress, peer=replace(self.request.peer, log=log)))
+        return self.request.by(replace(self.call, progress=progress, client=replace(self.request.client, log=log)))
 
     def _finished(self, task: asyncio.Task[Result]) -> None:
         with suppress(asyncio.CancelledError):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.approval import request_state
 from gateway.approval.form import build_form
 from gateway.approval.question import build_question
-from gateway.calls import Call, Peer
+from gateway.calls import Call, ClientInfo
 from gateway.errors import ToolFailed
 from gateway.mcp_client import McpFault
 from gateway.sources.upstreams import suspended_calls
@@ -263,7 +263,7 @@ def test_a_logger_begins_with_the_name_of_its_server(logger: Any, shown: str) ->
 @pytest.mark.parametrize("state", [suspended_calls.STATE, request_state.PREFIX])
 def test_a_request_state_that_imitates_the_gateway_is_refused(state: str) -> None:
     assert state.startswith(STATE_PREFIX)
-    call = Call(name="files__ask", arguments={}, peer=Peer(capabilities={"elicitation": {}}, modern=True))
+    call = Call(name="files__ask", arguments={}, client=ClientInfo(capabilities={"elicitation": {}}, modern=True))
     request = UpstreamRequest("tools/call", {}, call, "files:ask", "files")
     with pytest.raises(ToolFailed, match="its requestState looks like one of Toolgate's own"):
         label_input_requests({"requestState": f"{state}1"}, request)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.bundles import ToolOverride
-from gateway.catalog import Draft, Policy
+from gateway.catalog import CatalogPolicy, Draft
 from gateway.config import DEFAULT_CATEGORIES
 from gateway.errors import Invalid
 from gateway.exports import mcp_tool
@@ -231,7 +231,7 @@ def test_what_has_no_name_is_left_out_and_reported() -> None:
 
 def test_the_catalog_takes_what_is_listed_and_tells_why_the_rest_is_not_there(tmp_path: Path) -> None:
     source = BuiltinSource([FileTools(Workspaces(tmp_path))])
-    draft = Draft(Policy(DEFAULT_CATEGORIES))
+    draft = Draft(CatalogPolicy(DEFAULT_CATEGORIES))
     said = listing(RAW, tool("files/read"), tool("off"), terms=replace(TERMS, prefix="p", deny=("off",)))
     for each in said.tools:
         draft.consider(source, each)

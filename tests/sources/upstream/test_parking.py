@@ -15,7 +15,7 @@ from eventually import TIMEOUT
 from journeys.servers import labs
 
 from gateway import Gateway
-from gateway.calls import Call, Caller, Outcome, Peer
+from gateway.calls import Call, Caller, ClientInfo, Outcome
 from gateway.errors import Invalid, Unavailable
 from gateway.sources.upstreams import suspended_calls
 from gateway.sources.upstreams.forward import RequestForwarder, UpstreamRequest
@@ -44,7 +44,7 @@ def call(arguments: Mapping[str, Any] = ASKING, answers: Mapping[str, Any] | Non
     return Call(
         name="lab__ask",
         arguments=arguments,
-        peer=Peer(capabilities=ABLE, answers=answers or {}, modern=True),
+        client=ClientInfo(capabilities=ABLE, answers=answers or {}, modern=True),
         **more,
     )
 

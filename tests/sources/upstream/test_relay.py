@@ -15,7 +15,7 @@ from eventually import TIMEOUT
 from journeys.servers import labs
 
 from gateway import Gateway
-from gateway.calls import Caller, Peer
+from gateway.calls import Caller, ClientInfo
 from gateway.errors import Timeout, ToolFailed
 from gateway.sources.upstreams import passthrough
 
@@ -32,15 +32,15 @@ def relay_of(gateway: Gateway) -> passthrough.UpstreamPassthrough:
     return found
 
 
-async def prompt(gateway: Gateway, peer: Peer, asked: Mapping[str, str] = ASKED, who: str = "local") -> Any:
-    got = await relay_of(gateway).get_prompt("lab__ask", asked, Caller(principal=who), f"chat-{who}", peer)
+async def prompt(gateway: Gateway, client: ClientInfo, asked: Mapping[str, str] = ASKED, who: str = "local") -> Any:
+    got = await relay_of(gateway).get_prompt("lab__ask", asked, Caller(principal=who), f"chat-{who}", client)
     return json.loads(got["messages"][0]["content"]["text"])
 
 
-async def resource(gateway: Gateway, peer: Peer, asked: Mapping[str, str] = ASKED, who: str = "local") -> Any:
+async def resource(gateway: Gateway, client: ClientInfo, asked: Mapping[str, str] = ASKED, who: str = "local") -> Any:
     listed = await relay_of(gateway).resources(Caller(principal=who), f"chat-{who}")
     [uri] = [each["uri"] for each in listed if each["name"] == "ask"]
-    got = await relay_of(gateway).read(f"{uri}?{urlencode(asked)}", Caller(principal=who), f"chat-{who}", peer)
+    got = await relay_of(gateway).read(f"{uri}?{urlencode(asked)}", Caller(principal=who), f"chat-{who}", client)
     return json.loads(got["contents"][0]["text"])
 
 
@@ -52,20 +52,22 @@ KINDS = {"prompt": prompt, "resource": resource}
 async def test_everybody_is_asked_his_own_questions_whatever_he_wants(tmp_path: Path, era: str, sharing: str) -> None:
     """Calls, prompts and resources of two principals at once, also over a pipe that does not say who is asked."""
     async with gateway_to(tmp_path, lab=lab(era, tmp_path, sharing=sharing)) as gateway:
-        await asked_of(gateway, "lab", Peer(capabilities=ABLE, ask=saying("first")))  # from here on it is known to ask
+        await asked_of(
+            gateway, "lab", ClientInfo(capabilities=ABLE, ask=saying("first"))
+        )  # from here on it is known to ask
 
         async def one(number: int) -> tuple[str, str]:
             who, name = ("ann", "bob")[number % 2], f"q{number}"
-            peer = Peer(capabilities=ABLE, ask=saying(f"{who}{number}"))
+            client = ClientInfo(capabilities=ABLE, ask=saying(f"{who}{number}"))
             asked = {**ASKED, "name": name}
             match number % 3:
                 case 0:
                     caller, chat = Caller(principal=who), f"chat-{who}"
-                    got = said(await asked_of(gateway, "lab", peer, name, caller=caller, chat=chat))
+                    got = said(await asked_of(gateway, "lab", client, name, caller=caller, chat=chat))
                 case 1:
-                    got = await prompt(gateway, peer, asked, who)
+                    got = await prompt(gateway, client, asked, who)
                 case _:
-                    got = await resource(gateway, peer, asked, who)
+                    got = await resource(gateway, client, asked, who)
             return got[0]["content"]["answer"], f"{who}{number} to {name} 0"
 
         with anyio.fail_after(TIMEOUT):
@@ -77,12 +79,12 @@ async def test_everybody_is_asked_his_own_questions_whatever_he_wants(tmp_path: 
 @pytest.mark.parametrize("era", labs.LAB_ERAS)
 async def test_who_cannot_be_asked_is_not(tmp_path: Path, era: str, kind: str) -> None:
     async with gateway_to(tmp_path, lab=lab(era, tmp_path)) as gateway:
-        peer = Peer(capabilities={"sampling": {}}, ask=saying("never"))
+        client = ClientInfo(capabilities={"sampling": {}}, ask=saying("never"))
         if era == "modern":
             with pytest.raises(ToolFailed, match="asks for elicitation/create, which this caller cannot answer"):
-                await KINDS[kind](gateway, peer)
+                await KINDS[kind](gateway, client)
         else:
-            [answer] = await KINDS[kind](gateway, peer)
+            [answer] = await KINDS[kind](gateway, client)
             assert answer["error"]["code"] == -32601
 
 
@@ -97,8 +99,8 @@ async def test_a_person_may_take_longer_to_answer_than_a_server(
         return {"action": "decline"}
 
     async with gateway_to(tmp_path, lab=lab("handshake", tmp_path)) as gateway:
-        peer = Peer(capabilities=ABLE, ask=ask)
-        assert await KINDS[kind](gateway, peer) == [{"action": "decline"}]
+        client = ClientInfo(capabilities=ABLE, ask=ask)
+        assert await KINDS[kind](gateway, client) == [{"action": "decline"}]
         with pytest.raises(Timeout, match=r"lab:.+: no answer to"):
-            await KINDS[kind](gateway, peer, {**ASKED, "nap": "yes"})
+            await KINDS[kind](gateway, client, {**ASKED, "nap": "yes"})
         await labs.noted(tmp_path / "notes", "cancelled ask who")

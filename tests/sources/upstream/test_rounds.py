@@ -11,7 +11,7 @@ import pytest
 from journeys.servers import labs
 
 from gateway import Gateway
-from gateway.calls import Call, Peer
+from gateway.calls import Call, ClientInfo
 from gateway.sources.upstreams.forward import ROUNDS
 
 pytestmark = pytest.mark.anyio
@@ -31,8 +31,8 @@ async def test_a_client_of_either_era_is_asked_as_often_as_a_server_may(tmp_path
         return {"action": "accept", "content": {"answer": str(len(asked))}}
 
     async with Gateway.open(chosen) as gateway:
-        peer = Peer(capabilities=ABLE, ask=ask)
-        outcome = await gateway.executor.call_tool(Call(name="lab__ask", arguments=arguments, peer=peer))
+        client = ClientInfo(capabilities=ABLE, ask=ask)
+        outcome = await gateway.executor.call_tool(Call(name="lab__ask", arguments=arguments, client=client))
         assert asked == [labs.question("lab", f"who {number}") for number in range(min(rounds, ROUNDS))]
         if rounds > ROUNDS:
             assert outcome.error is not None
@@ -44,8 +44,8 @@ async def test_a_client_of_either_era_is_asked_as_often_as_a_server_may(tmp_path
 
         answers: dict[str, Any] = {}
         for number in range(rounds):  # a client of the newest era answers for itself, as long as it likes
-            peer = Peer(capabilities=ABLE, answers=answers, modern=True)
-            outcome = await gateway.executor.call_tool(Call(name="lab__ask", arguments=arguments, peer=peer))
+            client = ClientInfo(capabilities=ABLE, answers=answers, modern=True)
+            outcome = await gateway.executor.call_tool(Call(name="lab__ask", arguments=arguments, client=client))
             assert outcome.wire is not None, outcome.error
             questions = outcome.wire["inputRequests"]
             assert [each["params"]["message"] for each in questions.values()] == [labs.question("lab", f"who {number}")]
@@ -54,6 +54,6 @@ async def test_a_client_of_either_era_is_asked_as_often_as_a_server_may(tmp_path
                 "requestState": outcome.wire["requestState"],
                 "inputResponses": dict.fromkeys(questions, given),
             }
-        peer = Peer(capabilities=ABLE, answers=answers, modern=True)
-        outcome = await gateway.executor.call_tool(Call(name="lab__ask", arguments=arguments, peer=peer))
+        client = ClientInfo(capabilities=ABLE, answers=answers, modern=True)
+        outcome = await gateway.executor.call_tool(Call(name="lab__ask", arguments=arguments, client=client))
         assert outcome.content and len(json.loads(outcome.content[0]["text"])) == rounds

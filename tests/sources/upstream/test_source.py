@@ -15,7 +15,7 @@ from eventually import TIMEOUT
 from journeys.servers import labs
 
 from gateway import Gateway
-from gateway.calls import Ask, Call, Caller, Outcome, Peer
+from gateway.calls import Ask, Call, Caller, ClientInfo, Outcome
 from gateway.errors import UpstreamFault
 from gateway.protocol.jsonrpc import RpcError
 
@@ -42,9 +42,9 @@ def saying(answer: str) -> Ask:
     return ask
 
 
-async def asked_of(gateway: Gateway, server: str, peer: Peer, name: str = "q", **more: Any) -> Outcome:
+async def asked_of(gateway: Gateway, server: str, client: ClientInfo, name: str = "q", **more: Any) -> Outcome:
     arguments = {"method": "elicitation/create", "name": name}
-    return await gateway.executor.call_tool(Call(name=f"{server}__ask", arguments=arguments, peer=peer, **more))
+    return await gateway.executor.call_tool(Call(name=f"{server}__ask", arguments=arguments, client=client, **more))
 
 
 def said(outcome: Outcome) -> Any:
@@ -72,12 +72,12 @@ async def test_a_caller_that_is_no_client_can_call_but_not_be_asked(tmp_path: Pa
 
 
 async def test_what_a_client_could_be_asked_if_there_were_a_way_is_not_promised(tmp_path: Path) -> None:
-    peer = Peer(capabilities={**ABLE, "experimental": {"x": {}}})
+    client = ClientInfo(capabilities={**ABLE, "experimental": {"x": {}}})
     async with gateway_to(tmp_path, lab=lab("modern", tmp_path)) as gateway:
-        echoed = await gateway.executor.call_tool(Call(name="lab__echo", arguments={}, peer=peer))
+        echoed = await gateway.executor.call_tool(Call(name="lab__echo", arguments={}, client=client))
         said = echoed.value["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"]
         assert said == {"experimental": {"x": {}}}
-        outcome = await asked_of(gateway, "lab", peer)
+        outcome = await asked_of(gateway, "lab", client)
         assert outcome.error is not None
         assert outcome.error.code == "CANNOT_ASK"
 
@@ -88,7 +88,7 @@ async def test_what_the_client_answers_badly_the_server_hears(tmp_path: Path, er
         raise RpcError(-32042, "not now", {"later": True})
 
     async with gateway_to(tmp_path, lab=lab(era, tmp_path)) as gateway:
-        outcome = await asked_of(gateway, "lab", Peer(capabilities=ABLE, ask=ask))
+        outcome = await asked_of(gateway, "lab", ClientInfo(capabilities=ABLE, ask=ask))
         if era == "modern":  # it waits for no answer: the client's error is the call's
             assert isinstance(outcome.error, UpstreamFault)
             assert (outcome.error.fault, outcome.error.message) == (-32042, "not now")
@@ -101,13 +101,15 @@ async def test_what_the_client_answers_badly_the_server_hears(tmp_path: Path, er
 async def test_everybody_is_asked_his_own_questions(tmp_path: Path, era: str, sharing: str) -> None:
     """Ten calls of two principals at once, also over one pipe on which a question does not say whose it is."""
     async with gateway_to(tmp_path, lab=lab(era, tmp_path, sharing=sharing)) as gateway:
-        await asked_of(gateway, "lab", Peer(capabilities=ABLE, ask=saying("first")))  # from here on it is known to ask
+        await asked_of(
+            gateway, "lab", ClientInfo(capabilities=ABLE, ask=saying("first"))
+        )  # from here on it is known to ask
 
         async def one(number: int) -> tuple[Any, str]:
             who = ("ann", "bob")[number % 2]
-            peer = Peer(capabilities=ABLE, ask=saying(f"{who}{number}"))
+            client = ClientInfo(capabilities=ABLE, ask=saying(f"{who}{number}"))
             caller, chat = Caller(principal=who), f"chat-{who}"
-            got = said(await asked_of(gateway, "lab", peer, f"q{number}", caller=caller, chat=chat))
+            got = said(await asked_of(gateway, "lab", client, f"q{number}", caller=caller, chat=chat))
             return got[0]["content"]["answer"], f"{who}{number} to q{number} 0"
 
         with anyio.fail_after(TIMEOUT):
@@ -126,7 +128,7 @@ async def test_a_question_that_may_be_anybodys_reaches_nobody(tmp_path: Path) ->
     async with gateway_to(tmp_path, lab=lab("handshake", tmp_path)) as gateway:
         nap = asyncio.ensure_future(gateway.call("lab__nap", {"name": "x"}))
         await labs.noted(tmp_path / "notes", "nap x")
-        outcome = await asked_of(gateway, "lab", Peer(capabilities=ABLE, ask=ask))
+        outcome = await asked_of(gateway, "lab", ClientInfo(capabilities=ABLE, ask=ask))
         assert "several calls run" in said(outcome)[0]["error"]["message"]
         assert heard == []
         nap.cancel()
@@ -135,8 +137,8 @@ async def test_a_question_that_may_be_anybodys_reaches_nobody(tmp_path: Path) ->
 async def test_a_server_that_keeps_asking_is_given_up(tmp_path: Path) -> None:
     async with gateway_to(tmp_path, lab=lab("modern", tmp_path)) as gateway:
         arguments = {"method": "elicitation/create", "name": "q", "rounds": 100}
-        peer = Peer(capabilities=ABLE, ask=saying("yes"))
-        outcome = await gateway.executor.call_tool(Call(name="lab__ask", arguments=arguments, peer=peer))
+        client = ClientInfo(capabilities=ABLE, ask=saying("yes"))
+        outcome = await gateway.executor.call_tool(Call(name="lab__ask", arguments=arguments, client=client))
         assert outcome.error is not None
         assert "asked more than 16 times" in outcome.error.message
 
