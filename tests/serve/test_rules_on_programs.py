@@ -162,9 +162,9 @@ async def test_git_shows_no_denied_file_by_the_name_of_its_content_or_directory(
         blob, tree = git(gateway, "rev-parse", "HEAD:a.env", "HEAD:secrets").split()
         for start in (blob, tree, "HEAD:a.env", "HEAD:secrets", "HEAD~1:secrets", "HEAD^{tree}"):
             for end in ("HEAD", "HEAD:a.txt", tree):
-                assert "names no commit" in await refused(client, "git_diff", **{"from": start, "to": end})
+                assert "is not a commit" in await refused(client, "git_diff", **{"from": start, "to": end})
         for start in (tree, "HEAD:secrets"):
-            assert "names no commit" in await refused(client, "git_show", revision=start, path="key")
+            assert "is not a commit" in await refused(client, "git_show", revision=start, path="key")
         assert (await value(client, "git_diff", **{"from": "HEAD~1", "to": "HEAD"}))["filesLeftOut"] == 1
 
 

@@ -33,8 +33,8 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def source(workspace: Path, way: PathOpener) -> BuiltinSource:
-    return BuiltinSource([FileTools(Workspaces(workspace.parent / "data", {"demo": workspace}, way))])
+def source(workspace: Path, opener: PathOpener) -> BuiltinSource:
+    return BuiltinSource([FileTools(Workspaces(workspace.parent / "data", {"demo": workspace}, opener))])
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_a_miss_changes_nothing_and_shows_the_closest_line(call: Calling, worksp
     assert message == "edit 2 of 'a.py': oldText is not in the file; the closest line is 4: 'def stop():'"
     assert "return 1" in (workspace / "a.py").read_text()
     _, indented = refused(call("edit_file", path="a.py", edits=[edit("\treturn 2", "x")]))
-    assert "line 5 is like its first line" in indented
+    assert "line 5 equals its first line" in indented
     _, nothing = refused(call("edit_file", path="a.py", edits=[edit("完全", "x")]))
     assert "read the file again" in nothing
 

@@ -86,7 +86,7 @@ async def test_history_shows_each_version_with_what_it_changed(tmp_path: Path) -
         [call, *_] = await chat.gateway.records.list_calls(tool="write_file")
         assert newest["sourceRef"] == call.id
         assert outcome.content is not None
-        assert outcome.content[0]["text"].splitlines()[0].endswith("the files are here]")
+        assert outcome.content[0]["text"].splitlines()[0].endswith("current]")
         assert len(outcome.content[0]["text"].splitlines()) == 4
 
 
@@ -170,7 +170,7 @@ async def test_a_restore_asks_first_and_says_what_will_change(tmp_path: Path) ->
         await chat.write("b.txt", "x")
         asked = await chat.call("workspace_restore", manifest=version, confirmed=False)
         assert asked.error is not None and asked.error.code == "CONFIRMATION_REQUIRED"
-        reason = f"workspace_restore brings back version {version[:18]}: 1 changed (a.txt), 1 deleted (b.txt)"
+        reason = f"workspace_restore restores version {version[:18]}: 1 changed (a.txt), 1 deleted (b.txt)"
         assert asked.error.details["reason"] == reason
         assert chat.files() == {"a.txt": "2", "b.txt": "x"}
         asked = await chat.call("workspace_restore", manifest=version, paths=["a.txt"], confirmed=False)
@@ -189,7 +189,7 @@ async def test_a_change_made_since_nobody_was_asked_is_not_overwritten(tmp_path:
         assert callable(entry.tool.requires_confirmation)
         assert await entry.tool.requires_confirmation(call) is None
         (chat.folder / "a.txt").write_text("mine")
-        with pytest.raises(Conflict, match="meanwhile"):
+        with pytest.raises(Conflict, match="changed by someone else"):
             await entry.source.call_tool(call)
         assert chat.files() == {"a.txt": "mine"}
 

@@ -170,7 +170,7 @@ def test_a_hunk_goes_to_the_nearest_place_and_none_is_made_up() -> None:
     assert patch.apply(file, "x\ny\n" + "-\n" * 5 + "x\ny\n") == "x\ny\n" + "-\n" * 5 + "x\nz\n"
     with pytest.raises(Conflict) as refused:
         patch.apply(file, "x\nY\n")
-    assert refused.value.message.startswith("hunk 1 of 'f' (line 5, beginning 'x') does not fit the file")
+    assert refused.value.message.startswith("hunk 1 of 'f' (line 5, beginning 'x') does not match the file")
 
 
 def test_placing_a_hunk_takes_no_longer_for_repeated_lines() -> None:

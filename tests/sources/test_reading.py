@@ -42,7 +42,7 @@ def test_lines_are_read_from_an_offset_and_the_answer_says_how_to_go_on(call: Ca
     outcome = call("read_file", path="a", offset=10, limit=2)
     assert outcome.value["content"] == "line 10\nline 11\n"
     assert (outcome.value["nextOffset"], outcome.value["totalLines"], outcome.value["truncated"]) == (12, 100, True)
-    assert text(outcome).endswith("[lines 10-11 of 100; go on with offset=12]")
+    assert text(outcome).endswith("[lines 10-11 of 100; continue with offset=12]")
     last = call("read_file", path="a", offset=100, limit=5)
     assert (last.value["content"], last.value["truncated"]) == ("line 100\n", False)
     past = call("read_file", path="a", offset=500)

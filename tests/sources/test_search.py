@@ -36,8 +36,8 @@ def opener() -> PathOpener:
 
 
 @pytest.fixture
-def source(workspace: Path, engine: SearchEngine, way: PathOpener) -> BuiltinSource:
-    return BuiltinSource([FileTools(Workspaces(workspace.parent / "data", {"demo": workspace}, way), engine=engine)])
+def source(workspace: Path, engine: SearchEngine, opener: PathOpener) -> BuiltinSource:
+    return BuiltinSource([FileTools(Workspaces(workspace.parent / "data", {"demo": workspace}, opener), engine=engine)])
 
 
 def lines(outcome: Outcome) -> list[tuple[str, int, str]]:

@@ -86,7 +86,7 @@ def test_moving_over_a_file_asks_first(call: Calling, ask: Asking, workspace: Pa
     assert ask("move_file", **{"from": "a", "to": "b", "overwrite": True}) is None
     (workspace / "b").write_text("b")
     assert ask("move_file", **{"from": "a", "to": "b"}) is None
-    assert ask("move_file", **{"from": "a", "to": "b", "overwrite": True}) == "move_file replaces 'b' by 'a'"
+    assert ask("move_file", **{"from": "a", "to": "b", "overwrite": True}) == "move_file replaces 'b' with 'a'"
     assert code(call("move_file", **{"from": "a", "to": "b", "overwrite": True})) == "FILE_EXISTS"
     assert call("move_file", confirmed=True, **{"from": "a", "to": "b", "overwrite": True}).ok
     assert (workspace / "b").read_text() == "a"

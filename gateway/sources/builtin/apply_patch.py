@@ -1,4 +1,4 @@
-"""Applying a patch to several files: all of it, or nothing."""
+"""The tool apply_patch: applies a unified diff to several files, all or none."""
 
 from __future__ import annotations
 
@@ -13,30 +13,28 @@ from gateway.sources.builtin import patch as patches
 from gateway.sources.builtin.decorator import FileContext, Shape, builtin
 from gateway.sources.builtin.patch import Action, FilePatch
 from gateway.sources.builtin.preview import preview_patch
-from gateway.sources.builtin.read_files import TEXT_LIMIT, Text, read_text
+from gateway.sources.builtin.read_files import TEXT_LIMIT, TextFile, read_text
 from gateway.tools import Access, Permission
 from gateway.workspace import Parts, Root, parse, show_path
 
-_FILES = 200
-_TOTAL = 64 * 1024 * 1024
+_FILE_LIMIT = 200
+_SIZE_LIMIT = 64 * 1024 * 1024
 
 
 class PatchedFile(Shape):
     path: str
     action: Action
-    from_: str | None = Field(default=None, description="Where a renamed file was before")
+    from_: str | None = Field(default=None, description="Old path of a renamed file")
 
 
-class Patched(Shape):
+class PatchResult(Shape):
     files: list[PatchedFile]
 
 
 def _deletes(_: FileContext, patch: str) -> str | None:
-    doomed = [file.path for file in patches.parse(patch) if file.action == "delete"]
-    named = ", ".join(repr(path) for path in doomed[:10]) + (
-        f" and {len(doomed) - 10} more" if len(doomed) > 10 else ""
-    )
-    return f"apply_patch deletes {named}" if doomed else None
+    deleted = [file.path for file in patches.parse(patch) if file.action == "delete"]
+    paths = ", ".join(map(repr, deleted[:10])) + (f" and {len(deleted) - 10} more" if len(deleted) > 10 else "")
+    return f"apply_patch deletes {paths}" if deleted else None
 
 
 @builtin(
@@ -52,52 +50,56 @@ def _deletes(_: FileContext, patch: str) -> str | None:
 )
 def apply_patch(
     context: FileContext,
-    patch: Annotated[str, Field(max_length=8 * 1024 * 1024, description="Unified diff, as `diff -u` and git write it")],
-) -> tuple[Patched, str]:
+    patch: Annotated[
+        str, Field(max_length=8 * 1024 * 1024, description="Unified diff, as written by `diff -u` and git")
+    ],
+) -> tuple[PatchResult, str]:
     """Apply a unified diff to files of the workspace: change, create (--- /dev/null), delete (+++ /dev/null) and
-    rename them, all or none. Hunks may have moved, but their lines must match exactly. Deleting asks the user first.
+    rename them, all or none. Line numbers may be off, but the lines must match exactly. Deleting asks the user first.
 
-    For a few changes in one file edit_file is simpler. Missing directories are made."""
+    For a few changes in one file edit_file is simpler. Missing directories are created."""
     files = patches.parse(patch)
-    changes = [change for file in _distinct(files) for change in _changes(context, file)]
+    changes = [change for file in _check_files(files) for change in _plan(context, file)]
     if (
         sum(len(change.content or b"") + (len(change.text.content) if change.text else 0) for change in changes)
-        > _TOTAL
+        > _SIZE_LIMIT
     ):
-        raise Invalid(f"the patch changes more than {_TOTAL // 2**20} MiB; apply it in parts", code="FILE_TOO_LARGE")
+        raise Invalid(
+            f"the patch changes more than {_SIZE_LIMIT // 2**20} MiB; apply it in parts", code="FILE_TOO_LARGE"
+        )
     _Transaction(context.workspace).run(changes)
-    patched = [_patched(file) for file in files]
-    return Patched(files=patched), "\n".join(f"{file.action} {file.path}" for file in patched)
+    patched = [_file_result(file) for file in files]
+    return PatchResult(files=patched), "\n".join(f"{file.action} {file.path}" for file in patched)
 
 
 @dataclass(frozen=True)
 class _Change:
-    """One path's new content, None when it goes; `text` is what was there, None when nothing was."""
+    """The new content of a path, None to remove it; `text` is the old content, None if there is no file."""
 
     parts: Parts
     content: bytes | None
-    text: Text | None
+    text: TextFile | None
     mode: int | None = None
 
 
-def _distinct(files: list[FilePatch]) -> list[FilePatch]:
+def _check_files(files: list[FilePatch]) -> list[FilePatch]:
     paths = [parse(path) for file in files for path in {file.old, file.new} if path is not None]
-    if len(files) > _FILES:
-        raise Invalid(f"the patch has {len(files)} files; at most {_FILES} at once", code="INVALID_PATCH")
-    twice = next((path for path in paths if paths.count(path) > 1), None)
-    if twice is not None:
-        raise Invalid(f"the patch names {show_path(twice)!r} twice; put its hunks together", code="INVALID_PATCH")
+    if len(files) > _FILE_LIMIT:
+        raise Invalid(f"the patch has {len(files)} files; at most {_FILE_LIMIT} at once", code="INVALID_PATCH")
+    repeated = next((path for path in paths if paths.count(path) > 1), None)
+    if repeated is not None:
+        raise Invalid(f"the patch names {show_path(repeated)!r} twice; join its hunks", code="INVALID_PATCH")
     return files
 
 
-def _changes(context: FileContext, file: FilePatch) -> list[_Change]:
+def _plan(context: FileContext, file: FilePatch) -> list[_Change]:
     text = None if file.old is None else read_text(context.workspace, parse(file.old))
     body = patches.apply(file, text.body if text else "", context.check_cancelled)
-    content = text.encoded(body) if text else body.encode("utf-8")
+    content = text.encode(body) if text else body.encode("utf-8")
     if len(content) > TEXT_LIMIT:
         raise Invalid(f"{file.path!r} would grow beyond {TEXT_LIMIT // 2**20} MiB", code="FILE_TOO_LARGE")
     if file.action == "delete" and content:
-        message = f"the patch deletes {file.path!r}, but not all of its lines; read it again"
+        message = f"the patch deletes {file.path!r}, but does not remove all of its lines; read the file again"
         raise Conflict(message, code="PATCH_DOES_NOT_APPLY", path=file.path)
     changed = _Change(parse(file.path), content, text, _mode(file, text))
     if file.action == "delete":
@@ -107,8 +109,8 @@ def _changes(context: FileContext, file: FilePatch) -> list[_Change]:
     return [changed]
 
 
-def _mode(file: FilePatch, text: Text | None) -> int | None:
-    """Only whether it is executable is taken from a patch; the rest is the file's, or the system's default."""
+def _mode(file: FilePatch, text: TextFile | None) -> int | None:
+    """Return the mode of a patched file. A patch decides only whether it is executable."""
     if text is None:
         return 0o755 if file.executable else None
     mode = text.stat.st_mode & 0o777
@@ -117,56 +119,56 @@ def _mode(file: FilePatch, text: Text | None) -> int | None:
     return mode | (mode & 0o444) >> 2 if file.executable else mode & ~0o111
 
 
-def _patched(file: FilePatch) -> PatchedFile:
-    came_from = show_path(parse(file.old)) if file.action == "rename" and file.old is not None else None
-    return PatchedFile(path=show_path(parse(file.path)), action=file.action, from_=came_from)
+def _file_result(file: FilePatch) -> PatchedFile:
+    old_path = show_path(parse(file.old)) if file.action == "rename" and file.old is not None else None
+    return PatchedFile(path=show_path(parse(file.path)), action=file.action, from_=old_path)
 
 
 @dataclass
 class _Transaction:
-    """Changes made one after the other; when one is refused, those before it are put back."""
+    """Applies changes one by one; when one fails, it undoes those before it."""
 
     root: Root
-    done: list[_Change] = field(default_factory=list)
-    made: list[Parts] = field(default_factory=list)
+    applied: list[_Change] = field(default_factory=list)
+    created_directories: list[Parts] = field(default_factory=list)
 
     def run(self, changes: list[_Change]) -> None:
         try:
             for change in changes:
-                self._make(change)
-                self.done.append(change)
+                self._apply(change)
+                self.applied.append(change)
         except GatewayError as error:
-            if lost := self._put_back():
-                message = f"{error.message}; and {', '.join(lost)} could not be put back"
+            if lost := self._undo_all():
+                message = f"{error.message}; and {', '.join(lost)} could not be restored"
                 raise Unavailable(message, code="PARTLY_APPLIED", paths=lost) from error
             raise
         except BaseException:
-            self._put_back()
+            self._undo_all()
             raise
 
-    def _make(self, change: _Change) -> None:
+    def _apply(self, change: _Change) -> None:
         if change.content is None:
             self.root.remove(change.parts, seen=change.text.stat if change.text else None)
         elif change.text is None:
-            self.made += self.root.make_directories(change.parts[:-1])
+            self.created_directories += self.root.make_directories(change.parts[:-1])
             self.root.create(change.parts, change.content, change.mode)
         else:
             self.root.replace(change.parts, change.content, seen=change.text.stat, mode=change.mode)
 
-    def _put_back(self) -> list[str]:
-        """Undo what is done, last first; returns the paths where that failed."""
+    def _undo_all(self) -> list[str]:
+        """Undo the applied changes, last first; return the paths where that failed."""
         lost = []
-        for change in reversed(self.done):
+        for change in reversed(self.applied):
             try:
-                self._unmake(change)
+                self._undo(change)
             except GatewayError:
                 lost.append(show_path(change.parts))
-        for directory in reversed(self.made):
-            with suppress(GatewayError):  # someone has put something there meanwhile
+        for directory in reversed(self.created_directories):
+            with suppress(GatewayError):  # it is no longer empty
                 self.root.remove(directory)
         return lost
 
-    def _unmake(self, change: _Change) -> None:
+    def _undo(self, change: _Change) -> None:
         if change.text is None:
             self.root.remove(change.parts)
         elif change.content is None:

@@ -37,8 +37,7 @@ class Shape(BaseModel):
 
 @dataclass(frozen=True)
 class FileContext:
-    """What a file tool works with besides its arguments. Long loops call `check_cancelled`; contents of files that it
-    `hides` are not shown."""
+    """The context of a file tool. Long loops call `check_cancelled`; files that it `hides` are not shown."""
 
     workspace: Root
     confirmed: bool = False
@@ -49,7 +48,7 @@ class FileContext:
 
 @dataclass(frozen=True)
 class VersionContext:
-    """What a tool on a chat's versions works with besides its arguments. The tool takes the chat's lock itself."""
+    """The context of a tool on a chat's versions. The tool takes the chat's lock itself."""
 
     versions: Versions
     call: Call

@@ -1,4 +1,4 @@
-"""A chat's versions: which there are, how two of them differ, and any of them back."""
+"""Tools on the versions of a chat's files: list, compare, restore and branch."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from gateway.workspace.history import SHORT, Version, endpoints, history
 from gateway.workspace.tree import Changes, Tree, changes, diff
 from gateway.workspace.versions import HeldChat
 
-_PATHS_NAMED = 20
+_PATHS_SHOWN = 20
 
-Id = Annotated[str, Field(min_length=4, description="Id of a version, or the beginning of it that no other has")]
+Id = Annotated[str, Field(min_length=4, description="Id of a version, or a unique prefix of it")]
 Paths = Annotated[
     list[str] | None,
-    Field(min_length=1, max_length=1000, description="Only these files, directories or globs; else all"),
+    Field(min_length=1, max_length=1000, description="Only these files, directories or globs; default all"),
 ]
 
 
-class Touched(Shape):
+class ChangedPaths(Shape):
     count: int
     paths: list[str] = Field(description="The first 20")
 
 
-class Summary(Shape):
-    added: Touched | None = None
-    changed: Touched | None = None
-    deleted: Touched | None = None
+class ChangeSummary(Shape):
+    added: ChangedPaths | None = None
+    changed: ChangedPaths | None = None
+    deleted: ChangedPaths | None = None
 
 
-class Entry(Shape):
+class VersionEntry(Shape):
     id: str
     parent: str | None = None
     created: str
-    source: str = Field(description="tool_run, edit (by hand, or files brought back), interrupted")
+    source: str = Field(description="tool_run, edit (by hand, or restored files), interrupted")
     source_ref: str | None = Field(None, description="The call that made it")
     message: str | None = None
     head: bool | None = Field(None, description="true: the files are at this version")
-    changes: Summary
+    changes: ChangeSummary
 
 
-class History(Shape):
-    versions: list[Entry]
+class VersionList(Shape):
+    versions: list[VersionEntry]
     more: bool
 
 
@@ -62,38 +62,38 @@ class History(Shape):
 )
 async def workspace_history(
     context: VersionContext,
-    limit: Annotated[int, Field(ge=1, le=200, description="How many versions at most")] = 20,
-    before: Annotated[str | None, Field(min_length=4, description="Only versions before this one, to page on")] = None,
-) -> tuple[History, str]:
+    limit: Annotated[int, Field(ge=1, le=200, description="Maximum number of versions")] = 20,
+    before: Annotated[str | None, Field(min_length=4, description="Only versions before this one")] = None,
+) -> tuple[VersionList, str]:
     """List the versions of the workspace's files, newest first, with what each changed against its parent.
 
-    Every call that changes files leaves one; so do edits by hand. workspace_diff shows what is in a change,
-    workspace_restore brings a version back."""
-    await _stand(context)
+    Every call that changes files creates one; so do edits by hand. workspace_diff shows a change in detail,
+    workspace_restore restores a version."""
+    await _switch_to_message(context)
     versions, chat = context.versions, context.call.chat
     last = (await versions.find(chat, before)).id if before else None
     found = await history(versions, chat, before=last, limit=limit + 1)
-    answer = History(versions=[_entry(version) for version in found[:limit]], more=len(found) > limit)
+    result = VersionList(versions=[_entry(version) for version in found[:limit]], more=len(found) > limit)
     lines = [_line(version) for version in found[:limit]]
-    if answer.more:
+    if result.more:
         lines.append(f"Older ones: before={found[limit - 1].id[:SHORT]}")
-    return answer, "\n".join(lines) or "No versions yet: no call has changed the files."
+    return result, "\n".join(lines) or "No versions yet: no call has changed the files."
 
 
 class FileDifference(Shape):
     path: str
     status: Status
-    was: str | None = Field(None, description="Where a renamed file was before")
+    was: str | None = Field(None, description="Old path of a renamed file")
     note: str | None = None
 
 
-class Diff(Shape):
+class VersionDiff(Shape):
     from_: str | None = None
     to: str | None = None
     files: list[FileDifference]
     diff: str = Field(description="In git's format")
     truncated: bool
-    files_left_out: int | None = Field(None, description="Files the operator's rules keep from being read")
+    files_left_out: int | None = Field(None, description="Files that the operator's rules hide")
 
 
 @builtin(
@@ -104,24 +104,25 @@ class Diff(Shape):
 )
 async def workspace_diff(
     context: VersionContext,
-    from_: Annotated[str | None, Field(min_length=4, description="Version; else the parent of the other")] = None,
+    from_: Annotated[str | None, Field(min_length=4, description="Version; default the parent of 'to'")] = None,
     to: Annotated[
-        str | None, Field(min_length=3, description="Version, or 'now' for the files as they are; else the latest")
+        str | None,
+        Field(min_length=3, description="Version, or 'now' for the current files; default the latest version"),
     ] = None,
     paths: Paths = None,
-) -> tuple[Diff, str]:
-    """Show how two versions of the workspace's files differ, as a unified diff; without arguments, what the
-    latest version changed. Ids come from workspace_history; the beginning of one is enough.
+) -> tuple[VersionDiff, str]:
+    """Show how two versions of the workspace's files differ, as a unified diff; without arguments, what the latest
+    version changed. Ids come from workspace_history; a unique prefix is enough.
 
-    Files of more than 1 MiB, and those that are no text, are named with their sizes. Cut after 64 KiB."""
-    await _stand(context)
+    Files larger than 1 MiB and files that are not text are listed with their sizes. Cut after 64 KiB."""
+    await _switch_to_message(context)
     versions, chat = context.versions, context.call.chat
     before, after = await endpoints(versions, chat, context.call.caller.principal, from_, to)
     old, new = await versions.tree(chat, before), await versions.tree(chat, after)
     selection = Selection(paths or (), context.hides)
     found = await versions.compare(chat, old, new, selection)
-    files = [FileDifference(**vars(each)) for each in found.files]
-    answer = Diff(
+    files = [FileDifference(**vars(file)) for file in found.files]
+    result = VersionDiff(
         from_=before,
         to=after,
         files=files,
@@ -129,20 +130,23 @@ async def workspace_diff(
         truncated=found.truncated,
         files_left_out=len(selection.left_out) or None,
     )
-    notes = [*(_cut() if found.truncated else []), *hidden_files_note(len(selection.left_out))]
-    return answer, "\n".join([_heading(before, after, found.files), found.text, *notes])
+    notes = [
+        *(["… cut here; give paths to see the rest"] if found.truncated else []),
+        *hidden_files_note(len(selection.left_out)),
+    ]
+    return result, "\n".join([_heading(before, after, found.files), found.text, *notes])
 
 
-class Restored(Shape):
-    manifest: str | None = Field(None, description="The version the files are at now; none: no files")
-    previous: str | None = Field(None, description="The version they were at before; restore it to go back")
-    changes: Summary
+class RestoreResult(Shape):
+    manifest: str | None = Field(None, description="Current version of the files; missing if there are no files")
+    previous: str | None = Field(None, description="Version before the call; restore it to undo")
+    changes: ChangeSummary
 
 
 async def _restores(context: VersionContext, manifest: str, paths: list[str] | None) -> str | None:
     earlier = (await context.versions.find(context.call.chat, manifest)).id
     what = await _would_change(context, earlier, paths)
-    return f"workspace_restore brings back version {earlier[:SHORT]}: {summary(what)}" if what else None
+    return f"workspace_restore restores version {earlier[:SHORT]}: {summary(what)}" if what else None
 
 
 @builtin(
@@ -156,13 +160,13 @@ async def _restores(context: VersionContext, manifest: str, paths: list[str] | N
 )
 async def workspace_restore(
     context: VersionContext, manifest: Id, paths: Paths = None
-) -> tuple[Restored, str, Versioned]:
-    """Bring the workspace's files back as they were in an earlier version. Asks the user first when files change.
+) -> tuple[RestoreResult, str, Versioned]:
+    """Restore the workspace's files to an earlier version. Asks the user first when files change.
 
-    Nothing is lost: what the files are now stays a version, and the answer has its id. With paths only those
-    are brought back, as a new version on top of the latest; without, later changes go on from that version."""
+    Nothing is lost: the current files stay a version, and the result has its id. With paths only those are restored, as
+    a new version on top of the latest; without, later changes continue from the restored version."""
     earlier = (await context.versions.find(context.call.chat, manifest)).id
-    async with _held(context) as files:
+    async with _lock_chat(context) as files:
         previous = await files.save("edit")
         target = await _target(context, previous, earlier, paths)
         await _require_consent(context, previous, target)
@@ -171,13 +175,13 @@ async def workspace_restore(
                 what = await files.checkout(earlier)
             else:
                 what = await files.put(target, "edit", context.call.id)
-        return _restored(previous, files.head.manifest_id, what)
+        return _restore_result(previous, files.head.manifest_id, what)
 
 
 async def _branches(context: VersionContext, manifest: str | None, message: str | None) -> str | None:
-    earlier = await _place(context, manifest, message)
+    earlier = await _branch_point(context, manifest, message)
     what = await _would_change(context, earlier, None)
-    return f"workspace_branch goes to {_named(earlier)}: {summary(what)}" if what else None
+    return f"workspace_branch switches to {_version_name(earlier)}: {summary(what)}" if what else None
 
 
 @builtin(
@@ -191,26 +195,28 @@ async def _branches(context: VersionContext, manifest: str | None, message: str 
 )
 async def workspace_branch(
     context: VersionContext,
-    manifest: Annotated[str | None, Field(min_length=4, description="Version to go on from")] = None,
-    message: Annotated[str | None, Field(min_length=1, description="Or the message after which to go on")] = None,
-) -> tuple[Restored, str, Versioned]:
-    """Go on from an earlier version of the workspace's files, or from where they were after a message: later changes
+    manifest: Annotated[str | None, Field(min_length=4, description="Version to continue from")] = None,
+    message: Annotated[
+        str | None, Field(min_length=1, description="Or the message whose files to continue from")
+    ] = None,
+) -> tuple[RestoreResult, str, Versioned]:
+    """Continue from an earlier version of the workspace's files, or from the files after a message: later changes
     branch off there. Asks the user first when files change.
 
-    Nothing is lost: the branch that is left stays as it is, and the answer has its id."""
-    earlier = await _place(context, manifest, message)
-    async with _held(context) as files:
+    Nothing is lost: the branch you leave is kept, and the result has its id."""
+    earlier = await _branch_point(context, manifest, message)
+    async with _lock_chat(context) as files:
         previous = await files.save("edit")
         await _require_consent(context, previous, await context.versions.tree(context.call.chat, earlier))
         with anyio.CancelScope(shield=True):
-            # a call that names its own message stays with it: that message has these files from now on
+            # a call with its own message stays on it: that message has these files from now on
             what = await files.checkout(earlier, message if context.call.message is None else None)
-        return _restored(previous, files.head.manifest_id, what)
+        return _restore_result(previous, files.head.manifest_id, what)
 
 
 @asynccontextmanager
-async def _held(context: VersionContext) -> AsyncIterator[HeldChat]:
-    """Alone with the chat's files, standing where the call's message stands."""
+async def _lock_chat(context: VersionContext) -> AsyncIterator[HeldChat]:
+    """Lock the chat's files and switch to the version of the call's message."""
     call = context.call
     async with context.versions.hold(call.chat, call.caller.principal) as files:
         if call.message is not None:
@@ -218,16 +224,16 @@ async def _held(context: VersionContext) -> AsyncIterator[HeldChat]:
         yield files
 
 
-async def _stand(context: VersionContext) -> None:
+async def _switch_to_message(context: VersionContext) -> None:
     if context.call.message is not None:
-        async with _held(context):
+        async with _lock_chat(context):
             pass
 
 
-async def _place(context: VersionContext, manifest: str | None, message: str | None) -> str | None:
+async def _branch_point(context: VersionContext, manifest: str | None, message: str | None) -> str | None:
     versions, chat = context.versions, context.call.chat
     if (manifest is None) == (message is None):
-        raise Invalid("workspace_branch: give 'manifest' or 'message', one of them")
+        raise Invalid("workspace_branch: give either 'manifest' or 'message'")
     if manifest is not None:
         return (await versions.find(chat, manifest)).id
     if not await versions.manifests.knows_message(chat, str(message)):
@@ -236,7 +242,7 @@ async def _place(context: VersionContext, manifest: str | None, message: str | N
 
 
 async def _would_change(context: VersionContext, earlier: str | None, paths: list[str] | None) -> Changes:
-    """What a restore would do to the files as they are, which are kept as a version to be compared."""
+    """Return what a restore would change. The current files are stored as a version to compare with."""
     call = context.call
     async with context.versions.hold(call.chat, call.caller.principal) as files:
         current = await files.save("edit")
@@ -244,9 +250,9 @@ async def _would_change(context: VersionContext, earlier: str | None, paths: lis
 
 
 async def _require_consent(context: VersionContext, current: str | None, target: Tree) -> None:
-    """Nobody was asked because nothing would have changed; by now it would."""
+    """Refuse a change that nobody was asked about, because nothing would have changed at that time."""
     if not context.call.confirmed and await _difference(context, current, target):
-        raise Conflict("the files were changed by someone else meanwhile; call it again, and the user is asked")
+        raise Conflict("the files were changed by someone else; call again, and the user will be asked")
 
 
 async def _target(context: VersionContext, current: str | None, earlier: str | None, paths: list[str] | None) -> Tree:
@@ -262,24 +268,24 @@ async def _difference(context: VersionContext, current: str | None, target: Tree
     return await context.versions.in_thread(lambda: changes(tree, diff(tree, target)))
 
 
-def _restored(previous: str | None, manifest: str | None, what: Changes) -> tuple[Restored, str, Versioned]:
-    answer = Restored(manifest=manifest, previous=previous, changes=_summary(what))
+def _restore_result(previous: str | None, manifest: str | None, what: Changes) -> tuple[RestoreResult, str, Versioned]:
+    result = RestoreResult(manifest=manifest, previous=previous, changes=_summary(what))
     if not what:
-        return answer, f"The files are those of {_named(manifest)} already.", Versioned(previous, manifest)
-    text = f"The files are at {_named(manifest)} now: {summary(what)}. They were at {_named(previous)}."
-    return answer, text, Versioned(previous, manifest)
+        return result, f"The files are already at {_version_name(manifest)}.", Versioned(previous, manifest)
+    text = f"The files are at {_version_name(manifest)} now: {summary(what)}. They were at {_version_name(previous)}."
+    return result, text, Versioned(previous, manifest)
 
 
-def _summary(what: Changes) -> Summary:
-    return Summary(**{name: _touched(paths) for name, paths in vars(what).items() if paths})
+def _summary(what: Changes) -> ChangeSummary:
+    return ChangeSummary(**{name: _changed_paths(paths) for name, paths in vars(what).items() if paths})
 
 
-def _touched(paths: Sequence[str]) -> Touched:
-    return Touched(count=len(paths), paths=[readable(path) for path in paths[:_PATHS_NAMED]])
+def _changed_paths(paths: Sequence[str]) -> ChangedPaths:
+    return ChangedPaths(count=len(paths), paths=[readable(path) for path in paths[:_PATHS_SHOWN]])
 
 
-def _entry(version: Version) -> Entry:
-    return Entry(
+def _entry(version: Version) -> VersionEntry:
+    return VersionEntry(
         id=version.id,
         parent=version.parent,
         created=version.created,
@@ -294,20 +300,16 @@ def _entry(version: Version) -> Entry:
 def _line(version: Version) -> str:
     notes = [f"after {version.parent[:SHORT]}" if version.parent else "first"]
     notes += [f"message {version.message}"] if version.message else []
-    notes += ["the files are here"] if version.head else []
-    told = f"{version.id[:SHORT]} {version.created[:19].replace('T', ' ')} {version.source}: {summary(version.changes)}"
-    return f"{told} [{', '.join(notes)}]"
+    notes += ["current"] if version.head else []
+    text = f"{version.id[:SHORT]} {version.created[:19].replace('T', ' ')} {version.source}: {summary(version.changes)}"
+    return f"{text} [{', '.join(notes)}]"
 
 
 def _heading(before: str | None, after: str | None, files: Sequence[Difference]) -> str:
     count = "no files" if not files else "1 file" if len(files) == 1 else f"{len(files)} files"
     more = " or more" if len(files) == FILES_LIMIT else ""
-    return f"From {_named(before)} to {_named(after)}: {count}{more}"
+    return f"From {_version_name(before)} to {_version_name(after)}: {count}{more}"
 
 
-def _named(manifest: str | None) -> str:
-    return f"version {manifest[:SHORT]}" if manifest else "the beginning, with no files"
-
-
-def _cut() -> list[str]:
-    return ["… cut here; give paths to see the rest"]
+def _version_name(manifest: str | None) -> str:
+    return f"version {manifest[:SHORT]}" if manifest else "the beginning (no files)"

@@ -1,4 +1,4 @@
-"""Unified diffs: read, and applied to text. Knows nothing of files on disk."""
+"""Unified diffs: parsing, and applying them to text. Does not access files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.workspace.diff import split_lines
 Action = Literal["create", "modify", "delete", "rename"]
 
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
-_NOTHING = "/dev/null"
+_NO_FILE = "/dev/null"
 _OCTAL_OR_SIGN = re.compile(r"\\([0-7]{3}|.)")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _REGULAR = ("100644", "100755", "100664")
@@ -21,7 +21,7 @@ _REGULAR = ("100644", "100755", "100664")
 
 @dataclass(frozen=True)
 class Hunk:
-    """Lines with their newlines, where they are expected, and what stands there afterwards."""
+    """Old and new lines with their newlines; `start` is the expected index of the first."""
 
     start: int
     old: tuple[str, ...]
@@ -30,7 +30,7 @@ class Hunk:
 
 @dataclass(frozen=True)
 class FilePatch:
-    """What becomes of one file. No old path: it is created; no new path: it is deleted."""
+    """The changes of one file. Without an old path it is created, without a new path deleted."""
 
     old: str | None
     new: str | None
@@ -51,8 +51,8 @@ class FilePatch:
 
 
 def parse(patch: str) -> list[FilePatch]:
-    """The files a patch speaks of; `Invalid` with the line number for what is no unified diff."""
-    reader = _Reader(patch)
+    """Return the files of a patch; raise `Invalid` with the line number if it is not a unified diff."""
+    reader = _PatchReader(patch)
     files = []
     while reader.next_file():
         files.append(_file(reader))
@@ -64,43 +64,43 @@ def parse(patch: str) -> list[FilePatch]:
 
 
 def apply(patch: FilePatch, text: str, check_cancelled: Callable[[], None] = lambda: None) -> str:
-    """The text with every hunk in its place; `Conflict` naming the first that has none."""
+    """Return the text with every hunk applied; raise `Conflict` for the first that does not match."""
     lines = split_lines(text)
     result: list[str] = []
     done = shift = 0
     for number, hunk in enumerate(patch.hunks, 1):
         check_cancelled()
-        at = _place(lines, hunk, done, shift)
-        if at is None or _tears(hunk, lines, at):
-            raise _misfit(patch, number, hunk)
-        result += [*lines[done:at], *hunk.new]
-        done, shift = at + len(hunk.old), at - hunk.start
+        index = _locate(lines, hunk, done, shift)
+        if index is None or _joins_lines(hunk, lines, index):
+            raise _mismatch(patch, number, hunk)
+        result += [*lines[done:index], *hunk.new]
+        done, shift = index + len(hunk.old), index - hunk.start
     return "".join([*result, *lines[done:]])
 
 
-def _place(lines: list[str], hunk: Hunk, floor: int, shift: int) -> int | None:
-    """Where the hunk's old lines stand: where expected, else the nearest place after the last hunk."""
+def _locate(lines: list[str], hunk: Hunk, floor: int, shift: int) -> int | None:
+    """Return the index of the hunk's old lines: the expected one, else the nearest after the last hunk."""
     expected = hunk.start + shift
     if not hunk.old:
         return expected if floor <= expected <= len(lines) else None
     if expected >= floor and lines[expected : expected + len(hunk.old)] == list(hunk.old):
         return expected
-    places = [at for at in _occurrences(lines, hunk.old) if at >= floor]
-    return min(places, key=lambda at: abs(at - expected), default=None)
+    indexes = [index for index in _occurrences(lines, hunk.old) if index >= floor]
+    return min(indexes, key=lambda index: abs(index - expected), default=None)
 
 
 def _occurrences(lines: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Knuth, Morris and Pratt: linear, whatever repeats in the file or the hunk."""
+    """Return where `wanted` occurs, by Knuth-Morris-Pratt: linear time also for repetitive lines."""
     borders = _borders(wanted)
-    places = []
+    indexes = []
     matched = 0
     for index, line in enumerate(lines):
         while matched and (matched == len(wanted) or wanted[matched] != line):
             matched = borders[matched - 1]
         matched += wanted[matched] == line
         if matched == len(wanted):
-            places.append(index - matched + 1)
-    return places
+            indexes.append(index - matched + 1)
+    return indexes
 
 
 def _borders(wanted: Sequence[str]) -> list[int]:
@@ -113,24 +113,24 @@ def _borders(wanted: Sequence[str]) -> list[int]:
     return borders
 
 
-def _tears(hunk: Hunk, lines: list[str], at: int) -> bool:
-    """Whether a line would be left without its newline in the middle of the file."""
-    after = at + len(hunk.old) < len(lines)
-    unended_before = at > 0 and not lines[at - 1].endswith("\n")
+def _joins_lines(hunk: Hunk, lines: list[str], index: int) -> bool:
+    """Return whether a line without a newline would end up in the middle of the file."""
+    after = index + len(hunk.old) < len(lines)
+    unended_before = index > 0 and not lines[index - 1].endswith("\n")
     return bool(hunk.new) and ((after and not hunk.new[-1].endswith("\n")) or unended_before)
 
 
-def _misfit(patch: FilePatch, number: int, hunk: Hunk) -> Conflict:
+def _mismatch(patch: FilePatch, number: int, hunk: Hunk) -> Conflict:
     first = next((line.rstrip("\n") for line in hunk.old), "")
     message = (
-        f"hunk {number} of {patch.path!r} (line {hunk.start + 1}, beginning {first[:100]!r}) does not fit the file; "
-        "read the file again and make the patch from what it has now"
+        f"hunk {number} of {patch.path!r} (line {hunk.start + 1}, beginning {first[:100]!r}) does not match the file; "
+        "read the file again and make a new patch"
     )
     return Conflict(message, code="PATCH_DOES_NOT_APPLY", hunk=number, path=patch.path)
 
 
-class _Reader:
-    """The lines of a patch, and which one is next."""
+class _PatchReader:
+    """The lines of a patch, with the index of the next one."""
 
     def __init__(self, patch: str) -> None:
         lines = patch.split("\n")
@@ -139,136 +139,135 @@ class _Reader:
         if lines and all(line.endswith("\r") for line in lines):
             lines = [line[:-1] for line in lines]
         self.lines = lines
-        self.at = 0
+        self.index = 0
 
     @property
     def line(self) -> str | None:
-        return self.lines[self.at] if self.at < len(self.lines) else None
+        return self.lines[self.index] if self.index < len(self.lines) else None
 
     def take(self) -> str:
         line = self.line
         if line is None:
             raise self.invalid("the patch ends in the middle of a hunk")
-        self.at += 1
+        self.index += 1
         return line
 
     def starts(self, prefix: str) -> bool:
         return self.line is not None and self.line.startswith(prefix)
 
-    def at_names(self) -> bool:
-        following = self.lines[self.at + 1 : self.at + 2]
+    def is_at_paths(self) -> bool:
+        following = self.lines[self.index + 1 : self.index + 2]
         return self.starts("--- ") and bool(following) and following[0].startswith("+++ ")
 
     def next_file(self) -> bool:
-        """Go to the next header, past whatever prose is around."""
-        while self.line is not None and not (self.at_names() or self.starts("diff --git ")):
+        """Go to the next file header, past other text; return whether there is one."""
+        while self.line is not None and not (self.is_at_paths() or self.starts("diff --git ")):
             if self.starts("@@ "):
                 raise self.invalid(
                     "a hunk without '--- ' and '+++ ' lines before it, or longer than its '@@' line says"
                 )
-            self.at += 1
+            self.index += 1
         return self.line is not None
 
-    def invalid(self, fault: str) -> Invalid:
-        return Invalid(f"line {min(self.at + 1, len(self.lines))} of the patch: {fault}", code="INVALID_PATCH")
+    def invalid(self, reason: str) -> Invalid:
+        return Invalid(f"line {min(self.index + 1, len(self.lines))} of the patch: {reason}", code="INVALID_PATCH")
 
 
 @dataclass
 class _Header:
-    """What the lines before the hunks say."""
+    """The lines before the hunks: paths, and git's extended headers."""
 
     old: str | None = None
     new: str | None = None
-    words: dict[str, str] = field(default_factory=dict)
+    extended: dict[str, str] = field(default_factory=dict)
 
 
-_GIT_WORDS = ("old mode", "new mode", "deleted file mode", "new file mode", "rename from", "rename to")
-_GIT_NOISE = ("index ", "similarity index ", "dissimilarity index ")
+_GIT_HEADERS = ("old mode", "new mode", "deleted file mode", "new file mode", "rename from", "rename to")
+_GIT_IGNORED = ("index ", "similarity index ", "dissimilarity index ")
 
 
-def _file(reader: _Reader) -> FilePatch:
+def _file(reader: _PatchReader) -> FilePatch:
     header = _Header()
     if reader.starts("diff --git "):
         _read_git_header(reader, header)
-    if reader.at_names():
-        header.old, header.new = _names(reader)
+    if reader.is_at_paths():
+        header.old, header.new = _paths(reader)
     hunks = []
     while reader.starts("@@ "):
         hunks.append(_hunk(reader))
-    if not hunks and not header.words:
+    if not hunks and not header.extended:
         raise reader.invalid("no '@@' line follows; a hunk begins with '@@ -1,3 +1,4 @@'")
-    mode = header.words.get("new file mode") or header.words.get("new mode")
+    mode = header.extended.get("new file mode") or header.extended.get("new mode")
     return FilePatch(header.old, header.new, tuple(hunks), None if mode is None else mode == "100755")
 
 
-def _read_git_header(reader: _Reader, header: _Header) -> None:
+def _read_git_header(reader: _PatchReader, header: _Header) -> None:
     header.old = header.new = _git_name(reader.take().removeprefix("diff --git "))
-    while reader.line is not None and not reader.at_names() and not reader.starts("@@ "):
+    while reader.line is not None and not reader.is_at_paths() and not reader.starts("@@ "):
         line = reader.line
-        word = next((word for word in _GIT_WORDS if line.startswith(f"{word} ")), None)
+        name = next((name for name in _GIT_HEADERS if line.startswith(f"{name} ")), None)
         if line.startswith(("GIT binary patch", "Binary files ", "copy from ", "copy to ")):
-            raise reader.invalid("binary patches and copies are not taken; write the file instead")
-        if word is None and not line.startswith(_GIT_NOISE):
+            raise reader.invalid("binary patches and copies are not supported; write the file instead")
+        if name is None and not line.startswith(_GIT_IGNORED):
             break
-        if word is not None:
-            header.words[word] = line.removeprefix(f"{word} ")
-        reader.at += 1
-    _heed(reader, header)
+        if name is not None:
+            header.extended[name] = line.removeprefix(f"{name} ")
+        reader.index += 1
+    _apply_extended(reader, header)
 
 
-def _heed(reader: _Reader, header: _Header) -> None:
-    words = header.words
-    if any(words[word] not in _REGULAR for word in words if word.endswith("mode")):
-        raise reader.invalid("links and submodules are not taken, only regular files")
-    if "rename from" in words and "rename to" in words:
-        header.old, header.new = _unquoted(words["rename from"]), _unquoted(words["rename to"])
-    if "new file mode" in words:
+def _apply_extended(reader: _PatchReader, header: _Header) -> None:
+    extended = header.extended
+    if any(mode not in _REGULAR for name, mode in extended.items() if name.endswith("mode")):
+        raise reader.invalid("links and submodules are not supported, only regular files")
+    if "rename from" in extended and "rename to" in extended:
+        header.old, header.new = _unquote(extended["rename from"]), _unquote(extended["rename to"])
+    if "new file mode" in extended:
         header.old = None
-    if "deleted file mode" in words:
+    if "deleted file mode" in extended:
         header.new = None
-    if header.old is None and header.new is None and words:
-        raise reader.invalid("which file is meant is not clear; add '--- ' and '+++ ' lines")
+    if header.old is None and header.new is None and extended:
+        raise reader.invalid("the file is not clear; add '--- ' and '+++ ' lines")
 
 
 def _git_name(names: str) -> str | None:
-    """The name in `a/name b/name`, when both are the same; otherwise other lines say it."""
+    """Return the name in `a/name b/name` if both are the same; else other lines give it."""
     if names.startswith('"'):
         first, _, _ = names.partition('" "')
-        return _unquoted(f'{first}"').removeprefix("a/")
+        return _unquote(f'{first}"').removeprefix("a/")
     half = len(names) // 2
-    one, other = names[:half], names[half + 1 :]
-    return one[2:] if one[:2] == "a/" and other[:2] == "b/" and one[2:] == other[2:] else None
+    old, new = names[:half], names[half + 1 :]
+    return old[2:] if old[:2] == "a/" and new[:2] == "b/" and old[2:] == new[2:] else None
 
 
-def _names(reader: _Reader) -> tuple[str | None, str | None]:
-    old = _unquoted(reader.take().removeprefix("--- ").partition("\t")[0].rstrip())
-    new = _unquoted(reader.take().removeprefix("+++ ").partition("\t")[0].rstrip())
-    if old == new == _NOTHING:
+def _paths(reader: _PatchReader) -> tuple[str | None, str | None]:
+    old = _unquote(reader.take().removeprefix("--- ").partition("\t")[0].rstrip())
+    new = _unquote(reader.take().removeprefix("+++ ").partition("\t")[0].rstrip())
+    if old == new == _NO_FILE:
         raise reader.invalid("both paths are /dev/null")
-    prefixed = old.startswith(("a/", _NOTHING)) and new.startswith(("b/", _NOTHING))
-    stripped = [each[2:] if prefixed and each != _NOTHING else each for each in (old, new)]
-    one, other = (None if each == _NOTHING else each for each in stripped)
-    return one, other
+    prefixed = old.startswith(("a/", _NO_FILE)) and new.startswith(("b/", _NO_FILE))
+    old_path, new_path = (None if path == _NO_FILE else path[2:] if prefixed else path for path in (old, new))
+    return old_path, new_path
 
 
-def _unquoted(name: str) -> str:
-    """A path as git quotes it: C escapes, bytes in octal."""
+def _unquote(name: str) -> str:
+    """Decode a path that git quotes with C escapes and octal bytes."""
     if not (len(name) > 1 and name[0] == name[-1] == '"'):
         return name
 
-    def plain(match: re.Match[str]) -> str:
+    def unescape(match: re.Match[str]) -> str:
         escaped = match[1]
         return chr(int(escaped, 8) & 0xFF) if len(escaped) == 3 else _ESCAPES.get(escaped, escaped)
 
-    encoded = _OCTAL_OR_SIGN.sub(plain, name[1:-1].encode("utf-8").decode("latin-1"))
+    encoded = _OCTAL_OR_SIGN.sub(unescape, name[1:-1].encode("utf-8").decode("latin-1"))
     return encoded.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
-def _hunk(reader: _Reader) -> Hunk:
+def _hunk(reader: _PatchReader) -> Hunk:
     match = _HUNK.match(reader.line or "")
     if match is None:
-        raise reader.invalid("not a hunk header; it reads '@@ -1,3 +1,4 @@'")
-    reader.at += 1
+        raise reader.invalid("not a hunk header; expected '@@ -1,3 +1,4 @@'")
+    reader.index += 1
     start, old_count, new_count = int(match[1]), int(match[2] or 1), int(match[4] or 1)
     old: list[str] = []
     new: list[str] = []
@@ -279,24 +278,24 @@ def _hunk(reader: _Reader) -> Hunk:
     return Hunk(start - 1 if old_count else start, tuple(old), tuple(new))
 
 
-def _read_line(reader: _Reader, old: list[str], new: list[str]) -> None:
+def _read_line(reader: _PatchReader, old: list[str], new: list[str]) -> None:
     line = reader.take()
     sign, text = line[:1] or " ", f"{line[1:]}\n"
     if sign == "\\":
-        _unend(reader, old, new)
+        _remove_newline(reader, old, new)
     elif sign in (" ", "-", "+"):
         if any(side and not side[-1].endswith("\n") for side, signs in ((old, " -"), (new, " +")) if sign in signs):
             raise reader.invalid("a line follows the one that has no newline at the end of the file")
         old += [text] if sign != "+" else []
         new += [text] if sign != "-" else []
     else:
-        reader.at -= 1
+        reader.index -= 1
         raise reader.invalid("a line of a hunk begins with ' ', '-' or '+'; does the '@@' line count them right?")
 
 
-def _unend(reader: _Reader, old: list[str], new: list[str]) -> None:
-    """`\\ No newline at end of file` speaks of the line before it."""
-    before = reader.lines[reader.at - 2][:1] or " "
+def _remove_newline(reader: _PatchReader, old: list[str], new: list[str]) -> None:
+    """Apply `\\ No newline at end of file` to the line before it."""
+    before = reader.lines[reader.index - 2][:1] or " "
     for side, signs in ((old, " -"), (new, " +")):
         if before in signs and side:
             side[-1] = side[-1].removesuffix("\n")

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.workspace import Parts, Root, parse, show_path
 from gateway.workspace.diff import unified_diff
 
-# Bytes of a file that are compared; of a larger one only the size is show_path.
+# Bytes of a file that are compared; of a larger one only the size is shown.
 DIFF_BYTES = 64 * 1024
 
 # Files counted in a directory that is to be deleted.

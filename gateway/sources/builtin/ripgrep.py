@@ -1,4 +1,4 @@
-"""Searching opened files for a pattern in a child process, which a stranger's pattern cannot outlive."""
+"""Searching open files for a pattern in a child process, which can be killed if the pattern takes too long."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gateway.errors import Invalid, Timeout, Unavailable
 _SCRIPT = Path(__file__).with_name("search_script.py")
 _POLL_SECONDS = 0.02  # how soon a cancelled call is noticed
 _OUTPUT_LIMIT = 32 * 1024 * 1024  # from one child
-_EVENT_LIMIT = 4 * 1024 * 1024  # one matching line as JSON; a longer one is not worth showing
-_COMPLAINT_LIMIT = 4096
-_REFUSED = 2
+_EVENT_LIMIT = 4 * 1024 * 1024  # one matching line as JSON; longer ones are left out
+_STDERR_LIMIT = 4096
+_ERROR_STATUS = 2
 
-# Stands among the events for matches that were too long to carry.
+# An event in place of matches that were too long.
 OMITTED: dict[str, Any] = {"type": "omitted"}
 
 
 @dataclass(frozen=True)
 class Query:
-    """What to look for, in each line."""
+    """A search pattern, matched line by line."""
 
     pattern: str
     literal: bool = False
@@ -42,7 +42,7 @@ class Query:
 
 @dataclass(frozen=True)
 class SearchEngine:
-    """Who searches: ripgrep at this path, or without one Python's `re`; and for how long."""
+    """The program that searches: ripgrep at this path, else Python's `re`; and its time limit."""
 
     ripgrep: str | None = None
     seconds: float = 20.0
@@ -65,9 +65,9 @@ class SearchEngine:
 def search(
     engine: SearchEngine, query: Query, fds: Sequence[int], deadline: float, check_cancelled: Callable[[], None]
 ) -> Generator[dict[str, Any], None, None]:
-    """The child's events in ripgrep's JSON form, in the order of `fds`.
+    """Yield events in ripgrep's JSON format, in the order of `fds`.
 
-    The child has the descriptors and nothing else of ours; it is gone when this ends, however it does.
+    The child inherits only these descriptors, and is killed when the generator ends.
     """
     child = subprocess.Popen(
         engine.command(query, fds),
@@ -88,24 +88,24 @@ def search(
 def _events(
     child: subprocess.Popen[bytes], query: Query, deadline: float, check_cancelled: Callable[[], None]
 ) -> Iterator[dict[str, Any]]:
-    lines, complaint = _Splitter(), b""
-    for source, data in _output(child, deadline, check_cancelled):
-        if source is child.stderr:
-            complaint = (complaint + data)[:_COMPLAINT_LIMIT]
+    lines, stderr = _LineSplitter(), b""
+    for stream, data in _read_output(child, deadline, check_cancelled):
+        if stream is child.stderr:
+            stderr = (stderr + data)[:_STDERR_LIMIT]
             continue
         yield from (orjson.loads(line) if line else OMITTED for line in lines.feed(data))
         if lines.received > _OUTPUT_LIMIT:
             yield OMITTED
             return
     status = child.wait()
-    if complaint and status == _REFUSED:
-        raise _refused(query, complaint)
-    if complaint or status not in (0, 1, _REFUSED):  # refused without a word: it could not read a file
+    if stderr and status == _ERROR_STATUS:
+        raise _invalid_pattern(query, stderr)
+    if stderr or status not in (0, 1, _ERROR_STATUS):  # an error without a message: a file could not be read
         raise Unavailable(f"the search ended with status {status}; try a simpler pattern or a narrower path")
 
 
-class _Splitter:
-    """Cuts a stream into lines; one that is too long comes out empty, and no memory is spent on it."""
+class _LineSplitter:
+    """Splits a stream into lines. A line that is too long is returned empty, and uses no memory."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -129,7 +129,7 @@ class _Splitter:
             self._pending += data
 
 
-def _output(
+def _read_output(
     child: subprocess.Popen[bytes], deadline: float, check_cancelled: Callable[[], None]
 ) -> Iterator[tuple[object, bytes]]:
     with selectors.DefaultSelector() as selector:
@@ -146,11 +146,11 @@ def _output(
                 yield key.fileobj, data
 
 
-def _refused(query: Query, complaint: bytes) -> Invalid:
-    reason = complaint.decode("utf-8", "replace").strip().removeprefix("rg: ") or "the engine refused it"
-    advice = "mend the expression, or set literal to search for the text itself"
+def _invalid_pattern(query: Query, stderr: bytes) -> Invalid:
+    reason = stderr.decode("utf-8", "replace").strip().removeprefix("rg: ") or "no reason given"
+    advice = "correct it, or set literal to search for the text itself"
     return Invalid(
-        f"the pattern {query.pattern[:200]!r} is no regular expression: {reason}; {advice}", code="INVALID_PATTERN"
+        f"the pattern {query.pattern[:200]!r} is not a regular expression: {reason}; {advice}", code="INVALID_PATTERN"
     )
 
 
@@ -159,8 +159,8 @@ def _ripgrep_options(query: Query) -> list[str]:
         "--json",
         "--no-config",
         "--no-messages",
-        "--no-mmap",  # a file that shrinks meanwhile would kill it
-        "--threads=1",  # matches come in the order of the files
+        "--no-mmap",  # a file that shrinks during the search would crash it
+        "--threads=1",  # keeps matches in the order of the files
         "--text",
         "--crlf",
         f"--max-count={query.per_file}",

@@ -1,4 +1,4 @@
-"""Searching what is in files: we open each of them, a child process reads what we opened."""
+"""The tool search_code: the gateway opens each file, and a child process searches the open files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import Field
 
 from gateway.errors import GatewayError, Invalid
 from gateway.sources.builtin.decorator import FileContext, Shape, builtin, hidden_files_note
-from gateway.sources.builtin.read_files import passed_over
+from gateway.sources.builtin.read_files import is_skipped
 from gateway.sources.builtin.ripgrep import OMITTED, Query, search
 from gateway.tools import Access, Permission
 from gateway.workspace import Entry, Parts, parse, show_path
@@ -37,13 +37,13 @@ class Match(Shape):
     after: list[str] | None = None
 
 
-class Matches(Shape):
+class SearchMatches(Shape):
     matches: list[Match]
     truncated: bool
     files_searched: int
     files_skipped: int = Field(description="Binary, larger than 8 MiB, or not readable")
-    files_left_out: int | None = Field(default=None, description="Files the operator's rules keep from being read")
-    engine: str = Field(description="Whose regular expressions these are: ripgrep or python")
+    files_left_out: int | None = Field(default=None, description="Files that the operator's rules hide")
+    engine: str = Field(description="Dialect of the regular expression: ripgrep or python")
 
 
 @builtin(
@@ -60,71 +60,71 @@ def search_code(
     globs: Annotated[
         list[str], Field(max_length=50, description="Only files matching one of these; a leading ! excludes")
     ] = [],  # noqa: B006 - a default in a schema; it is copied before use
-    case_sensitive: Annotated[bool, Field(description="Whether case counts")] = True,
-    literal: Annotated[bool, Field(description="The pattern is plain text, no regular expression")] = False,
+    case_sensitive: Annotated[bool, Field(description="Match upper and lower case exactly")] = True,
+    literal: Annotated[bool, Field(description="The pattern is plain text, not a regular expression")] = False,
     context_lines: Annotated[int, Field(ge=0, le=10, description="Lines shown before and after each match")] = 0,
-    limit: Annotated[int, Field(ge=1, le=1000, description="At most so many matches")] = 100,
-) -> tuple[Matches, str]:
+    limit: Annotated[int, Field(ge=1, le=1000, description="Maximum number of matches")] = 100,
+) -> tuple[SearchMatches, str]:
     """Search the text files of the workspace for a regular expression, line by line.
 
-    Hidden names, node_modules and __pycache__ are passed over unless path or a glob spells them out; binary files
-    and files larger than 8 MiB are skipped. To find files by name use find_files."""
+    Hidden names, node_modules and __pycache__ are skipped unless path or a glob names them; binary files and files
+    larger than 8 MiB are always skipped. To find files by name use find_files."""
     if "\n" in pattern:
-        raise Invalid("the pattern has a line break in it, and matches lie within one line", code="INVALID_PATTERN")
+        raise Invalid("the pattern contains a line break, but each line is matched alone", code="INVALID_PATTERN")
     query = Query(pattern, literal, case_sensitive, context_lines, per_file=limit + 1)
-    hunt = _Hunt(context, query, limit, time.monotonic() + context.engine.seconds)
-    hunt.search(_candidates(context, parse(path), _Filter.of(globs)))
-    answer = Matches(
-        matches=hunt.matches[:limit],
-        truncated=hunt.truncated,
-        files_searched=hunt.searched,
-        files_skipped=hunt.skipped,
-        files_left_out=hunt.left_out or None,
+    search = _SearchRun(context, query, limit, time.monotonic() + context.engine.seconds)
+    search.run(_candidates(context, parse(path), _GlobFilter.parse(globs)))
+    result = SearchMatches(
+        matches=search.matches[:limit],
+        truncated=search.truncated,
+        files_searched=search.searched,
+        files_skipped=search.skipped,
+        files_left_out=search.left_out or None,
         engine=context.engine.name,
     )
-    return answer, _text(answer)
+    return result, _text(result)
 
 
 @dataclass(frozen=True)
-class _Filter:
+class _GlobFilter:
     included: list[Glob]
     excluded: list[Glob]
 
     @classmethod
-    def of(cls, globs: list[str]) -> _Filter:
+    def parse(cls, globs: list[str]) -> _GlobFilter:
         excluded = [Glob(glob[1:]) for glob in globs if glob.startswith("!")]
         return cls([Glob(glob) for glob in globs if not glob.startswith("!")], excluded)
 
     def enters(self, entry: Entry, base: Parts) -> bool:
-        if passed_over(entry) and not any(glob.names_explicitly(entry.name) for glob in self.included):
+        if is_skipped(entry) and not any(glob.names_explicitly(entry.name) for glob in self.included):
             return False
         return not any(glob.matches(entry.parts[len(base) :]) for glob in self.excluded)
 
-    def takes(self, entry: Entry, base: Parts) -> bool:
+    def includes(self, entry: Entry, base: Parts) -> bool:
         if entry.kind != "file" or not self.enters(entry, base):
             return False
         return not self.included or any(glob.matches(entry.parts[len(base) :]) for glob in self.included)
 
 
-def _candidates(context: FileContext, base: Parts, wanted: _Filter) -> Iterator[Parts | None]:
-    """Files to search; a last None says that the walk was cut short."""
-    found = Entry(base, context.workspace.stat(base))
-    if base and found.kind != "directory":
-        context.workspace.open(base).close()  # a file named by the caller is refused for what it is
+def _candidates(context: FileContext, base: Parts, selected: _GlobFilter) -> Iterator[Parts | None]:
+    """Yield the files to search; a last None means that the walk was cut short."""
+    entry = Entry(base, context.workspace.stat(base))
+    if base and entry.kind != "directory":
+        context.workspace.open(base).close()  # raises if the named path is not a regular file
         yield base
         return
-    with context.workspace.walk(base, enter=lambda entry: wanted.enters(entry, base)) as walk:
+    with context.workspace.walk(base, enter=lambda entry: selected.enters(entry, base)) as walk:
         for entry in walk:
             context.check_cancelled()
-            if wanted.takes(entry, base):
+            if selected.includes(entry, base):
                 yield entry.parts
     if walk.truncated:
         yield None
 
 
 @dataclass
-class _Hunt:
-    """One search going on: batches of opened files go to a child each, until there is enough."""
+class _SearchRun:
+    """One search: a child process per batch of open files, until there are enough matches."""
 
     context: FileContext
     query: Query
@@ -136,16 +136,16 @@ class _Hunt:
     searched: int = 0
     skipped: int = 0
     left_out: int = 0
-    shown: int = 0
+    characters: int = 0
 
-    def search(self, found: Iterator[Parts | None]) -> None:
-        size, candidates = _batch_size(), self._allowed(found)
+    def run(self, paths: Iterator[Parts | None]) -> None:
+        size, candidates = _batch_size(), self._without_hidden(paths)
         batch = list(islice(candidates, size))
-        self._search_batch(batch)  # also when there is no file: a wrong pattern is told
+        self._search_batch(batch)  # also without files: an invalid pattern is reported
         while not self.full and (batch := list(islice(candidates, size))):
             self._search_batch(batch)
 
-    def _allowed(self, candidates: Iterator[Parts | None]) -> Iterator[Parts | None]:
+    def _without_hidden(self, candidates: Iterator[Parts | None]) -> Iterator[Parts | None]:
         for parts in candidates:
             if parts is not None and self.context.hides("/".join(parts)):
                 self.left_out += 1
@@ -167,7 +167,7 @@ class _Hunt:
         self.truncated = self.truncated or None in batch
 
     def _open(self, parts: Parts | None) -> BinaryIO | None:
-        """The file if it is one to search; what became a link or vanished meanwhile is skipped."""
+        """Open a file to search; return None for a file that is skipped, became a link or vanished."""
         if parts is None:
             return None
         try:
@@ -182,26 +182,26 @@ class _Hunt:
         return None
 
     def _collect(self, events: Iterable[dict[str, Any]], opened: dict[str, Parts]) -> None:
-        gathered = _Lines()
+        lines = _MatchLines()
         enough = self.limit - len(self.matches) + self.query.context_lines
         for event in events:
             if event["type"] in ("match", "context"):
-                gathered.add(event["data"], event["type"] == "match")
+                lines.add(event["data"], event["type"] == "match")
             self.truncated = self.truncated or event is OMITTED
-            if gathered.matches > enough:
+            if lines.matches > enough:
                 break
-        for path, lines in gathered.by_path.items():
-            self._show(show_path(opened[path]), lines)
+        for path, numbered in lines.by_path.items():
+            self._add_matches(show_path(opened[path]), numbered)
 
-    def _show(self, path: str, lines: dict[int, _Line]) -> None:
+    def _add_matches(self, path: str, lines: dict[int, _Line]) -> None:
         for number, line in lines.items():
             if line.column is None:
                 continue
-            if len(self.matches) == self.limit or self.shown > _TEXT_LIMIT:
+            if len(self.matches) == self.limit or self.characters > _TEXT_LIMIT:
                 self.full = self.truncated = True
                 return
             match = _match(path, number, line.column, lines, self.query.context_lines)
-            self.shown += len(match.text) + sum(map(len, [*(match.before or []), *(match.after or [])]))
+            self.characters += len(match.text) + sum(map(len, [*(match.before or []), *(match.after or [])]))
             self.matches.append(match)
 
 
@@ -211,8 +211,8 @@ class _Line:
     column: int | None
 
 
-class _Lines:
-    """Matching lines and those around them, by file and number."""
+class _MatchLines:
+    """Matching lines and their context lines, by file and line number."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, dict[int, _Line]] = {}
@@ -232,7 +232,7 @@ def _bytes(text: dict[str, str]) -> bytes:
 
 def _match(path: str, number: int, column: int, lines: dict[int, _Line], around: int) -> Match:
     def near(numbers: range) -> list[str] | None:
-        return [lines[each].text for each in numbers if each in lines] if around else None
+        return [lines[index].text for index in numbers if index in lines] if around else None
 
     return Match(
         path=path,
@@ -245,33 +245,33 @@ def _match(path: str, number: int, column: int, lines: dict[int, _Line], around:
 
 
 def _excerpt(text: str, column: int) -> str:
-    """A line, or of a long one the part where the match is."""
+    """Return a line, or the part of a long line that contains the match."""
     start = max(0, column - _LINE_LIMIT // 2) if column > _LINE_LIMIT else 0
     end = start + _LINE_LIMIT
     return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
 
 
 def _batch_size() -> int:
-    """So that all workers together stay well below the descriptors this process may have."""
+    # All threads together stay well below the limit of file descriptors.
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, min(256, soft // 32))
 
 
-def _text(answer: Matches) -> str:
-    """As grep prints it, each path once."""
+def _text(result: SearchMatches) -> str:
+    """Format the matches as grep does, each path once."""
     lines: list[str] = []
     path = None
-    for match in answer.matches:
+    for match in result.matches:
         if match.path != path:
             path = match.path
             lines.append(path)
         before, after = match.before or [], match.after or []
-        lines += [f"{match.line - len(before) + at}-{text}" for at, text in enumerate(before)]
+        lines += [f"{match.line - len(before) + index}-{text}" for index, text in enumerate(before)]
         lines.append(f"{match.line}:{match.text}")
-        lines += [f"{match.line + 1 + at}-{text}" for at, text in enumerate(after)]
+        lines += [f"{match.line + 1 + index}-{text}" for index, text in enumerate(after)]
     if not lines:
-        lines.append(f"No match in {answer.files_searched} files.")
-    if answer.truncated:
-        lines.append(f"[the first {len(answer.matches)} matches only; narrow pattern, path or globs, or raise limit]")
-    lines += hidden_files_note(answer.files_left_out or 0)
+        lines.append(f"No match in {result.files_searched} files.")
+    if result.truncated:
+        lines.append(f"[the first {len(result.matches)} matches only; narrow pattern, path or globs, or raise limit]")
+    lines += hidden_files_note(result.files_left_out or 0)
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""Stands in for ripgrep where there is none: run by itself, it imports nothing but the standard library.
+"""Replacement for ripgrep: a script that imports only the standard library.
 
-Arguments: the query as JSON, then paths. Writes ripgrep's `match` and `context` events, and leaves with
-status 2 and the reason when the pattern is no regular expression.
+Arguments: the query as JSON, then paths. Writes ripgrep's `match` and `context` events; exits with status 2 and the
+reason if the pattern is not a regular expression.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-_CPU_SECONDS = 60  # if whoever started this is gone and cannot stop it
+_CPU_SECONDS = 60  # in case the parent is gone and cannot stop this process
 _MEMORY = 2 * 1024**3
 
 
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def _limit(which: int, value: int) -> None:
-    with contextlib.suppress(ValueError, OSError):  # a lower one holds already, or this system has none
+    with contextlib.suppress(ValueError, OSError):  # a lower limit is set already, or the system has none
         resource.setrlimit(which, (value, value))
 
 
@@ -46,9 +46,9 @@ def _events(
 ) -> Iterator[dict[str, Any]]:
     matches = {}
     for index, line in enumerate(lines):
-        found = expression.search(line)
-        if found:
-            matches[index] = found.start()
+        match = expression.search(line)
+        if match:
+            matches[index] = match.start()
             if len(matches) == query["per_file"]:
                 break
     around = query["context_lines"]

@@ -68,7 +68,7 @@ async def test_a_file_with_a_mistake_is_told_and_the_others_are_formatted(tmp_pa
         assert (at.folder / "bad.py").read_text() == "def (:\n"
         assert outcome.content is not None
         first, *lines = outcome.content[0]["text"].splitlines()
-        assert first == "1 files changed, 1 are as they should be, 2 could not be formatted"
+        assert first == "1 files changed, 1 are already formatted, 2 could not be formatted"
         assert [line for line in lines if line.startswith("could not be formatted: bad.py (ruff): ")]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.sources.builtin.code.git_output import changes, status
+from gateway.sources.builtin.code.git_output import parse_changes, parse_status
 
 from .desks import Desk, desk, opened
 
@@ -116,7 +116,7 @@ async def test_changes_are_put_away_and_brought_back(repository: Desk) -> None:
     back = await repository.value("git_stash", action="pop")
     assert back["stashes"] == []
     assert (repository.folder / "new.txt").read_text() == "new\n"
-    assert await repository.reason("git_stash", action="drop") == "git_stash throws away stash@{0}"
+    assert await repository.reason("git_stash", action="drop") == "git_stash deletes stash@{0}"
     assert await repository.reason("git_stash", action="pop") is None
 
 
@@ -234,7 +234,7 @@ def test_every_kind_of_state_is_read() -> None:
             "",
         ]
     )
-    found = status(text, 3)
+    found = parse_status(text, 3)
     assert (found.branch, found.commit, found.upstream, found.ahead, found.behind) == (None, None, "origin/main", 2, 3)
     assert [(file.path, file.staged, file.unstaged, file.was) for file in found.files] == [
         ("a b", "added", "modified", None),
@@ -246,7 +246,7 @@ def test_every_kind_of_state_is_read() -> None:
 
 def test_binary_files_have_no_lines() -> None:
     text = ":000000 100644 0 1 A\0pic\0:100644 100644 1 2 R090\0a\tb\0c\0-\t-\tpic\0003\t4\t\0a\tb\0c\0"
-    assert [(each.path, each.status, each.added, each.deleted, each.was) for each in changes(text).values()] == [
+    assert [(each.path, each.status, each.added, each.deleted, each.was) for each in parse_changes(text).values()] == [
         ("pic", "added", None, None, None),
         ("c", "renamed", 3, 4, "a\\x09b"),
     ]

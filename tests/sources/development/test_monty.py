@@ -31,7 +31,7 @@ from .desks import ON, Desk, settings
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.promise("C2"),
-    pytest.mark.skipif(not is_installed(), reason="Monty is not is_installed"),
+    pytest.mark.skipif(not is_installed(), reason="Monty is not installed"),
 ]
 
 LACK = "this machine offers no sandbox"

@@ -93,7 +93,7 @@ async def test_with_the_category_on_they_are_offered_but_for_those_that_need_the
 async def test_without_a_sandbox_nothing_runs_and_everyone_is_told_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.sources.builtin.code.call_context.installed", lambda: False)
+    monkeypatch.setattr("gateway.sources.builtin.code.call_context.is_installed", lambda: False)
 
     async def none() -> Sandbox:
         raise Unavailable("this machine offers no sandbox", code="SANDBOX_UNAVAILABLE")

@@ -80,7 +80,7 @@ async def test_what_a_failed_call_made_does_not_stay_also_when_it_is_killed(
         async with connected(tmp_path, monkeypatch, f"127.0.0.1:{port}", timeout=3) as at:
             for manager in MANAGERS:
                 error = await at.refusal("install_package", packages=["tiny"], manager=manager)
-                assert error.message == f"{manager} could not install tiny: it went over its limit of timeout"
+                assert error.message == f"{manager} could not install tiny: it exceeded its limit of timeout"
                 assert list(at.folder.iterdir()) == []
             with anyio.move_on_after(2) as scope:
                 await at.call("install_package", packages=["tiny"])

@@ -162,7 +162,7 @@ async def test_a_repository_that_knows_nothing_of_the_folder_is_not_read(tmp_pat
             assert "first of private" not in error.message and "hidden" not in error.message
             assert error.code in ("NOT_A_REPOSITORY", "GIT_FAILED")
         if "private" in led:
-            assert f"leads to {path}, which no program in the sandbox can see" in error.message
+            assert f"refers to {path}, which is not visible in the sandbox" in error.message
 
 
 async def test_a_pipe_in_the_place_of_a_link_is_not_waited_for(tmp_path: Path) -> None:

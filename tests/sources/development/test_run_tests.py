@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.sources.builtin.code import test_runners
-from gateway.sources.builtin.code.test_runners import Failed, Report
+from gateway.sources.builtin.code.test_runners import FailedTest, TestReport
 
 from .desks import Desk, desk
 from .environments import with_pytest
@@ -160,9 +160,9 @@ async def test_a_program_that_lies_on_the_channel_cannot_make_us_stumble(tmp_pat
 
 def test_entities_and_other_than_xml_are_not_read() -> None:
     bomb = b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><testsuite><testcase name="&b;"/></testsuite>'
-    assert test_runners.junit(bomb) is None
-    assert test_runners.junit(b"no xml") is None
-    assert test_runners.junit(b"<testsuites/>") == Report()
+    assert test_runners.parse_junit(bomb) is None
+    assert test_runners.parse_junit(b"no xml") is None
+    assert test_runners.parse_junit(b"<testsuites/>") == TestReport()
 
 
 def test_go_is_read_from_its_events() -> None:
@@ -177,8 +177,8 @@ def test_go_is_read_from_its_events() -> None:
             "FAIL",
         ]
     )
-    assert test_runners.go(text) == Report(1, 1, 1, 0, (Failed("x/y.TestB", "b_test.go:3: oh"),))
-    assert test_runners.go("x.go:1: syntax error") is None
+    assert test_runners.parse_go(text) == TestReport(1, 1, 1, 0, (FailedTest("x/y.TestB", "b_test.go:3: oh"),))
+    assert test_runners.parse_go("x.go:1: syntax error") is None
 
 
 def test_cargo_is_read_from_what_it_prints() -> None:
@@ -200,8 +200,8 @@ failures:
 test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out
 """
     message = "thread 'tests::wrong' panicked at src/lib.rs:9:9:\noh"
-    assert test_runners.cargo(text) == Report(1, 1, 1, 0, (Failed("tests::wrong", message),))
-    assert test_runners.cargo("error: could not compile") is None
+    assert test_runners.parse_cargo(text) == TestReport(1, 1, 1, 0, (FailedTest("tests::wrong", message),))
+    assert test_runners.parse_cargo("error: could not compile") is None
 
 
 def test_tap_counts_what_is_nested_once() -> None:
@@ -219,11 +219,11 @@ ok 2 - after
 ok 3 - later # SKIP not today
 1..3
 """
-    found = test_runners.tap(text)
+    found = test_runners.parse_tap(text)
     assert found is not None
     assert (found.passed, found.failed, found.skipped, [each.name for each in found.failures]) == (2, 1, 1, ["two"])
     assert "error: 'oh'" in found.failures[0].message
-    assert test_runners.tap("all is well\n") is None
+    assert test_runners.parse_tap("all is well\n") is None
 
 
 async def test_where_nothing_was_tested_nothing_is_right(desk: Desk) -> None:

@@ -9,7 +9,7 @@ import pytest
 from net.sites import PUBLIC, Lab, Reply, answer, redirect, serving
 
 from gateway.errors import GatewayError, Invalid, NotFound, RateLimited, ToolFailed, Unavailable
-from gateway.sources.builtin.web.page import SECONDS, PageCache, WebDocument
+from gateway.sources.builtin.web.page import CACHE_SECONDS, PageCache, WebDocument
 
 from .calling import call, fetch, web
 
@@ -76,7 +76,7 @@ async def test_what_nobody_named_is_looked_at() -> None:
      ("application/octet-stream", b"\x7fELF\0\1"), ("", b"\0\1\2"), ("font/woff2", b"wOF2")],
 )  # fmt: skip
 async def test_what_is_no_text_is_refused_with_the_way_to_get_it(kind: str, body: bytes) -> None:
-    with pytest.raises(ToolFailed, match=r"no text .*web_download") as refused:
+    with pytest.raises(ToolFailed, match=r"not text .*web_download") as refused:
         await got(answer(200, body, *([f"Content-Type: {kind}"] if kind else [])))
     assert refused.value.code == "NOT_TEXT"
 
@@ -89,13 +89,13 @@ async def test_a_page_that_is_too_large_is_refused_with_the_way_to_get_it() -> N
 REFUSALS: list[tuple[int, type[GatewayError], str, str]] = [
     (404, NotFound, "URL_NOT_FOUND", "http://a.test has nothing at that URL (404 Not Found)"),
     (410, NotFound, "URL_NOT_FOUND", "http://a.test has nothing at that URL (410 Gone)"),
-    (401, ToolFailed, "BAD_STATUS", "http://a.test does not give it (401 Unauthorized)"),
-    (403, ToolFailed, "BAD_STATUS", "http://a.test does not give it (403 Forbidden)"),
-    (304, ToolFailed, "BAD_STATUS", "http://a.test does not give it (304 Not Modified)"),
-    (300, ToolFailed, "BAD_STATUS", "http://a.test does not give it (300 Multiple Choices)"),
-    (429, RateLimited, "RATE_LIMITED", "http://a.test was asked too often; it asks to wait 7 s"),
-    (500, Unavailable, "BAD_STATUS", "http://a.test fails just now (500 Internal Server Error); try again later"),
-    (799, Unavailable, "BAD_STATUS", "http://a.test fails just now (799); try again later"),
+    (401, ToolFailed, "BAD_STATUS", "http://a.test returned 401 Unauthorized"),
+    (403, ToolFailed, "BAD_STATUS", "http://a.test returned 403 Forbidden"),
+    (304, ToolFailed, "BAD_STATUS", "http://a.test returned 304 Not Modified"),
+    (300, ToolFailed, "BAD_STATUS", "http://a.test returned 300 Multiple Choices"),
+    (429, RateLimited, "RATE_LIMITED", "http://a.test received too many requests; wait 7 s"),
+    (500, Unavailable, "BAD_STATUS", "http://a.test returned 500 Internal Server Error; try again later"),
+    (799, Unavailable, "BAD_STATUS", "http://a.test returned 799; try again later"),
 ]
 
 
@@ -113,7 +113,7 @@ async def test_a_status_that_is_no_success_is_a_clear_error(
 async def test_what_an_interface_says_about_an_error_is_told() -> None:
     with pytest.raises(ToolFailed) as refused:
         await got(answer(400, b'{"error":\n "no such user"}' + b" " * 10_000, "Content-Type: application/json"))
-    assert refused.value.message == 'http://a.test does not give it (400 Bad Request: {"error": "no such user"})'
+    assert refused.value.message == 'http://a.test returned 400 Bad Request: {"error": "no such user"}'
     with pytest.raises(ToolFailed) as refused:
         await got(b"HTTP/1.1 400 X\r\nContent-Type: text/plain\r\nContent-Length: 99\r\nConnection: close\r\n\r\nshort")
     assert refused.value.details == {"status": 400, "said": "short"}
@@ -129,7 +129,7 @@ async def test_a_long_text_is_read_page_by_page_from_one_fetch() -> None:
             pages.append(await fetch(source, "http://a.test/", limit=10_000, offset=pages[-1]["nextOffset"]))
         assert "".join(page["body"] for page in pages) == text
         assert len(site.asked) == 1
-        with pytest.raises(Invalid, match=rf"the text has {len(text)} characters"):
+        with pytest.raises(Invalid, match=rf"the text has only {len(text)} characters"):
             await fetch(source, "http://a.test/", offset=len(text))
         with pytest.raises(Unavailable):  # from the beginning it is fetched anew
             await fetch(source, "http://a.test/")
@@ -149,7 +149,7 @@ async def test_the_model_is_told_where_it_reads_and_how_to_go_on() -> None:
         assert outcome.content is not None
         text = outcome.content[0]["text"]
         assert text.startswith("T\nhttp://a.test/x\n\nword word")
-        assert text.endswith("[characters 0-99 of 499; go on with offset=100]")
+        assert text.endswith("[characters 0-99 of 499; continue with offset=100]")
         site.replies["/x"] = answer(200, b"<div id=app></div><script>x()</script>", "Content-Type: text/html")
         outcome = await call(source, "web_fetch", url="http://a.test/")
         assert outcome.content is not None
@@ -199,5 +199,5 @@ def test_pages_are_remembered_for_a_while_and_not_without_end() -> None:
     assert [number for number in range(6) if kept.get(number)] == [1, 3, 4, 5]
     kept.put(5, document("y"))
     assert kept.get(5) == document("y")
-    now = SECONDS + 1
+    now = CACHE_SECONDS + 1
     assert [number for number in range(6) if kept.get(number)] == []

@@ -124,7 +124,7 @@ async def test_no_more_than_asked_for_and_nothing_where_nothing_is(provider: str
     assert outcome.value == {"results": RESULTS[:1]}
     _, outcome = await search(provider, NOTHING[provider])
     assert outcome.value == {"results": []}
-    assert outcome.content[0]["text"] == "Nothing found; try other words."
+    assert outcome.content[0]["text"] == "No results; try other search terms."
 
 
 QUERY = "a&b=c  +ü #/?%\n"
@@ -174,7 +174,7 @@ MALFORMED = {
 @EVERY
 @pytest.mark.parametrize("reply", MALFORMED.values(), ids=MALFORMED)
 async def test_an_answer_of_another_shape_is_a_clear_error(provider: str, reply: bytes) -> None:
-    with pytest.raises(Unavailable, match=f"{provider} answered with something else than results; ") as refused:
+    with pytest.raises(Unavailable, match=f"{provider} returned something other than results; ") as refused:
         await search(provider, reply)
     assert refused.value.code == "BAD_ANSWER"
 
@@ -206,7 +206,7 @@ async def test_a_refusal_names_the_provider_and_never_the_key(
 
 
 async def test_a_searxng_without_json_is_told_how_to_get_it() -> None:
-    with pytest.raises(Unavailable, match=r"'json' under search\.formats"):
+    with pytest.raises(Unavailable, match=r"add 'json' to search\.formats"):
         await search("searxng", answer(403, b"<html>Forbidden"))
 
 

@@ -83,8 +83,8 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class Host:
-    """What this machine can run. `sandbox_error` is the reason where no sandbox works; `monty` is True where Monty runs
-    code instead."""
+    """The sandbox and programs of this machine. `sandbox_error` is the reason where no sandbox works; `monty` is True
+    where Monty runs code instead."""
 
     sandbox: Sandbox | None = None
     sandbox_error: GatewayError | None = None
@@ -180,7 +180,7 @@ class OutputReporter:
 
 @dataclass(frozen=True)
 class CodeContext:
-    """What a code tool works with besides its arguments.
+    """The call of a code tool, with everything the tool uses besides its arguments.
 
     `timeout` is the most a program may take, `network` the hosts that a program run `online` may reach. `attached` is
     True for a person's own folder, whose versions do not contain every file; `protected` are the files in it that other
@@ -343,7 +343,7 @@ class CodeContext:
     def _mounted(self) -> tuple[str, ...]:
         return paths_to_mount(self.protected, ()) if self.sandbox.protects_paths else ()
 
-    def attached_folder_reason(self, action: str) -> str | None:
+    def reason_for_attached_folder(self, action: str) -> str | None:
         """Return the reason to ask before a program may write to a person's own folder. A chat's own workspace needs
         none: its versions contain all but the packages, which can be installed again."""
         if not self.attached:

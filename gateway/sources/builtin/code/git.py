@@ -1,7 +1,7 @@
-"""git on a repository that strangers may have written: in the sandbox, and none of its programs run.
+"""git on an untrusted repository: in the sandbox, and without any program that the repository configures.
 
 A repository's settings can name programs for nearly every step: hooks, monitors, filters, pagers, editors, signers,
-credential helpers. All of them are set to nothing here, on top of what the sandbox keeps them from.
+credential helpers. All of them are overridden here, in addition to the sandbox.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
@@ -22,64 +22,28 @@ from gateway.sandbox.run import FinishedProgram
 from gateway.sources.builtin.code.call_context import CodeContext, in_thread
 from gateway.workspace import Parts, parse, show_path
 
-if TYPE_CHECKING:
-    from gateway.sources.builtin.code.call_context import CodeContext
-
-
-_LINE = 4096
-
-
-def _main_repository(context: CodeContext, where: Parts) -> Path | None:
-    """The repository that a folder is a worktree of, where the repository says so too: who can write to the folder
-    could else have any repository of the machine read. Blocks, for a thread."""
-    nearest = next((parts for parts in _upwards(where) if context.find(parts) is not None), None)
-    if not context.attached or nearest != (".git",):
-        return None
-    try:
-        with context.root.open(nearest) as file:
-            led = file.read(_LINE).removeprefix(b"gitdir: ").strip()
-        own = Path(os.path.realpath(os.fsdecode(led)))
-        if not led.startswith(b"/") or own.parent.name != "worktrees":
-            return None
-        back = os.path.realpath(_line(own / "gitdir"))
-    except (GatewayError, OSError, ValueError):
-        return None
-    return own.parent.parent if back == os.path.realpath(context.folder / ".git") else None
-
-
-def _upwards(where: Parts) -> list[Parts]:
-    return [(*where[:depth], ".git") for depth in range(len(where), -1, -1)]
-
-
-def _line(path: Path) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError(f"{path} is no file")
-        return os.fsdecode(file.read(_LINE).strip())
-
-
 OUTPUT_LIMIT = 4 * 1024 * 1024
-_TOLD = 2000
-_KEYS = 2000
-_INDEX = 32 * 1024 * 1024
-_WITHIN, _DEPTH = 50, 2
-_REPOSITORY, _TAB = "160000 ", "\t"
-_LISTED = ("--list", "--includes", "-z")
+_ERROR_LENGTH = 2000
+_LINE_LENGTH = 4096
+_SETTINGS_LIMIT = 2000
+_INDEX_BYTES = 32 * 1024 * 1024
+_SUBMODULE_LIMIT, _SUBMODULE_DEPTH = 50, 2
+_SUBMODULE_MODE, _TAB = "160000 ", "\t"
+_LIST_SETTINGS = ("--list", "--includes", "-z")
 
-Where = Annotated[str, Field(description="The repository's directory, relative to the workspace root")]
-Revision = Annotated[
-    str, Field(min_length=1, max_length=300, description="Commit, branch, tag or any revision git understands")
+Where = Annotated[str, Field(description="Directory of the repository, relative to the workspace root")]
+Revision = Annotated[str, Field(min_length=1, max_length=300, description="Commit, branch, tag or other revision")]
+Paths = Annotated[
+    list[str], Field(max_length=1000, description="Only these files or directories, relative to the repository")
 ]
-Paths = Annotated[list[str], Field(max_length=1000, description="Only these files or directories of the repository")]
 
 _HASH = re.compile("[0-9a-f]{40,64}")
 _REVISION = re.compile(r"[^-\s\x00-\x1f\x7f][^\s\x00-\x1f\x7f]*")
 
-# The only way out of a sandbox that has one.
-_DOOR = f"http://127.0.0.1:{PORT}"
+# The proxy of a sandbox with network access.
+_PROXY = f"http://127.0.0.1:{PORT}"
 
-# What holds whatever the repository says.
+# Settings that override those of the repository.
 SETTINGS: Mapping[str, str] = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -122,124 +86,124 @@ SETTINGS: Mapping[str, str] = {
     "maintenance.auto": "false",
     "protocol.allow": "never",
     "http.sslVerify": "true",
-    "http.proxy": _DOOR,
+    "http.proxy": _PROXY,
     "safe.directory": "*",
     "safe.bareRepository": "explicit",
 }
 
-# Keys with a name of the repository's own choosing in them, and what they are set to.
-_BY_NAME = (
+# Patterns of keys that contain a name chosen by the repository, and the value that overrides them.
+_OVERRIDES = (
     (re.compile(r"filter\..+\.(clean|smudge|process)", re.IGNORECASE | re.DOTALL), ""),
     (re.compile(r"filter\..+\.required", re.IGNORECASE | re.DOTALL), "false"),
-    (re.compile(r"merge\..+\.driver", re.IGNORECASE | re.DOTALL), "git merge-file %A %O %B"),  # as without one
+    (re.compile(r"merge\..+\.driver", re.IGNORECASE | re.DOTALL), "git merge-file %A %O %B"),  # as without a driver
     (re.compile(r"gpg\..+\.(program|defaultkeycommand)", re.IGNORECASE | re.DOTALL), "false"),
     (re.compile(r"credential\..+\.helper", re.IGNORECASE | re.DOTALL), ""),
     (re.compile(r"trailer\..+\.(command|cmd)", re.IGNORECASE | re.DOTALL), "true"),
     (re.compile(r"pager\..+", re.IGNORECASE | re.DOTALL), "false"),
     (re.compile(r"protocol\..+\.allow", re.IGNORECASE | re.DOTALL), "never"),
     (re.compile(r"http\..+\.sslverify", re.IGNORECASE | re.DOTALL), "true"),
-    (re.compile(r"(http\..+|remote\..+)\.proxy", re.IGNORECASE | re.DOTALL), _DOOR),
+    (re.compile(r"(http\..+|remote\..+)\.proxy", re.IGNORECASE | re.DOTALL), _PROXY),
     (re.compile(r"remote\..+\.(promisor|partialclonefilter)", re.IGNORECASE | re.DOTALL), ""),
     (re.compile(r"submodule\..+\.update", re.IGNORECASE | re.DOTALL), "none"),
 )
 
-_ELSEWHERE = re.compile(r"not a git repository: (.+)")
+_MISSING_GIT_DIRECTORY = re.compile(r"not a git repository: (.+)")
 
 _FILTER = re.compile(r"filter\.(.+)\.(?:clean|smudge|process)", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Repository:
-    """One repository in the workspace. `config` has its own settings, several values for a key possible; `within` are
-    the names of those that repositories inside of it have. `elsewhere` is where it lies when the workspace is only a
-    worktree of it; it is then read, and never changed."""
+    """A repository in the workspace. `config` are its settings, in order; a key may occur several times.
+    `submodule_keys` are the keys that its submodules set. `main_repository` is set when the workspace is a worktree of
+    a repository outside of it, which is then read and never changed."""
 
     context: CodeContext
     directory: str
     config: Sequence[tuple[str, str]]
-    within: Sequence[str] = ()
-    elsewhere: Path | None = None
+    submodule_keys: Sequence[str] = ()
+    main_repository: Path | None = None
     online: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    async def open(cls, context: CodeContext, where: str, *, changing: bool = False) -> Repository:
-        """The repository in that directory, or in the nearest above it in the workspace. For `changing` it, git also
-        looks into the repositories within, where their settings count too."""
-        elsewhere = await in_thread(_main_repository, context, parse(where)) if context.attached else None
-        found = cls(context, context.directory(where), (), elsewhere=elsewhere)
-        answer = await found._git(("config", *_LISTED), writable=False)
-        if answer.exit.code != 0:
-            raise _failure("config", answer)
-        pairs = [entry.partition("\n") for entry in decoded(answer.stdout).split("\0") if entry]
-        if len(pairs) > _KEYS:
-            raise Invalid(f"the repository has more than {_KEYS} settings", code="GIT_FAILED")
-        found = replace(found, config=[(key, value) for key, _, value in pairs])
-        return replace(found, within=await found._settings_within()) if changing else found
+    async def open(cls, context: CodeContext, directory: str, *, changing: bool = False) -> Repository:
+        """Open the repository of a directory, or of the nearest one above it in the workspace. A command that is
+        `changing` the repository also reads the settings of its submodules."""
+        main = await in_thread(_main_repository, context, parse(directory)) if context.attached else None
+        opened = cls(context, context.directory(directory), (), main_repository=main)
+        finished = await opened._git(("config", *_LIST_SETTINGS), writable=False)
+        if finished.exit.code != 0:
+            raise _failure("config", finished)
+        pairs = [entry.partition("\n") for entry in decode(finished.stdout).split("\0") if entry]
+        if len(pairs) > _SETTINGS_LIMIT:
+            raise Invalid(f"the repository has more than {_SETTINGS_LIMIT} settings", code="GIT_FAILED")
+        opened = replace(opened, config=[(key, value) for key, _, value in pairs])
+        return replace(opened, submodule_keys=await opened._read_submodule_keys()) if changing else opened
 
-    async def _settings_within(self, path: str = ".", depth: int = 0) -> list[str]:
-        """Names of settings of the repositories within this one, and within those."""
-        index = await self._git(("-C", path, "ls-files", "--stage", "-z"), writable=False, limit=_INDEX)
-        if index.exit.code != 0:  # it is no repository after all
+    async def _read_submodule_keys(self, path: str = ".", depth: int = 0) -> list[str]:
+        """Return the keys of the settings of submodules, and of their submodules."""
+        index = await self._git(("-C", path, "ls-files", "--stage", "-z"), writable=False, limit=_INDEX_BYTES)
+        if index.exit.code != 0:  # not a repository
             return []
-        entries = [entry for entry in decoded(index.stdout).split("\0") if entry.startswith(_REPOSITORY)]
-        if index.stdout_truncated or len(entries) > _WITHIN:
-            message = f"the repository has too many files to look for others in it, or more than {_WITHIN} of those"
+        entries = [entry for entry in decode(index.stdout).split("\0") if entry.startswith(_SUBMODULE_MODE)]
+        if index.stdout_truncated or len(entries) > _SUBMODULE_LIMIT:
+            message = f"the repository has more than {_SUBMODULE_LIMIT} submodules, or too many files"
             raise Invalid(message, code="GIT_FAILED")
         keys = []
-        for inner in (f"{path}/{entry.partition(_TAB)[2]}" for entry in entries):
-            answer = await self._git(("-C", inner, "config", "--name-only", *_LISTED), writable=False)
-            keys += [key for key in decoded(answer.stdout).split("\0")[:_KEYS] if key]
-            if depth < _DEPTH:
-                keys += await self._settings_within(inner, depth + 1)
+        for submodule in (f"{path}/{entry.partition(_TAB)[2]}" for entry in entries):
+            finished = await self._git(("-C", submodule, "config", "--name-only", *_LIST_SETTINGS), writable=False)
+            keys += [key for key in decode(finished.stdout).split("\0")[:_SETTINGS_LIMIT] if key]
+            if depth < _SUBMODULE_DEPTH:
+                keys += await self._read_submodule_keys(submodule, depth + 1)
         return keys
 
     async def read(self, *arguments: str, codes: Sequence[int] = (0,)) -> str:
-        """What a command prints that changes nothing, and could not: the files are read-only for it."""
+        """Run a command that only reads, with read-only files, and return its output."""
         return await self._text(arguments, codes, writable=False)
 
     async def change(self, *arguments: str, stdin: bytes = b"", codes: Sequence[int] = (0,)) -> str:
-        """The same for a command that changes the repository or the files."""
-        if self.elsewhere is not None:
-            message = f"the workspace is a worktree of {self.elsewhere}, which lies outside of it and is only read"
-            raise Forbidden(f"{message}; run git {arguments[0]} yourself, or attach the folder it is in")
+        """Run a command that changes the repository or the files, and return its output."""
+        if self.main_repository is not None:
+            message = f"the workspace is a worktree of {self.main_repository}, which is outside of it and only read"
+            raise Forbidden(f"{message}; run git {arguments[0]} yourself, or attach the folder of that repository")
         return await self._text(arguments, codes, writable=True, stdin=stdin)
 
     async def top(self) -> Parts:
-        """The directory of the workspace in which the repository's files lie."""
+        """Return the top directory of the repository's files, relative to the workspace."""
         top = (await self.read("rev-parse", "--show-toplevel")).rstrip("\n")
         for base in (self.context.workspace_path, str(self.context.folder.resolve())):
             if f"{top}/".startswith(f"{base}/"):
                 return parse(top.removeprefix(base).lstrip("/") or ".")
-        raise Invalid("the files of the repository lie outside of the workspace", code="GIT_FAILED")
+        raise Invalid("the files of the repository are outside of the workspace", code="GIT_FAILED")
 
     async def commit(self, text: str) -> str:
-        """The hash of the commit that a revision names. A file or directory of one, which would be shown without the
-        path that rules speak of, is refused."""
-        answer = await self.read("rev-parse", "--verify", "--quiet", f"{revision(text)}^{{commit}}", codes=(0, 1, 128))
-        if not _HASH.fullmatch(answer.strip()):
-            message = f"{text!r} names no commit; files that rules keep from being read are here, so name a commit"
+        """Return the hash of the commit that a revision names. Refuse a revision that names a file or directory, which
+        would be shown without the path that rules apply to."""
+        output = await self.read("rev-parse", "--verify", "--quiet", f"{revision(text)}^{{commit}}", codes=(0, 1, 128))
+        if not _HASH.fullmatch(output.strip()):
+            message = f"{text!r} is not a commit; rules hide files in this repository, so name a commit"
             raise Invalid(message, code="INVALID_REVISION")
-        return answer.strip()
+        return output.strip()
 
     def value(self, key: str) -> str | None:
-        """The last value of a setting, which is the one that counts."""
+        """Return the last value of a setting, which is the effective one."""
         return next((value for name, value in reversed(self.config) if name.lower() == key.lower()), None)
 
     @property
     def filters(self) -> list[str]:
-        """Filters that the repository wants and that were not run: its files are stored as they are."""
+        """The filters that the repository configures; they are not run, and its files are stored as they are."""
         names = [match[1] for key, _ in self.config if (match := _FILTER.fullmatch(key))]
         return [show_path((name,)) for name in dict.fromkeys(names)]
 
-    async def _text(self, arguments: Sequence[str], codes: Sequence[int], **how: object) -> str:
-        answer = await self._git(arguments, **how)  # type: ignore[arg-type]
-        if answer.exit.code not in codes or answer.exit.killed is not None:
-            raise _failure(arguments[0], answer)
-        if answer.stdout_truncated:
-            message = f"git {arguments[0]} says more than {OUTPUT_LIMIT // 2**20} MiB; name paths, or a smaller range"
+    async def _text(self, arguments: Sequence[str], codes: Sequence[int], **options: object) -> str:
+        finished = await self._git(arguments, **options)  # type: ignore[arg-type]
+        if finished.exit.code not in codes or finished.exit.killed is not None:
+            raise _failure(arguments[0], finished)
+        if finished.stdout_truncated:
+            message = f"git {arguments[0]} prints more than {OUTPUT_LIMIT // 2**20} MiB; name paths, or a smaller range"
             raise ToolFailed(message, code="OUTPUT_TOO_LARGE")
-        return decoded(answer.stdout)
+        return decode(finished.stdout)
 
     async def _git(
         self, arguments: Sequence[str], *, writable: bool, stdin: bytes = b"", limit: int = OUTPUT_LIMIT
@@ -249,18 +213,18 @@ class Repository:
             cwd=self.directory,
             env={**_ENVIRONMENT, **self._settings(), **self._ceiling(), **self.env},
             writable=writable,
-            readable=() if self.elsewhere is None else (self.elsewhere,),
+            readable=() if self.main_repository is None else (self.main_repository,),
             online=self.online,
             sees_hidden=True,
         )
         return await self.context.run(program, stdin=stdin, output_limit=limit, quiet=not self.online)
 
     def _ceiling(self) -> dict[str, str]:
-        """Nothing above the workspace is looked for a repository."""
+        # git must not search above the workspace.
         return {"GIT_CEILING_DIRECTORIES": str(Path(self.context.workspace_path).parent)}
 
     def _settings(self) -> dict[str, str]:
-        pairs = [*SETTINGS.items(), *self._overridden()]
+        pairs = [*SETTINGS.items(), *self._overrides()]
         if self.online:
             pairs += [("protocol.https.allow", "always"), ("protocol.http.allow", "always")]
         env = {"GIT_CONFIG_COUNT": str(len(pairs))}
@@ -268,9 +232,9 @@ class Repository:
             env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
         return env
 
-    def _overridden(self) -> Iterator[tuple[str, str]]:
-        for key in dict.fromkeys((*(key for key, _ in self.config), *self.within)):
-            for pattern, value in _BY_NAME:
+    def _overrides(self) -> Iterator[tuple[str, str]]:
+        for key in dict.fromkeys((*(key for key, _ in self.config), *self.submodule_keys)):
+            for pattern, value in _OVERRIDES:
                 if pattern.fullmatch(key):
                     yield key, value
 
@@ -293,30 +257,30 @@ _ENVIRONMENT = {
 
 
 def revision(text: str) -> str:
-    """A revision as git may see it: never taken for an option."""
+    """Check a revision, so that git cannot take it for an option."""
     if not _REVISION.fullmatch(text):
-        raise Invalid(f"{text!r} is no revision; name a commit, branch or tag", code="INVALID_REVISION")
+        raise Invalid(f"{text!r} is not a revision; name a commit, branch or tag", code="INVALID_REVISION")
     return text
 
 
 def pathspecs(paths: Sequence[str]) -> list[str]:
-    """Paths after the `--` that keeps them from being anything else, relative to the repository, and no patterns.
-    Said of each of them: said to git, it would hold for the patterns it uses itself, too."""
+    """Return arguments for paths relative to the repository: after `--`, and each marked as literal. The global option
+    for literal paths would also apply to patterns that git uses itself."""
     return ["--", *(f":(literal){'/'.join(parse(path)) or '.'}" for path in paths)]
 
 
-def without(paths: Sequence[str]) -> list[str]:
-    """Further pathspecs that leave out these files, which git named itself."""
+def exclude(paths: Sequence[str]) -> list[str]:
+    """Return pathspecs that exclude files, by their paths as git prints them."""
     return [f":(top,literal,exclude){path}" for path in paths]
 
 
-def decoded(content: bytes) -> str:
-    """What git prints, which knows no encoding; `path_of` makes a path of it one can show."""
+def decode(content: bytes) -> str:
+    """Decode git's output, which has no defined encoding; `path_of` makes a path of it printable."""
     return content.decode("utf-8", "surrogateescape")
 
 
 def plain(text: str) -> str:
-    """Text in which what was no UTF-8 is marked as such."""
+    """Replace the bytes that are not UTF-8 by U+FFFD."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -324,14 +288,41 @@ def path_of(text: str) -> str:
     return show_path((text,))
 
 
-def _failure(command: str, answer: FinishedProgram) -> GatewayError:
-    said = plain(decoded(answer.stderr or answer.stdout)).strip()[-_TOLD:]
-    if answer.exit.killed is not None:
-        return ToolFailed(f"git {command} went over its limit of {answer.exit.killed}", code="LIMIT_EXCEEDED")
-    if (led := _ELSEWHERE.search(said)) is not None:
-        message = f"the .git file here leads to {led[1]}, which no program in the sandbox can see; attach the folder"
-        return NotFound(f"{message} in which the repository itself is", code="NOT_A_REPOSITORY")
-    if "not a git repository" in said:
-        message = "there is no git repository here; name its directory, or make one with 'git init' (run_command)"
+def _failure(command: str, finished: FinishedProgram) -> GatewayError:
+    reason = plain(decode(finished.stderr or finished.stdout)).strip()[-_ERROR_LENGTH:]
+    if finished.exit.killed is not None:
+        return ToolFailed(f"git {command} exceeded its limit of {finished.exit.killed}", code="LIMIT_EXCEEDED")
+    if (missing := _MISSING_GIT_DIRECTORY.search(reason)) is not None:
+        message = f"the .git file here refers to {missing[1]}, which is not visible in the sandbox; attach the folder"
+        return NotFound(f"{message} that contains the repository", code="NOT_A_REPOSITORY")
+    if "not a git repository" in reason:
+        message = "there is no git repository here; name its directory, or create one with 'git init' (run_command)"
         return NotFound(message, code="NOT_A_REPOSITORY")
-    return ToolFailed(f"git {command}: {said or 'failed'}", code="GIT_FAILED", exit_code=answer.exit.code)
+    return ToolFailed(f"git {command}: {reason or 'failed'}", code="GIT_FAILED", exit_code=finished.exit.code)
+
+
+def _main_repository(context: CodeContext, directory: Parts) -> Path | None:
+    """Return the repository that an attached folder is a worktree of, if that repository lists the worktree. Without
+    this check a file in the folder could make any repository of the machine readable. Blocks."""
+    candidates = [(*directory[:depth], ".git") for depth in range(len(directory), -1, -1)]
+    nearest = next((parts for parts in candidates if context.find(parts) is not None), None)
+    if not context.attached or nearest != (".git",):
+        return None
+    try:
+        with context.root.open(nearest) as file:
+            target = file.read(_LINE_LENGTH).removeprefix(b"gitdir: ").strip()
+        worktree = Path(os.path.realpath(os.fsdecode(target)))
+        if not target.startswith(b"/") or worktree.parent.name != "worktrees":
+            return None
+        listed = os.path.realpath(_read_line(worktree / "gitdir"))
+    except (GatewayError, OSError, ValueError):
+        return None
+    return worktree.parent.parent if listed == os.path.realpath(context.folder / ".git") else None
+
+
+def _read_line(path: Path) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError(f"{path} is not a regular file")
+        return os.fsdecode(file.read(_LINE_LENGTH).strip())

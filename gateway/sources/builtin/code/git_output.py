@@ -1,4 +1,4 @@
-"""What git prints for programs to read, as values."""
+"""Parsers for the machine-readable output of git."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ _CHANGES: dict[str, Change] = {
     "U": "conflict",
 }
 
-# A commit as `commits` reads it; the command has -z, which ends each with another NUL.
-COMMIT = "%H%x00%P%x00%an%x00%ae%x00%aI%x00%D%x00%s%x00%b"
+# The log format that `parse_commits` reads; with -z each commit ends in another NUL.
+COMMIT_FORMAT = "%H%x00%P%x00%an%x00%ae%x00%aI%x00%D%x00%s%x00%b"
 
-BRANCH = "%(refname)%00%(HEAD)%00%(objectname)%00%(upstream:short)%00%(committerdate:iso-strict)%00%(contents:subject)"
+# The format of for-each-ref that `parse_branches` reads.
+BRANCH_FORMAT = (
+    "%(refname)%00%(HEAD)%00%(objectname)%00%(upstream:short)%00%(committerdate:iso-strict)%00%(contents:subject)"
+)
 
 
 class FileState(Shape):
     path: str
     staged: Change | None = Field(default=None, description="How the index differs from the last commit")
     unstaged: Change | None = Field(default=None, description="How the file differs from the index")
-    was: str | None = Field(default=None, description="Where a renamed file was before")
+    was: str | None = Field(default=None, description="Old path of a renamed file")
 
 
-class Status(Shape):
+class GitStatus(Shape):
     branch: str | None = Field(default=None, description="Missing when no branch is checked out")
     commit: str | None = Field(default=None, description="Missing before the first commit")
     upstream: str | None = None
@@ -43,14 +46,14 @@ class Status(Shape):
     behind: int | None = None
     clean: bool
     files: list[FileState]
-    truncated: bool = Field(description="Whether there are more files than are listed")
+    truncated: bool = Field(description="True if not all files are listed")
 
 
 class FileChange(Shape):
     path: str
     status: Change
-    was: str | None = Field(default=None, description="Where a renamed file was before")
-    added: int | None = Field(default=None, description="Lines; missing for binary files")
+    was: str | None = Field(default=None, description="Old path of a renamed file")
+    added: int | None = Field(default=None, description="Added lines; missing for binary files")
     deleted: int | None = None
 
 
@@ -75,8 +78,8 @@ class Branch(Shape):
     subject: str
 
 
-def status(text: str, limit: int) -> Status:
-    """From `git status --porcelain=v2 --branch -z`."""
+def parse_status(text: str, limit: int) -> GitStatus:
+    """Parse the output of `git status --porcelain=v2 --branch -z`."""
     headers: dict[str, str] = {}
     files: list[FileState] = []
     fields = iter(text.split("\0"))
@@ -96,7 +99,7 @@ def status(text: str, limit: int) -> Status:
     ahead, behind = (abs(int(part)) for part in headers["branch.ab"].split()) if "branch.ab" in headers else (None,) * 2
     head, oid = headers.get("branch.head"), headers.get("branch.oid")
     upstream = headers.get("branch.upstream")
-    return Status(
+    return GitStatus(
         branch=None if head in (None, "(detached)") else plain(head or ""),
         commit=None if oid == "(initial)" else oid,
         upstream=None if upstream is None else plain(upstream),
@@ -117,29 +120,28 @@ def _state(path: str, letters: str, was: str | None = None) -> FileState:
     )
 
 
-def changes(text: str) -> dict[tuple[str, str], FileChange]:
-    """From `git diff --raw --numstat -z`: the raw entries first, then as many with numbers. The keys are the old and
-    the new path as git has them."""
-    found: dict[tuple[str, str], FileChange] = {}
+def parse_changes(text: str) -> dict[tuple[str, str], FileChange]:
+    """Parse the output of `git diff --raw --numstat -z`: the raw entries, then one with numbers for each. The keys are
+    the old and the new path as git prints them."""
+    parsed: dict[tuple[str, str], FileChange] = {}
     fields = iter(text.split("\0"))
     for entry in fields:
         if entry.startswith(":"):
             letter = entry.rsplit(" ", 1)[-1][:1]
             was = next(fields) if letter in "RC" else None
             path = next(fields)
-            known = None if was is None else path_of(was)
-            state = _CHANGES.get(letter, "modified")
-            found[was or path, path] = FileChange(path=path_of(path), status=state, was=known)
+            state, old_path = _CHANGES.get(letter, "modified"), None if was is None else path_of(was)
+            parsed[was or path, path] = FileChange(path=path_of(path), status=state, was=old_path)
         elif entry.count("\t") >= 2:
             added, deleted, path = entry.split("\t", 2)
-            key = (path, path) if path else (next(fields), next(fields))  # of a renamed file both paths follow
-            if key in found and added != "-":
-                found[key].added, found[key].deleted = int(added), int(deleted)
-    return found
+            key = (path, path) if path else (next(fields), next(fields))  # both paths of a renamed file follow
+            if key in parsed and added != "-":
+                parsed[key].added, parsed[key].deleted = int(added), int(deleted)
+    return parsed
 
 
-def commits(text: str) -> Iterator[Commit]:
-    """From `git log -z --format=tformat:` with `COMMIT`."""
+def parse_commits(text: str) -> Iterator[Commit]:
+    """Parse the output of `git log -z --format=tformat:` with `COMMIT_FORMAT`."""
     fields = text.split("\0")
     for start in range(0, len(fields) - 8, 8):
         name, parents, author, email, date, refs, subject, body = map(plain, fields[start : start + 8])
@@ -155,8 +157,8 @@ def commits(text: str) -> Iterator[Commit]:
         )
 
 
-def branches(text: str) -> Iterator[Branch]:
-    """From `git for-each-ref` with `BRANCH`."""
+def parse_branches(text: str) -> Iterator[Branch]:
+    """Parse the output of `git for-each-ref` with `BRANCH_FORMAT`."""
     for line in text.split("\n"):
         if line.count("\0") != 5:
             continue

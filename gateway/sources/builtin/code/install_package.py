@@ -1,4 +1,4 @@
-"""Installing packages into the workspace's own environment, after a person has agreed."""
+"""The tool install_package: installs Python or JavaScript packages into the workspace."""
 
 from __future__ import annotations
 
@@ -25,51 +25,52 @@ from gateway.tools import Access, Permission
 from gateway.workspace.package_dirs import MARK
 from gateway.workspace.walk import TEMPORARY
 
+# Refused hosts that are recorded.
 _HOSTS = 10
 
 
 @dataclass(frozen=True)
-class Noting(NetworkPolicy):
-    """A policy that notes why it refused a host, each once."""
+class RecordingPolicy(NetworkPolicy):
+    """A policy that records why it refused each host. Few programs print the reason that the proxy gives them."""
 
     refused: dict[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def like(cls, policy: NetworkPolicy) -> Noting:
-        return cls(**{each.name: getattr(policy, each.name) for each in fields(policy) if each.init})
+    def copy(cls, policy: NetworkPolicy) -> RecordingPolicy:
+        return cls(**{item.name: getattr(policy, item.name) for item in fields(policy) if item.init})
 
     def check_host(self, scheme: str, host: str, port: int | None = None) -> None:
         try:
             super().check_host(scheme, host, port)
-        except Forbidden as refusal:
-            self._note(host, refusal.message)
+        except Forbidden as error:
+            self._record(host, error.message)
             raise
 
     def check_address(self, scheme: str, host: str, address: Address) -> None:
         try:
             super().check_address(scheme, host, address)
-        except Forbidden as refusal:
-            private = f"{host} leads to {address}, and programs in the sandbox reach only public addresses"
-            self._note(host, private if refusal.code == PRIVATE_ADDRESS else refusal.message)
+        except Forbidden as error:
+            private = f"{host} resolves to {address}, and programs in the sandbox reach only public addresses"
+            self._record(host, private if error.code == PRIVATE_ADDRESS else error.message)
             raise
 
-    def _note(self, host: str, reason: str) -> None:
+    def _record(self, host: str, reason: str) -> None:
         if len(self.refused) < _HOSTS:
             self.refused.setdefault(host, reason)
 
 
 Manager = Literal["pip", "npm"]
 
-_SAID = 4000
+_OUTPUT_LENGTH = 4000
 _INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "npm_config_registry")
 _UV_LINE = re.compile(r"^ \+ (\S+?)==(\S+)", re.MULTILINE)
 
 _CACHE = f"{TEMPORARY}packages"
-# What a manager makes in a workspace that has none of it yet.
-_MADE = {"pip": (VENV,), "npm": (NODE_MODULES, "package.json", "package-lock.json")}
+# What each manager creates in the workspace.
+_CREATED = {"pip": (VENV,), "npm": (NODE_MODULES, "package.json", "package-lock.json")}
 
-# The cache lies in the workspace while it is needed, as there is not much room in /tmp. The mark keeps what is
-# installed out of the versions, and out of git.
+# The cache is in the workspace during the installation, because /tmp is small. The marker file keeps installed packages
+# out of the versions and out of git.
 _PIP = f"""
 set -eu
 uv=$1; python=$2; shift 2
@@ -98,16 +99,18 @@ class Package(Shape):
     version: str
 
 
-class Packages(Shape):
+class InstallResult(Shape):
     manager: Manager
-    environment: str = Field(description="Where they are, relative to the workspace root")
-    installed: list[Package] = Field(description="With what they need; for npm, all the project asked for")
+    environment: str = Field(description="Directory of the packages, relative to the workspace root")
+    installed: list[Package] = Field(
+        description="Packages with their dependencies; for npm, all direct dependencies of the project"
+    )
     output: str
 
 
 async def _reason(_: CodeContext, packages: list[str], manager: str = "pip") -> str:
-    where = VENV if manager == "pip" else NODE_MODULES
-    return f"install_package downloads {', '.join(packages)[:500]} with {manager} into {where} of the workspace"
+    environment = VENV if manager == "pip" else NODE_MODULES
+    return f"install_package downloads {', '.join(packages)[:500]} with {manager} into {environment} of the workspace"
 
 
 @builtin(
@@ -124,37 +127,41 @@ async def install_package(
     context: CodeContext,
     packages: Annotated[
         list[str],
-        Field(min_length=1, max_length=100, description="Names, with versions if you like: requests>=2, left-pad@1"),
+        Field(min_length=1, max_length=100, description="Names with optional versions: requests>=2, left-pad@1"),
     ],
     manager: Annotated[Manager, Field(description="pip for Python packages, npm for JavaScript")] = "pip",
-) -> tuple[Packages, str]:
+) -> tuple[InstallResult, str]:
     """Install Python or JavaScript packages into the workspace, where run_code, run_tests and format_code find them.
 
-    They go into .venv or node_modules in the workspace, after a person has agreed; downloads pass the gateway's guarded
-    network, and installing runs in the sandbox. npm's install scripts are not run."""
-    for each in packages:
-        if not each.strip() or each.startswith("-") or any(character in each for character in "\0\n"):
-            raise Invalid(f"{each!r} is no package; name it, with a version if you like", code="INVALID_PACKAGE")
-    network = Noting.like(context.require_network())
-    async with _undone_on_failure(context, manager):
+    They are installed into .venv or node_modules, after a person has agreed; downloads use the gateway's guarded
+    network, and the installation runs in the sandbox. npm's install scripts are not run."""
+    for package in packages:
+        if not package.strip() or package.startswith("-") or any(character in package for character in "\0\n"):
+            raise Invalid(
+                f"{package!r} is not a package; give its name and optionally a version", code="INVALID_PACKAGE"
+            )
+    network = RecordingPolicy.copy(context.require_network())
+    async with _undo_on_failure(context, manager):
         finished = await context.run(replace(_program(context, manager, packages), network=network))
-        said = "\n".join(stream.decode("utf-8", "replace") for stream in (finished.stderr, finished.stdout)).strip()
+        output = "\n".join(stream.decode("utf-8", "replace") for stream in (finished.stderr, finished.stdout)).strip()
         if finished.exit.killed is not None or finished.exit.code != 0:
-            limit = [f"it went over its limit of {finished.exit.killed}"] if finished.exit.killed else []
-            why = "\n".join([*limit, *network.refused.values(), *([] if limit else [said[-_SAID:]])])
-            message = f"{manager} could not install {', '.join(packages)[:200]}: {why}"
+            limit = [f"it exceeded its limit of {finished.exit.killed}"] if finished.exit.killed else []
+            reason = "\n".join([*limit, *network.refused.values(), *([] if limit else [output[-_OUTPUT_LENGTH:]])])
+            message = f"{manager} could not install {', '.join(packages)[:200]}: {reason}"
             raise ToolFailed(message, code="INSTALL_FAILED", refused_hosts=list(network.refused))
-    installed = _installed(manager, finished)
+    installed = _parse_installed(manager, finished)
     environment = VENV if manager == "pip" else NODE_MODULES
-    answer = Packages(manager=manager, environment=environment, installed=installed, output=said[-_SAID:])
-    listed = ", ".join(f"{each.name} {each.version}" for each in installed) or "nothing new"
-    return answer, f"Installed into {environment}: {listed}"
+    result = InstallResult(
+        manager=manager, environment=environment, installed=installed, output=output[-_OUTPUT_LENGTH:]
+    )
+    listed = ", ".join(f"{package.name} {package.version}" for package in installed) or "nothing new"
+    return result, f"Installed into {environment}: {listed}"
 
 
 @asynccontextmanager
-async def _undone_on_failure(context: CodeContext, manager: Manager) -> AsyncIterator[None]:
-    """What was not there before goes again when it fails or is cancelled; a manager that is killed cannot tidy up."""
-    new = [(name,) for name in _MADE[manager] if context.find((name,)) is None]
+async def _undo_on_failure(context: CodeContext, manager: Manager) -> AsyncIterator[None]:
+    """On failure or cancellation, remove what did not exist before: a manager that is killed cannot clean up."""
+    new = [(name,) for name in _CREATED[manager] if context.find((name,)) is None]
     try:
         yield
     except BaseException:
@@ -169,10 +176,10 @@ def _program(context: CodeContext, manager: Manager, packages: list[str]) -> Pro
         program, python = _uv(), context.host.python
         if python is None:
             raise Unavailable("there is no python3 on this machine; install it", code="PROGRAM_NOT_FOUND")
-        given = (str(program), python.path, *packages)
+        arguments = (str(program), python.path, *packages)
         readable = (program, *python.readable)
         return context.program(
-            shell, "-c", _PIP, "install", *given, env=indexes(), readable=readable, online=True, untrusted=True
+            shell, "-c", _PIP, "install", *arguments, env=indexes(), readable=readable, online=True, untrusted=True
         )
     npm = context.host.programs.get("npm")
     if npm is None:
@@ -181,25 +188,26 @@ def _program(context: CodeContext, manager: Manager, packages: list[str]) -> Pro
 
 
 def indexes() -> dict[str, str]:
-    """Where the operator has packages come from, but for addresses with a secret in them: what builds a package
-    would see it."""
-    told = {name: os.environ[name] for name in _INDEXES if name in os.environ}
-    return {name: value for name, value in told.items() if "@" not in value}
+    """Return the package indexes that the operator configured, without URLs that contain credentials: code that builds
+    a package would see them."""
+    return {name: os.environ[name] for name in _INDEXES if "@" not in os.environ.get(name, "@")}
 
 
 def _uv() -> Path:
     try:
         return Path(uv.find())
     except GatewayError as error:
-        raise Unavailable("installing needs uv, which is not here; pip install uv", code="PROGRAM_NOT_FOUND") from error
+        raise Unavailable(
+            "install_package needs uv, which is not installed; pip install uv", code="PROGRAM_NOT_FOUND"
+        ) from error
 
 
-def _installed(manager: Manager, finished: FinishedProgram) -> list[Package]:
+def _parse_installed(manager: Manager, finished: FinishedProgram) -> list[Package]:
     if manager == "pip":
         text = finished.stderr.decode("utf-8", "replace")
         return [Package(name=name, version=version) for name, version in _UV_LINE.findall(text)]
     try:
         listed = json.loads(finished.stdout)["dependencies"]
-        return [Package(name=name, version=str(each["version"])) for name, each in listed.items()]
+        return [Package(name=name, version=str(package["version"])) for name, package in listed.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []

@@ -1,4 +1,4 @@
-"""Running what a model wrote: code, or a command line."""
+"""The tools run_code and run_command."""
 
 from __future__ import annotations
 
@@ -20,40 +20,42 @@ from gateway.tools import Access, Permission
 Language = Literal["python", "bash"]
 LANGUAGES: tuple[Language, ...] = ("python", "bash")
 
-# The exit code of what took too long, as `timeout(1)` has it.
+# The exit code of a program that exceeded its time, as of `timeout(1)`.
 TIMED_OUT = 124
 
-_CODE = 1024 * 1024
-_VARIABLES = 200
-_WORD, _WORDS = 100_000, 500_000
+_CODE_LENGTH = 1024 * 1024
+_VARIABLE_LIMIT = 200
+# Bytes of one argument or variable, and of all together.
+_WORD_BYTES, _TOTAL_BYTES = 100_000, 500_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Variables that make an interpreter run something other than the code it is given.
+# Variables that make an interpreter run other code than the given one.
 _REFUSED = re.compile(r"(LD_|DYLD_|PYTHON).*|BASH_ENV|ENV|BASH_FUNC_.*")
 
-Timeout = Annotated[float | None, Field(gt=0, description="Seconds it may take; by default, all that are allowed")]
+Timeout = Annotated[float | None, Field(gt=0, description="Seconds the program may take; default the maximum")]
 
 
-class Ran(Shape):
-    """What became of a program. One that fails is an answer too: its exit code says so."""
+class ProgramResult(Shape):
+    """The result of a program. One that fails is a result too, with its exit code."""
 
     stdout: str
     stderr: str
-    exit_code: int = Field(description="128 + n when ended by signal n, 124 when it took too long")
+    exit_code: int = Field(description="128 + n if ended by signal n, 124 if it exceeded its time")
     duration: int = Field(description="Milliseconds")
     timed_out: bool
-    killed: Killed | None = Field(default=None, description="The limit it was ended for, else null")
-    stdout_truncated: bool = Field(description="Whether the middle of a long output was left out")
+    killed: Killed | None = Field(default=None, description="The limit that it exceeded, else null")
+    stdout_truncated: bool = Field(description="True if the middle of a long output was left out")
     stderr_truncated: bool
-    sandbox: str = Field(description="What kept it apart from the machine")
+    sandbox: str = Field(description="The sandbox that was used")
 
     @model_serializer(mode="wrap")
-    def _killed_is_told_in_any_case(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        told: dict[str, Any] = plain(self)
-        return {**told, "killed": self.killed}
+    def _include_killed(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Also when it is None, which is left out of other results.
+        fields: dict[str, Any] = serialize(self)
+        return {**fields, "killed": self.killed}
 
 
 async def _code_reason(context: CodeContext, language: str, **_other: object) -> str | None:
-    return context.attached_folder_reason(f"run_code runs {language} code")
+    return context.reason_for_attached_folder(f"run_code runs {language} code")
 
 
 @builtin(
@@ -68,20 +70,21 @@ async def _code_reason(context: CodeContext, language: str, **_other: object) ->
 )
 async def run_code(
     context: CodeContext,
-    language: Annotated[Language, Field(description="What the code is written in")],
-    code: Annotated[str, Field(max_length=_CODE, description="The whole program")],
+    language: Annotated[Language, Field(description="Language of the code")],
+    code: Annotated[str, Field(max_length=_CODE_LENGTH, description="The whole program")],
     args: Annotated[list[str], Field(max_length=1000, description="Command-line arguments")] = [],  # noqa: B006
     env: Annotated[
-        dict[str, str], Field(max_length=_VARIABLES, description="Environment variables, besides PATH, HOME and LANG")
+        dict[str, str],
+        Field(max_length=_VARIABLE_LIMIT, description="Environment variables, besides PATH, HOME and LANG"),
     ] = {},  # noqa: B006 - a default in a schema; it is copied before use
     timeout: Timeout = None,
-) -> tuple[Ran, str]:
+) -> tuple[ProgramResult, str]:
     """Run a Python or bash program in a sandbox, in the workspace's root.
 
-    It sees the workspace's files and may change them, and nothing else of the machine. There is no network unless the
-    operator allows it; memory, time and output are limited. Python uses the packages install_package put into the
-    workspace. In a folder a person attached, that person is asked first. A program that fails is no error: look at
-    exitCode and stderr."""
+    It can read and change the workspace's files, and nothing else of the machine. There is no network unless the
+    operator allows it; memory, time and output are limited. Python uses packages installed with install_package. In a
+    folder that a person attached, that person is asked first. A failing program is not an error: see exitCode and
+    stderr."""
     check_environment(env)
     _check_text(code, *args)
     _check_sizes([*args, *env, *env.values()])
@@ -89,8 +92,8 @@ async def run_code(
         finished = await context.run_python(code, args, env, timeout)
     else:
         finished = await _shell(context, "main.sh", code, args=args, env=env, timeout=timeout)
-    ran = outcome(context, finished)
-    return ran, told(ran)
+    result = _result(context, finished)
+    return result, _text(result)
 
 
 async def _shell(
@@ -103,17 +106,17 @@ async def _shell(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
 ) -> FinishedProgram:
-    """The code goes by descriptor, as a command line is for all to read and has a limit; its stdin stays its own."""
+    # By descriptor: a command line is visible to other processes and limited in size, and stdin stays free.
     script = create_data_fd(code.encode())
     try:
-        argv = (*_reading(context, script), name, *args)
+        argv = (*_shell_argv(context, script), name, *args)
         program = context.program(*argv, cwd=cwd, env=env, pass_fds=(script,), online=True, untrusted=True)
         return await context.run(program, timeout=timeout)
     finally:
         os.close(script)
 
 
-def _reading(context: CodeContext, script: int) -> tuple[str, ...]:
+def _shell_argv(context: CodeContext, script: int) -> tuple[str, ...]:
     if (bash := context.host.programs.get("bash")) is not None:
         return bash, "-c", f'eval "$(< /dev/fd/{script})"'
     return context.host.programs["sh"], "-c", f". /dev/fd/{script}"
@@ -137,26 +140,26 @@ async def _command_reason(_: CodeContext, command: str, directory: str = ".", **
 async def run_command(
     context: CodeContext,
     command: Annotated[str, Field(min_length=1, max_length=100_000, description="A command line for the shell")],
-    directory: Annotated[str, Field(description="Where to run it, relative to the workspace root")] = ".",
+    directory: Annotated[str, Field(description="Working directory, relative to the workspace root")] = ".",
     timeout: Timeout = None,
-) -> tuple[Ran, str]:
+) -> tuple[ProgramResult, str]:
     """Run a shell command line in the workspace, after a person has agreed to it.
 
-    It runs in a sandbox as run_code does: the workspace's files and no others, limited memory, time and output. A
-    command that fails is no error: look at exitCode and stderr."""
+    It runs in a sandbox like run_code: only the workspace's files, limited memory, time and output. A failing command
+    is not an error: see exitCode and stderr."""
     _check_text(command)
     finished = await _shell(context, "command", command, cwd=context.directory(directory), timeout=timeout)
-    ran = outcome(context, finished)
-    return ran, told(ran)
+    result = _result(context, finished)
+    return result, _text(result)
 
 
 def check_environment(env: dict[str, str]) -> None:
-    """Refuse what is no variable, and variables that would run something else than was asked for."""
+    """Refuse invalid names, and variables that would make other code run."""
     for name, value in env.items():
         if not _NAME.fullmatch(name):
-            raise Invalid(f"{name[:100]!r} cannot be the name of an environment variable", code="INVALID_ENVIRONMENT")
+            raise Invalid(f"{name[:100]!r} is not a name of an environment variable", code="INVALID_ENVIRONMENT")
         if _REFUSED.fullmatch(name):
-            message = f"{name!r} would change what runs; the variables {_REFUSED_SHOWN} cannot be set"
+            message = f"{name!r} would change which code runs; {_REFUSED_SHOWN} cannot be set"
             raise Invalid(message, code="INVALID_ENVIRONMENT")
         _check_text(value)
 
@@ -166,22 +169,20 @@ _REFUSED_SHOWN = "LD_*, DYLD_*, PYTHON*, BASH_ENV and ENV"
 
 def _check_text(*texts: str) -> None:
     if any("\0" in text for text in texts):
-        raise Invalid("a NUL character cannot be part of code, arguments or variables")
+        raise Invalid("code, arguments and variables must not contain NUL characters")
 
 
 def _check_sizes(texts: Sequence[str]) -> None:
-    """Refuse what no program could be started with."""
+    """Refuse arguments and variables that are too large to start a program."""
     sizes = [len(text.encode()) for text in texts]
-    if max(sizes, default=0) > _WORD or sum(sizes) > _WORDS:
-        message = (
-            f"arguments and variables have at most {_WORD} bytes each, and {_WORDS} together; write a file instead"
-        )
+    if max(sizes, default=0) > _WORD_BYTES or sum(sizes) > _TOTAL_BYTES:
+        message = f"arguments and variables may have {_WORD_BYTES} bytes each and {_TOTAL_BYTES} in all; use a file"
         raise Invalid(message, code="TOO_LARGE")
 
 
-def outcome(context: CodeContext, finished: FinishedProgram) -> Ran:
+def _result(context: CodeContext, finished: FinishedProgram) -> ProgramResult:
     killed = finished.exit.killed
-    return Ran(
+    return ProgramResult(
         stdout=finished.stdout.decode("utf-8", "replace"),
         stderr=finished.stderr.decode("utf-8", "replace"),
         exit_code=TIMED_OUT if killed == "timeout" else finished.exit.code,
@@ -194,15 +195,15 @@ def outcome(context: CodeContext, finished: FinishedProgram) -> Ran:
     )
 
 
-def told(ran: Ran) -> str:
-    """What a model reads: the output as it is, and how it ended where that is not simply well."""
-    parts = [ran.stdout.rstrip("\n")]
-    if ran.stderr.strip():
-        parts.append(f"[stderr]\n{ran.stderr.rstrip()}")
-    if ran.timed_out:
-        parts.append(f"[ended after {ran.duration / 1000:.1f} s: it took too long; exit code {TIMED_OUT}]")
-    elif ran.killed is not None:
-        parts.append(f"[ended: it went over its limit of {ran.killed}; exit code {ran.exit_code}]")
+def _text(result: ProgramResult) -> str:
+    """Return the output and the exit code, for the model."""
+    parts = [result.stdout.rstrip("\n")]
+    if result.stderr.strip():
+        parts.append(f"[stderr]\n{result.stderr.rstrip()}")
+    if result.timed_out:
+        parts.append(f"[stopped after {result.duration / 1000:.1f} s: time limit exceeded; exit code {TIMED_OUT}]")
+    elif result.killed is not None:
+        parts.append(f"[stopped: {result.killed} limit exceeded; exit code {result.exit_code}]")
     else:
-        parts.append(f"[exit code {ran.exit_code}, {ran.duration} ms]")
+        parts.append(f"[exit code {result.exit_code}, {result.duration} ms]")
     return "\n".join(part for part in parts if part)

@@ -169,7 +169,7 @@ class CodeTools(ToolKind):
 
     @cached_property
     def _offers_install(self) -> bool:
-        """Whether install_package is offered: it can run, and the category and the profile permit it."""
+        """True if install_package is offered: it can run, and the category and the profile permit it."""
         levels = (self._settings.category(CODE_CATEGORY).permission, self._settings.effective_profile().permission)
         runs = self._network is not None and self._host.sandbox_error is None
         return runs and all(level.allows(install_package.tool.permission) for level in levels)

@@ -51,7 +51,7 @@ class WebAccess:
 
 @dataclass(frozen=True)
 class WebContext:
-    """What a web tool works with besides its arguments."""
+    """The call of a web tool, with everything the tool uses besides its arguments."""
 
     call: Call
     settings: WebSettings

@@ -1,4 +1,4 @@
-"""Reading what is at a URL, a page of it at a time."""
+"""The tool web_fetch: reads a URL as text, in parts."""
 
 from __future__ import annotations
 
@@ -9,34 +9,39 @@ from pydantic import Field
 from gateway.errors import Invalid
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.sources.builtin.web.context import WebContext
-from gateway.sources.builtin.web.page import WebDocument, visit
+from gateway.sources.builtin.web.page import WebDocument, fetch
 from gateway.tools import Access, Permission
 
+# Characters of one result, by default and at most.
 PAGE = 20_000
-LONGEST_PAGE = 200_000
-SECONDS = 30.0
-LONGEST_WAIT = 100.0
+PAGE_LIMIT = 200_000
 
-Url = Annotated[str, Field(min_length=1, max_length=8192, description="http:// or https://, of an allowed host")]
+# Seconds for a request, by default and at most.
+TIMEOUT = 30.0
+TIMEOUT_LIMIT = 100.0
+
+Url = Annotated[str, Field(min_length=1, max_length=8192, description="http:// or https:// URL of an allowed host")]
 Headers = Annotated[
     dict[str, str] | None,
-    Field(max_length=30, description="Sent with the request, such as Accept-Language; to that server alone"),
+    Field(
+        max_length=30, description="Request headers, such as Accept-Language; not sent to other hosts after a redirect"
+    ),
 ]
-Seconds = Annotated[float, Field(gt=0, le=LONGEST_WAIT, description="Seconds it may take in all")]
+Seconds = Annotated[float, Field(gt=0, le=TIMEOUT_LIMIT, description="Seconds for the whole request")]
 
 
 class FetchResult(Shape):
     status: int
     headers: dict[str, str]
     body: str
-    url: str = Field(description="Where it was found in the end, after redirects")
+    url: str = Field(description="Final URL, after redirects")
     content_type: str | None = None
-    format: str = Field(description="markdown, or raw: as it was sent")
+    format: str = Field(description="markdown, or raw (as received)")
     title: str | None = None
     offset: int = Field(description="First character of body, from 0")
-    next_offset: int | None = Field(default=None, description="Where to go on reading")
-    characters: int = Field(description="Of the whole text")
-    truncated: bool = Field(description="More follows, or the page was too large to be kept whole")
+    next_offset: int | None = Field(default=None, description="Offset of the next part")
+    characters: int = Field(description="Length of the whole text")
+    truncated: bool = Field(description="More text follows, or the page was too large and was cut")
 
 
 @builtin(
@@ -53,30 +58,30 @@ async def web_fetch(
     url: Url,
     headers: Headers = None,
     format: Annotated[  # noqa: A002 - the argument's name
-        Literal["markdown", "raw"], Field(description="markdown: HTML made readable; raw: as it was sent")
+        Literal["markdown", "raw"], Field(description="markdown: HTML converted to Markdown; raw: as received")
     ] = "markdown",
-    whole: Annotated[bool, Field(description="Of HTML also menus, footers and the like")] = False,
-    offset: Annotated[int, Field(ge=0, le=2**53, description="First character, from 0, to read on")] = 0,
-    limit: Annotated[int, Field(ge=100, le=LONGEST_PAGE, description="At most so many characters")] = PAGE,
-    timeout: Seconds = SECONDS,
+    whole: Annotated[bool, Field(description="Include menus, footers and other parts around the main content")] = False,
+    offset: Annotated[int, Field(ge=0, le=2**53, description="First character, from 0")] = 0,
+    limit: Annotated[int, Field(ge=100, le=PAGE_LIMIT, description="Maximum number of characters")] = PAGE,
+    timeout: Seconds = TIMEOUT,
 ) -> tuple[FetchResult, str]:
-    """Read what is at a URL (GET). The main content of HTML comes as Markdown, with absolute links; text, JSON and
-    XML come as they are. A long text is cut, and nextOffset says where to go on.
+    """Read a URL (GET). The main content of HTML is returned as Markdown with absolute links; text, JSON and XML are
+    returned as they are. A long text is cut; nextOffset is the offset of the next part.
 
-    Only allowed hosts are reached. What is no text is refused: save it as a file with web_download."""
+    Only allowed hosts can be reached. Content that is not text is refused: save it as a file with web_download."""
     key = (context.call.caller.principal, url, tuple(sorted((headers or {}).items())), format, whole)
     document = context.pages.get(key) if offset else None
     if document is None:
-        document = await visit(context, url, headers=headers or {}, seconds=timeout, raw=format == "raw", whole=whole)
+        document = await fetch(context, url, headers=headers or {}, seconds=timeout, raw=format == "raw", whole=whole)
         context.pages.put(key, document)
-    page = _page(document, offset, limit)
-    return page, _told(page, document)
+    result = _result(document, offset, limit)
+    return result, _text(result, document)
 
 
-def _page(document: WebDocument, offset: int, limit: int) -> FetchResult:
+def _result(document: WebDocument, offset: int, limit: int) -> FetchResult:
     size = len(document.text)
     if offset and offset >= size:
-        raise Invalid(f"web_fetch: 'offset' is {offset}, but the text has {size} characters")
+        raise Invalid(f"web_fetch: 'offset' is {offset}, but the text has only {size} characters")
     end = _end(document.text, offset, limit)
     return FetchResult(
         status=document.status,
@@ -94,25 +99,25 @@ def _page(document: WebDocument, offset: int, limit: int) -> FetchResult:
 
 
 def _end(text: str, offset: int, limit: int) -> int:
-    """Where a page ends: after a line, if one ends in its last quarter."""
+    """Return the end of a part: after a line, if one ends in the last quarter."""
     end = offset + limit
     if end >= len(text):
         return len(text)
     return text.rfind("\n", offset + limit * 3 // 4, end) + 1 or end
 
 
-def _told(page: FetchResult, document: WebDocument) -> str:
-    lines = [page.title] if page.title and not page.offset else []
-    lines += [page.url, ""]
+def _text(result: FetchResult, document: WebDocument) -> str:
+    lines = [result.title] if result.title and not result.offset else []
+    lines += [result.url, ""]
     if document.text.strip():
-        lines.append(page.body)
-    elif page.format == "markdown":
-        lines.append("[no text: the page is empty, or is put together by its scripts, which are not run]")
+        lines.append(result.body)
+    elif result.format == "markdown":
+        lines.append("[no text: the page is empty, or its scripts create the content; scripts are not run]")
     else:
-        lines.append("[nothing: the answer is empty]")
-    if page.next_offset is not None:
-        closing = f"[characters {page.offset}-{page.next_offset - 1} of {page.characters}; "
-        lines += ["", f"{closing}go on with offset={page.next_offset}]"]
+        lines.append("[the response is empty]")
+    if result.next_offset is not None:
+        note = f"[characters {result.offset}-{result.next_offset - 1} of {result.characters}; "
+        lines += ["", f"{note}continue with offset={result.next_offset}]"]
     elif document.cut:
-        lines += ["", "[the page is too large: what follows was left out]"]
+        lines += ["", "[the page is too large; the rest was left out]"]
     return "\n".join(lines)

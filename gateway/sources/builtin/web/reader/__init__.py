@@ -1,7 +1,7 @@
-"""Makes something readable of a stranger's HTML, in a process of its own that imports nothing else of ours.
+"""Converts untrusted HTML, in a child process that imports nothing else of the gateway.
 
-A few bytes of HTML can keep any parser busy for hours; whoever waits for this process ends it. It reads a
-line of JSON, what is wanted, then the HTML, and writes JSON.
+A few bytes of HTML can keep a parser busy for hours, so the parent kills the process after a timeout. The process reads
+a line of JSON with the options, then the HTML, and writes JSON.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from urllib.parse import parse_qs, urlsplit
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from .markdown import to_markdown
-from .tree import Tree
+from .tree import HtmlPage
 
-_MOST = 50
+_RESULTS = 50
 
 
 def main() -> None:
-    gc.disable()  # it ends before that would pay
+    gc.disable()  # the process ends before a collection would pay
     line, _, html = sys.stdin.buffer.read().partition(b"\n")
-    answer = read(html.decode("utf-8", "replace"), json.loads(line))
-    sys.stdout.write(json.dumps(answer))
+    result = read(html.decode("utf-8", "replace"), json.loads(line))
+    sys.stdout.write(json.dumps(result))
     sys.stdout.flush()
 
 
-def read(html: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"want": "results"}` for a page of search results, else `{"url": …, "whole": …}` for one to read."""
-    if wanted.get("want") == "results":
-        return {"results": found(html)}
-    tree = Tree.of(html)
-    text, cut = to_markdown(tree, wanted["url"], whole=wanted["whole"])
-    return {"title": tree.title, "markdown": text, "cut": cut or tree.cut}
+def read(html: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a page. `{"want": "results"}` extracts search results of DuckDuckGo; `{"url": …, "whole": …}` converts
+    the page to Markdown."""
+    if options.get("want") == "results":
+        return {"results": parse_results(html)}
+    page = HtmlPage.parse(html)
+    text, cut = to_markdown(page, options["url"], whole=options["whole"])
+    return {"title": page.title, "markdown": text, "cut": cut or page.cut}
 
 
-def found(html: str) -> list[dict[str, str]] | None:
-    """Title, URL and snippet of each; advertisements are left out. None when this is no page of results,
-    as when it asks who we are instead."""
+def parse_results(html: str) -> list[dict[str, str]] | None:
+    """Return title, URL and snippet of each result, without advertisements; None for another page, such as a robot
+    check."""
     page = LexborHTMLParser(html)
-    shown = [result for entry in page.css(".result")[:_MOST] if (result := _result(entry))]
-    return shown if shown or page.css_first(".no-results, .result--no-result") else None
+    results = [result for entry in page.css(".result")[:_RESULTS] if (result := _result(entry))]
+    return results if results or page.css_first(".no-results, .result--no-result") else None
 
 
 def _result(entry: LexborNode) -> dict[str, str] | None:
@@ -55,7 +56,7 @@ def _result(entry: LexborNode) -> dict[str, str] | None:
 
 
 def _target(href: str) -> str:
-    """Where a link leads in the end: it goes by way of a page that counts it."""
+    """Return the target of a result's link, which passes through a tracking page."""
     try:
         parts = urlsplit(href)
         target = parse_qs(parts.query).get("uddg", [href])[0] if parts.path == "/l/" else href

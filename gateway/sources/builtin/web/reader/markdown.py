@@ -1,8 +1,7 @@
-"""A page as Markdown: its words in their order, with what headings, lists, tables, code and links say.
+"""HTML to Markdown: the main content of a page with its headings, lists, tables, code and links.
 
-It is for reading. Characters that mean something in Markdown are left as they are within a line, since
-`snake_case` and `[1]` read better so; at the beginning of a line, where they would make up a heading or a list,
-they are escaped.
+The result is for reading. Markdown characters are escaped at the beginning of a line, where they would start a heading
+or a list, but not within a line: `snake_case` and `[1]` read better unescaped.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
 
-from .tree import Element, Tree
+from .tree import Element, HtmlPage
 
-# Characters of a page; the rest is left out.
-LONGEST = 4_000_000
+# Characters of the result; the rest is left out.
+TEXT_LIMIT = 4_000_000
 
-_NESTED = 12  # deeper quotes and lists are written as this deep
+_NESTING_LIMIT = 12  # deeper quotes and lists are written at this level
 _BREAK = "\n"
 _SPACE = re.compile(r"[ \t\r\n\f\v\u200b\ufeff]+")
 _STRUCTURE = re.compile(r"(#{1,6}\s|>|[-+*]\s|(?:-{3,}|={3,}|\*{3,}|_{3,})$|```|~~~)")
@@ -28,7 +27,7 @@ _NUMBERED = re.compile(r"(\d{1,9})([.)]\s)")
 
 @dataclass
 class _Margin:
-    """What stands before the lines of a quote or an item: the first of them, and the rest."""
+    """The prefix of the lines of a quote or list item: of the first line, and of the rest."""
 
     first: str
     rest: str
@@ -39,15 +38,15 @@ class _Margin:
 
 @dataclass
 class _Mark:
-    """What stands around words: where they begin among those not yet written."""
+    """Marks around words that are not yet written, such as `**`; `start` is the index of the first word."""
 
     before: str
     after: str
     start: int
 
 
-class Lines:
-    """Takes words and blocks in the order of a page; `full` says that it takes no more."""
+class MarkdownLines:
+    """The lines of the result, added as words and blocks in document order. When it is `full`, it takes no more."""
 
     def __init__(self) -> None:
         self._written: list[str] = []
@@ -59,7 +58,7 @@ class Lines:
 
     @property
     def full(self) -> bool:
-        return self._size > LONGEST
+        return self._size > TEXT_LIMIT
 
     def text(self) -> str:
         self.end_block()
@@ -82,7 +81,7 @@ class Lines:
 
     @contextmanager
     def marked(self, before: str, after: str) -> Iterator[None]:
-        """Around what is written within, in each paragraph of it anew; not twice the same."""
+        """Put marks around what is added inside, in each paragraph again. The same marks are not nested."""
         if any(mark.before == before for mark in self._marks):
             yield
             return
@@ -93,14 +92,14 @@ class Lines:
     @contextmanager
     def within(self, first: str, rest: str, one_line: bool = False, item: bool = False) -> Iterator[None]:
         self.end_block()
-        deep = sum(bool(margin.rest) for margin in self._margins) >= _NESTED
+        deep = sum(bool(margin.rest) for margin in self._margins) >= _NESTING_LIMIT
         self._margins.append(_Margin("" if deep else first, "" if deep else rest, one_line, item))
         yield
         self.end_block()
         self._margins.pop()
 
     def end_block(self) -> None:
-        """Write the words there are as a paragraph; marks that are open go on in the next one."""
+        """Write the pending words as a paragraph; open marks continue in the next one."""
         if not self._words:
             return
         for mark in reversed(self._marks):
@@ -112,7 +111,7 @@ class Lines:
         if any(margin.one_line for margin in self._margins):
             lines = [" ".join(lines)] if lines else []
         else:
-            lines = [_escaped(line) for line in lines]
+            lines = [_escape(line) for line in lines]
         self._write(lines)
 
     def begin_list(self) -> None:
@@ -157,8 +156,8 @@ class Lines:
         self._size += len(line) + 1
 
 
-def _escaped(line: str) -> str:
-    """A line that is only words, also where it begins like a heading, a quote or a list."""
+def _escape(line: str) -> str:
+    """Escape the beginning of a line that looks like a heading, a quote or a list."""
     if _STRUCTURE.match(line):
         return f"\\{line}"
     return _NUMBERED.sub(r"\1\\\2", line, count=1) if _NUMBERED.match(line) else line
@@ -169,27 +168,27 @@ def _fence(text: str, least: int) -> str:
     return "`" * max(least, longest + 1 if longest >= least else least)
 
 
-_ROLES_AROUND = frozenset({"navigation", "search", "banner", "contentinfo", "complementary", "menu", "menubar"})
+_BOILERPLATE_ROLES = frozenset({"navigation", "search", "banner", "contentinfo", "complementary", "menu", "menubar"})
 _PROSE = frozenset({"p", "pre", "li", "dd", "dt", "td", "th", "blockquote", "h1", "h2", "h3", "h4", "figcaption"})
-_PLACES = frozenset({"td", "th"})  # where pages are laid out in tables
-_MOSTLY = 0.7
-_ENOUGH = 0.4
+_CELLS_OF_LAYOUT = frozenset({"td", "th"})  # pages that are laid out in a table
+_MOST_OF_TEXT = 0.7
+_ENOUGH_OF_TEXT = 0.4
 
 
-def is_around(element: Element) -> bool:
-    """Whether an element stands beside what a page is about."""
-    return element.tag in ("nav", "footer") or element.attributes.get("role") in _ROLES_AROUND
+def is_boilerplate(element: Element) -> bool:
+    """Return whether an element is boilerplate around the content, such as a menu or footer."""
+    return element.tag in ("nav", "footer") or element.attributes.get("role") in _BOILERPLATE_ROLES
 
 
 def main_part(body: Element) -> Element:
-    """The element with the content: what the page says is its main part, where much of its text is there,
-    else the innermost one that holds most of the text that is not links."""
+    """Return the element with the content: the one that the page declares as main if it holds much of the text; else
+    the innermost one that holds most of the text outside of links."""
     weights: dict[int, int] = {}
     _weigh(body, weights, counts=False)
     total = weights[id(body)]
-    said = [element for element in body.elements() if _is_main(element)]
-    best = max(said, key=lambda element: weights.get(id(element), 0), default=body)
-    if said and weights.get(id(best), 0) >= _ENOUGH * total:
+    declared = [element for element in body.elements() if _is_main(element)]
+    best = max(declared, key=lambda element: weights.get(id(element), 0), default=body)
+    if declared and weights.get(id(best), 0) >= _ENOUGH_OF_TEXT * total:
         return best
     return _innermost(body, weights)
 
@@ -203,19 +202,19 @@ def _innermost(element: Element, weights: Mapping[int, int]) -> Element:
     while total:
         inner = [child for child in element.children if isinstance(child, Element) and _holds(child)]
         heavy = max(inner, key=lambda child: weights.get(id(child), 0), default=None)
-        if heavy is None or weights.get(id(heavy), 0) < _MOSTLY * total:
+        if heavy is None or weights.get(id(heavy), 0) < _MOST_OF_TEXT * total:
             break
         element = heavy
     return element
 
 
 def _holds(element: Element) -> bool:
-    return element.tag not in _PROSE or element.tag in _PLACES
+    return element.tag not in _PROSE or element.tag in _CELLS_OF_LAYOUT
 
 
 def _weigh(element: Element, weights: dict[int, int], counts: bool) -> int:
-    """Characters of prose in it: not those of links, nor of what stands around the content."""
-    if element.tag == "a" or is_around(element):
+    """Count the characters of prose in each element, without links and boilerplate; return those of this one."""
+    if element.tag == "a" or is_boilerplate(element):
         return 0
     counts = counts or element.tag in _PROSE
     weight = 0
@@ -237,39 +236,39 @@ _HEADINGS = {f"h{level}": "#" * level for level in range(1, 7)}
 _EMPHASIS = {"b": "**", "strong": "**", "i": "*", "em": "*", "del": "~~", "s": "~~", "strike": "~~"}
 _CODE = frozenset({"code", "kbd", "samp", "tt"})
 _LANGUAGE = re.compile(r"\b(?:language|lang|highlight-source|brush:)-?\s*([A-Za-z0-9_+#-]{1,30})")
-_LONGEST_URL = 2000
+_URL_LENGTH = 2000
 _CELLS = 100
 
 
-def to_markdown(tree: Tree, url: str, *, whole: bool) -> tuple[str, bool]:
-    """The page, or unless `whole` its content alone, and whether something was left out for its size."""
-    base = _joined(url, tree.base) or url if tree.base else url
-    part = tree.body if whole else main_part(tree.body)
-    writer = _Writer(base, whole)
+def to_markdown(page: HtmlPage, url: str, *, whole: bool) -> tuple[str, bool]:
+    """Return the page, or unless `whole` only its main content, and whether it was cut for its size."""
+    base = _join_url(url, page.base) or url if page.base else url
+    part = page.body if whole else main_part(page.body)
+    writer = _MarkdownWriter(base, whole)
     writer.write(part)
     text = writer.lines.text()
     if not text and not whole:
-        return to_markdown(tree, url, whole=True)
+        return to_markdown(page, url, whole=True)
     return text, writer.lines.full
 
 
-class _Writer:
+class _MarkdownWriter:
     def __init__(self, base: str, whole: bool) -> None:
-        self.lines = Lines()
+        self.lines = MarkdownLines()
         self._base = base
         self._whole = whole
         self._tags: dict[str, Callable[[Element], None]] = {
             "a": self._link,
-            "blockquote": lambda element: self._nested(element, "> ", "> "),
+            "blockquote": lambda element: self._write_nested(element, "> ", "> "),
             "br": lambda element: self.lines.break_line(),
-            "dd": lambda element: self._nested(element, ": ", "  "),
+            "dd": lambda element: self._write_nested(element, ": ", "  "),
             "dt": self._term,
             "hr": lambda element: self.lines.block(["---"]),
             "img": self._image,
             "math": self._formula,
             "ol": self._list,
             "pre": self._code_block,
-            "q": lambda element: self._marked(element, "“", "”"),
+            "q": lambda element: self._write_marked(element, "“", "”"),
             "table": self._table,
             "ul": self._list,
             "menu": self._list,
@@ -281,7 +280,7 @@ class _Writer:
                 return
             if isinstance(child, str):
                 self.lines.add(child)
-            elif self._whole or not is_around(child):
+            elif self._whole or not is_boilerplate(child):
                 self._element(child)
 
     def _element(self, element: Element) -> None:
@@ -289,9 +288,9 @@ class _Writer:
         if tag in self._tags:
             self._tags[tag](element)
         elif tag in _HEADINGS:
-            self._nested(element, f"{_HEADINGS[tag]} ", "", one_line=True)
+            self._write_nested(element, f"{_HEADINGS[tag]} ", "", one_line=True)
         elif tag in _EMPHASIS:
-            self._marked(element, _EMPHASIS[tag], _EMPHASIS[tag])
+            self._write_marked(element, _EMPHASIS[tag], _EMPHASIS[tag])
         elif tag in _CODE:
             self.lines.add_code(element.text)
         elif tag in _BLOCKS or tag == "li":
@@ -301,11 +300,11 @@ class _Writer:
         else:
             self.write(element)
 
-    def _nested(self, element: Element, first: str, rest: str, one_line: bool = False) -> None:
+    def _write_nested(self, element: Element, first: str, rest: str, one_line: bool = False) -> None:
         with self.lines.within(first, rest, one_line):
             self.write(element)
 
-    def _marked(self, element: Element, before: str, after: str) -> None:
+    def _write_marked(self, element: Element, before: str, after: str) -> None:
         with self.lines.marked(before, after):
             self.write(element)
 
@@ -314,7 +313,7 @@ class _Writer:
         if url is None:
             self.write(element)
         else:
-            self._marked(element, "[", f"]({url})")
+            self._write_marked(element, "[", f"]({url})")
 
     def _image(self, element: Element) -> None:
         alt = " ".join(element.attributes.get("alt", "").split())[:500]
@@ -327,7 +326,7 @@ class _Writer:
 
     def _term(self, element: Element) -> None:
         self.lines.end_block()
-        self._marked(element, "**", "**")
+        self._write_marked(element, "**", "**")
         self.lines.end_block()
 
     def _list(self, element: Element) -> None:
@@ -339,16 +338,16 @@ class _Writer:
                 self.lines.add(child)
                 continue
             marker = f"{number}. " if element.tag == "ol" else "- "
-            if child.tag != "li":  # a list in a list that forgot the item around it
+            if child.tag != "li":  # a nested list without the item around it
                 marker = ""
             number += bool(marker)
             with self.lines.within(marker, " " * len(marker), item=True):
                 self._element(child)
 
     def _code_block(self, element: Element) -> None:
-        inner = next((each for each in element.elements() if each.tag == "code"), element)
-        said = f"{element.attributes.get('class', '')} {inner.attributes.get('class', '')}"
-        language = _LANGUAGE.search(said)
+        inner = next((child for child in element.elements() if child.tag == "code"), element)
+        classes = f"{element.attributes.get('class', '')} {inner.attributes.get('class', '')}"
+        language = _LANGUAGE.search(classes)
         self.lines.code_block(element.text, language[1] if language else "")
 
     def _table(self, element: Element) -> None:
@@ -361,28 +360,28 @@ class _Writer:
         for caption in element.children:
             if isinstance(caption, Element) and caption.tag == "caption":
                 self._element(caption)
-        shown = [[self._cell(cell) for cell in row[:_CELLS]] for row in rows]
-        shown.insert(1, ["---"] * len(shown[0]))
-        self.lines.block([f"| {' | '.join(row)} |" for row in shown])
+        lines = [[self._cell(cell) for cell in row[:_CELLS]] for row in rows]
+        lines.insert(1, ["---"] * len(lines[0]))
+        self.lines.block([f"| {' | '.join(row)} |" for row in lines])
 
     def _cell(self, element: Element) -> str:
-        inner = _Writer(self._base, self._whole)
+        inner = _MarkdownWriter(self._base, self._whole)
         inner.write(element)
         return " ".join(inner.lines.text().split()).replace("|", "\\|")
 
     def _address(self, href: str) -> str | None:
-        """Where a link leads, whole; None for one that leads nowhere one could go on reading."""
+        """Return the absolute URL of a link; None for one that cannot be followed."""
         href = href.strip()
-        if not href or href.startswith("#") or len(href) > _LONGEST_URL:
+        if not href or href.startswith("#") or len(href) > _URL_LENGTH:
             return None
-        url = _joined(self._base, href)
-        if url is None or len(url) > _LONGEST_URL or not url.startswith(("http://", "https://", "mailto:")):
+        url = _join_url(self._base, href)
+        if url is None or len(url) > _URL_LENGTH or not url.startswith(("http://", "https://", "mailto:")):
             return None
         return re.sub(r"[\s()<>]", lambda match: f"%{ord(match[0]):02X}", url)
 
 
 def _rows(table: Element) -> list[list[Element]] | None:
-    """The cells of a table of data; None for one that only places things, or is empty."""
+    """Return the cells of a data table; None for an empty table, or one that is used for layout."""
     rows = []
     for element in table.elements():
         if element.tag == "table":
@@ -394,7 +393,7 @@ def _rows(table: Element) -> list[list[Element]] | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _joined(base: str, href: str) -> str | None:
+def _join_url(base: str, href: str) -> str | None:
     try:
         url = urljoin(base, href)
         urlsplit(url)

@@ -1,4 +1,4 @@
-"""A page as a tree of bounded size and depth, with what a reader would not see left out."""
+"""An HTML page as a tree of bounded size and depth, without invisible elements."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-# Levels of a page, several times what people write; what lies deeper is lifted up to there.
-DEEPEST = 120
+# Levels of the tree, several times the depth of usual pages; deeper elements are attached at this level.
+DEPTH_LIMIT = 120
 
-# Elements of a page; the rest of a larger one is left out.
-MOST = 400_000
+# Elements of the tree; the rest of a larger page is left out.
+ELEMENT_LIMIT = 400_000
 
-_UNSEEN = frozenset(
+_INVISIBLE = frozenset(
     {"script", "style", "noscript", "template", "iframe", "object", "embed", "canvas", "audio", "video", "svg"}
     | {"head", "select", "textarea", "input", "button", "datalist", "dialog", "map", "frameset", "noframes"}
 )
-_KEPT = frozenset({"href", "src", "alt", "class", "role", "start", "alttext", "type"})
+_ATTRIBUTES = frozenset({"href", "src", "alt", "class", "role", "start", "alttext", "type"})
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Element:
     children: list[Element | str] = field(default_factory=list)
 
     def elements(self) -> Iterator[Element]:
-        """Every element below it, in the order of the page."""
+        """Yield every element below this one, in document order."""
         for child in self.children:
             if isinstance(child, Element):
                 yield child
@@ -39,8 +39,9 @@ class Element:
 
 
 @dataclass(frozen=True)
-class Tree:
-    """A page: what its body holds, its title, and where its links start from if not where it was found."""
+class HtmlPage:
+    """A parsed page. `base` is the URL that its links are relative to, if not its own; `cut` means that it was too
+    large."""
 
     body: Element
     title: str | None = None
@@ -48,36 +49,36 @@ class Tree:
     cut: bool = False
 
     @classmethod
-    def of(cls, html: str) -> Tree:
+    def parse(cls, html: str) -> HtmlPage:
         parser = LexborHTMLParser(html)
         title, base = parser.css_first("head > title"), parser.css_first("head > base[href]")
-        body, cut = _copied(parser.body)
-        named = " ".join(title.text().split())[:500] if title is not None else ""
-        return cls(body, named or None, base.attributes.get("href") if base is not None else None, cut)
+        body, cut = _copy(parser.body)
+        text = " ".join(title.text().split())[:500] if title is not None else ""
+        return cls(body, text or None, base.attributes.get("href") if base is not None else None, cut)
 
 
-def _copied(top: LexborNode | None) -> tuple[Element, bool]:
-    """The tree without recursion: a stranger decides how deep it is."""
+def _copy(top: LexborNode | None) -> tuple[Element, bool]:
+    """Copy a body, and return whether elements were left out. Without recursion: the page decides how deep it is."""
     body = Element("body")
-    places = [body]
+    parents = [body]
     node = top.first_child if top is not None else None
     levels, count = 1, 0
     while node is not None and levels > 0:
         inner = None
         if node.is_text_node:
-            places[min(levels, DEEPEST) - 1].children.append(node.text_content or "")
-        elif node.is_element_node and not _is_unseen(node):
+            parents[min(levels, DEPTH_LIMIT) - 1].children.append(node.text_content or "")
+        elif node.is_element_node and not _is_invisible(node):
             count += 1
-            if count > MOST:
+            if count > ELEMENT_LIMIT:
                 return body, True
-            element = Element(node.tag or "", {k: v or "" for k, v in node.attributes.items() if k in _KEPT})
-            places[min(levels, DEEPEST) - 1].children.append(element)
+            element = Element(node.tag or "", {k: v or "" for k, v in node.attributes.items() if k in _ATTRIBUTES})
+            parents[min(levels, DEPTH_LIMIT) - 1].children.append(element)
             inner = node.first_child
             if inner is not None:
                 levels += 1
-                del places[levels - 1 :]
-                if levels <= DEEPEST:
-                    places.append(element)
+                del parents[levels - 1 :]
+                if levels <= DEPTH_LIMIT:
+                    parents.append(element)
         while inner is None and node is not None:
             inner = node.next
             if inner is None:
@@ -88,8 +89,8 @@ def _copied(top: LexborNode | None) -> tuple[Element, bool]:
     return body, False
 
 
-def _is_unseen(node: LexborNode) -> bool:
-    if node.tag in _UNSEEN:
+def _is_invisible(node: LexborNode) -> bool:
+    if node.tag in _INVISIBLE:
         return True
     attributes = node.attributes
     if "hidden" in attributes or attributes.get("aria-hidden") == "true":
