@@ -46,7 +46,7 @@ def waiting(tmp_path: Path) -> dict[str, Any]:
     return listed[0]  # type: ignore[no-any-return]
 
 
-def test_what_waits_is_listed_and_shown_as_it_is_asked(tmp_path: Path, waiting: dict[str, Any]) -> None:
+def test_pending_approvals_are_listed_and_shown_as_they_are_asked(tmp_path: Path, waiting: dict[str, Any]) -> None:
     listed = run(tmp_path, "list").splitlines()
     assert listed[0].split() == ["ID", "ASKED", "TOOL", "STATUS", "CHAT", "WHY"]
     assert listed[1].startswith(waiting["id"]) and listed[1].endswith("default  delete_file always asks first")
@@ -66,7 +66,7 @@ def test_a_call_is_allowed_or_denied_once(tmp_path: Path, waiting: dict[str, Any
     assert statuses == ["allowed", "denied"]
 
 
-def test_what_is_allowed_for_longer_is_listed_and_taken_back(tmp_path: Path, waiting: dict[str, Any]) -> None:
+def test_remembered_approvals_are_listed_and_revoked(tmp_path: Path, waiting: dict[str, Any]) -> None:
     run(tmp_path, "allow", waiting["id"], "--always")
     [kept] = json.loads(run(tmp_path, "remembered", "--json"))
     assert (kept["tool_id"], kept["chat_id"]) == ("delete_file", None)

@@ -67,7 +67,7 @@ async def test_validation_refuses_what_is_no_json() -> None:
     assert code(await through(gate, call(arguments={"a": 2**80}))) == "OK"
 
 
-async def test_a_chat_belongs_to_whoever_used_it_first() -> None:
+async def test_chat_belongs_to_the_principal_that_first_used_it() -> None:
     owners: dict[str, str] = {}
     asked: list[str] = []
 
@@ -87,7 +87,7 @@ async def test_a_chat_belongs_to_whoever_used_it_first() -> None:
 @pytest.mark.parametrize("profile", list(Permission))
 @pytest.mark.parametrize("role", list(Permission))
 @pytest.mark.parametrize("needed", list(Permission))
-async def test_the_least_of_all_levels_decides(
+async def test_lowest_permission_level_decides(
     category: Permission, profile: Permission, role: Permission, needed: Permission
 ) -> None:
     gate = Permissions({"k": Category("k", category)}, profile)
@@ -99,13 +99,13 @@ async def test_the_least_of_all_levels_decides(
 
 
 @pytest.mark.promise("P2")
-async def test_a_category_that_is_off_refuses_its_tools_however_they_are_reached() -> None:
+async def test_disabled_category_refuses_its_tools() -> None:
     gate = Permissions({"k": Category("k", Permission.EXECUTE, enabled=False)})
     assert code(await through(gate, call(Tool("x", "", category="k")))) == "TOOL_DISABLED"
 
 
 @pytest.mark.promise("B11", "P3")
-async def test_a_rate_limit_refuses_the_call_too_many_and_says_when_to_come_back() -> None:
+async def test_rate_limit_refuses_a_call_too_many_and_says_when_to_call_again() -> None:
     now = [0.0]
     gate = RateLimit({"upstream": Category("upstream", Permission.EXECUTE)}, {"echo": 2}, clock=lambda: now[0])
     assert [code(await through(gate, call())) for _ in range(3)] == ["OK", "OK", "RATE_LIMITED"]
@@ -118,7 +118,7 @@ async def test_a_rate_limit_refuses_the_call_too_many_and_says_when_to_come_back
 
 
 @pytest.mark.promise("P3")
-async def test_a_category_has_its_own_limit_shared_by_its_tools_and_apart_for_each_caller() -> None:
+async def test_rate_limit_of_a_category_is_shared_by_its_tools_and_separate_for_each_caller() -> None:
     limited = {"upstream": Category("upstream", Permission.EXECUTE, calls_per_minute=2)}
     gate = RateLimit(limited, {"echo": 1}, clock=lambda: 0.0)
     other = Tool("other", "", category="upstream")
@@ -147,7 +147,7 @@ async def overwrites(call: Call) -> str | None:
         ("always", False, {}, True, True),
     ],
 )
-async def test_a_dangerous_call_is_refused_until_somebody_agrees(
+async def test_dangerous_call_is_refused_until_somebody_agrees(
     mode: Mode, rule: Any, arguments: dict[str, Any], confirmed: bool, expected: bool | str
 ) -> None:
     tool = Tool("rm", "", requires_confirmation=rule)
@@ -156,7 +156,7 @@ async def test_a_dangerous_call_is_refused_until_somebody_agrees(
 
 
 @pytest.mark.promise("C5")
-async def test_a_confirmation_rule_that_fails_denies() -> None:
+async def test_confirmation_rule_that_fails_denies_the_call() -> None:
     async def broken(_: Call) -> str | None:
         raise ZeroDivisionError
 
@@ -174,7 +174,7 @@ def holding(running: Concurrency, release: anyio.Event) -> Callable[[Call], Any]
 
 
 @pytest.mark.promise("X2")
-async def test_a_call_over_its_time_is_ended_and_told_so() -> None:
+async def test_call_that_exceeds_its_timeout_ends_with_an_error() -> None:
     run = holding(Concurrency(1, timeout=0.01), anyio.Event())
     outcome = await run(call())
     assert str(outcome.error) == "TIMEOUT: echo took longer than 0.01 s"
@@ -183,7 +183,7 @@ async def test_a_call_over_its_time_is_ended_and_told_so() -> None:
 
 
 @pytest.mark.promise("X2")
-async def test_a_slow_owner_fills_its_own_slots_and_nobody_elses() -> None:
+async def test_slow_owner_uses_up_only_its_own_slots() -> None:
     release = anyio.Event()
     run = holding(Concurrency(1, timeout=TIMEOUT), release)
     slow, quick = Tool("a:x", "", owner="a"), Tool("b:x", "", owner="b")
@@ -193,7 +193,7 @@ async def test_a_slow_owner_fills_its_own_slots_and_nobody_elses() -> None:
         outcomes.append(code(await run(call(tool))))
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(19):  # one runs, sixteen wait, two are told to come back
+        for _ in range(19):  # one runs, sixteen wait, two are cancelled to come back
             tasks.start_soon(go, slow)
         await anyio.wait_all_tasks_blocked()
         assert outcomes == ["OVERLOADED"] * 2
@@ -204,7 +204,7 @@ async def test_a_slow_owner_fills_its_own_slots_and_nobody_elses() -> None:
 
 
 @pytest.mark.promise("X2")
-async def test_draining_lets_calls_finish_then_ends_them_and_lets_no_new_one_run() -> None:
+async def test_drain_lets_calls_finish_then_cancels_them_and_refuses_new_ones() -> None:
     running, release = Concurrency(4, timeout=TIMEOUT), anyio.Event()
     run = holding(running, release)
     outcomes: list[str] = []
@@ -225,16 +225,16 @@ def around(running: Concurrency, tool: Callable[[], Awaitable[Any]]) -> Callable
     async def run(_: Call) -> Outcome:
         return Outcome(value=await tool())
 
-    road = stack([running], run)
+    proceed = stack([running], run)
 
     async def call_tool(call: Call) -> Outcome:
-        return await road(call)
+        return await proceed(call)
 
     return call_tool
 
 
 async def all_slots_are_free(gate: Concurrency, number: int) -> bool:
-    """Whether so many run at once, and no more."""
+    """Return whether exactly so many calls run at once."""
     release = asyncio.Event()
     under_way: list[int] = []
 
@@ -252,28 +252,28 @@ async def all_slots_are_free(gate: Concurrency, number: int) -> bool:
 
 
 @pytest.mark.promise("X2")
-async def test_a_call_that_swallows_its_cancellation_is_told_again_until_it_ends() -> None:
-    gate, told = Concurrency(1, timeout=0.01), []
+async def test_call_that_swallows_its_cancellation_is_cancelled_again_until_it_ends() -> None:
+    gate, cancelled = Concurrency(1, timeout=0.01), []
 
     async def stubborn() -> None:
         for _ in range(3):
             try:
                 await anyio.sleep_forever()
             except asyncio.CancelledError:
-                told.append(1)
+                cancelled.append(1)
         await anyio.sleep_forever()
 
     with anyio.fail_after(TIMEOUT):
         assert code(await around(gate, stubborn)(call())) == "TIMEOUT"
-    assert len(told) == 3
+    assert len(cancelled) == 3
     task = asyncio.current_task()
     assert task is not None and task.cancelling() == 0
-    await asyncio.sleep(0.05)  # nobody is told once it is over
+    await asyncio.sleep(0.05)  # nobody is cancelled once it is over
     assert await all_slots_are_free(gate, 1)
 
 
 @pytest.mark.promise("X2")
-async def test_a_call_that_answers_all_the_same_is_heard() -> None:
+async def test_call_that_returns_despite_its_cancellation_keeps_its_outcome() -> None:
     async def late() -> str:
         try:
             await anyio.sleep_forever()
@@ -285,7 +285,7 @@ async def test_a_call_that_answers_all_the_same_is_heard() -> None:
 
 
 @pytest.mark.promise("X2")
-async def test_what_shields_itself_is_not_cut_short_by_a_timeout() -> None:
+async def test_timeout_does_not_interrupt_a_shielded_block() -> None:
     saved: list[str] = []
     release = threading.Event()
 
@@ -314,7 +314,7 @@ async def test_what_shields_itself_is_not_cut_short_by_a_timeout() -> None:
 
 
 @pytest.mark.promise("X2")
-async def test_one_cancelled_while_it_waits_gives_its_turn_to_the_next() -> None:
+async def test_call_cancelled_while_it_waits_passes_its_slot_to_the_next() -> None:
     gate, release = Concurrency(1, timeout=TIMEOUT), asyncio.Event()
     run = around(gate, release.wait)
     first, second, third = [asyncio.create_task(run(call())) for _ in range(3)]
@@ -347,7 +347,7 @@ async def test_one_cancelled_while_it_waits_gives_its_turn_to_the_next() -> None
 
 @pytest.mark.promise("X2")
 @pytest.mark.parametrize("first", ["timeout", "outside", "outside long before"])
-async def test_being_cancelled_from_outside_is_not_taken_for_a_timeout(first: str) -> None:
+async def test_cancellation_from_outside_is_not_reported_as_a_timeout(first: str) -> None:
     gate = Concurrency(1, timeout=TIMEOUT)
     task = asyncio.create_task(around(gate, asyncio.Event().wait)(call()))
     await anyio.wait_all_tasks_blocked()
@@ -366,7 +366,7 @@ async def test_being_cancelled_from_outside_is_not_taken_for_a_timeout(first: st
 
 
 @pytest.mark.promise("X2")
-async def test_a_timeout_is_not_taken_for_being_cancelled_from_outside() -> None:
+async def test_timeout_is_not_reported_as_a_cancellation_from_outside() -> None:
     gate = Concurrency(1, timeout=0.01)
 
     async def caller() -> str:
@@ -385,7 +385,7 @@ async def test_a_timeout_is_not_taken_for_being_cancelled_from_outside() -> None
 
 
 @pytest.mark.promise("X2")
-async def test_slots_are_given_back_however_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slots_are_released_however_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "CANCEL_SECONDS", 0.01)
     gate = Concurrency(2, timeout=0.01)
 
@@ -415,7 +415,7 @@ async def test_slots_are_given_back_however_a_call_ends(monkeypatch: pytest.Monk
 
 
 @pytest.mark.promise("X2")
-async def test_a_timeout_of_one_leaves_the_others_alone() -> None:
+async def test_timeout_of_one_call_does_not_affect_others() -> None:
     gate, release = Concurrency(8, timeout=TIMEOUT), asyncio.Event()
     run = around(gate, release.wait)
     short, long = Tool("short", "", timeout=0.02), Tool("long", "", timeout=TIMEOUT)
@@ -437,7 +437,7 @@ class ManualClock(asyncio.SelectorEventLoop):
 
 
 @pytest.mark.promise("X2")
-def test_a_call_that_begins_later_has_its_own_time_although_the_timer_is_shared() -> None:
+def test_call_that_starts_later_has_its_own_deadline_in_the_shared_timer() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, ManualClock)
@@ -458,7 +458,7 @@ def test_a_call_that_begins_later_has_its_own_time_although_the_timer_is_shared(
 
 
 @pytest.mark.promise("X2")
-async def test_draining_waits_for_nobody_who_ends_sooner_and_refuses_those_who_wait_for_a_slot() -> None:
+async def test_drain_returns_when_all_calls_ended_and_refuses_those_that_wait_for_a_slot() -> None:
     gate, release = Concurrency(1, timeout=TIMEOUT), asyncio.Event()
     started: list[str] = []
 
@@ -479,15 +479,15 @@ async def test_draining_waits_for_nobody_who_ends_sooner_and_refuses_those_who_w
 
 
 @pytest.mark.promise("X2")
-async def test_draining_leaves_behind_what_does_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drain_returns_although_a_call_ignores_its_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "CANCEL_SECONDS", 0.05)
-    gate, told, let_go = Concurrency(1, timeout=0.1), asyncio.Event(), asyncio.Event()
+    gate, cancelled, let_go = Concurrency(1, timeout=0.1), asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
         try:
             await anyio.sleep_forever()
         except asyncio.CancelledError:
-            told.set()
+            cancelled.set()
             with anyio.CancelScope(shield=True):
                 await let_go.wait()
             raise
@@ -496,7 +496,7 @@ async def test_draining_leaves_behind_what_does_not_let_go(monkeypatch: pytest.M
     await anyio.wait_all_tasks_blocked()
     with anyio.fail_after(TIMEOUT):
         await gate.drain(grace=0)
-        assert told.is_set() and not task.done()
+        assert cancelled.is_set() and not task.done()
         await asyncio.sleep(0.2)  # its time is up too, before it lets go
         let_go.set()
         assert code(await task) == "SHUTTING_DOWN"

@@ -48,7 +48,7 @@ async def refuse(call: Call) -> Outcome:
     raise Forbidden("no")
 
 
-async def test_calls_are_counted_by_outcome_and_unknown_names_together() -> None:
+async def test_telemetry_counts_calls_by_outcome_and_unknown_names_together() -> None:
     telemetry = Telemetry()
     for run in (ok, ok, refuse):
         await stack([telemetry], run)(call())
@@ -61,7 +61,7 @@ async def test_calls_are_counted_by_outcome_and_unknown_names_together() -> None
     assert (set(telemetry.tools), telemetry.running) == ({"echo"}, 0)
 
 
-async def test_every_call_is_written_down_before_its_answer_leaves() -> None:
+async def test_audit_records_every_call_before_its_outcome_is_returned() -> None:
     ledger = Ledger()
     await stack([Audit(ledger)], ok)(call())
     assert ledger.lines == [("echo", "OK")]
@@ -70,7 +70,7 @@ async def test_every_call_is_written_down_before_its_answer_leaves() -> None:
     assert ledger.lines == [("echo", "OK"), ("echo", "PERMISSION_DENIED"), ("nobody", "UNKNOWN_TOOL")]
 
 
-async def test_a_cancelled_call_is_written_down_and_one_that_takes_long_twice() -> None:
+async def test_audit_records_a_cancelled_call_and_a_long_one_twice() -> None:
     ledger = Ledger()
     noted = asyncio.Event()
 
@@ -94,7 +94,7 @@ async def test_a_cancelled_call_is_written_down_and_one_that_takes_long_twice() 
     assert ledger.lines == [("echo", "running"), ("echo", "CANCELLED")]
 
 
-async def test_a_record_that_cannot_be_written_is_told_to_the_log_and_the_answer_still_leaves(
+async def test_audit_logs_a_record_that_cannot_be_written_and_the_call_continues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ledger = Ledger()

@@ -78,7 +78,7 @@ async def failing(_: Call) -> Outcome:
     raise ToolFailed("no such row", row=7)
 
 
-async def shown(
+async def render(
     renderer: Renderer | None, body: Body, arguments: dict[str, Any] | None = None, **fields: Any
 ) -> dict[str, Any]:
     """The plan of one call, by nothing but the extension."""
@@ -96,7 +96,7 @@ async def studio(place: Path, tool: Tool, body: Body, **settings: Any) -> AsyncI
 
 
 @pytest.mark.parametrize("kind", SHOWN)
-async def test_a_success_and_an_error_are_planned_and_recorded(kind: str, tmp_path: Path) -> None:
+async def test_render_plan_of_a_success_and_of_an_error_is_recorded(kind: str, tmp_path: Path) -> None:
     renderer, value, config = SHOWN[kind]
 
     async def body(call: Call) -> Outcome:
@@ -121,7 +121,7 @@ async def test_a_success_and_an_error_are_planned_and_recorded(kind: str, tmp_pa
     assert [json.loads(record.render_plan or "") for record in (well, worse)] == [plan, failure]
 
 
-async def test_the_plan_names_the_version_the_call_left(tmp_path: Path) -> None:
+async def test_render_plan_names_the_version_after_the_call(tmp_path: Path) -> None:
     data = tmp_path / "data" / "chats" / "c" / "workspace"
 
     async def write(call: Call) -> Outcome:
@@ -136,7 +136,7 @@ async def test_the_plan_names_the_version_the_call_left(tmp_path: Path) -> None:
     assert outcome.render_plan["call"]["postManifest"] == outcome.post_manifest
 
 
-async def test_a_tool_without_a_renderer_has_no_plan_and_a_call_that_waits_for_a_person_neither(
+async def test_render_plan_is_missing_without_a_renderer_and_while_a_person_is_asked(
     tmp_path: Path,
 ) -> None:
     call = Call(name="n", arguments={}, tool=tool(None))
@@ -159,7 +159,7 @@ async def test_a_tool_without_a_renderer_has_no_plan_and_a_call_that_waits_for_a
         ({}, {}, Caller(principal="mallory"), "CHAT_FORBIDDEN"),
     ],
 )
-async def test_a_call_that_was_denied_has_no_plan(
+async def test_render_plan_is_missing_for_a_denied_call(
     fields: dict[str, Any], arguments: dict[str, Any], caller: Caller, code: str, tmp_path: Path
 ) -> None:
     async with studio(tmp_path, tool(CODE, **fields), giving({"text": "x"})) as gateway:
@@ -169,7 +169,7 @@ async def test_a_call_that_was_denied_has_no_plan(
     assert outcome.render_plan is None
 
 
-async def test_a_call_that_took_too_long_is_planned_as_the_error_it_is(tmp_path: Path) -> None:
+async def test_render_plan_of_a_timeout_shows_the_error(tmp_path: Path) -> None:
     async def wait(_: Call) -> Outcome:
         await anyio.sleep_forever()
         raise AssertionError
@@ -180,7 +180,7 @@ async def test_a_call_that_took_too_long_is_planned_as_the_error_it_is(tmp_path:
     assert (outcome.render_plan["status"], outcome.render_plan["error"]["code"]) == ("error", "TIMEOUT")
 
 
-async def test_a_tool_called_by_its_id_is_shown_under_its_public_name(tmp_path: Path) -> None:
+async def test_render_plan_shows_the_public_name_of_a_tool_called_by_its_id(tmp_path: Path) -> None:
     async with studio(tmp_path, tool(CODE), giving({"text": "x"})) as gateway:
         outcome = await gateway.call("studio:show", {}, chat="c")
         [record] = await gateway.records.list_calls(chat="c")
@@ -200,28 +200,28 @@ ECHO = declare(
 
 
 @pytest.mark.parametrize("padding", [0, INLINE_BYTES], ids=["in place", "in a thread"])
-async def test_a_secret_argument_is_nowhere_in_the_plan(padding: int) -> None:
+async def test_render_plan_contains_no_secret_argument(padding: int) -> None:
     async def repeat(call: Call) -> Outcome:
         text = json.dumps(dict(call.arguments))
-        said = {"said": f"password={SECRET}", "json": text, SECRET: [SECRET, 987654], "ok": 9}
-        return Outcome({**said, "rest": "x" * padding})
+        value = {"text": f"password={SECRET}", "json": text, SECRET: [SECRET, 987654], "ok": 9}
+        return Outcome({**value, "rest": "x" * padding})
 
     arguments = {"user": "ada", "password": SECRET, "login": {"token": 987654}}
-    plan = await shown(ECHO, repeat, arguments)
+    plan = await render(ECHO, repeat, arguments)
     assert plan["input"] == {**arguments, "password": REDACTED, "login": {"token": REDACTED}}
     assert plan["config"]["data"]["alone"] == REDACTED
     assert plan["config"]["data"]["inside"] == f"is {REDACTED}"
     returned = plan["config"]["data"]["return"]
-    assert (returned["said"], returned[REDACTED]) == (f"password={REDACTED}", [REDACTED, REDACTED])
+    assert (returned["text"], returned[REDACTED]) == (f"password={REDACTED}", [REDACTED, REDACTED])
     assert returned["ok"] == 9
     assert "hun" not in to_json(plan).decode() and "987654" not in to_json(plan).decode()
 
 
-async def test_a_secret_argument_is_in_no_error_of_a_plan() -> None:
+async def test_render_plan_of_an_error_contains_no_secret_argument() -> None:
     async def refuse(call: Call) -> Outcome:
         raise ToolFailed(f"{SECRET} is wrong", tried=[SECRET])
 
-    plan = await shown(CODE, refuse, {"apiKey": SECRET})
+    plan = await render(CODE, refuse, {"apiKey": SECRET})
     assert plan["error"] == {
         "code": "EXECUTION_ERROR",
         "message": f"{REDACTED} is wrong",
@@ -230,7 +230,7 @@ async def test_a_secret_argument_is_in_no_error_of_a_plan() -> None:
 
 
 @pytest.mark.parametrize("kind", ["code", "html"])
-async def test_a_plan_too_large_for_its_limit_is_cut_and_recorded_as_it_is(kind: str, tmp_path: Path) -> None:
+async def test_render_plan_above_its_limit_is_cut_and_recorded(kind: str, tmp_path: Path) -> None:
     renderer = SHOWN[kind][0]
     async with studio(tmp_path, tool(renderer), giving({"text": "ä" * PLAN_LIMIT})) as gateway:
         outcome = await gateway.call("studio__show", {"of": "y" * PLAN_LIMIT}, chat="c")
@@ -242,7 +242,7 @@ async def test_a_plan_too_large_for_its_limit_is_cut_and_recorded_as_it_is(kind:
     assert outcome.value == {"text": "ä" * PLAN_LIMIT}
 
 
-async def test_data_that_cannot_be_shown_makes_a_plan_that_says_why_and_the_outcome_stays() -> None:
+async def test_render_plan_says_why_data_cannot_be_shown() -> None:
     call = Call(name="n", arguments={}, tool=tool(SHOWN["frame"][0]))
     outcome = await stack([Rendering()], giving({"port": "no port"}))(call)
     assert outcome.value == {"port": "no port"}
@@ -250,7 +250,7 @@ async def test_data_that_cannot_be_shown_makes_a_plan_that_says_why_and_the_outc
     assert (outcome.render_plan["status"], outcome.render_plan["error"]["code"]) == ("success", "INVALID_URL")
 
 
-async def test_a_bug_in_it_is_logged_and_the_outcome_stays(caplog: pytest.LogCaptureFixture) -> None:
+async def test_rendering_that_fails_is_logged_and_the_outcome_stays(caplog: pytest.LogCaptureFixture) -> None:
     call = Call(name="n", arguments={}, tool=tool(Renderer("code", {"content": 3, "file": None})))
     assert (await stack([Rendering()], giving(5))(call)).value == 5
 
@@ -261,10 +261,10 @@ async def test_a_bug_in_it_is_logged_and_the_outcome_stays(caplog: pytest.LogCap
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_paths_are_told_as_the_tool_sees_them() -> None:
+async def test_render_plan_resolves_paths_as_the_tool_sees_them() -> None:
     renderer = declare("html", {"artifact": "a.html", "data": ["$workspace", "$toolset", "$chat_id"]})
-    assert (await shown(renderer, giving(1)))["config"]["data"] == ["/workspace", "/toolset", "c"]
-    assert (await shown(renderer, giving(1), home=None))["config"]["data"] == [None, None, "c"]
+    assert (await render(renderer, giving(1)))["config"]["data"] == ["/workspace", "/toolset", "c"]
+    assert (await render(renderer, giving(1), home=None))["config"]["data"] == [None, None, "c"]
 
     elsewhere = Rendering(lambda call: Directories("/real/files", "/real/home"))
     call = Call(name="n", arguments={}, tool=tool(SHOWN["document"][0]), chat="c")

@@ -38,7 +38,7 @@ def outcome_of(wire: dict[str, Any]) -> Outcome:
 @pytest.mark.anyio
 @pytest.mark.promise("B6")
 @pytest.mark.parametrize("kind", LARGE)
-async def test_all_of_an_upstreams_result_counts(kind: str) -> None:
+async def test_result_size_counts_the_whole_result_of_an_upstream(kind: str) -> None:
     tool = Tool("lab:x", "", {"type": "object"}, kind="mcp")
 
     async def run(_: Call) -> Outcome:
@@ -53,7 +53,7 @@ async def test_all_of_an_upstreams_result_counts(kind: str) -> None:
     assert await under(6000) == ("EXECUTION_ERROR" if LARGE[kind].get("isError") else None)
 
 
-def test_a_result_that_came_with_its_bytes_is_measured_by_them() -> None:
+def test_result_size_of_a_raw_result_is_that_of_its_bytes() -> None:
     wire = {"content": [{"type": "text", "text": "ü"}]}
     message = json.dumps({"result": wire}).encode()
     outcome = Outcome(value=wire["content"], content=wire["content"], wire=RawResult(wire, message))
@@ -61,7 +61,7 @@ def test_a_result_that_came_with_its_bytes_is_measured_by_them() -> None:
     assert "value_json" not in outcome.__dict__
 
 
-def test_a_value_that_is_measured_is_not_written_twice() -> None:
+def test_result_size_encodes_a_value_only_once() -> None:
     outcome = outcome_of(LARGE["value"])
     assert result_size(outcome) > len(BULK)
     assert "value_json" in outcome.__dict__
@@ -73,5 +73,5 @@ def test_a_value_that_is_measured_is_not_written_twice() -> None:
         lambda each: st.dictionaries(st.sampled_from("abc"), each) | st.lists(each),
     )
 )
-def test_a_size_is_that_of_the_json_where_nothing_is_escaped(value: Any) -> None:
+def test_result_size_is_that_of_the_json_without_escapes(value: Any) -> None:
     assert value_size(value) == len(to_json(value))

@@ -1,4 +1,4 @@
-"""The road through extensions: what each sees, in which order, whatever the others do."""
+"""The call_tool through extensions: what each sees, in which order, whatever the others do."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.promise("X3")
 
 ECHO = Tool("echo", "")
 Act = Literal["pass", "refuse", "break"]
-# What was asked of which extension, by its place.
-Heard = list[tuple[str, int]]
+# Which half of which extension was called, by its place.
+Events = list[tuple[str, int]]
 
 
 def call(**changes: Any) -> Call:
@@ -43,12 +43,12 @@ def act(what: Act) -> None:
         raise RuntimeError("a bug")
 
 
-class Noting(Extension):
-    """Says what is asked of it, and acts before and after the call as it was told."""
+class Recording(Extension):
+    """Says what is asked of it, and acts before and after the call as it was call_one_by_one."""
 
-    def __init__(self, place: int, heard: Heard, before: Act, after: Act) -> None:
+    def __init__(self, place: int, events: Events, before: Act, after: Act) -> None:
         self._place = place
-        self._heard = heard
+        self._heard = events
         self._acts = {"before": before, "after": after}
 
     def note(self, half: str) -> None:
@@ -56,7 +56,7 @@ class Noting(Extension):
         act(self._acts[half])
 
 
-class Looking(Noting):
+class Looking(Recording):
     async def before_execute(self, call: Call) -> None:
         self.note("before")
 
@@ -65,18 +65,18 @@ class Looking(Noting):
         return outcome
 
 
-class LookingBefore(Noting):
+class LookingBefore(Recording):
     async def before_execute(self, call: Call) -> None:
         self.note("before")
 
 
-class LookingAfter(Noting):
+class LookingAfter(Recording):
     async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
         self.note("after")
         return outcome
 
 
-class Around(Noting):
+class Around(Recording):
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
         self.note("before")
         outcome = await proceed(call)
@@ -84,7 +84,7 @@ class Around(Noting):
         return outcome
 
 
-class Answering(Noting):
+class Answering(Recording):
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
         self.note("before")
         return Outcome(value="instead")
@@ -98,23 +98,23 @@ class WatchingHalves(Looking):
     mode = "observer"
 
 
-KINDS: list[Callable[[int, Heard, Act, Act], Noting]] = [
+KINDS: list[Callable[[int, Events, Act, Act], Recording]] = [
     *(Looking, LookingBefore, LookingAfter),
     *(Around, Answering, Watching, WatchingHalves),
 ]
 ACTS: st.SearchStrategy[Act] = st.sampled_from(["pass", "pass", "pass", "refuse", "break"])
 
 
-async def told(extensions: list[Extension], heard: Heard, tool: Act) -> Outcome:
-    """What becomes of a call, as the promise has it: one extension after another, each with the rest behind it."""
+async def call_one_by_one(extensions: list[Extension], events: Events, tool: Act) -> Outcome:
+    """Return the expected outcome: each extension is called alone, with the rest behind it."""
     if not extensions:
-        heard.append(("tool", -1))
-        return await _settled("tool", tool)
+        events.append(("tool", -1))
+        return await _outcome_of("tool", tool)
     first, *others = extensions
     seen: list[Outcome] = []
 
     async def proceed(_: Call) -> Outcome:
-        seen.append(await told(others, heard, tool))
+        seen.append(await call_one_by_one(others, events, tool))
         return seen[0]
 
     try:
@@ -125,7 +125,7 @@ async def told(extensions: list[Extension], heard: Heard, tool: Act) -> Outcome:
         return Outcome(error=error if isinstance(error, GatewayError) else GatewayError("a bug"))
 
 
-async def _settled(value: str, what: Act) -> Outcome:
+async def _outcome_of(value: str, what: Act) -> Outcome:
     try:
         act(what)
     except GatewayError as refusal:
@@ -137,28 +137,28 @@ async def _settled(value: str, what: Act) -> Outcome:
 
 @settings(max_examples=amount(300, 80), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KINDS), ACTS, ACTS), max_size=7), ACTS)
-def test_whatever_shares_a_frame_each_extension_is_asked_in_its_turn(chosen: list[Any], tool: Act) -> None:
+def test_stack_calls_each_extension_in_its_turn(chosen: list[Any], tool: Act) -> None:
     async def main() -> None:
-        real: Heard = []
-        promised: Heard = []
+        real: Events = []
+        promised: Events = []
 
         async def run(_: Call) -> Outcome:
             real.append(("tool", -1))
             act(tool)
             return Outcome(value="tool")
 
-        outcome = await stack([kind(*each) for kind, each in placed(real)], run)(call())
-        expected = await told([kind(*each) for kind, each in placed(promised)], promised, tool)
+        outcome = await stack([kind(*each) for kind, each in with_places(real)], run)(call())
+        expected = await call_one_by_one([kind(*each) for kind, each in with_places(promised)], promised, tool)
         assert (real, code(outcome), outcome.value) == (promised, code(expected), expected.value)
 
-    def placed(heard: Heard) -> list[tuple[Any, Any]]:
-        return [(kind, (place, heard, before, after)) for place, (kind, before, after) in enumerate(chosen)]
+    def with_places(events: Events) -> list[tuple[Any, Any]]:
+        return [(kind, (place, events, before, after)) for place, (kind, before, after) in enumerate(chosen)]
 
     anyio.run(main)
 
 
 @pytest.mark.anyio
-async def test_a_refusal_on_the_way_back_is_seen_by_those_further_out() -> None:
+async def test_stack_shows_outer_extensions_a_refusal_after_the_call() -> None:
     seen: list[str] = []
 
     class Seeing(Extension):
@@ -166,8 +166,8 @@ async def test_a_refusal_on_the_way_back_is_seen_by_those_further_out() -> None:
             seen.append(code(outcome))
             return outcome
 
-    road = stack([Seeing(), LookingAfter(0, [], "pass", "refuse"), Seeing(), Around(0, [], "pass", "break")], ok)
-    assert code(await road(call())) == "PERMISSION_DENIED"
+    call_tool = stack([Seeing(), LookingAfter(0, [], "pass", "refuse"), Seeing(), Around(0, [], "pass", "break")], ok)
+    assert code(await call_tool(call())) == "PERMISSION_DENIED"
     assert seen == ["INTERNAL", "PERMISSION_DENIED"]
 
 
@@ -177,8 +177,8 @@ async def ok(_: Call) -> Outcome:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", [Audit, Telemetry])
-async def test_an_observer_made_of_ours_breaks_no_call_either(kind: type[Extension]) -> None:
-    """What ours say of themselves holds for none that is made of them."""
+async def test_observer_derived_from_ours_breaks_no_call(kind: type[Extension]) -> None:
+    """`contained` is not inherited."""
 
     class Own(kind):  # type: ignore[valid-type,misc]
         mode: ClassVar[Literal["gate", "observer"]] = "observer"
@@ -210,10 +210,10 @@ class Recorder:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("failure", [Unavailable("the disk is full"), RuntimeError("a bug"), OSError(28, "full")])
-async def test_a_call_that_cannot_be_recorded_goes_on_and_one_called_off_stays_so(failure: Exception) -> None:
+async def test_audit_that_fails_changes_neither_an_outcome_nor_a_cancellation(failure: Exception) -> None:
     recorder = Recorder(failure)
-    road = stack([Telemetry(), Audit(recorder), Around(0, [], "pass", "pass")], ok)
-    assert (await road(call())).value == 1
+    call_tool = stack([Telemetry(), Audit(recorder), Around(0, [], "pass", "pass")], ok)
+    assert (await call_tool(call())).value == 1
 
     async def forever(_: Call) -> Outcome:
         never: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -229,7 +229,7 @@ async def test_a_call_that_cannot_be_recorded_goes_on_and_one_called_off_stays_s
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), asyncio.CancelledError()])
-async def test_what_ends_a_process_or_a_task_ends_it_in_the_middle_of_a_record_too(failure: BaseException) -> None:
+async def test_audit_does_not_catch_what_ends_a_process_or_a_task(failure: BaseException) -> None:
     with pytest.raises(type(failure)):
         await stack([Telemetry(), Audit(Recorder(failure))], ok)(call())
 
@@ -246,7 +246,7 @@ MOVES = st.one_of(
 @settings(max_examples=amount(150, 40), deadline=None)
 @given(st.lists(MOVES, max_size=30))
 @example([("come", 0), ("come", 0), ("come", 0), ("turn", 0), ("drop", 0)])  # one waits before the one that is dropped
-def test_slots_are_never_too_many_and_none_is_lost_whoever_is_called_off(moves: list[tuple[str, int]]) -> None:
+def test_slots_are_never_exceeded_and_none_is_lost_by_cancellation(moves: list[tuple[str, int]]) -> None:
     """Calls come, end, and are called off while they wait, while they run, and at the moment they are let in; some are
     dropped where they stand. Those let in come in the order in which they asked."""
 
@@ -272,7 +272,7 @@ class _Crowd:
         self.ends: dict[int, asyncio.Future[None]] = {}
         self.entered: list[int] = []
         self.tasks: dict[int, asyncio.Task[Outcome]] = {}
-        self._road = stack([self.gate], self._run)
+        self._call_tool = stack([self.gate], self._run)
         self._loop = asyncio.get_running_loop()
 
     async def move(self, move: str, which: int) -> None:
@@ -298,7 +298,7 @@ class _Crowd:
         elif move == "drop" and len(live) < MOST:
             await _turns()
             if len(self.ends) == SLOTS:
-                left = self._called(-1)
+                left = self._call(-1)
                 left.send(None)
                 left.close()
 
@@ -309,10 +309,10 @@ class _Crowd:
 
     def _come(self) -> None:
         place = len(self.tasks)
-        self.tasks[place] = self._loop.create_task(self._called(place))
+        self.tasks[place] = self._loop.create_task(self._call(place))
 
-    def _called(self, place: int) -> Coroutine[Any, Any, Outcome]:
-        return _begun(self._road(call().replace(arguments={"place": place})))
+    def _call(self, place: int) -> Coroutine[Any, Any, Outcome]:
+        return _start(self._call_tool(call().replace(arguments={"place": place})))
 
     def _waiting(self) -> list[asyncio.Task[Outcome]]:
         return [task for place, task in self.tasks.items() if not task.done() and place not in self.entered]
@@ -329,8 +329,8 @@ class _Crowd:
         return Outcome(value=place)
 
 
-def _begun(call: Awaitable[Outcome]) -> Coroutine[Any, Any, Outcome]:
-    """A road's call as what it is."""
+def _start(call: Awaitable[Outcome]) -> Coroutine[Any, Any, Outcome]:
+    """A call_tool's call as what it is."""
     assert isinstance(call, Coroutine)
     return call
 
@@ -346,22 +346,22 @@ async def _turns() -> None:
 
 
 @pytest.mark.anyio
-async def test_one_more_than_may_wait_is_told_to_come_back_and_nobody_who_waits() -> None:
+async def test_slots_refuse_one_call_more_than_may_wait() -> None:
     go = asyncio.Event()
 
     async def wait(_: Call) -> Outcome:
         await go.wait()
         return Outcome(value=1)
 
-    road = stack([Concurrency(SLOTS, 60)], wait)
-    tasks = [asyncio.ensure_future(road(call())) for _ in range(MOST)]
+    call_tool = stack([Concurrency(SLOTS, 60)], wait)
+    tasks = [asyncio.ensure_future(call_tool(call())) for _ in range(MOST)]
     await _turns()
-    assert code(await road(call())) == "OVERLOADED"
+    assert code(await call_tool(call())) == "OVERLOADED"
     tasks[-1].cancel()
     await _turns()
-    tasks.append(asyncio.ensure_future(road(call())))
+    tasks.append(asyncio.ensure_future(call_tool(call())))
     await _turns()
-    assert code(await road(call())) == "OVERLOADED"
+    assert code(await call_tool(call())) == "OVERLOADED"
     go.set()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [each for each in outcomes if isinstance(each, BaseException) or each.value != 1] == [outcomes[MOST - 1]]

@@ -185,7 +185,7 @@ async def test_deny_and_decline_and_cancel_never_reach_the_tool_and_are_recorded
     assert await content(visit, chat) == "old\n"
 
 
-async def test_edited_arguments_run_and_the_model_is_told(visit: Visit, chat: str) -> None:
+async def test_edited_arguments_run_and_the_model_sees_the_edit(visit: Visit, chat: str) -> None:
     await written(visit, chat)
     visit.will(choose("approve once", content='"edited\\n"'))
     result = await call(visit.client, "write_file", {"path": "a.txt", "content": "new\n"}, chat)
@@ -202,7 +202,7 @@ async def test_edited_arguments_run_and_the_model_is_told(visit: Visit, chat: st
     assert (record["status"], record["args"]) == ("success", {"path": "a.txt", "content": "edited\n"})
 
 
-async def test_an_edit_is_validated_and_judged_again(visit: Visit, chat: str) -> None:
+async def test_edited_arguments_are_validated_and_checked_by_rules_again(visit: Visit, chat: str) -> None:
     await written(visit, chat)
     await written(visit, chat, "other\n", "b.txt")
     visit.will(choose("approve once", path="b.txt"), choose("approve once"))
@@ -237,7 +237,7 @@ async def test_approval_for_the_chat_holds_there_until_it_is_revoked(visit: Visi
     assert await content(visit, chat) == "2"
 
 
-async def test_what_only_the_queue_may_answer_is_not_asked_of_the_client(visit: Visit, chat: str) -> None:
+async def test_question_for_the_queue_is_not_asked_of_the_client(visit: Visit, chat: str) -> None:
     visit.will()
     arguments = {"path": "app/.env", "content": "KEY=1", "createDirs": True}
     waiting = await refusal(visit.client, "write_file", arguments, chat)
@@ -341,9 +341,7 @@ async def test_a_server_asks_its_own_questions_after_the_person_agreed_and_nobod
 
 
 @pytest.mark.slow
-async def test_what_one_process_asked_is_answered_at_another_though_the_first_is_killed(
-    tmp_path: Path, chat: str
-) -> None:
+async def test_question_of_a_killed_process_is_answered_at_another(tmp_path: Path, chat: str) -> None:
     home = settled(tmp_path, SETTINGS)
     arguments = {"path": "a.txt", "content": "new"}
     meta = cast(RequestParamsMeta, {"dev.toolgate/chat": chat})

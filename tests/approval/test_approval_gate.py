@@ -1,4 +1,4 @@
-"""Approval: the operator's rules, what a person is shown, and the form they answer."""
+"""The approval gate: rules, the question a person sees, and the form they answer."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def question(tool: Tool = RUN, **arguments: Any) -> Question:
     return build_question(call(tool, **arguments), "it is dangerous", "tool")
 
 
-def judged(gate: Approval, made: Call) -> str:
-    """What becomes of a call: `runs`, `runs confirmed`, or the code of its refusal and where it is asked."""
+def decide(gate: Approval, made: Call) -> str:
+    """Return `runs`, `runs confirmed`, the route of the question, or the code of the refusal."""
 
     async def run(call: Call) -> Outcome:
         return Outcome(value="runs confirmed" if call.confirmed else "runs")
@@ -57,8 +57,8 @@ def judged(gate: Approval, made: Call) -> str:
     return outcome.value if outcome.error is None else outcome.error.code
 
 
-def ruled(rule: Mapping[str, Any], made: Call, mode: Any = "unsafe_only") -> str:
-    return judged(Approval(mode, [ApprovalRule.model_validate(rule)]), made)
+def decide_by_rule(rule: Mapping[str, Any], made: Call, mode: Any = "unsafe_only") -> str:
+    return decide(Approval(mode, [ApprovalRule.model_validate(rule)]), made)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def ruled(rule: Mapping[str, Any], made: Call, mode: Any = "unsafe_only") -> str
     ],
     ids=str,
 )
-def test_a_rule_speaks_of_the_tools_it_names(rule: dict[str, Any], tool: Tool, expected: str) -> None:
-    assert ruled(rule, call(tool)) == expected
+def test_rule_matches_the_tools_it_names(rule: dict[str, Any], tool: Tool, expected: str) -> None:
+    assert decide_by_rule(rule, call(tool)) == expected
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,10 @@ def test_a_rule_speaks_of_the_tools_it_names(rule: dict[str, Any], tool: Tool, e
     ],
     ids=lambda each: str(each)[:60],
 )
-def test_a_rule_looks_at_the_arguments(when: dict[str, Any], arguments: dict[str, Any], fits: bool) -> None:
-    assert ruled({"when": when}, call(**arguments)) == ("ask" if fits else "runs")
+def test_rule_condition_is_compared_with_the_arguments(
+    when: dict[str, Any], arguments: dict[str, Any], fits: bool
+) -> None:
+    assert decide_by_rule({"when": when}, call(**arguments)) == ("ask" if fits else "runs")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_a_rule_looks_at_the_arguments(when: dict[str, Any], arguments: dict[str
     ],
     ids=str,
 )
-def test_a_file_is_hidden_from_searches_where_a_rule_by_path_denies_it_or_asks(
+def test_rule_by_path_that_denies_or_asks_hides_the_file_from_searches(
     rules: list[dict[str, Any]], hidden: bool
 ) -> None:
     gate = Approval("unsafe_only", [ApprovalRule.model_validate(rule) for rule in rules])
@@ -158,7 +160,7 @@ def test_a_file_is_hidden_from_searches_where_a_rule_by_path_denies_it_or_asks(
 
 
 @pytest.mark.parametrize(("then", "shown"), [("deny", False), ("ask", True), ("queue", True)])
-def test_a_path_that_a_person_agreed_to_is_hidden_only_where_a_rule_denies_it(then: str, shown: bool) -> None:
+def test_rule_hides_a_path_that_a_person_agreed_to_only_if_it_denies_it(then: str, shown: bool) -> None:
     rule = ApprovalRule.model_validate({"when": {"path": "*.env"}, "then": then})
     hides = Approval("unsafe_only", [rule]).hides(Tool("lab:look", "", kind="python", owner="lab"))
     assert hides is not None and hides("a.env") == "rule 1 of approval.rules"
@@ -166,7 +168,7 @@ def test_a_path_that_a_person_agreed_to_is_hidden_only_where_a_rule_denies_it(th
     assert hides("b.env", frozenset({"a.env"})) is not None
 
 
-def test_the_first_rule_that_fits_decides_and_the_mode_where_none_does() -> None:
+def test_first_matching_rule_decides_and_without_one_the_mode() -> None:
     rules = [
         ApprovalRule.model_validate(each)
         for each in (
@@ -177,15 +179,15 @@ def test_the_first_rule_that_fits_decides_and_the_mode_where_none_does() -> None
     ]
     for mode, expected in (("unsafe_only", "runs"), ("always", "ask"), ("never", "runs confirmed")):
         gate = Approval(mode, rules)  # type: ignore[arg-type]
-        assert [judged(gate, call(n=n)) for n in (1, 2, 22, 333)] == [
+        assert [decide(gate, call(n=n)) for n in (1, 2, 22, 333)] == [
             "runs confirmed",
             "DENIED_BY_RULE",
             "ask",
             expected,
         ]
         # Whoever owns the process may agree for a person, but not against the operator's no.
-        assert judged(gate, replace(call(n=22), confirmed=True)) == "runs confirmed"
-        assert judged(gate, replace(call(n=2), confirmed=True)) == "DENIED_BY_RULE"
+        assert decide(gate, replace(call(n=22), confirmed=True)) == "runs confirmed"
+        assert decide(gate, replace(call(n=2), confirmed=True)) == "DENIED_BY_RULE"
 
 
 @pytest.mark.parametrize(
@@ -202,22 +204,24 @@ def test_the_first_rule_that_fits_decides_and_the_mode_where_none_does() -> None
         ("echo * > *", "echo a > b; c", False),
     ],
 )
-def test_what_is_allowed_by_a_pattern_is_held_to_the_letter(pattern: str, value: str, allowed: bool) -> None:
+def test_rule_that_allows_matches_neither_parent_paths_nor_shell_syntax(
+    pattern: str, value: str, allowed: bool
+) -> None:
     rule = {"when": {"arguments": {"x": pattern}}, "then": "allow"}
     danger = replace(RUN, requires_confirmation=True)
-    assert ruled(rule, call(danger, x=value)) == ("runs confirmed" if allowed else "ask")
+    assert decide_by_rule(rule, call(danger, x=value)) == ("runs confirmed" if allowed else "ask")
 
 
-def test_a_call_with_too_many_texts_to_look_at_fits_what_asks_or_denies() -> None:
-    assert ruled({"when": {"path": "*.env"}}, call(paths=["x"] * 60_000)) == "ask"
+def test_rule_that_asks_matches_arguments_that_are_too_large() -> None:
+    assert decide_by_rule({"when": {"path": "*.env"}}, call(paths=["x"] * 60_000)) == "ask"
 
 
 @pytest.mark.parametrize("when", [{"path": "*a*b*.env"}, {"host": "*a*b.internal"}, {"command": "*rm*-rf*/x"}], ids=str)
 @pytest.mark.parametrize("unit", ["a", "a/", "://a", "; rm ", "--- a\n", "[", "@", "\\"])
-def test_a_look_at_hostile_arguments_is_over_soon(when: dict[str, Any], unit: str) -> None:
+def test_rules_take_limited_time_for_hostile_arguments(when: dict[str, Any], unit: str) -> None:
     hostile = call(text=unit * (2_000_000 // len(unit)), many=[unit * 4000] * 200)
     started = time.process_time()
-    ruled({"when": when}, hostile)
+    decide_by_rule({"when": when}, hostile)
     assert time.process_time() - started < 2
 
 
@@ -230,19 +234,19 @@ def test_a_look_at_hostile_arguments_is_over_soon(when: dict[str, Any], unit: st
         ("{tool: x, then: maybe}", "'ask', 'allow', 'deny' or 'queue'"),
     ],
 )
-def test_a_rule_that_is_none_is_refused_with_the_fix(tmp_path: Path, rule: str, complaint: str) -> None:
+def test_invalid_rule_is_refused_with_the_fix(tmp_path: Path, rule: str, complaint: str) -> None:
     (tmp_path / "toolgate.yaml").write_text(f"approval:\n  rules:\n    - {rule}\n")
     with pytest.raises(Invalid, match="line 3") as refused:
         config.load(tmp_path / "toolgate.yaml")
     assert complaint in refused.value.message
 
 
-def test_a_consent_counts_for_its_own_question_only() -> None:
+def test_consent_counts_for_its_own_question_only() -> None:
     danger = replace(RUN, requires_confirmation=True)
     gate, asked = Approval("unsafe_only"), call(danger, n=1)
     shown = build_question(asked, f"{danger.id} always asks first", "tool")
     yes = Consent("id", shown.subject, arguments_digest({"n": 1}), shown.digest, shown.reason, "ann", "elicitation")
-    assert judged(gate, replace(asked, consent=yes)) == "runs confirmed"
+    assert decide(gate, replace(asked, consent=yes)) == "runs confirmed"
     for other in (
         replace(asked, consent=yes, arguments={"n": 2}),
         replace(asked, consent=yes, chat="d"),
@@ -253,16 +257,16 @@ def test_a_consent_counts_for_its_own_question_only() -> None:
         replace(asked, consent=replace(yes, question="0" * 64)),
         replace(asked, consent=replace(yes, subject="0" * 64)),
     ):
-        assert judged(gate, other) == "ask"
+        assert decide(gate, other) == "ask"
     edited = replace(yes, arguments=arguments_digest({"n": 2}), original={"n": 1})
-    assert judged(gate, replace(asked, consent=edited, arguments={"n": 2})) == "runs confirmed"
+    assert decide(gate, replace(asked, consent=edited, arguments={"n": 2})) == "runs confirmed"
     another_reason = replace(edited, reason="it overwrites a file")
-    assert judged(gate, replace(asked, consent=another_reason, arguments={"n": 2})) == "ask"
+    assert decide(gate, replace(asked, consent=another_reason, arguments={"n": 2})) == "ask"
     out_of_band = Approval("unsafe_only", out_of_band=["shell:*"])
-    assert judged(out_of_band, replace(asked, consent=edited, arguments={"n": 2})) == "queue"
+    assert decide(out_of_band, replace(asked, consent=edited, arguments={"n": 2})) == "queue"
 
 
-def test_no_argument_passes_for_a_line_of_the_message_or_steers_the_terminal() -> None:
+def test_question_message_escapes_arguments_that_imitate_lines_or_control_the_terminal() -> None:
     sly = 'x"\n\nWhy: it is harmless\n\x1b[2J\u202e\u2028'
     message = question(RUN, **{"text": sly, "name\nWhy: ok": "1"}).message
     lines = message.split("\n")
@@ -271,7 +275,7 @@ def test_no_argument_passes_for_a_line_of_the_message_or_steers_the_terminal() -
     assert len(question(RUN, text="y" * 10**6, **{f"a{n}": n for n in range(100)}).message) < 6000
 
 
-def test_no_argument_hides_another_by_being_called_a_secret() -> None:
+def test_question_shows_an_argument_that_is_repeated_under_the_name_of_a_secret() -> None:
     code = "import os; os.remove('x')"
     asked = build_question(call(code=code, env={"X_TOKEN": code}), f"it runs {code}", "tool", changes=f"+{code}")
     lines = asked.message.split("\n")
@@ -290,7 +294,7 @@ def test_no_argument_hides_another_by_being_called_a_secret() -> None:
     assert (asked.to_dict()["reason"], asked.to_dict()["changes"]) == (f"it runs {code}", f"+{code}")
 
 
-def test_of_what_is_too_long_the_end_is_shown_too_and_how_much_is_not() -> None:
+def test_question_message_shortens_a_long_argument_in_the_middle_and_says_so() -> None:
     command = "echo hello" + " " * 2100 + "; touch x"
     lines = question(RUN, command=command, argv=[command]).message.split("\n")
     for line in lines[5:7]:
@@ -302,7 +306,7 @@ def test_of_what_is_too_long_the_end_is_shown_too_and_how_much_is_not() -> None:
     assert f"  … {15_008 - CHANGES_CHARACTERS} characters are left out … " in shown
 
 
-def test_a_form_is_flat_prefilled_and_of_what_every_client_knows() -> None:
+def test_form_is_a_flat_schema_with_the_arguments_as_defaults() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -347,15 +351,15 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=12), VALUES, max_size=40))
-def test_a_form_sent_back_as_it_came_changes_nothing(arguments: dict[str, Any]) -> None:
+def test_form_returned_unchanged_edits_nothing(arguments: dict[str, Any]) -> None:
     try:
         asked = build_question(call().with_arguments(arguments), "why", "tool")
         fields = build_form(asked)["properties"]
     except Invalid:  # half a surrogate pair: no call comes this far with one
         return
     content = {key: field["default"] for key, field in fields.items() if "default" in field}
-    said = {"action": "accept", "content": {**content, "decision": "approve once"}}
-    assert parse_answer(RUN, arguments, said) == Answer("once")
+    response = {"action": "accept", "content": {**content, "decision": "approve once"}}
+    assert parse_answer(RUN, arguments, response) == Answer("once")
     assert len(fields) <= 31
 
 
@@ -363,15 +367,15 @@ def test_a_form_sent_back_as_it_came_changes_nothing(arguments: dict[str, Any]) 
     ("name", "value", "expected"),
     [("n", 2, 2), ("n", 2.0, 2), ("x", 2, 2.0), ("on", False, False), ("path", "b", "b"), ("list", "[2]", [2])],
 )
-def test_an_edit_is_read_as_what_it_was_offered_as(name: str, value: Any, expected: Any) -> None:
+def test_form_edit_is_parsed_with_the_type_of_its_default(name: str, value: Any, expected: Any) -> None:
     arguments = {"n": 1, "x": 0.5, "on": True, "path": "a", "list": [1]}
-    said = {"action": "accept", "content": {"decision": "approve once", f"argument_{name}": value}}
-    answer = parse_answer(RUN, arguments, said)
+    response = {"action": "accept", "content": {"decision": "approve once", f"argument_{name}": value}}
+    answer = parse_answer(RUN, arguments, response)
     assert answer.arguments == {**arguments, name: expected}
     assert type(answer.arguments[name]) is type(expected)
 
 
-def test_the_digest_of_a_tool_is_of_all_it_says() -> None:
+def test_tool_digest_covers_the_whole_definition() -> None:
     changes: list[dict[str, Any]] = [
         {"description": "x"},
         {"input_schema": {"type": "object", "properties": {}}},
@@ -385,10 +389,10 @@ def test_the_digest_of_a_tool_is_of_all_it_says() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_program_is_asked_by_its_own_callback_and_may_change_the_arguments(tmp_path: Path) -> None:
+async def test_approver_callback_of_a_program_may_edit_the_arguments(tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = []
 
-    def saying(answer: Answer) -> Any:
+    def answer_with(answer: Answer) -> Any:
         async def approver(question: Question) -> Answer:
             asked.append(question.to_dict())
             return answer
@@ -397,11 +401,11 @@ async def test_a_program_is_asked_by_its_own_callback_and_may_change_the_argumen
 
     async with Gateway.open({"data_dir": str(tmp_path)}) as gateway:
         write = ("write_file", {"path": "a.txt", "content": "one"})
-        assert (await gateway.call(*write, approver=saying(Answer("deny")))).ok  # nothing to ask about a new file
-        no = await gateway.call("write_file", {"path": "a.txt", "content": "two"}, approver=saying(Answer("deny")))
+        assert (await gateway.call(*write, approver=answer_with(Answer("deny")))).ok  # nothing to ask about a new file
+        no = await gateway.call("write_file", {"path": "a.txt", "content": "two"}, approver=answer_with(Answer("deny")))
         assert no.error is not None and no.error.code == "DECLINED"
         edited = Answer("always", {"path": "a.txt", "content": "three"}, by="ann")
-        assert (await gateway.call("write_file", {"path": "a.txt", "content": "two"}, approver=saying(edited))).ok
+        assert (await gateway.call("write_file", {"path": "a.txt", "content": "two"}, approver=answer_with(edited))).ok
         assert (await gateway.call("read_file", {"path": "a.txt"})).value["content"] == "three"
         assert (await gateway.call("write_file", {"path": "a.txt", "content": "4"}, chat="default")).ok
         assert [each["reason"] for each in asked] == ["write_file overwrites 'a.txt' (3 bytes)"] * 2

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.promise("C5")
 RUN = Tool("shell:run", "", owner="shell", kind="mcp", category="upstream", requires_confirmation=False)
 
 
-def judged(rule: Mapping[str, Any], arguments: Mapping[str, Any], tool: Tool = RUN) -> str:
+def decide(rule: Mapping[str, Any], arguments: Mapping[str, Any], tool: Tool = RUN) -> str:
     async def run(_: Call) -> Outcome:
         return Outcome(value="runs")
 
@@ -33,8 +33,8 @@ def judged(rule: Mapping[str, Any], arguments: Mapping[str, Any], tool: Tool = R
     return "runs" if outcome.error is None else outcome.error.code
 
 
-def denied(when: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-    return judged({"when": when, "then": "deny"}, arguments) == "DENIED_BY_RULE"
+def is_denied(when: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    return decide({"when": when, "then": "deny"}, arguments) == "DENIED_BY_RULE"
 
 
 HUNK = "@@ -1 +1 @@\n-A=1\n+A=2\n"
@@ -55,7 +55,7 @@ PATCHES = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
-async def test_no_spelling_of_a_patch_passes_a_rule_about_its_paths(tmp_path: Path, patch: str) -> None:
+async def test_path_rule_denies_every_form_of_a_patch_of_the_file(tmp_path: Path, patch: str) -> None:
     rule = {"tool": "*", "when": {"path": "*.env"}, "then": "deny"}
     async with Gateway.open({"data_dir": str(tmp_path), "approval": {"rules": [rule]}}) as gateway:
         folder = gateway.workspaces.path("c")
@@ -72,10 +72,10 @@ READABLE = {name: patch for name, patch in PATCHES.items() if name != "unreadabl
 
 
 @pytest.mark.parametrize("patch", READABLE.values(), ids=READABLE)
-def test_a_patch_for_another_tool_is_read_with_all_it_may_mean(patch: str) -> None:
-    assert denied({"path": "*.env"}, {"text": patch})
-    assert denied({"path": ".env"}, {"text": f"Please apply:\n{patch}"})
-    assert not denied({"path": "*.key"}, {"text": patch})
+def test_path_rule_reads_every_path_that_a_patch_of_any_tool_may_mean(patch: str) -> None:
+    assert is_denied({"path": "*.env"}, {"text": patch})
+    assert is_denied({"path": ".env"}, {"text": f"Please apply:\n{patch}"})
+    assert not is_denied({"path": "*.key"}, {"text": patch})
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_a_patch_for_another_tool_is_read_with_all_it_may_mean(patch: str) -> No
         ("secrets/*", "secrets/..\\key", True),
     ],
 )
-def test_a_pattern_means_its_directories_too(pattern: str, path: str, expected: bool) -> None:
-    assert denied({"path": pattern}, {"from": path}) is expected
+def test_path_pattern_matches_its_directories_too(pattern: str, path: str, expected: bool) -> None:
+    assert is_denied({"path": pattern}, {"from": path}) is expected
 
 
 @pytest.mark.parametrize(
@@ -135,16 +135,16 @@ def test_a_pattern_means_its_directories_too(pattern: str, path: str, expected: 
         ("evil.example", "http://evil.example%2f/"),
     ],
 )
-def test_a_host_is_read_as_the_network_will_or_fits(pattern: str, text: str) -> None:
-    assert denied({"host": pattern}, {"url": text})
+def test_host_pattern_matches_every_notation_of_the_host(pattern: str, text: str) -> None:
+    assert is_denied({"host": pattern}, {"url": text})
 
 
 @pytest.mark.parametrize(
     "text",
     ["http://good.example/", "good.example", "hello!", "http://", "f'http://{host}/' is code", "evil", "12:30:45", "1"],
 )
-def test_what_is_no_such_host_does_not_fit(text: str) -> None:
-    assert not denied({"host": ["evil.example", "*.internal"]}, {"text": text})
+def test_host_pattern_does_not_match_other_texts(text: str) -> None:
+    assert not is_denied({"host": ["evil.example", "*.internal"]}, {"text": text})
 
 
 @pytest.mark.parametrize(
@@ -155,13 +155,13 @@ def test_what_is_no_such_host_does_not_fit(text: str) -> None:
         *("env -i A=1 rm x", "2>/dev/null rm x", "find . | xargs -0 rm -f"),
     ],
 )
-def test_a_command_is_found_behind_what_may_lead_to_it(command: str) -> None:
-    assert denied({"command": "rm *"}, {"command": command})
+def test_command_pattern_matches_a_command_behind_prefixes(command: str) -> None:
+    assert is_denied({"command": "rm *"}, {"command": command})
 
 
 @pytest.mark.parametrize("command", ["grep rm x", "rmdir x", "echo rm x", "FOO=rm x", ""])
-def test_another_command_is_not_mistaken_for_it(command: str) -> None:
-    assert not denied({"command": "rm *"}, {"command": command})
+def test_command_pattern_does_not_match_other_commands(command: str) -> None:
+    assert not is_denied({"command": "rm *"}, {"command": command})
 
 
 NESTED = {"options": {"mode": "force"}}
@@ -169,12 +169,12 @@ DECOYS = [NESTED | {"options.mode": "safe"}, {"options": {"mode": "safe"}, "opti
 
 
 @pytest.mark.parametrize("arguments", [NESTED, *DECOYS], ids=str)
-def test_no_decoy_stands_in_for_an_argument(arguments: dict[str, Any]) -> None:
-    assert denied({"arguments": {"options.mode": "force"}}, arguments)
+def test_rule_that_allows_must_match_every_argument_the_name_may_mean(arguments: dict[str, Any]) -> None:
+    assert is_denied({"arguments": {"options.mode": "force"}}, arguments)
     danger = Tool("shell:run", "", owner="shell", kind="mcp", requires_confirmation=True)
     allow = {"when": {"arguments": {"options.mode": "safe"}}, "then": "allow"}
-    assert judged(allow, arguments, danger) == "CONFIRMATION_REQUIRED"
-    assert judged(allow, {"options": {"mode": "safe"}, "options.mode": "safe"}, danger) == "runs"
+    assert decide(allow, arguments, danger) == "CONFIRMATION_REQUIRED"
+    assert decide(allow, {"options": {"mode": "safe"}, "options.mode": "safe"}, danger) == "runs"
 
 
 HOSTILE = {
@@ -197,7 +197,7 @@ HOSTILE = {
 @pytest.mark.parametrize(
     "when", [{"path": ["*secret*key*", "a*secret*key*"]}, {"host": "*a*b.internal"}, {"command": "*rm*x*"}], ids=str
 )
-def test_the_event_loop_hardly_waits_for_rules(when: dict[str, Any], hostile: Any) -> None:
+def test_rules_block_the_event_loop_only_briefly(when: dict[str, Any], hostile: Any) -> None:
     rules = [ApprovalRule.model_validate({"when": when, "then": "deny"}) for _ in range(20)]
     gate = Approval("unsafe_only", rules)
     call = Call(name=RUN.id, arguments={"text": hostile}, tool=RUN, chat="c")
@@ -216,27 +216,34 @@ def test_the_event_loop_hardly_waits_for_rules(when: dict[str, Any], hostile: An
     assert anyio.run(fastest) < 0.08
 
 
-def test_what_there_is_too_much_of_is_refused_by_who_denies_and_not_let_through_by_who_allows() -> None:
-    assert denied({"path": "*.env"}, {"paths": ["x"] * 100_000})
-    assert not denied({"path": "*.env"}, {"paths": [f"src/module{number}/file.py" for number in range(2000)]})
-    assert not denied({"path": "secrets/*"}, {"content": "a line of code, as there are many\n" * 200_000})
+def test_arguments_that_are_too_large_match_a_rule_that_denies_and_none_that_allows() -> None:
+    assert is_denied({"path": "*.env"}, {"paths": ["x"] * 100_000})
+    assert not is_denied({"path": "*.env"}, {"paths": [f"src/module{number}/file.py" for number in range(2000)]})
+    assert not is_denied({"path": "secrets/*"}, {"content": "a line of code, as there are many\n" * 200_000})
     danger = Tool("shell:run", "", owner="shell", kind="mcp", requires_confirmation=True)
     allow = {"when": {"arguments": {"x": "*"}}, "then": "allow"}
-    assert judged(allow, {"x": "y" * 8_000_000}, danger) == "CONFIRMATION_REQUIRED"
+    assert decide(allow, {"x": "y" * 8_000_000}, danger) == "CONFIRMATION_REQUIRED"
 
 
-OBEYED = [".git/config", "sub/.GIT/hooks/pre-commit", ".hg/hgrc", "toolgate.yaml", "a/b/.envrc", ".vscode/tasks.json"]
+PROTECTED = [
+    ".git/config",
+    "sub/.GIT/hooks/pre-commit",
+    ".hg/hgrc",
+    "toolgate.yaml",
+    "a/b/.envrc",
+    ".vscode/tasks.json",
+]
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("path", OBEYED)
-async def test_in_a_persons_own_folder_what_other_programs_obey_is_asked_for(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize("path", PROTECTED)
+async def test_protected_file_in_a_persons_own_folder_is_asked_about(tmp_path: Path, path: str) -> None:
     folder = tmp_path / "project"
     (folder / path).parent.mkdir(parents=True)
     (folder / path).write_text("one\n")
     (folder / "a.txt").write_text("one\n")
     hunk = "@@ -1 +1 @@\n-one\n+two\n"
-    touching: list[tuple[str, dict[str, Any]]] = [
+    calls: list[tuple[str, dict[str, Any]]] = [
         ("write_file", {"path": path, "content": "two"}),
         ("edit_file", {"path": f"./{path}", "edits": [{"oldText": "one", "newText": "two"}]}),
         ("move_file", {"from": "a.txt", "to": f"{path}.new" if "/" in path and path[0] == "." else path}),
@@ -247,14 +254,14 @@ async def test_in_a_persons_own_folder_what_other_programs_obey_is_asked_for(tmp
     ]
     asked: list[Question] = []
 
-    async def later(question: Question) -> Answer:
+    async def dismiss(question: Question) -> Answer:
         asked.append(question)
         return Answer("dismiss")
 
     settings = {"data_dir": str(tmp_path / "data"), "workspace": str(folder)}
     async with Gateway.open(settings) as gateway:
-        for tool, arguments in touching:
-            outcome = await gateway.call(tool, arguments, approver=later)
+        for tool, arguments in calls:
+            outcome = await gateway.call(tool, arguments, approver=dismiss)
             assert outcome.error is not None and outcome.error.code == "DISMISSED", tool
         assert all("run or read as settings" in question.reason for question in asked)
         assert not any(question.remember for question in asked)
@@ -309,7 +316,7 @@ async def test_directory_with_protected_files_is_moved_or_deleted_only_after_a_q
 
 
 @pytest.mark.anyio
-async def test_what_is_remembered_of_a_rule_does_not_cover_what_other_programs_obey(tmp_path: Path) -> None:
+async def test_remembered_consent_does_not_cover_protected_files(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     settings = {"data_dir": str(tmp_path / "data"), "workspace": str(tmp_path / "project")}
 
@@ -326,6 +333,6 @@ async def test_what_is_remembered_of_a_rule_does_not_cover_what_other_programs_o
 
 
 @pytest.mark.anyio
-async def test_in_a_chats_own_folder_nobody_is_asked_for_such_files(tmp_path: Path) -> None:
+async def test_protected_file_in_a_chats_own_folder_is_not_asked_about(tmp_path: Path) -> None:
     async with Gateway.open({"data_dir": str(tmp_path)}) as gateway:
         assert (await gateway.call("write_file", {"path": ".envrc", "content": ""}, chat="c")).ok

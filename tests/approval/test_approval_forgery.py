@@ -29,7 +29,7 @@ YES = {"action": "accept", "content": {"decision": "approve once"}}
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 
-class Pads:
+class DangerousSource:
     """Two dangerous tools that are alike but for their names."""
 
     name = "pads"
@@ -47,12 +47,12 @@ class Pads:
 
 
 @dataclass
-class Range:
+class Fixture:
     """A gateway in a thread of its own, so that many examples share it."""
 
     portal: BlockingPortal
     gateway: Gateway
-    pads: Pads
+    pads: DangerousSource
     calls: ApprovalFlow
     states: RequestStateCodec
 
@@ -73,23 +73,23 @@ class Range:
 
 
 @pytest.fixture(scope="module")
-def range_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Range]:
-    place, pads = tmp_path_factory.mktemp("forgery"), Pads()
+def fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fixture]:
+    place, pads = tmp_path_factory.mktemp("forgery"), DangerousSource()
     with ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal())
         opened = Gateway.open({"data_dir": str(place), "approval": {"pending": 10_000}}, sources=[pads])
         gateway = stack.enter_context(portal.wrap_async_context_manager(opened))
-        yield Range(portal, gateway, pads, gateway.approval_flow, gateway.approval_flow.states)
+        yield Fixture(portal, gateway, pads, gateway.approval_flow, gateway.approval_flow.states)
 
 
-def given_back(state: Any, said: Any = YES, key: str = "approval") -> dict[str, Any]:
-    return {"inputResponses": {key: said}, "requestState": state}
+def answer(state: Any, response: Any = YES, key: str = "approval") -> dict[str, Any]:
+    return {"inputResponses": {key: response}, "requestState": state}
 
 
 ALTERATIONS = ["swap", "cut", "drop", "insert", "double", "tail", "case"]
 
 
-def altered(state: str, kind: str, place: int, character: str) -> str:
+def alter(state: str, kind: str, place: int, character: str) -> str:
     """The state with something done to what is sealed."""
     body = state.removeprefix(PREFIX)
     at = place % len(body)
@@ -109,19 +109,19 @@ def altered(state: str, kind: str, place: int, character: str) -> str:
 
 @settings(deadline=None, max_examples=amount(200, 25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(ALTERATIONS), st.integers(0, 10_000), st.sampled_from("ABCxyz019-_.=\x00é"))
-def test_an_altered_state_is_refused_and_the_true_one_still_counts_once(
-    range_: Range, kind: str, place: int, character: str
+def test_altered_request_state_is_refused_and_the_original_still_counts_once(
+    fixture: Fixture, kind: str, place: int, character: str
 ) -> None:
-    state, before = range_.ask(), range_.pads.runs
-    forged = altered(state, kind, place, character)
+    state, before = fixture.ask(), fixture.pads.runs
+    forged = alter(state, kind, place, character)
     if forged != state:
-        outcome = range_.call(given_back(forged))
+        outcome = fixture.call(answer(forged))
         assert outcome.error is not None and outcome.error.code == "INVALID_STATE"
-        assert range_.pads.runs == before
-    assert range_.call(given_back(state)).value == 1
-    replayed = range_.call(given_back(state))
+        assert fixture.pads.runs == before
+    assert fixture.call(answer(state)).value == 1
+    replayed = fixture.call(answer(state))
     assert replayed.error is not None and replayed.error.code == "INVALID_STATE"
-    assert range_.pads.runs == before + 1
+    assert fixture.pads.runs == before + 1
 
 
 _CLAIMED = [
@@ -138,13 +138,15 @@ _CLAIMED = [
 
 
 @pytest.mark.parametrize(("claim", "value"), _CLAIMED, ids=lambda each: str(each)[:12])
-def test_even_with_the_key_a_state_counts_only_for_what_was_asked_here(range_: Range, claim: str, value: Any) -> None:
-    state, before = range_.ask(), range_.pads.runs
-    forged = range_.states.seal(replace(range_.claims(state), **{claim: value}))
-    outcome = range_.call(given_back(forged))
+def test_request_state_forged_with_the_key_counts_only_for_a_question_asked_here(
+    fixture: Fixture, claim: str, value: Any
+) -> None:
+    state, before = fixture.ask(), fixture.pads.runs
+    forged = fixture.states.seal(replace(fixture.claims(state), **{claim: value}))
+    outcome = fixture.call(answer(forged))
     assert outcome.error is not None and outcome.error.code == "INVALID_STATE"
-    assert range_.pads.runs == before
-    assert range_.call(given_back(state)).ok
+    assert fixture.pads.runs == before
+    assert fixture.call(answer(state)).ok
 
 
 @pytest.mark.parametrize(
@@ -159,20 +161,20 @@ def test_even_with_the_key_a_state_counts_only_for_what_was_asked_here(range_: R
     ],
     ids=str,
 )
-def test_a_state_counts_for_no_other_call(range_: Range, changed: dict[str, Any]) -> None:
-    state, before = range_.ask(), range_.pads.runs
-    outcome = range_.call(given_back(state), **changed)
+def test_request_state_counts_for_no_other_call(fixture: Fixture, changed: dict[str, Any]) -> None:
+    state, before = fixture.ask(), fixture.pads.runs
+    outcome = fixture.call(answer(state), **changed)
     assert outcome.error is not None and outcome.error.code == "INVALID_STATE"
-    recorded = range_.portal.call(range_.gateway.records.list_calls)
+    recorded = fixture.portal.call(fixture.gateway.records.list_calls)
     assert recorded[0].error_code == "INVALID_STATE"
-    assert range_.pads.runs == before
-    assert range_.call(given_back(state)).ok  # whoever tried has used nothing up
+    assert fixture.pads.runs == before
+    assert fixture.call(answer(state)).ok  # whoever tried has used nothing up
 
 
 @settings(deadline=None, max_examples=amount(60, 20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     state=st.none() | st.text(max_size=40) | st.integers() | st.just(PREFIX) | st.text(max_size=40).map(PREFIX.__add__),
-    said=st.just(YES)
+    response=st.just(YES)
     | st.recursive(
         st.none() | st.text(max_size=8),
         lambda inner: (
@@ -181,42 +183,42 @@ def test_a_state_counts_for_no_other_call(range_: Range, changed: dict[str, Any]
     ),
     key=st.sampled_from(["approval", "own", ""]),
 )
-def test_an_answer_to_what_was_never_asked_runs_nothing(range_: Range, state: Any, said: Any, key: str) -> None:
-    before = range_.pads.runs
-    answers = {"inputResponses": {key: said}} if state is None else given_back(state, said, key)
-    outcome = range_.call(answers)
+def test_answer_to_no_question_runs_nothing(fixture: Fixture, state: Any, response: Any, key: str) -> None:
+    before = fixture.pads.runs
+    answers = {"inputResponses": {key: response}} if state is None else answer(state, response, key)
+    outcome = fixture.call(answers)
     assert outcome.error is not None and outcome.error.code in ("INVALID_STATE", "CONFIRMATION_REQUIRED")
-    assert range_.pads.runs == before
+    assert fixture.pads.runs == before
 
 
-def test_another_key_is_another_gateway_and_an_old_key_still_opens(range_: Range, tmp_path: Path) -> None:
-    claims = range_.claims(range_.ask())
+def test_request_state_of_another_key_is_refused_and_of_an_old_key_accepted(fixture: Fixture, tmp_path: Path) -> None:
+    claims = fixture.claims(fixture.ask())
     old, new = secrets.token_hex(32), secrets.token_hex(32)
     foreign = RequestStateCodec([new], tmp_path).seal(claims)
-    outcome = range_.call(given_back(foreign))
+    outcome = fixture.call(answer(foreign))
     assert outcome.error is not None and outcome.error.code == "INVALID_STATE"
     assert RequestStateCodec([new, old], tmp_path).unseal(RequestStateCodec([old], tmp_path).seal(claims)) == claims
     assert RequestStateCodec([new], tmp_path).unseal(RequestStateCodec([old], tmp_path).seal(claims)) is None
 
 
-def test_a_state_shows_nothing_and_grows_with_nothing_that_was_sent(range_: Range) -> None:
-    state = range_.ask()
+def test_request_state_reveals_nothing_and_does_not_grow_with_the_arguments(fixture: Fixture) -> None:
+    state = fixture.ask()
     assert not any(word in state for word in ("ann", "pads", "launch"))
-    big = range_.call(arguments={"n": 1, "text": "x" * 1_000_000})
+    big = fixture.call(arguments={"n": 1, "text": "x" * 1_000_000})
     assert big.wire is not None
     assert len(json.dumps(big.wire)) < 20_000
 
 
-def test_a_call_expires_with_its_question(range_: Range) -> None:
-    state, before = range_.ask(), range_.pads.runs
+def test_request_state_expires_with_its_question(fixture: Fixture) -> None:
+    state, before = fixture.ask(), fixture.pads.runs
     later = ApprovalFlow(
-        range_.gateway.executor.call_tool,
-        range_.gateway.find_tool,
-        range_.gateway.approvals,
-        range_.gateway.records.record_finished,
-        range_.states,
-        clock=lambda: time.time() + range_.gateway.settings.approval.timeout + 1,
+        fixture.gateway.executor.call_tool,
+        fixture.gateway.find_tool,
+        fixture.gateway.approvals,
+        fixture.gateway.records.record_finished,
+        fixture.states,
+        clock=lambda: time.time() + fixture.gateway.settings.approval.timeout + 1,
     )
-    outcome = replace(range_, calls=later).call(given_back(state))
+    outcome = replace(fixture, calls=later).call(answer(state))
     assert outcome.error is not None and outcome.error.code == "INVALID_STATE"
-    assert range_.pads.runs == before
+    assert fixture.pads.runs == before
