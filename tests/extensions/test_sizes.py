@@ -1,4 +1,4 @@
-"""How large a result is: everything in it counts, and what is refused is named."""
+"""The size of a result: everything in it counts, and a result above the limit is refused."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def act(what: Act) -> None:
 
 
 class Recording(Extension):
-    """Says what is asked of it, and acts before and after the call as it was call_one_by_one."""
+    """Records which half was called, and passes, refuses or fails there as configured."""
 
     def __init__(self, place: int, events: Events, before: Act, after: Act) -> None:
         self._place = place
