@@ -60,7 +60,7 @@ LAZY = {
     "gateway/serve/mcp/handlers.py": 1,
     "gateway/serve/mcp/render_resources.py": 1,
     "gateway/serve/stdio.py": 1,
-    "gateway/mcp_client/stdio.py": 1,
+    "gateway/mcp_client/process.py": 1,
     "gateway/oauth/bearer.py": 1,
     "gateway/sources/builtin/source.py": 2,
     "gateway/sources/builtin/web/context.py": 3,

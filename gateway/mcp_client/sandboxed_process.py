@@ -16,9 +16,9 @@ from pathlib import Path
 from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import Confinement, StdioEndpoint
 from gateway.mcp_client.errors import Unreachable
-from gateway.mcp_client.process import Child, find_program
+from gateway.mcp_client.process import find_program
 from gateway.net.policy import WEB_PORTS, NetworkPolicy
-from gateway.sandbox import SYSTEM_FOLDERS, Limits, Mount, OutputCallback, Process, Program
+from gateway.sandbox import SYSTEM_FOLDERS, Limits, Mount, Process, Program
 from gateway.sandbox.detect import choose
 from gateway.sandbox.disk_usage import measure
 from gateway.workspace.protected import find_protected, paths_to_mount
@@ -35,56 +35,22 @@ _STEPS = 16
 _OUTSIDE = "if you trust the server with all rights of your account, set its `sandbox` to false"
 
 
-class SandboxedChild(Child):
-    """The sandbox holds the program: it and all it started die with the gateway, and its limits are watched."""
-
-    def __init__(self, process: Process, label: str) -> None:
-        super().__init__(label)
-        assert process.stdin is not None  # noqa: S101 - it was asked for
-        self.stdin = process.stdin
-        self._process = process
-        self._exit = self._loop.create_task(process.wait())
-        self._reading = self._loop.create_task(process.stdout.read())
-        for task in (self._exit, self._reading):
-            task.add_done_callback(lambda _: self.over.set())
-
-    @classmethod
-    async def start(cls, endpoint: StdioEndpoint, hear: OutputCallback) -> SandboxedChild:
-        """Start it; `hear` gets what it writes. `Unavailable` with the reason when it cannot be started in a sandbox:
-        it is never started without one."""
-        confinement = endpoint.sandbox
-        assert confinement is not None  # noqa: S101 - else it is no server for the sandbox
-        try:
-            sandbox = await choose(confinement.settings)
-            program = await asyncio.to_thread(plan, endpoint, confinement)
-            process = await sandbox.start(program, stdin=True)
-        except Unavailable as error:
-            if error.code in ("SANDBOX_UNAVAILABLE", "NETWORK_UNAVAILABLE"):
-                message = f"{endpoint.label} runs only in a sandbox: {error.message}; or, {_OUTSIDE}"
-                raise Unavailable(message, code=error.code, **error.details) from None
-            raise
-        except OSError as error:  # something that it needs cannot be looked at
-            raise Unreachable(f"{endpoint.label} cannot be started: {error}") from None
-        child = cls(process, endpoint.label)
-        await process.listen(hear, child._stderr.feed)
-        return child
-
-    @property
-    def busy(self) -> bool:
-        return self._process.busy
-
-    @busy.setter
-    def busy(self, busy: bool) -> None:
-        self._process.busy = busy
-
-    def terminate(self) -> None:
-        self._process.terminate()
-
-    def kill(self) -> None:
-        self._process.kill()
+async def start_sandboxed(endpoint: StdioEndpoint, confinement: Confinement) -> Process:
+    """Start a server in the sandbox. `Unavailable` when that is not possible: it is never started without one."""
+    try:
+        sandbox = await choose(confinement.settings)
+        program = await asyncio.to_thread(plan_program, endpoint, confinement)
+        return await sandbox.start(program, stdin=True)
+    except Unavailable as error:
+        if error.code in ("SANDBOX_UNAVAILABLE", "NETWORK_UNAVAILABLE"):
+            message = f"{endpoint.label} runs only in a sandbox: {error.message}; or, {_OUTSIDE}"
+            raise Unavailable(message, code=error.code, **error.details) from None
+        raise
+    except OSError as error:  # a path that it needs cannot be read
+        raise Unreachable(f"{endpoint.label} cannot be started: {error}") from None
 
 
-def plan(endpoint: StdioEndpoint, confinement: Confinement) -> Program:
+def plan_program(endpoint: StdioEndpoint, confinement: Confinement) -> Program:
     """The program of a server, and all it is given; blocking. `Unreachable` for what it cannot be given."""
     _prepare_home(confinement)
     given = _given_paths(confinement)

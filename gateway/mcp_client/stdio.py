@@ -15,7 +15,7 @@ from gateway.mcp_client.endpoints import StdioEndpoint
 from gateway.mcp_client.errors import LinkLost
 from gateway.mcp_client.messages import MESSAGE_LIMIT, Message, decode, refusal
 from gateway.mcp_client.pending_request import Exchange
-from gateway.mcp_client.process import Child, KeptChild
+from gateway.mcp_client.process import ServerProcess, start_process
 from gateway.protocol import jsonrpc
 
 if TYPE_CHECKING:
@@ -92,46 +92,40 @@ class StdioWire:
         self._link = link
         self._lines = Lines(MESSAGE_LIMIT)
         self._loop = asyncio.get_running_loop()
-        self._child: Child
+        self._process: ServerProcess
         self._watching: asyncio.Task[None]
 
     async def start(self, endpoint: StdioEndpoint) -> None:
-        if endpoint.sandbox is None:
-            self._child = await KeptChild.start(endpoint, self._read)
-        else:
-            # Imported by the first who needs it: all kinds of sandboxes come with it.
-            from gateway.mcp_client.sandboxed_process import SandboxedChild
-
-            self._child = await SandboxedChild.start(endpoint, self._read)
+        self._process = await start_process(endpoint, self._read)
         self._watching = self._loop.create_task(self._watch())
         self._loop.call_later(CALM_SECONDS, self._calm_down)
 
     async def carry(self, exchange: Exchange, message: Message) -> None:
         line = to_json(message) + b"\n"
         exchange.sent = True
-        if not self._child.busy:
-            self._child.busy = True
+        if not self._process.busy:
+            self._process.set_busy(True)
             self._loop.call_later(CALM_SECONDS, self._calm_down)
-        self._child.stdin.write(line)
+        self._process.stdin.write(line)
         with suppress(ConnectionError):  # the end of its output tells why
-            await self._child.stdin.drain()
+            await self._process.stdin.drain()
 
     async def tell(self, message: Message) -> None:
         self.say(message)
 
     def say(self, message: Message) -> None:
-        if not self._child.stdin.is_closing():
-            self._child.stdin.write(to_json(message) + b"\n")
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(to_json(message) + b"\n")
 
     async def close(self) -> None:
-        await self._child.end()
+        await self._process.end()
         self._watching.cancel()
 
     def _calm_down(self) -> None:
         if self._link.is_waiting:
             self._loop.call_later(CALM_SECONDS, self._calm_down)
         else:
-            self._child.busy = False
+            self._process.set_busy(False)
 
     def _read(self, chunk: bytes) -> None:
         for line in self._lines.feed(chunk):
@@ -154,15 +148,15 @@ class StdioWire:
             self._link.receive(refusal(line.number, error))
 
     async def _watch(self) -> None:
-        await self._child.over.wait()
+        await self._process.output_ended.wait()
         label = self._link.label
         try:
-            ended = await self._child.wait(FAREWELL_SECONDS)
+            ended = await self._process.wait(FAREWELL_SECONDS)
         except Unavailable as error:
-            self._link.lose(LinkLost(f"{label} did not start: {error.message}"))
+            self._link.lose(LinkLost(f"{label}: {error.message}"))
             return
         how = "closed its output" if ended is None else f"ended with exit code {ended.code}"
         if ended is not None and ended.killed:
             how = f"was ended because it went over the sandbox's limit of {ended.killed}"
         code = None if ended is None else ended.code
-        self._link.lose(LinkLost(f"{label} {how}", exit_code=code, stderr=self._child.last_words))
+        self._link.lose(LinkLost(f"{label} {how}", exit_code=code, stderr=self._process.stderr.tail))

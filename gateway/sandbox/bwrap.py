@@ -215,7 +215,7 @@ class Bubblewrap:
                 return choose_user(program, self._user)
             return await asyncio.get_running_loop().run_in_executor(None, choose_user, program, self._user)
         except OSError as error:
-            raise unavailable(f"the program does not start: {error}") from error
+            raise unavailable(f"the program did not start: {error}") from error
 
     def _binds_descriptors(self) -> bool:
         return "--ro-bind-fd" in self._options

@@ -18,7 +18,7 @@ from gateway.sandbox import Killed, Limits
 _log = logging.getLogger(__name__)
 _NEEDED = {"memory", "pids"}
 _OURS = "toolgate-gateway"
-# Tasks in the group that are not the program's: the first process of bubblewrap's namespace, or the launcher.
+# Tasks in the group that are not the program's: the first process of bubblewrap's namespace, or the supervisor.
 _OTHER_TASKS = 1
 
 _numbers = itertools.count(1)

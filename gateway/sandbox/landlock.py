@@ -100,7 +100,7 @@ def _owner_or(user: Account, program: Program) -> Account:
     try:
         return owner_or(user, (mount.source for mount in program.mounts if mount.writable))
     except OSError as error:
-        raise unavailable(f"the program does not start: {error}") from error
+        raise unavailable(f"the program did not start: {error}") from error
 
 
 async def _task_limit(program: Program, user: Account | None) -> TaskLimit:

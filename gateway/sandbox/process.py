@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import IO, Protocol, cast
 
@@ -50,7 +50,13 @@ class TreeControl(Protocol):
 
 
 def spawn(
-    argv: Sequence[str], pass_fds: Sequence[int], *, stdin: bool, process_group: int | None = None
+    argv: Sequence[str],
+    pass_fds: Sequence[int],
+    *,
+    stdin: bool,
+    process_group: int | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str = "/",
 ) -> subprocess.Popen[bytes]:
     """Start a process with pipes, the given descriptors, and nothing else of ours, in a session of its own or in a
     process group of ours."""
@@ -61,8 +67,8 @@ def spawn(
             stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={},
-            cwd="/",
+            env=env or {},
+            cwd=cwd,
             pass_fds=pass_fds,
             start_new_session=process_group is None,
             process_group=process_group,
@@ -251,7 +257,7 @@ class RunningProgram:
                 self._exit.set_result(Exit(code, self._killed))
             else:
                 said = problem or bytes(self._streams[-1][1].beginning).decode(errors="replace").strip()
-                self._exit.set_exception(unavailable(f"the program does not start: {said}"))
+                self._exit.set_exception(unavailable(f"the program did not start: {said}"))
         except Exception as error:
             self._exit.set_exception(error)
         finally:

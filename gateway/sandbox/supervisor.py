@@ -1,4 +1,4 @@
-"""Starts programs behind the launcher, for sandboxes without a process namespace of their own."""
+"""Programs behind a supervisor process: in sandboxes without a process namespace, and MCP servers outside of one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType
@@ -25,16 +26,16 @@ from gateway.sandbox.run_user import Account
 from gateway.sandbox.supervisor_main import remove
 from gateway.sandbox.watchdog import Watch
 
-_LAUNCHER = Path(__file__).with_name("supervisor_main.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor_main.py")
 _BOOT = """
 import marshal, sys
 with open(int(sys.argv[1]), "rb") as file:
     code, order = marshal.load(file)
-exec(code, room := {"__name__": "launcher"})
-room["main"](order)
+exec(code, scope := {"__name__": "supervisor"})
+scope["main"](order)
 """
-# How often the launcher is asked to end everything before it is ended itself.
-_PATIENCE = 50
+# Attempts to end everything through the supervisor before it is killed itself.
+_KILL_ATTEMPTS = 50
 
 
 async def launch(
@@ -48,14 +49,11 @@ async def launch(
     user: Account | None = None,
     cgroups: Cgroups | None = None,
 ) -> RunningProgram:
-    """Start the program behind a launcher that confines it; `scratch` is removed when it has ended. `user` is
-    who it becomes, when we are root. A cgroup counts tasks instead of `task_limit`."""
+    """Start a program behind a supervisor that confines it. `scratch` is removed after its end. As root, the program
+    becomes `user`. A cgroup counts tasks instead of `task_limit`."""
     group = cgroups.make(program.limits) if cgroups else None
     if group is not None:
         task_limit = None
-    lifeline_read, lifeline = os.pipe()
-    status, status_write = os.pipe()
-    os.set_blocking(status, False)
     order = {
         "argv": program.argv,
         "env": _environment(program, scratch),
@@ -66,17 +64,51 @@ async def launch(
         "user": user and (user.uid, user.gid),
         "confine": confine,
         "filter": code,
-        "lifeline": lifeline_read,
-        "status": status_write,
     }
-    ours = (create_data_fd(marshal.dumps((_launcher(), order))), lifeline_read, status_write)
-    argv = [sys.executable, "-I", "-S", "-c", _BOOT, str(ours[0])]
-    hold: _Launched | None = None
+    running = await _start(order, stdin=stdin, scratch=scratch, group=group)
+    running.guard(Watch(program.limits, running.pid, _meters(program, scratch, running.pid), task_limit))
+    return running
+
+
+async def start_supervised(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> RunningProgram:
+    """Start a program with all rights of ours behind a supervisor: nothing it starts outlives it or the gateway."""
+    order = {
+        "argv": tuple(argv),
+        "env": dict(env),
+        "cwd": ".",  # where the supervisor is started
+        "scratch": None,
+        "pass_fds": (),
+        "rlimits": (),
+        "user": None,
+        "confine": None,
+        "filter": None,
+    }
+    # The supervisor has the program's arguments and environment too, so that `ps` shows what it belongs to.
+    return await _start(order, stdin=True, shown=argv, env=env, cwd=cwd)
+
+
+async def _start(
+    order: dict[str, Any],
+    *,
+    stdin: bool,
+    scratch: Path | None = None,
+    group: Group | None = None,
+    shown: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    cwd: str = "/",
+) -> RunningProgram:
+    lifeline_read, lifeline = os.pipe()
+    status, status_write = os.pipe()
+    os.set_blocking(status, False)
+    order |= {"lifeline": lifeline_read, "status": status_write}
+    ours = (create_data_fd(marshal.dumps((_supervisor_code(), order))), lifeline_read, status_write)
+    argv = [sys.executable, "-I", "-S", "-c", _BOOT, str(ours[0]), *shown]
+    hold: _Supervised | None = None
     try:
-        child = spawn(argv, (*ours, *program.pass_fds), stdin=stdin)
+        child = spawn(argv, (*ours, *order["pass_fds"]), stdin=stdin, env=env, cwd=cwd)
         if group is not None:
             group.add(child.pid)
-        hold = _Launched(child, lifeline, status, scratch, group)
+        hold = _Supervised(child, lifeline, status, scratch, group)
     finally:
         for fd in ours:
             os.close(fd)
@@ -85,10 +117,9 @@ async def launch(
             os.close(status)
             if group is not None:
                 group.close()
-            remove(str(scratch))
-    running = await RunningProgram.open(child, hold)
-    running.guard(Watch(program.limits, child.pid, _meters(program, scratch, child.pid), task_limit))
-    return running
+            if scratch is not None:
+                remove(str(scratch))
+    return await RunningProgram.open(child, hold)
 
 
 def refuse_network(name: str, program: Program) -> None:
@@ -112,70 +143,75 @@ def refuse_hidden(name: str, program: Program) -> None:
 
 
 @functools.cache
-def _launcher() -> CodeType:
-    return compile(_LAUNCHER.read_text(), str(_LAUNCHER), "exec")
+def _supervisor_code() -> CodeType:
+    return compile(_SUPERVISOR.read_text(), str(_SUPERVISOR), "exec")
 
 
-class _Launched:
-    """A program behind its launcher."""
+class _Supervised:
+    """A program behind its supervisor, which runs as long as its lifeline is open."""
 
     def __init__(
-        self, child: subprocess.Popen[bytes], lifeline: int, status: int, scratch: Path, group: Group | None
+        self,
+        supervisor: subprocess.Popen[bytes],
+        lifeline: int,
+        status: int,
+        scratch: Path | None,
+        group: Group | None,
     ) -> None:
         self._group = group
-        self._child = child
+        self._supervisor = supervisor
         self._lifeline = lifeline
         self._status = status
         self._scratch = scratch
-        self._said = b""
-        self._asked = 0
+        self._report = b""
+        self._kills = 0
 
     def terminate(self) -> None:
         self._kill_group(signal.SIGTERM)
 
     def end(self) -> None:
-        """The launcher ends everything when its lifeline is cut. The group is killed at once besides: it
-        is the whole tree where it cannot be left, and a program may have stopped the launcher."""
-        self._cut()
+        """Close the lifeline, at which the supervisor kills everything. The process group is killed as well: it is the
+        whole tree where it cannot be left, and a program may have stopped the supervisor."""
+        self._close_lifeline()
         self._kill_group()
-        self._asked += 1
-        if self._asked > _PATIENCE:
-            self._child.kill()
+        self._kills += 1
+        if self._kills > _KILL_ATTEMPTS:
+            self._supervisor.kill()
 
     def killed(self) -> Killed | None:
         return self._group.killed() if self._group else None
 
     async def settle(self) -> str | None:
-        if self._child.returncode < 0:  # the launcher itself was killed, and so could not clear up
+        if self._supervisor.returncode < 0:  # killed itself, it could not kill the rest
             self._kill_group()
-        self._cut()
-        pid, _, problem = self._listen().partition(b"\n")
+        self._close_lifeline()
+        pid, _, problem = self._read_report().partition(b"\n")
         os.close(self._status)
         if self._group is not None:
             self._group.close()
-        if self._scratch.exists():
+        if self._scratch is not None and self._scratch.exists():
             await asyncio.get_running_loop().run_in_executor(None, remove, str(self._scratch))
-        if self._asked or (pid and not problem):
+        if self._kills or (pid and not problem):
             return None
         return problem.decode(errors="replace").strip()
 
-    def _cut(self) -> None:
+    def _close_lifeline(self) -> None:
         fd, self._lifeline = self._lifeline, -1
         if fd >= 0:
             os.close(fd)
 
     def _kill_group(self, number: int = signal.SIGKILL) -> None:
-        pid = self._listen().partition(b"\n")[0]
+        pid = self._read_report().partition(b"\n")[0]
         if pid:
             with suppress(OSError):
                 os.killpg(int(pid), number)
 
-    def _listen(self) -> bytes:
-        """What came so far: the program's process id, and why it did not start."""
+    def _read_report(self) -> bytes:
+        """Read what the supervisor wrote so far: the program's process id, then why it did not start."""
         with suppress(BlockingIOError):
             while more := os.read(self._status, 4096):
-                self._said += more
-        return self._said
+                self._report += more
+        return self._report
 
 
 def _environment(program: Program, scratch: Path) -> dict[str, str]:

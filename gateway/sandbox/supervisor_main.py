@@ -1,8 +1,8 @@
-"""The program between the gateway and a program: confines it, and lets nothing of it survive.
+"""The process between the gateway and a program: confines the program, and kills everything it leaves behind.
 
-Whatever the program starts and abandons becomes this process's child. When the program ends, or the
-gateway does, all of it is killed and reaped. It runs under `python -I -S` with as little of the
-standard library as it can: each import delays every program. `launched.py` hands it over compiled.
+Orphans of the program become children of this process (a subreaper). When the program ends, or the gateway does and
+with it the other end of the lifeline, all of them are killed and reaped. It runs under `python -I -S` with few imports,
+since each delays the start of every program. `supervisor.py` compiles it and passes it in a file descriptor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import resource
 import select
 import sys
 
-TYPE_CHECKING = False  # what `typing` has to say costs more than all else here
+TYPE_CHECKING = False  # importing `typing` takes longer than everything else here
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
@@ -75,16 +75,17 @@ def main(order: Order) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     program = os.fork()
     if program == 0:
-        become(order)
-    let_go(order)
+        exec_program(order)
+    close_streams(order)
     code = supervise(program, order["lifeline"], wake)
     end_all(program)
-    remove(order["scratch"])
+    if order["scratch"] is not None:
+        remove(order["scratch"])
     os._exit(code)
 
 
-def let_go(order: Order) -> None:
-    """What the program was given is its alone: others see it closed when the program closes it."""
+def close_streams(order: Order) -> None:
+    """Close what the program was given, so that others see it closed when the program closes it."""
     for fd in (order["status"], *order["pass_fds"]):
         os.close(fd)
     null = os.open("/dev/null", os.O_RDWR)
@@ -93,7 +94,7 @@ def let_go(order: Order) -> None:
 
 
 def supervise(program: int, lifeline: int, wake: int) -> int:
-    """The program's exit code once it has ended, or that of a killed one when the gateway let go."""
+    """Wait for the program's end and return its exit code; that of a killed one when the lifeline is closed."""
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
     poll.register(wake, select.POLLIN)
@@ -115,7 +116,7 @@ def supervise(program: int, lifeline: int, wake: int) -> int:
 
 
 def end_all(program: int) -> None:
-    """Kill the group, then whoever left it, until there is no child any more."""
+    """Kill the process group, then every child that left it, until no child is left."""
     me = os.getpid()
     group = program
     while True:
@@ -180,7 +181,7 @@ def attempt(action: Callable[..., object], *arguments: object) -> bool:
     return True
 
 
-def become(order: Order) -> NoReturn:
+def exec_program(order: Order) -> NoReturn:
     try:
         os.setsid()
         os.write(order["status"], b"%d\n" % os.getpid())

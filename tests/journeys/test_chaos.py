@@ -123,7 +123,7 @@ async def test_a_thousand_restarts_leave_nothing_behind(tmp_path: Path, monkeypa
         before = Held.now()
         await asyncio.gather(*(_restart(gateway, name, RESTARTS // SIDE_BY_SIDE) for name in servers))
         await async_eventually(lambda: Held.now().is_within(before))
-        await async_eventually(lambda: len(labs.running(str(tmp_path))) == 2 * SIDE_BY_SIDE)  # each with its keeper
+        await async_eventually(lambda: len(labs.running(str(tmp_path))) == 2 * SIDE_BY_SIDE)  # each with its supervisor
     await labs.gone(str(tmp_path))
 
 

@@ -604,7 +604,7 @@ async def test_nothing_outlives_the_gateway(tmp_path: Path, end: int) -> None:
     with _running(tmp_path, servers) as gateway:
         asked = post(gateway.url, _ask("asking", {"method": "elicitation/create"})).message["result"]
         assert asked["resultType"] == "input_required"
-        assert len(labs.running(str(tmp_path))) >= 4  # two servers and their keepers
+        assert len(labs.running(str(tmp_path))) >= 4  # two servers and their supervisors
         gateway.signal(end)
         gateway.wait(20)
     await labs.gone(str(tmp_path))

@@ -20,7 +20,7 @@ from sandbox.conftest import make
 from gateway.config import SandboxSettings, Settings, UpstreamSettings
 from gateway.errors import Unavailable
 from gateway.mcp_client import Confinement, Link, LinkLost, StdioEndpoint, Unreachable, open_link
-from gateway.mcp_client.sandboxed_process import plan
+from gateway.mcp_client.sandboxed_process import plan_program
 from gateway.sandbox import detect
 from gateway.sandbox.detect import Survey
 from gateway.sources.upstreams.spec import ADDED, Spec
@@ -144,10 +144,10 @@ async def test_a_sandboxed_server_that_stays_is_asked_and_then_ended(
 ) -> None:
     before = children()
     link = await opened(server(tmp_path, script=script, habits=(habit,)))
-    child = link.wire._child  # type: ignore[attr-defined]
+    child = link.wire._process  # type: ignore[attr-defined]
     async with asyncio.timeout(TIMEOUT):
         await link.close()
-    assert child.last_words == ("bye" if habit == "terminates" else "")
+    assert child.stderr.tail == ("bye" if habit == "terminates" else "")
     await async_eventually(lambda: set(children()) <= {*before, *helpers()})
 
 
@@ -175,7 +175,7 @@ async def test_a_sandboxed_server_that_uses_too_much_is_ended_and_says_why(backe
 
 async def test_a_sandboxed_server_is_looked_at_often_only_while_it_has_requests(backend: str, tmp_path: Path) -> None:
     link = await opened(server(tmp_path))
-    child = link.wire._child  # type: ignore[attr-defined]
+    child = link.wire._process  # type: ignore[attr-defined]
     await async_eventually(lambda: not child.busy)
     waiting = asyncio.ensure_future(link.request("tools/call", {"name": "wait"}))
     await async_eventually(lambda: child.busy)
@@ -314,7 +314,7 @@ async def test_a_server_with_hosts_is_refused_where_they_cannot_be_limited(
 
 def seen(tmp_path: Path, command: str, *args: str, paths: tuple[str, ...] = (), **options: Any) -> set[Path]:
     own = confinement(tmp_path, *paths, **options)
-    return set(plan(StdioEndpoint(command, args, cwd=str(tmp_path), sandbox=own), own).readable)
+    return set(plan_program(StdioEndpoint(command, args, cwd=str(tmp_path), sandbox=own), own).readable)
 
 
 def program(path: Path, text: str = "#!/bin/sh\n") -> Path:

@@ -42,7 +42,7 @@ def alive(pid: int) -> bool:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives a server little time to leave."""
-    monkeypatch.setattr(process, "LEAVE_SECONDS", 0.3)
+    monkeypatch.setattr(process, "END_SECONDS", 0.3)
     monkeypatch.setattr(stdio, "FAREWELL_SECONDS", 0.2)
 
 
@@ -91,7 +91,7 @@ async def test_a_modern_server_that_starts_slowly_is_still_met_as_modern(tmp_pat
 
 
 async def test_a_program_that_is_not_there_is_named() -> None:
-    with pytest.raises(Unreachable, match="'no-such-program' is not there"):
+    with pytest.raises(Unreachable, match="'no-such-program' was not found"):
         await open_link(StdioEndpoint("no-such-program"), client=FACE)
 
 
@@ -101,7 +101,7 @@ async def test_a_program_that_cannot_start_says_why(tmp_path: Path) -> None:
     broken.chmod(0o755)
     with pytest.raises(LinkLost, match=r"did not start.*No such file"):
         await open_link(StdioEndpoint(str(broken)), client=FACE)
-    with pytest.raises(Unreachable, match=r"cannot be started.*No such file"):
+    with pytest.raises(Unreachable, match=r"cannot be started: its working directory .* does not exist"):
         await open_link(StdioEndpoint(sys.executable, cwd=str(tmp_path / "nowhere")), client=FACE)
 
 
@@ -191,7 +191,7 @@ async def test_a_child_that_does_not_read_holds_up_nobody_for_ever(impatient: No
 
 
 async def test_closing_ends_the_child_and_all_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "LEAVE_SECONDS", 2 * TIMEOUT)  # it leaves when its input ends, without a signal
+    monkeypatch.setattr(process, "END_SECONDS", 2 * TIMEOUT)  # it leaves when its input ends, without a signal
     command = f"sleep 300 & exec {sys.executable} {SERVERS / 'old.py'}"
     link = await open_link(StdioEndpoint("sh", ("-c", command)), client=FACE)
     pids = await call(link, "child")
@@ -229,9 +229,9 @@ async def test_a_child_that_listens_to_sigterm_only_gets_it() -> None:
         "while True: time.sleep(1)\n"
     )
     link = await open_link(StdioEndpoint(sys.executable, ("-c", program)), client=FACE)
-    ending = link.wire._child  # type: ignore[attr-defined]
+    ending = link.wire._process  # type: ignore[attr-defined]
     await link.close()
-    assert ending.last_words == "bye"
+    assert ending.stderr.tail == "bye"
 
 
 @pytest.mark.parametrize("delays", [(), (0,), (0, 0), (0, 0, 0), (0.01,), (0.05,), (0.2,)], ids=str)
@@ -255,7 +255,7 @@ async def test_kill_minus_nine_of_the_gateway_ends_the_children_and_theirs(tmp_p
         "    command = 'sleep 300 & echo $! >&2; ' + sys.executable + ' ' + sys.argv[1]\n"
         "    link = await open_link(StdioEndpoint('sh', ('-c', command)), client=ClientFace('t', '1'))\n"
         "    pids = await link.request('tools/call', {'name': 'child'})\n"
-        "    print(pids['pid'], pids['own'], link.wire._child.last_words, flush=True)\n"
+        "    print(pids['pid'], pids['own'], link.wire._process.stderr.tail, flush=True)\n"
         "    await asyncio.sleep(300)\n"
         "asyncio.run(main())\n"
     )

@@ -42,9 +42,8 @@ _BIN = 0.04
 # Processes by a part of their command line.
 _KINDS = {
     "bwrap --args": "bubblewrap",
-    "marshal.load(file)": "launcher",
+    "marshal.load(file)": "supervisor",
     "P_PID, leader": "guard",
-    "keeper.py": "keeper",
     "/server.py": "server",
     "toolgate_worker": "worker",
 }

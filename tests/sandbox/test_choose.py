@@ -68,7 +68,7 @@ async def test_the_first_that_works_is_used_and_remembered(offer: Callable[[Cand
     survey = await detect.survey()
     assert survey.sandbox is chosen
     assert survey.tried == (
-        detect.FailedBackend("bwrap", "user namespaces are disabled here", f"the program does not start: {REFUSAL}"),
+        detect.FailedBackend("bwrap", "user namespaces are disabled here", f"the program did not start: {REFUSAL}"),
     )
 
 

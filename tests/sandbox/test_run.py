@@ -215,9 +215,9 @@ asyncio.run(main())
         gateway.send_signal(signal.SIGKILL)
         await gateway.wait()
     with anyio.fail_after(60):
-        while list((tmp_path / "tmp").iterdir()):  # noqa: ASYNC110 - the launcher removes it when all are dead
+        while list((tmp_path / "tmp").iterdir()):  # noqa: ASYNC110 - the supervisor removes it when all are dead
             await anyio.sleep(0.05)
-    if any_sandbox.name == "bwrap":  # which has no launcher, and nothing to remove
+    if any_sandbox.name == "bwrap":  # which has no supervisor, and nothing to remove
         await anyio.sleep(0.5)
     await no_more_beats(tmp_path / "ws/beat")
 

@@ -204,6 +204,6 @@ async def test_a_hundred_restarts_leave_nothing_behind(tmp_path: Path, monkeypat
         for _ in range(100):
             await lost(await lane.connect())
         await lane.connect()
-        await async_eventually(lambda: len(labs.running(str(tmp_path))) <= 2)  # the keeper, and the server
+        await async_eventually(lambda: len(labs.running(str(tmp_path))) <= 2)  # the supervisor, and the server
         await async_eventually(lambda: len(os.listdir("/proc/self/fd")) <= before[0] + 2)
         await async_eventually(lambda: len(asyncio.all_tasks()) <= before[1] + 2)

@@ -113,7 +113,7 @@ async def test_a_server_that_dies_while_nobody_waits_is_told_of_at_the_retry(tmp
         asked = await gateway.executor.call_tool(call())
         await gateway.call("lab__crash", {})
         pids = [
-            pid for pid in labs.running(str(tmp_path)) if b"keeper" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+            pid for pid in labs.running(str(tmp_path)) if b"marshal" not in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
         for pid in pids:
             labs.kill(pid)
