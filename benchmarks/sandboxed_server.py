@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config import SandboxSettings
-from gateway.mcp_client import ClientFace, Confinement, Link, StdioEndpoint, open_link
+from gateway.mcp_client import ClientIdentity, Confinement, McpClient, StdioEndpoint, open_client
 from gateway.sandbox.detect import choose
 
 STARTS, CALLS, ROUNDS = 9, 20, 150
@@ -27,17 +27,17 @@ SERVER = Path(__file__).with_name("_plain_server.py")
 ARGUMENTS = {"name": "count_words", "arguments": {"text": "the quick brown fox jumps over the lazy dog " * 4}}
 
 
-async def start(endpoint: StdioEndpoint) -> tuple[Link, float]:
+async def start(endpoint: StdioEndpoint) -> tuple[McpClient, float]:
     started = time.perf_counter()
-    link = await open_link(endpoint, client=ClientFace("benchmark", "1"), era=ERA, timeout=60)
-    await link.request("tools/list")
-    return link, (time.perf_counter() - started) * 1000
+    client = await open_client(endpoint, identity=ClientIdentity("benchmark", "1"), version=ERA, timeout=60)
+    await client.request("tools/list")
+    return client, (time.perf_counter() - started) * 1000
 
 
-async def call(link: Link) -> float:
+async def call(client: McpClient) -> float:
     started = time.perf_counter()
     for _ in range(CALLS):
-        result: Any = await link.request("tools/call", ARGUMENTS)
+        result: Any = await client.request("tools/call", ARGUMENTS)
         assert not result.get("isError"), result
     return (time.perf_counter() - started) / CALLS * 1000
 
@@ -58,22 +58,22 @@ async def measure(place: Path) -> bool:
     times: dict[bool, list[float]] = {True: [], False: []}
     for number in range(STARTS + 1):
         for sandboxed in (True, False):
-            link, taken = await start(inside if sandboxed else outside)
-            await link.close()
+            client, taken = await start(inside if sandboxed else outside)
+            await client.close()
             if number:  # the first fills caches
                 times[sandboxed].append(taken)
     is_good = report("start", times[True], times[False], START_LIMIT)
-    links = {sandboxed: (await start(inside if sandboxed else outside))[0] for sandboxed in (True, False)}
-    for link in links.values():
-        await call(link)
-    rounds = [(await call(links[True]), await call(links[False])) for _ in range(ROUNDS)]
+    clients = {sandboxed: (await start(inside if sandboxed else outside))[0] for sandboxed in (True, False)}
+    for client in clients.values():
+        await call(client)
+    rounds = [(await call(clients[True]), await call(clients[False])) for _ in range(ROUNDS)]
     is_good &= report("call", [one for one, _ in rounds], [other for _, other in rounds], CALL_LIMIT)
-    await links[False].close()
+    await clients[False].close()
     await asyncio.sleep(1)
     before = time.process_time()
     await asyncio.sleep(IDLE_SECONDS)
     print(f"waiting: {(time.process_time() - before) / IDLE_SECONDS * 1000:.2f} ms of CPU time each second")
-    await links[True].close()
+    await clients[True].close()
     return is_good
 
 

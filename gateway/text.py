@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Characters that show nothing, or turn around or overwrite what stands beside them.
-UNSEEN = re.compile(
+# Characters that are invisible, or that reorder or overwrite their neighbours.
+INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\ufffe\uffff"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 
-_UNSEEN_CATEGORIES = frozenset(["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"])
+_INVISIBLE_CATEGORIES = frozenset(["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"])
 
 
 def visible(text: str) -> str:
-    """The text with every character spelled out that cannot be seen or moves others: `<U+200B>`."""
+    """Return the text with invisible and reordering characters spelled out: `<U+200B>`."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(f"<U+{ord(each):04X}>" if _is_unseen(each) else each for each in text)
+    return "".join(f"<U+{ord(character):04X}>" if _is_invisible(character) else character for character in text)
 
 
-def _is_unseen(character: str) -> bool:
+def _is_invisible(character: str) -> bool:
     if character in "\n\t":
         return False
-    return unicodedata.category(character) in _UNSEEN_CATEGORIES or UNSEEN.match(character) is not None
+    return unicodedata.category(character) in _INVISIBLE_CATEGORIES or INVISIBLE.match(character) is not None

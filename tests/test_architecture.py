@@ -23,6 +23,8 @@ ROOMS = (
     "tasks",
     "yamldoc",
     "text",
+    "tasks",
+    "yamldoc",
     "config",
     "db",
     "net",

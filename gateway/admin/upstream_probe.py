@@ -12,7 +12,8 @@ from gateway.admin.upstream_setup import UpstreamSetup
 from gateway.config import Settings
 from gateway.db.pins import Pin
 from gateway.errors import GatewayError, Invalid, Unavailable
-from gateway.mcp_client import Link, LinkLost, McpFault, Unauthorized, open_link
+from gateway.mcp_client import ConnectionLost, McpClient, Unauthorized, open_client
+from gateway.protocol.jsonrpc import RpcError
 from gateway.secrets import KNOWN
 from gateway.sources.upstreams.definitions import Definition, Key, Kind, define_all, fetch_list
 from gateway.sources.upstreams.poisoning import Finding, find_suspicions
@@ -99,7 +100,7 @@ async def probe_upstream(setup: UpstreamSetup, spec: Spec) -> ProbeResult:
     era = (await store.recall(spec.name)).era
     try:
         started = time.perf_counter()
-        link = await open_link(access.endpoint(), client=FACE, timeout=START_SECONDS, era=era)
+        link = await open_client(access.endpoint(), identity=FACE, timeout=START_SECONDS, version=era)
         connected = time.perf_counter()
         try:
             async with asyncio.timeout(LIST_SECONDS):
@@ -107,8 +108,8 @@ async def probe_upstream(setup: UpstreamSetup, spec: Spec) -> ProbeResult:
             answered = time.perf_counter()
         finally:
             await link.close()
-        await store.remember(spec.name, era=link.era, instructions=link.instructions or "", **lists)
-    except (GatewayError, McpFault, TimeoutError) as error:
+        await store.remember(spec.name, era=link.protocol_version, instructions=link.instructions or "", **lists)
+    except (GatewayError, RpcError, TimeoutError) as error:
         await store.failed(spec.name, _reason(error))
         raise _no_answer(spec, error) from error
     finally:
@@ -159,7 +160,9 @@ def _tool_status(settings: Settings, tool: Tool, pin_state: str | None) -> ToolS
     return ToolStatus(tool, "offered", None)
 
 
-async def _build_result(setup: UpstreamSetup, spec: Spec, link: Link, connecting: float, listing: float) -> ProbeResult:
+async def _build_result(
+    setup: UpstreamSetup, spec: Spec, link: McpClient, connecting: float, listing: float
+) -> ProbeResult:
     gateway, registry = setup.gateway, setup.gateway.upstreams
 
     def other_tools() -> set[str]:
@@ -177,7 +180,7 @@ async def _build_result(setup: UpstreamSetup, spec: Spec, link: Link, connecting
     definitions = define_all(memory.tools or (), memory.prompts or (), memory.templates or (), memory.instructions)
     return ProbeResult(
         name=spec.name,
-        era=link.era,
+        era=link.protocol_version,
         server=link.server_info or {},
         connect_ms=connecting * 1000,
         list_ms=listing * 1000,
@@ -203,7 +206,7 @@ def _reason(error: Exception) -> str:
 def _no_answer(spec: Spec, error: Exception) -> Unavailable:
     """Return the reason why a server did not answer, with the end of its program's stderr. That may be private: it is
     shown to whoever probes, and not stored."""
-    lines = error.stderr.strip().splitlines()[-_STDERR_LINES:] if isinstance(error, LinkLost) else []
+    lines = error.stderr.strip().splitlines()[-_STDERR_LINES:] if isinstance(error, ConnectionLost) else []
     stderr = KNOWN.mask(" / ".join(line.strip() for line in lines))[-_STDERR_CHARACTERS:]
     code = error.code if isinstance(error, GatewayError) else "UPSTREAM_UNAVAILABLE"
     login = {"login": spec.name} if isinstance(error, Unauthorized) and "login" in error.details else {}

@@ -16,7 +16,7 @@ from gateway.errors import Conflict, GatewayError, Invalid, NotFound
 from gateway.names import did_you_mean
 from gateway.oauth.store import Account
 from gateway.sources.upstreams.client_configs import NAME
-from gateway.sources.upstreams.credentials import Access
+from gateway.sources.upstreams.credentials import UpstreamCredentials
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ class UpstreamSetup:
         """The values of `${VARIABLE}` for a server."""
         return self.gateway.upstreams.secrets.environment(spec.name) if spec.origin == ADDED else os.environ
 
-    def access(self, spec: Spec) -> Access:
+    def access(self, spec: Spec) -> UpstreamCredentials:
         """The endpoint of a server and the login for it."""
-        return Access(spec, self.environment(spec), self.gateway.upstreams.logins, self.gateway.settings)
+        return UpstreamCredentials(spec, self.environment(spec), self.gateway.upstreams.logins, self.gateway.settings)
 
     def account(self, name: str) -> Account | None:
         """The account of a login; None where it cannot be determined, which must not prevent a logout."""

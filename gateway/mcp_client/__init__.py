@@ -1,27 +1,23 @@
-"""The way to one upstream MCP server, of any era and over any transport, spoken to in raw dicts."""
+"""An MCP client for one upstream server, of any protocol version and over any transport; messages are plain dicts."""
 
 from __future__ import annotations
 
-from gateway.mcp_client.client import Link, Listening
-from gateway.mcp_client.connect import open_link
-from gateway.mcp_client.endpoints import ClientFace, Confinement, Endpoint, HttpEndpoint, StdioEndpoint
-from gateway.mcp_client.errors import BadAnswer, LinkLost, McpFault, Unauthorized, Unreachable
-from gateway.mcp_client.pending_request import Asker, Log
+from gateway.mcp_client.client import McpClient, Subscription
+from gateway.mcp_client.connect import open_client
+from gateway.mcp_client.endpoints import ClientIdentity, Confinement, Endpoint, HttpEndpoint, StdioEndpoint
+from gateway.mcp_client.errors import ConnectionLost, InvalidResponse, Unauthorized, Unreachable
 
 __all__ = [
-    "Asker",
-    "BadAnswer",
-    "ClientFace",
+    "ClientIdentity",
     "Confinement",
+    "ConnectionLost",
     "Endpoint",
     "HttpEndpoint",
-    "Link",
-    "LinkLost",
-    "Listening",
-    "Log",
-    "McpFault",
+    "InvalidResponse",
+    "McpClient",
     "StdioEndpoint",
+    "Subscription",
     "Unauthorized",
     "Unreachable",
-    "open_link",
+    "open_client",
 ]

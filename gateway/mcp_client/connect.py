@@ -1,4 +1,7 @@
-"""Opens a client: chooses the transport of an endpoint and negotiates the protocol version with its server."""
+"""Opens a client: chooses the transport of an endpoint and negotiates the protocol version with its server.
+
+Negotiation follows the rules of 2026-07-28: `server/discover` for a modern server, `initialize` for the others.
+"""
 
 from __future__ import annotations
 
@@ -7,220 +10,224 @@ from typing import Any
 
 from gateway import protocol
 from gateway.errors import Timeout
-from gateway.mcp_client.client import Link
-from gateway.mcp_client.endpoints import ClientFace, Endpoint, HttpEndpoint, StdioEndpoint
-from gateway.mcp_client.errors import BadAnswer, LinkLost, McpFault
-from gateway.mcp_client.http_pool import Pool
-from gateway.mcp_client.sse import SseWire
-from gateway.mcp_client.stdio import StdioWire
-from gateway.mcp_client.streamable_http import SessionWire, StatelessWire
+from gateway.mcp_client.client import McpClient
+from gateway.mcp_client.endpoints import ClientIdentity, Endpoint, HttpEndpoint, StdioEndpoint
+from gateway.mcp_client.errors import ConnectionLost, InvalidResponse
+from gateway.mcp_client.http_pool import HttpPool
+from gateway.mcp_client.sse import SseTransport
+from gateway.mcp_client.stdio import StdioTransport
+from gateway.mcp_client.streamable_http import SessionTransport, StatelessTransport
 from gateway.protocol import jsonrpc
+from gateway.protocol.jsonrpc import RpcError
 
+# The time for an answer to `server/discover` before `initialize` is sent as well: old servers that ignore unknown
+# methods are not waited for, and a modern one that starts slowly still answers first. The longer time is for a server
+# that was modern last time.
 PROBE_SECONDS = 1.5
-# After so long without an answer to `server/discover` the handshake is offered besides: old servers that ignore what
-# they do not know are not waited for, and a modern one that starts slowly still answers first. The longer one is for
-# a server that was modern last time.
-PROBE_KNOWN_SECONDS = 10.0
+PROBE_MODERN_SECONDS = 10.0
+
+# The status with which servers that know only the old HTTP+SSE answer a POST.
+_SSE_ONLY_STATUS = (400, 404, 405)
 
 
-async def discover(link: Link, version: str = protocol.LATEST_MODERN_VERSION) -> bool:
-    """Meet a modern server. False when it says that it is none, whichever way; `McpFault` when it
-    speaks only versions that we do not."""
-    link.speak(version)
-    try:
-        found = await link.request("server/discover", {})
-    except McpFault as fault:
-        named = _named(fault)
-        mutual = [known for known in protocol.MODERN_PROTOCOL_VERSIONS if known in named and known != version]
-        if mutual:
-            return await discover(link, mutual[-1])
-        if named and not any(known in named for known in protocol.HANDSHAKE_PROTOCOL_VERSIONS):
-            raise
-        return False
-    supported = found.get("supportedVersions")
-    mutual = [
-        known for known in protocol.MODERN_PROTOCOL_VERSIONS if isinstance(supported, list) and known in supported
-    ]
-    if not mutual:
-        return False
-    link.speak(mutual[-1])
-    meta = found.get("_meta")
-    _introduce(link, found, meta.get(protocol.SERVER_INFO_META_KEY) if isinstance(meta, dict) else None)
-    return True
+async def open_client(
+    endpoint: Endpoint, *, identity: ClientIdentity, timeout: float = 30.0, version: str | None = None
+) -> McpClient:
+    """Connect to a server and negotiate. `version` is the protocol version of the last time: it saves the probing, and
+    costs little when it is wrong.
 
-
-async def shake_hands(link: Link) -> None:
-    """Meet a server of the handshake eras; it chooses the version."""
-    link.speak(protocol.LATEST_HANDSHAKE_VERSION)
-    offer = {
-        "protocolVersion": protocol.LATEST_HANDSHAKE_VERSION,
-        "capabilities": dict(link.face.capabilities),
-        "clientInfo": link.face.info,
-    }
-    found = await link.request("initialize", offer)
-    version = found.get("protocolVersion")
-    if version not in protocol.HANDSHAKE_PROTOCOL_VERSIONS:
-        raise BadAnswer(f"{link.label} chose the protocol version {version!r:.40}, which we do not speak")
-    link.speak(version)
-    _introduce(link, found, found.get("serverInfo"))
-    await link.tell("notifications/initialized")
-
-
-async def meet(link: Link, era: str | None) -> None:
-    """Meet a server on a wire where requests are read in order, and the first decides the era."""
-    if era in protocol.HANDSHAKE_PROTOCOL_VERSIONS:
-        try:
-            return await shake_hands(link)
-        except McpFault as fault:
-            if fault.code != jsonrpc.UNSUPPORTED_PROTOCOL_VERSION:
-                raise
-    probe = asyncio.ensure_future(discover(link))
-    try:
-        seconds = PROBE_KNOWN_SECONDS if era in protocol.MODERN_PROTOCOL_VERSIONS else PROBE_SECONDS
-        await asyncio.wait([probe], timeout=seconds)
-        if probe.done():
-            if not probe.result():
-                await shake_hands(link)
-            return None
-        await _either(link, probe)
-    finally:
-        _drop(probe)
-
-
-async def _either(link: Link, probe: asyncio.Future[bool]) -> None:
-    """Both were offered: a modern server answers the first and refuses the second, an old one the reverse."""
-    shaking = asyncio.ensure_future(shake_hands(link))
-    try:
-        both: list[asyncio.Future[Any]] = [probe, shaking]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if probe.done() and probe.result():
-            return
-        try:
-            await shaking
-        except McpFault as fault:
-            if fault.code != jsonrpc.UNSUPPORTED_PROTOCOL_VERSION or not await probe:
-                raise
-    finally:
-        _drop(shaking)
-
-
-def _drop(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-def _introduce(link: Link, found: dict[str, Any], info: Any) -> None:
-    capabilities, instructions = found.get("capabilities"), found.get("instructions")
-    link.server_info = info if isinstance(info, dict) else None
-    link.capabilities = capabilities if isinstance(capabilities, dict) else {}
-    link.instructions = instructions if isinstance(instructions, str) else None
-
-
-def _named(fault: McpFault) -> list[str]:
-    """The versions a server names when it refuses ours."""
-    match fault.code, fault.data:
-        case jsonrpc.UNSUPPORTED_PROTOCOL_VERSION, {"supported": [*named]}:
-            return [version for version in named if isinstance(version, str)]
-        case _:
-            return []
-
-
-# How servers that speak only the old HTTP+SSE answer a POST.
-_ONLY_SSE = (400, 404, 405)
-
-
-async def open_link(endpoint: Endpoint, *, client: ClientFace, timeout: float = 30.0, era: str | None = None) -> Link:
-    """A link that has met its server. `era` is the protocol version it spoke last time: it spares the
-    probing, and costs little when it is wrong.
-
-    Refused with what `faults` has, or `Timeout`; then nothing is left running.
+    Raises an error of `mcp_client.errors`, `RpcError` or `Timeout`; then nothing is left running.
     """
     try:
         async with asyncio.timeout(timeout):
             if isinstance(endpoint, StdioEndpoint):
-                return await _open_stdio(endpoint, client, era)
+                return await _open_stdio(endpoint, identity, version)
             if endpoint.transport == "sse":
-                return await _open_sse(endpoint, client, era)
-            return await _open_http(endpoint, client, era)
+                return await _open_sse(endpoint, identity, version)
+            return await _open_http(endpoint, identity, version)
     except TimeoutError:
         raise Timeout(f"{endpoint.label} did not answer within {timeout:g} seconds") from None
 
 
-async def _open_stdio(endpoint: StdioEndpoint, client: ClientFace, era: str | None) -> Link:
+async def _open_stdio(endpoint: StdioEndpoint, identity: ClientIdentity, version: str | None) -> McpClient:
     try:
-        return await _meet_child(endpoint, client, era)
-    except LinkLost:
-        if era in protocol.HANDSHAKE_PROTOCOL_VERSIONS:
+        return await _start_stdio(endpoint, identity, version)
+    except ConnectionLost:
+        if version in protocol.HANDSHAKE_PROTOCOL_VERSIONS:
             raise
     # Some old servers end at the first message they do not know.
-    return await _meet_child(endpoint, client, protocol.LATEST_HANDSHAKE_VERSION)
+    return await _start_stdio(endpoint, identity, protocol.LATEST_HANDSHAKE_VERSION)
 
 
-async def _meet_child(endpoint: StdioEndpoint, client: ClientFace, era: str | None) -> Link:
-    link = Link(endpoint.label, client)
-    link.wire = wire = StdioWire(link)
-    await wire.start(endpoint)
+async def _start_stdio(endpoint: StdioEndpoint, identity: ClientIdentity, version: str | None) -> McpClient:
+    client = McpClient(endpoint.label, identity)
+    client.transport = transport = StdioTransport(client)
+    await transport.start(endpoint)
     try:
-        await meet(link, era)
+        await _negotiate(client, version)
     except BaseException:
-        await link.close()
+        await client.close()
         raise
-    return link
+    return client
 
 
-async def _open_http(endpoint: HttpEndpoint, client: ClientFace, era: str | None) -> Link:
-    if era not in protocol.HANDSHAKE_PROTOCOL_VERSIONS and (link := await _discovered(endpoint, client)) is not None:
-        return link
+async def _open_http(endpoint: HttpEndpoint, identity: ClientIdentity, version: str | None) -> McpClient:
+    if version not in protocol.HANDSHAKE_PROTOCOL_VERSIONS:
+        client = await _open_stateless(endpoint, identity)
+        if client is not None:
+            return client
     try:
-        return await _shaken(endpoint, client)
-    except McpFault as fault:
-        if (
-            fault.code == jsonrpc.UNSUPPORTED_PROTOCOL_VERSION
-            and (link := await _discovered(endpoint, client)) is not None
-        ):
-            return link
-        raise
-    except BadAnswer as refused:
-        if endpoint.transport != "auto" or refused.details.get("status") not in _ONLY_SSE:
+        return await _open_session(endpoint, identity)
+    except RpcError as error:
+        if error.code != jsonrpc.UNSUPPORTED_PROTOCOL_VERSION:
+            raise
+        client = await _open_stateless(endpoint, identity)
+        if client is None:
+            raise
+        return client
+    except InvalidResponse as error:
+        if endpoint.transport != "auto" or error.details.get("status") not in _SSE_ONLY_STATUS:
             raise
         try:
-            return await _open_sse(endpoint, client, era)
-        except BadAnswer:
-            raise refused from None
+            return await _open_sse(endpoint, identity, version)
+        except InvalidResponse:
+            raise error from None
 
 
-async def _discovered(endpoint: HttpEndpoint, client: ClientFace) -> Link | None:
-    link = Link(endpoint.label, client)
-    link.wire = StatelessWire(link, Pool(endpoint))
-    met = False
+async def _open_stateless(endpoint: HttpEndpoint, identity: ClientIdentity) -> McpClient | None:
+    client = McpClient(endpoint.label, identity)
+    client.transport = StatelessTransport(client, HttpPool(endpoint))
+    is_modern = False
     try:
-        met = await discover(link)
-    except BadAnswer:  # whatever it is, it is no modern server
+        is_modern = await _discover(client)
+    except InvalidResponse:  # no modern server
         return None
     finally:
-        if not met:
-            await link.close()
-    return link if met else None
+        if not is_modern:
+            await client.close()
+    return client if is_modern else None
 
 
-async def _shaken(endpoint: HttpEndpoint, client: ClientFace) -> Link:
-    link = Link(endpoint.label, client)
-    link.wire = SessionWire(link, Pool(endpoint))
+async def _open_session(endpoint: HttpEndpoint, identity: ClientIdentity) -> McpClient:
+    client = McpClient(endpoint.label, identity)
+    client.transport = SessionTransport(client, HttpPool(endpoint))
     try:
-        await shake_hands(link)
+        await _initialize(client)
     except BaseException:
-        await link.close()
+        await client.close()
         raise
-    return link
+    return client
 
 
-async def _open_sse(endpoint: HttpEndpoint, client: ClientFace, era: str | None) -> Link:
-    link = Link(endpoint.label, client)
-    link.wire = wire = SseWire(link, Pool(endpoint))
+async def _open_sse(endpoint: HttpEndpoint, identity: ClientIdentity, version: str | None) -> McpClient:
+    client = McpClient(endpoint.label, identity)
+    client.transport = transport = SseTransport(client, HttpPool(endpoint))
     try:
-        await wire.ready()
-        await meet(link, era or protocol.LATEST_HANDSHAKE_VERSION)
+        await transport.wait_until_ready()
+        await _negotiate(client, version or protocol.LATEST_HANDSHAKE_VERSION)
     except BaseException:
-        await link.close()
+        await client.close()
         raise
-    return link
+    return client
+
+
+async def _discover(client: McpClient, version: str = protocol.LATEST_MODERN_VERSION) -> bool:
+    """Negotiate with a modern server. False when it is none; `RpcError` when it supports only versions unknown to
+    us."""
+    client.set_version(version)
+    try:
+        result = await client.request("server/discover", {})
+    except RpcError as error:
+        supported = _list_supported(error)
+        mutual = [known for known in protocol.MODERN_PROTOCOL_VERSIONS if known in supported and known != version]
+        if mutual:
+            return await _discover(client, mutual[-1])
+        if supported and not any(known in supported for known in protocol.HANDSHAKE_PROTOCOL_VERSIONS):
+            raise
+        return False
+    listed = result.get("supportedVersions")
+    mutual = [known for known in protocol.MODERN_PROTOCOL_VERSIONS if isinstance(listed, list) and known in listed]
+    if not mutual:
+        return False
+    client.set_version(mutual[-1])
+    meta = result.get("_meta")
+    _set_server(client, result, meta.get(protocol.SERVER_INFO_META_KEY) if isinstance(meta, dict) else None)
+    return True
+
+
+async def _initialize(client: McpClient) -> None:
+    """Negotiate with a server of the handshake versions, which chooses the version."""
+    client.set_version(protocol.LATEST_HANDSHAKE_VERSION)
+    params = {
+        "protocolVersion": protocol.LATEST_HANDSHAKE_VERSION,
+        "capabilities": dict(client.identity.capabilities),
+        "clientInfo": client.identity.info,
+    }
+    result = await client.request("initialize", params)
+    version = result.get("protocolVersion")
+    if version not in protocol.HANDSHAKE_PROTOCOL_VERSIONS:
+        raise InvalidResponse(f"{client.label} chose the protocol version {version!r:.40}, which is not supported")
+    client.set_version(version)
+    _set_server(client, result, result.get("serverInfo"))
+    await client.notify("notifications/initialized")
+
+
+async def _negotiate(client: McpClient, version: str | None) -> None:
+    """Negotiate over a transport where requests are read in order and the first one decides the version."""
+    if version in protocol.HANDSHAKE_PROTOCOL_VERSIONS:
+        try:
+            return await _initialize(client)
+        except RpcError as error:
+            if error.code != jsonrpc.UNSUPPORTED_PROTOCOL_VERSION:
+                raise
+    probe = asyncio.ensure_future(_discover(client))
+    try:
+        seconds = PROBE_MODERN_SECONDS if version in protocol.MODERN_PROTOCOL_VERSIONS else PROBE_SECONDS
+        await asyncio.wait([probe], timeout=seconds)
+        if probe.done():
+            if not probe.result():
+                await _initialize(client)
+            return None
+        await _initialize_beside(client, probe)
+    finally:
+        _discard(probe)
+
+
+async def _initialize_beside(client: McpClient, probe: asyncio.Future[bool]) -> None:
+    """Send `initialize` while `server/discover` waits: a modern server answers the probe and refuses the handshake, an
+    old one does the reverse."""
+    handshake = asyncio.ensure_future(_initialize(client))
+    try:
+        both: list[asyncio.Future[Any]] = [probe, handshake]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if probe.done() and probe.result():
+            return
+        try:
+            await handshake
+        except RpcError as error:
+            if error.code != jsonrpc.UNSUPPORTED_PROTOCOL_VERSION or not await probe:
+                raise
+    finally:
+        _discard(handshake)
+
+
+def _discard(task: asyncio.Future[Any]) -> None:
+    """Cancel a task; an exception of it is not logged."""
+    task.cancel()
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _set_server(client: McpClient, result: dict[str, Any], info: Any) -> None:
+    capabilities, instructions = result.get("capabilities"), result.get("instructions")
+    client.server_info = info if isinstance(info, dict) else None
+    client.capabilities = capabilities if isinstance(capabilities, dict) else {}
+    client.instructions = instructions if isinstance(instructions, str) else None
+
+
+def _list_supported(error: RpcError) -> list[str]:
+    """Return the versions that a server lists when it refuses ours."""
+    match error.code, error.data:
+        case jsonrpc.UNSUPPORTED_PROTOCOL_VERSION, {"supported": [*versions]}:
+            return [version for version in versions if isinstance(version, str)]
+        case _:
+            return []

@@ -1,4 +1,4 @@
-"""Where an upstream server is, and who we say we are: the two things a link is opened with."""
+"""Endpoints of upstream servers and the identity of the client: what a connection is opened with."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 
 from gateway.config import SandboxSettings
 
-Transport = Literal["auto", "sse", "streamable-http"]
+TransportName = Literal["auto", "sse", "streamable-http"]
 
 
 @dataclass(frozen=True)
 class Confinement:
-    """What a server in the sandbox is given beside its own program.
+    """The rights of a server in the sandbox, besides its own program.
 
-    `home` is a folder of its own in `data_dir` that outlives it. `paths` are absolute, or relative to `toolset`, the
+    `home` is its own folder in `data_dir`, which outlives it. `paths` are absolute, or relative to `toolset`, the
     directory of the toolset that brings the server; they are read-only unless they end in `:rw`. `network` are hosts,
     at private addresses only with `allow_private`.
     """
@@ -34,8 +34,8 @@ class Confinement:
 
 @dataclass(frozen=True)
 class StdioEndpoint:
-    """A program that speaks over its stdin and stdout. It gets `env` and a few variables every program
-    needs, and starts in `cwd` or else where the gateway did. With `sandbox` it runs in one."""
+    """A program that speaks MCP over stdin and stdout. Its environment is `env` and a few variables every program
+    needs. It starts in `cwd`, or in the gateway's working directory. With `sandbox` it runs in one."""
 
     command: str
     args: tuple[str, ...] = ()
@@ -48,34 +48,34 @@ class StdioEndpoint:
         return PurePath(self.command).name
 
 
-class Login(Protocol):
-    """Proves to a server who we are, by a header that changes with time."""
+class Authorizer(Protocol):
+    """Provides the authorization header of requests, which changes with time."""
 
     @property
-    def line(self) -> bytes | None:
-        """The header as it is sent, or nothing; None when `fresh` must be asked for it."""
+    def header(self) -> bytes | None:
+        """The header line, which may be empty; None when `refresh_header` must be called."""
 
-    async def fresh(self) -> bytes: ...
+    async def refresh_header(self) -> bytes: ...
 
-    async def refused(self, line: bytes, status: int, challenge: str) -> bool:
-        """Whether a request the server refused is worth another try; raises `Unauthorized` when only a person can
-        help, and leaves to others what is not about a login."""
+    async def handle_refusal(self, header: bytes, status: int, challenge: str) -> bool:
+        """Return whether a request that the server refused should be sent again. `Unauthorized` when only a person can
+        help; false when the refusal is not about a login."""
 
 
 @dataclass(frozen=True)
 class HttpEndpoint:
-    """A URL. `auto` speaks streamable HTTP, and the old HTTP+SSE to a server that knows only that.
-    `tls` replaces the system's trusted certificates."""
+    """A URL. `auto` uses streamable HTTP, and the old HTTP+SSE with a server that knows only that. `tls` replaces the
+    system's trusted certificates."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    transport: Transport = "auto"
+    transport: TransportName = "auto"
     tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
-    login: Login | None = field(default=None, repr=False, compare=False)
+    authorizer: Authorizer | None = field(default=None, repr=False, compare=False)
 
     @property
     def label(self) -> str:
-        """The URL without what may be secret in it."""
+        """The URL without the parts that may be secret."""
         try:
             parts = urlsplit(self.url)
             port = f":{parts.port}" if parts.port else ""
@@ -88,9 +88,9 @@ Endpoint = StdioEndpoint | HttpEndpoint
 
 
 @dataclass(frozen=True)
-class ClientFace:
-    """Who we are to the server. In the handshake eras `capabilities` hold for the whole link; in the modern
-    one each request says its own, and these are said where it says none."""
+class ClientIdentity:
+    """Name, version and capabilities of the client. In the handshake versions `capabilities` hold for the whole
+    connection; in the modern one they are those of requests that have none of their own."""
 
     name: str
     version: str

@@ -1,11 +1,10 @@
-"""The ways a link says no: the server's own errors, and what can befall the way to it.
+"""Errors of the MCP client. A JSON-RPC error that the server answers is a `RpcError`.
 
-McpFault             the server answered with a JSON-RPC error
 Unavailable
-├── Unreachable      nothing of the request has reached the server: it may be sent again
-├── LinkLost         it was sent, or the link is gone: nobody knows what became of it
-├── BadAnswer        the server answered something that is no MCP
-└── Unauthorized     the server wants credentials, or others
+├── Unreachable        nothing of the request has reached the server: it may be sent again
+├── ConnectionLost     the request was sent, or the connection is gone: its outcome is unknown
+├── InvalidResponse    the response is no MCP
+└── Unauthorized       the server requires credentials, or other ones
 """
 
 from __future__ import annotations
@@ -13,18 +12,15 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.errors import Unavailable
-from gateway.protocol.jsonrpc import RpcError as McpFault
-
-__all__ = ["BadAnswer", "LinkLost", "McpFault", "Unauthorized", "Unreachable"]
 
 
 class Unreachable(Unavailable):
     default_code = "UPSTREAM_UNREACHABLE"
 
 
-class LinkLost(Unavailable):
-    """`exit_code` and `stderr`, its last lines, tell of a child that ended. What a program writes to stderr
-    may be private, so it is in neither the message nor the details."""
+class ConnectionLost(Unavailable):
+    """The end of a connection. `exit_code` and `stderr`, its last lines, are those of a server process. What it writes
+    to stderr may be private, so it is in neither the message nor the details."""
 
     default_code = "UPSTREAM_LOST"
 
@@ -35,18 +31,18 @@ class LinkLost(Unavailable):
         self.exit_code = exit_code
         self.stderr = stderr
 
-    def again(self) -> LinkLost:
-        """The same for one more to raise: an exception gathers the traceback of whoever raises it."""
-        return LinkLost(self.message, exit_code=self.exit_code, stderr=self.stderr)
+    def copy(self) -> ConnectionLost:
+        """Return the same error for one more caller: an exception collects the traceback of everyone who raises it."""
+        return ConnectionLost(self.message, exit_code=self.exit_code, stderr=self.stderr)
 
 
-class BadAnswer(Unavailable):
+class InvalidResponse(Unavailable):
     default_code = "UPSTREAM_BAD_ANSWER"
 
 
 class Unauthorized(Unavailable):
-    """`challenge` is the server's `WWW-Authenticate`, for those who can act on it. Where a login would help, the
-    details name the server as `login`."""
+    """A refusal for lack of credentials. `challenge` is the server's `WWW-Authenticate` header. Where a login would
+    help, the details name the server as `login`."""
 
     default_code = "UPSTREAM_UNAUTHORIZED"
 

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection, used for one request after another, and the reply under way on it."""
+"""One HTTP/1.1 connection, used for one request after another, and the response in progress on it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import httptools
 from gateway.mcp_client.messages import MESSAGE_LIMIT
 from gateway.protocol.sse import Event, EventParser, EventTooLarge
 
-# Bytes of all headers of a reply.
+# Bytes of all headers of a response.
 HEADER_LIMIT = 64 * 1024
 
-# How long a stream that has brought its answer may take to end before its connection is given up.
-LINGER_SECONDS = 5.0
+# The time a stream has to end after it brought its answer, before its connection is closed.
+STREAM_END_SECONDS = 5.0
 
 _CHALLENGE = b"www-authenticate"
 
-# Takes the events of a stream, as they come; true when it needs no more of them.
+# Receives the events of a stream; true when it needs no more of them.
 Sink = Callable[[Event], bool]
 
 
-class Reply:
-    """What a server answers to one request. `kind` is its media type; `done` is set when it is complete or its
-    sink needs no more; its value is why it broke off, if so."""
+class HttpResponse:
+    """A response to one request. `done` is set when it is complete or its sink needs no more; its value is why the
+    response broke off, if it did."""
 
-    __slots__ = ("begun", "body", "done", "headers", "kind", "sink", "status", "streaming")
+    __slots__ = ("begun", "body", "done", "headers", "media_type", "sink", "status", "streaming")
 
     def __init__(self, done: asyncio.Future[str | None], sink: Sink | None) -> None:
         self.status = 0
-        self.kind = ""
+        self.media_type = ""
         self.headers: dict[bytes, bytes] = {}
         self.body = bytearray()
         self.sink = sink
@@ -43,154 +43,156 @@ class Reply:
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
 
-    def settle(self, problem: str | None = None) -> None:
+    def complete(self, problem: str | None = None) -> None:
         if not self.done.done():
             self.done.set_result(problem)
 
 
-class Connection(asyncio.Protocol):
-    """`resting` is called when it can take another request, `gone` when it never will."""
+class HttpConnection(asyncio.Protocol):
+    """`on_idle` is called when it can take another request, `on_closed` when it never will."""
 
-    def __init__(self, resting: Callable[[Connection], None], gone: Callable[[Connection], None]) -> None:
+    def __init__(self, on_idle: Callable[[HttpConnection], None], on_closed: Callable[[HttpConnection], None]) -> None:
         self.usable = False
-        self.rested_at = 0.0
+        self.idle_since = 0.0
         self.keep_alive: float | None = None
-        self._resting = resting
-        self._gone = gone
+        self._on_idle = on_idle
+        self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
-        self._reply: Reply | None = None
+        self._response: HttpResponse | None = None
         self._events: EventParser | None = None
         self._header_size = 0
-        self._lingering: asyncio.TimerHandle | None = None
+        self._stream_timer: asyncio.TimerHandle | None = None
 
-    def send(self, frame: bytes, reply: Reply) -> None:
-        self._reply = reply
+    def send(self, frame: bytes, response: HttpResponse) -> None:
+        self._response = response
         self._header_size = 0
         self._transport.write(frame)
 
-    def stale(self) -> bool:
-        """Whether something came while it rested: its end, most likely, which the loop has not told yet."""
+    def is_stale(self) -> bool:
+        """Return whether data came while it was idle: most likely its end, which the loop has not reported yet."""
         if not self.usable or self._transport.is_closing():
             return True
-        return bool(self._look.poll(0))
+        return bool(self._poll.poll(0))
 
-    def give_up(self) -> None:
-        """Close it, whatever is under way; to a modern server that cancels the request."""
+    def abort(self) -> None:
+        """Close it, also during a request; for a modern server that cancels the request."""
         self.usable = False
         self._transport.abort()
 
-    def leave(self, reply: Reply) -> None:
-        """Nobody waits for this reply any more. The connection may serve another by now."""
-        if self._reply is reply:
-            self.give_up()
+    def cancel(self, response: HttpResponse) -> None:
+        """Close it if this response is still in progress; it may serve another by now."""
+        if self._response is response:
+            self.abort()
 
-    def linger(self, reply: Reply) -> None:
-        """The reply has brought what was wanted: its connection is used again once it has ended."""
-        if self._reply is reply and self._lingering is None:
-            self._lingering = self._loop.call_later(LINGER_SECONDS, self.give_up)
+    def limit_stream(self, response: HttpResponse) -> None:
+        """Give a stream that has brought its answer a limited time to end; the connection is used again after that."""
+        if self._response is response and self._stream_timer is None:
+            self._stream_timer = self._loop.call_later(STREAM_END_SECONDS, self.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._look = select.poll()
-        self._look.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        self._poll = select.poll()
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self.usable = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
-        self._stop_lingering()
-        reply, self._reply = self._reply, None
-        if reply is not None:
-            until_the_end = reply.status and not {b"content-length", b"transfer-encoding"} & reply.headers.keys()
-            reply.settle(None if until_the_end and exc is None else str(exc or "the connection was closed"))
-        self._gone(self)
+        self._stop_timer()
+        response, self._response = self._response, None
+        if response is not None:
+            # Without a length, the end of the connection is the end of the body.
+            has_no_length = response.status and not {b"content-length", b"transfer-encoding"} & response.headers.keys()
+            response.complete(None if has_no_length and exc is None else str(exc or "the connection was closed"))
+        self._on_closed(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._reply is None:  # nobody asked
-            self.give_up()
+        if self._response is None:  # data without a request
+            self.abort()
             return
-        self._reply.begun = True
+        self._response.begun = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             cause = error.__context__
-            self._fail(str(cause) if isinstance(cause, _Unfit) else f"no HTTP: {error}")
+            self._fail(str(cause) if isinstance(cause, _RejectedResponse) else f"no HTTP: {error}")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_size += len(name) + len(value)
         if self._header_size > HEADER_LIMIT:
-            raise _Unfit(f"more than {HEADER_LIMIT} bytes of headers")
-        reply = self._reply
-        if reply is not None:
+            raise _RejectedResponse(f"more than {HEADER_LIMIT} bytes of headers")
+        response = self._response
+        if response is not None:
             name = name.lower()
-            if name == _CHALLENGE and name in reply.headers:  # each way to prove who one is may have its own
-                value = reply.headers[name] + b", " + value
-            reply.headers[name] = value
+            if name == _CHALLENGE and name in response.headers:  # one header per authentication scheme
+                value = response.headers[name] + b", " + value
+            response.headers[name] = value
 
     def on_headers_complete(self) -> None:
-        reply = self._reply
-        if reply is None:
+        response = self._response
+        if response is None:
             return
-        reply.status = self._parser.get_status_code()
-        reply.kind = reply.header(b"content-type").partition(";")[0].strip().lower()
-        if reply.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise _Unfit("compressed, though we asked for plain")
-        reply.streaming = reply.sink is not None and reply.status == 200 and reply.kind == "text/event-stream"
-        self._events = EventParser(MESSAGE_LIMIT) if reply.streaming else None
+        response.status = self._parser.get_status_code()
+        response.media_type = response.header(b"content-type").partition(";")[0].strip().lower()
+        if response.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise _RejectedResponse("compressed, though `identity` was requested")
+        is_stream = response.status == 200 and response.media_type == "text/event-stream"
+        response.streaming = response.sink is not None and is_stream
+        self._events = EventParser(MESSAGE_LIMIT) if response.streaming else None
 
     def on_body(self, data: bytes) -> None:
-        reply = self._reply
-        if reply is None:
+        response = self._response
+        if response is None:
             return
         if self._events is None:
-            reply.body += data
-            if len(reply.body) > MESSAGE_LIMIT:
-                raise _Unfit(f"more than {MESSAGE_LIMIT} bytes")
+            response.body += data
+            if len(response.body) > MESSAGE_LIMIT:
+                raise _RejectedResponse(f"more than {MESSAGE_LIMIT} bytes")
             return
         try:
             for event in self._events.feed(data):
-                if reply.sink is not None and not reply.done.done() and reply.sink(event):
-                    reply.settle()
+                if response.sink is not None and not response.done.done() and response.sink(event):
+                    response.complete()
         except EventTooLarge:
-            raise _Unfit(f"an event of more than {MESSAGE_LIMIT} bytes") from None
+            raise _RejectedResponse(f"an event of more than {MESSAGE_LIMIT} bytes") from None
 
     def on_message_complete(self) -> None:
-        reply = self._reply
-        if reply is None:
+        response = self._response
+        if response is None:
             return
-        if 100 <= reply.status < 200:
-            reply.headers.clear()
+        if 100 <= response.status < 200:
+            response.headers.clear()
             return
-        self._reply = None
-        self._stop_lingering()
-        self.rested_at = self._loop.time()
+        self._response = None
+        self._stop_timer()
+        self.idle_since = self._loop.time()
         if self._parser.should_keep_alive() and not self._transport.is_closing():
-            said = reply.headers.get(b"keep-alive")
-            self.keep_alive = None if said is None else _keep_alive(said)
-            self._resting(self)
+            header = response.headers.get(b"keep-alive")
+            self.keep_alive = None if header is None else _parse_keep_alive(header)
+            self._on_idle(self)
         else:
             self.usable = False
             self._transport.close()
-        reply.settle()
+        response.complete()
 
     def _fail(self, problem: str) -> None:
-        reply, self._reply = self._reply, None
-        self.give_up()
-        if reply is not None:
-            reply.settle(problem)
+        response, self._response = self._response, None
+        self.abort()
+        if response is not None:
+            response.complete(problem)
 
-    def _stop_lingering(self) -> None:
-        if self._lingering is not None:
-            self._lingering.cancel()
-            self._lingering = None
-
-
-class _Unfit(Exception):
-    """A reply we do not take."""
+    def _stop_timer(self) -> None:
+        if self._stream_timer is not None:
+            self._stream_timer.cancel()
+            self._stream_timer = None
 
 
-def _keep_alive(header: bytes) -> float | None:
-    """The seconds for which a server says it keeps a resting connection."""
+class _RejectedResponse(Exception):
+    """A response that breaks a limit or a rule of ours."""
+
+
+def _parse_keep_alive(header: bytes) -> float | None:
+    """Return the seconds for which a server keeps an idle connection."""
     for part in header.lower().split(b","):
         name, _, value = part.strip().partition(b"=")
         if name == b"timeout" and value.isdigit():

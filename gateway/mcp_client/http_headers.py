@@ -24,8 +24,8 @@ from gateway.protocol import (
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LINE_BREAK = re.compile(r"[\r\n\0]")
 _SAFE = "%/:=&?~+!$,;'@()*[]"
-# Headers that are ours to set; what a configuration says of them does not count.
-_OURS = frozenset(
+# Headers that only the client sets; configured values of them are ignored.
+_RESERVED = frozenset(
     (
         *("accept", "accept-encoding", "connection", "content-length", "content-type", "expect", "last-event-id"),
         *("mcp-method", "mcp-name", "mcp-protocol-version", "mcp-session-id"),
@@ -35,8 +35,8 @@ _OURS = frozenset(
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where requests go: their secrets never leave it."""
+class HttpOrigin:
+    """The scheme, host and port of requests. Their secrets are never sent elsewhere."""
 
     tls: bool
     host: str
@@ -49,14 +49,14 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Target:
-    """An origin and the path there, with its query."""
+class HttpTarget:
+    """An origin and a path with its query."""
 
-    origin: Origin
+    origin: HttpOrigin
     path: str
 
     @classmethod
-    def parse(cls, url: str) -> Target:
+    def parse(cls, url: str) -> HttpTarget:
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -70,22 +70,22 @@ class Target:
             raise Invalid("put credentials into headers, not into the URL", code="INVALID_URL")
         tls = parts.scheme == "https"
         path = quote(parts.path or "/", safe=_SAFE) + (f"?{quote(parts.query, safe=_SAFE)}" if parts.query else "")
-        return cls(Origin(tls, host, port or (443 if tls else 80)), path)
+        return cls(HttpOrigin(tls, host, port or (443 if tls else 80)), path)
 
-    def joined(self, location: str) -> Target:
-        """Where a reply from here leads."""
+    def join(self, location: str) -> HttpTarget:
+        """Return the target of a location in a response from here."""
         scheme = "https" if self.origin.tls else "http"
-        return Target.parse(urljoin(f"{scheme}://{self.origin.authority}{self.path}", location))
+        return HttpTarget.parse(urljoin(f"{scheme}://{self.origin.authority}{self.path}", location))
 
 
-def endpoint_headers(endpoint: HttpEndpoint, target: Target) -> bytes:
-    """What every request to an endpoint carries."""
-    given = {name.lower(): value for name, value in endpoint.headers.items() if name.lower() not in _OURS}
+def endpoint_headers(endpoint: HttpEndpoint, target: HttpTarget) -> bytes:
+    """Return the headers of every request to an endpoint."""
+    given = {name.lower(): value for name, value in endpoint.headers.items() if name.lower() not in _RESERVED}
     return header_lines({"host": target.origin.authority, **given, "accept-encoding": "identity"}.items())
 
 
 def header_lines(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Headers as they are sent; a name or value that would break out of its line is refused."""
+    """Encode headers; a name or value that would break out of its line is refused."""
     lines = []
     for name, value in headers:
         if not _TOKEN.fullmatch(name) or _LINE_BREAK.search(value):
@@ -95,48 +95,47 @@ def header_lines(headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 def frame(method: str, path: str, headers: bytes, body: bytes) -> bytes:
-    """A whole request."""
+    """Encode a whole request."""
     start = f"{method} {path} HTTP/1.1\r\n".encode("ascii")
     length = b"content-length: %d\r\n\r\n" % len(body) if body or method == "POST" else b"\r\n"
     return b"".join((start, headers, length, body))
 
 
-# Which arguments of a tool travel as headers too: the path of each, and its header's name.
+# Arguments of a tool that are sent as headers too: the path of each, and the name of its header.
 HeaderMap = Mapping[tuple[str, ...], str]
 
 
 def routing_headers(
     version: str, method: str, params: Mapping[str, Any], header_maps: Mapping[str, HeaderMap]
 ) -> list[tuple[str, str]]:
-    """The headers by which an intermediary may route a modern request; they must say what the body says."""
+    """Return the headers by which a proxy may route a modern request; they must agree with the body."""
     headers = [(MCP_PROTOCOL_VERSION_HEADER, version), (MCP_METHOD_HEADER, method)]
     key = NAME_BEARING_METHODS.get(method)
     if key is None or not isinstance(name := params.get(key), str):
         return headers
-    headers.append((MCP_NAME_HEADER, _inbound().encode_header_value(name)))
+    headers.append((MCP_NAME_HEADER, _sdk_headers().encode_header_value(name)))
     if method == "tools/call" and (header_map := header_maps.get(name)):
-        headers += _inbound().mcp_param_headers(header_map, params.get("arguments") or {}).items()
+        headers += _sdk_headers().mcp_param_headers(header_map, params.get("arguments") or {}).items()
     return headers
 
 
 def header_maps(tools: Iterable[Any]) -> dict[str, HeaderMap]:
-    """Of tools as listed: those with arguments that travel as headers. A tool whose annotations are
-    invalid sends none."""
-    found: dict[str, HeaderMap] = {}
+    """Return the header maps of listed tools that have one. A tool with invalid annotations has none."""
+    maps: dict[str, HeaderMap] = {}
     for tool in tools:
         match tool:
             case {"name": str(name), "inputSchema": dict(schema)} if _mentions_headers(schema):
                 if find_invalid_header(schema) is None:
-                    found[name] = _inbound().x_mcp_header_map(schema)
-    return found
+                    maps[name] = _sdk_headers().x_mcp_header_map(schema)
+    return maps
 
 
 def find_invalid_header(schema: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the headers that an input schema declares."""
+    """Return what is wrong with the headers that an input schema declares, or None."""
     if not _mentions_headers(schema):
         return None
-    fault: str | None = _inbound().find_invalid_x_mcp_header(schema)
-    return fault
+    problem: str | None = _sdk_headers().find_invalid_x_mcp_header(schema)
+    return problem
 
 
 def _mentions_headers(schema: Mapping[str, Any]) -> bool:
@@ -144,5 +143,7 @@ def _mentions_headers(schema: Mapping[str, Any]) -> bool:
 
 
 @cache
-def _inbound() -> Any:
+def _sdk_headers() -> Any:
+    """Return the SDK's rules for headers. Importing the SDK takes longer than the rest of a start, so that only a tool
+    which needs them imports it."""
     return importlib.import_module("mcp.shared.inbound")

@@ -1,4 +1,4 @@
-"""HTTP to one server, over connections that are kept: no more of HTTP than the protocol needs."""
+"""A pool of HTTP/1.1 connections to one server, with the part of HTTP that MCP needs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import httpx2
 
 from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import HttpEndpoint
-from gateway.mcp_client.errors import BadAnswer, LinkLost, Unreachable
-from gateway.mcp_client.http_connection import Connection, Reply, Sink
-from gateway.mcp_client.http_headers import Target, endpoint_headers, frame
+from gateway.mcp_client.errors import ConnectionLost, InvalidResponse, Unreachable
+from gateway.mcp_client.http_connection import HttpConnection, HttpResponse, Sink
+from gateway.mcp_client.http_headers import HttpTarget, endpoint_headers, frame
 
 CONNECT_SECONDS = 15.0
 # Connections to one server at once, streams included.
@@ -22,33 +22,33 @@ CONNECTIONS = 256
 
 IDLE_CONNECTIONS = 32
 IDLE_SECONDS = 20.0
-# What must not be sent twice goes only over connections used so recently: common servers close them after five
-# seconds of rest, and one about to be closed loses what is sent.
+# A request that must not be sent twice uses only connections that were idle for less: common servers close them after
+# five idle seconds, and one that is about to be closed loses the request.
 FRESH_SECONDS = 4.0
 
 REDIRECTS = 3
-# Answers after which the request may be sent once more: elsewhere, or with another token.
-_NOT_YET = frozenset((301, 302, 303, 307, 308, 401, 403))
+# Status codes after which the request may be sent once more: elsewhere, or with another token.
+_MAYBE_AGAIN = frozenset((301, 302, 303, 307, 308, 401, 403))
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 
-class Pool:
-    """A request that finds its kept connection closed is sent again on a new one only when it is
-    `repeatable` and nothing came back: whether the server took it cannot be known."""
+class HttpPool:
+    """A request whose idle connection turns out to be closed is sent again on a new one only when it is `repeatable`
+    and nothing came back: the server may have handled it."""
 
     def __init__(self, endpoint: HttpEndpoint) -> None:
-        self.target = Target.parse(endpoint.url)
+        self.target = HttpTarget.parse(endpoint.url)
         self.label = endpoint.label
-        self._tls = (endpoint.tls or _trusted()) if self.target.origin.tls else None
+        self._tls = (endpoint.tls or _default_tls()) if self.target.origin.tls else None
         self._fixed = endpoint_headers(endpoint, self.target)
-        self._login = endpoint.login
-        self._idle: list[Connection] = []
-        self._open: set[Connection] = set()
+        self._authorizer = endpoint.authorizer
+        self._idle: list[HttpConnection] = []
+        self._open: set[HttpConnection] = set()
         self._connecting = 0
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
 
     async def send(
         self,
@@ -56,143 +56,147 @@ class Pool:
         headers: bytes,
         body: bytes = b"",
         *,
-        target: Target | None = None,
+        target: HttpTarget | None = None,
         sink: Sink | None = None,
         repeatable: bool = False,
-    ) -> Reply:
-        """The reply, once it is complete or the sink needs no more. `Unreachable` when the request
-        has not left, `LinkLost` when the reply broke off. Cancelled, it closes the connection."""
-        target, fixed, line = target or self.target, self._fixed, b""
+    ) -> HttpResponse:
+        """Return the response once it is complete or the sink needs no more. `Unreachable` when the request was not
+        sent, `ConnectionLost` when the response broke off. Cancellation closes the connection."""
+        target, fixed, authorization = target or self.target, self._fixed, b""
         for _ in range(REDIRECTS + 1):
-            if self._login is not None:
-                current = self._login.line
-                line = await self._login.fresh() if current is None else current
-                fixed = self._fixed + line
-            reply = await self._try(frame(method, target.path, fixed + headers, body), sink, repeatable)
-            if reply.status not in _NOT_YET:
-                return reply
-            if reply.status < 400:
-                target = self._redirected(method, target, reply)
-            elif not await self._is_worth_another(line, reply):
-                return reply
-        raise BadAnswer(f"{self.label} sends us from one address to the next")
+            if self._authorizer is not None:
+                current = self._authorizer.header
+                authorization = await self._authorizer.refresh_header() if current is None else current
+                fixed = self._fixed + authorization
+            response = await self._exchange(frame(method, target.path, fixed + headers, body), sink, repeatable)
+            if response.status not in _MAYBE_AGAIN:
+                return response
+            if response.status < 400:
+                target = self._redirect(method, target, response)
+            elif not await self._reauthorize(authorization, response):
+                return response
+        raise InvalidResponse(f"{self.label} redirected or refused the request {REDIRECTS + 1} times")
 
-    async def _is_worth_another(self, line: bytes, reply: Reply) -> bool:
-        challenge = reply.header(b"www-authenticate")
-        return self._login is not None and await self._login.refused(line, reply.status, challenge)
+    async def _reauthorize(self, authorization: bytes, response: HttpResponse) -> bool:
+        """Return whether to send a refused request again."""
+        challenge = response.header(b"www-authenticate")
+        return self._authorizer is not None and await self._authorizer.handle_refusal(
+            authorization, response.status, challenge
+        )
 
     def close(self) -> None:
         self._closed = True
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
         for connection in list(self._open):
-            connection.give_up()
+            connection.abort()
 
-    async def _try(self, data: bytes, sink: Sink | None, repeatable: bool) -> Reply:
+    async def _exchange(self, data: bytes, sink: Sink | None, repeatable: bool) -> HttpResponse:
         while True:
-            kept = self._kept(IDLE_SECONDS if repeatable else FRESH_SECONDS)
-            connection, reply = kept or await self._connect(), Reply(self._loop.create_future(), sink)
-            connection.send(data, reply)
+            idle = self._take_idle(IDLE_SECONDS if repeatable else FRESH_SECONDS)
+            connection, response = idle or await self._connect(), HttpResponse(self._loop.create_future(), sink)
+            connection.send(data, response)
             try:
-                problem = await reply.done
+                problem = await response.done
             except BaseException:
-                connection.leave(reply)
+                connection.cancel(response)
                 raise
-            connection.linger(reply)
+            connection.limit_stream(response)
             if problem is None:
-                return reply
-            if kept is None or reply.begun or not repeatable:
-                raise LinkLost(f"{self.label} broke off: {problem}")
+                return response
+            if idle is None or response.begun or not repeatable:
+                raise ConnectionLost(f"{self.label} broke off: {problem}")
 
-    def _kept(self, seconds: float) -> Connection | None:
-        """The connection used last, if that is less than so long ago."""
+    def _take_idle(self, seconds: float) -> HttpConnection | None:
+        """Return the connection used last, if it has been idle for less than so many seconds."""
         now = self._loop.time()
         while self._idle:
             connection = self._idle.pop()
-            if now < _expiry(connection) and not connection.stale():
-                if now < connection.rested_at + seconds:
+            if now < _expiry(connection) and not connection.is_stale():
+                if now < connection.idle_since + seconds:
                     return connection
                 self._idle.append(connection)
                 return None
-            connection.give_up()
+            connection.abort()
         return None
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> HttpConnection:
         self._check_open()
         if len(self._open) + self._connecting >= CONNECTIONS:
-            raise Unavailable(f"{self.label} has {CONNECTIONS} requests under way: try again", code="UPSTREAM_BUSY")
+            reason = f"{self.label} has {CONNECTIONS} requests in progress: try again later"
+            raise Unavailable(reason, code="UPSTREAM_BUSY")
         origin = self.target.origin
         self._connecting += 1
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 transport, connection = await self._loop.create_connection(
-                    lambda: Connection(self._rest, self._open.discard),
+                    lambda: HttpConnection(self._add_idle, self._open.discard),
                     origin.host,
                     origin.port,
                     ssl=self._tls,
                     server_hostname=origin.host if self._tls else None,
                 )
         except TimeoutError:
-            raise Unreachable(f"{self.label} does not take connections within {CONNECT_SECONDS:g} seconds") from None
+            raise Unreachable(f"{self.label} did not accept a connection within {CONNECT_SECONDS:g} seconds") from None
         except ssl.SSLCertVerificationError as error:
-            raise Unreachable(f"{self.label} has a certificate we do not trust: {error.verify_message}") from None
+            raise Unreachable(f"{self.label} has a certificate that is not trusted: {error.verify_message}") from None
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise Unreachable(f"{self.label} cannot be reached: {reason}") from None
         finally:
             self._connecting -= 1
-        _watch_over(transport.get_extra_info("socket"))
+        _enable_keepalive(transport.get_extra_info("socket"))
         self._open.add(connection)
         self._check_open(connection)
         return connection
 
-    def _check_open(self, connection: Connection | None = None) -> None:
+    def _check_open(self, connection: HttpConnection | None = None) -> None:
         if self._closed:
             if connection is not None:
-                connection.give_up()
-            raise LinkLost(f"the link to {self.label} was closed")
+                connection.abort()
+            raise ConnectionLost(f"the connection to {self.label} was closed")
 
-    def _rest(self, connection: Connection) -> None:
+    def _add_idle(self, connection: HttpConnection) -> None:
         if self._closed or len(self._idle) >= IDLE_CONNECTIONS:
-            connection.give_up()
+            connection.abort()
             return
         self._idle.append(connection)
-        if self._sweeping is None:
-            self._sweeping = self._loop.call_later(IDLE_SECONDS, self._sweep)
+        if self._sweep_timer is None:
+            self._sweep_timer = self._loop.call_later(IDLE_SECONDS, self._sweep)
 
     def _sweep(self) -> None:
         for connection in self._idle:
             if not connection.usable or self._loop.time() >= _expiry(connection):
-                connection.give_up()
+                connection.abort()
         self._idle = [connection for connection in self._idle if connection.usable]
-        self._sweeping = self._loop.call_later(IDLE_SECONDS, self._sweep) if self._idle else None
+        self._sweep_timer = self._loop.call_later(IDLE_SECONDS, self._sweep) if self._idle else None
 
-    def _redirected(self, method: str, target: Target, reply: Reply) -> Target:
-        """Where to ask instead: on the same origin only, and never so that a POST becomes a GET."""
-        location = reply.header(b"location")
-        there = target.joined(location)
-        if there.origin != self.target.origin or (method != "GET" and reply.status not in (307, 308)):
-            raise BadAnswer(
+    def _redirect(self, method: str, target: HttpTarget, response: HttpResponse) -> HttpTarget:
+        """Return the new target: on the same origin only, and never one that turns a POST into a GET."""
+        location = response.header(b"location")
+        new = target.join(location)
+        if new.origin != self.target.origin or (method != "GET" and response.status not in (307, 308)):
+            raise InvalidResponse(
                 f"{self.label} redirects to {location.partition('?')[0][:200]}, which is not followed:"
                 " use that URL if it is the server you mean"
             )
-        return replace(target, path=there.path)
+        return replace(target, path=new.path)
 
 
-def _watch_over(sock: socket.socket) -> None:
-    """A stream may be silent for hours; a peer that is gone without a word is noticed within a minute."""
+def _enable_keepalive(sock: socket.socket) -> None:
+    """Detect a dead peer within a minute, since a stream may be silent for hours."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _expiry(connection: Connection) -> float:
-    """A server that says when it closes a resting connection is not raced for the last second."""
-    kept = IDLE_SECONDS if connection.keep_alive is None else min(connection.keep_alive - 1, IDLE_SECONDS)
-    return connection.rested_at + kept
+def _expiry(connection: HttpConnection) -> float:
+    """Return when an idle connection is given up: a second before the server announced to close it."""
+    seconds = IDLE_SECONDS if connection.keep_alive is None else min(connection.keep_alive - 1, IDLE_SECONDS)
+    return connection.idle_since + seconds
 
 
 @functools.cache
-def _trusted() -> ssl.SSLContext:
+def _default_tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()

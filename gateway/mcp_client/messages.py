@@ -1,4 +1,4 @@
-"""JSON-RPC messages as dicts and bytes: how ours are written in either era, and how theirs are read."""
+"""JSON-RPC messages as dicts and bytes: requests encoded for a protocol version, and responses decoded."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import orjson
 
 from gateway import protocol
-from gateway.mcp_client.endpoints import ClientFace
+from gateway.mcp_client.endpoints import ClientIdentity
 
-# Bytes of one message of a server, whatever it comes in.
+# Bytes of one message of a server, over any transport.
 MESSAGE_LIMIT = 64 * 1024 * 1024
 
 Message = dict[str, Any]
 
-_ENVELOPE = (
+_MODERN_KEYS = (
     protocol.PROTOCOL_VERSION_META_KEY,
     protocol.CLIENT_INFO_META_KEY,
     protocol.CLIENT_CAPABILITIES_META_KEY,
@@ -25,13 +25,13 @@ _ENVELOPE = (
 
 
 class RequestEncoder:
-    """How requests are written to one server: a modern one is told with each who asks and what the client can."""
+    """Builds the requests to one server. In the modern version each one carries version, client and capabilities."""
 
-    def __init__(self, face: ClientFace, version: str) -> None:
+    def __init__(self, identity: ClientIdentity, version: str) -> None:
         self.version = version
         self.modern = version in protocol.MODERN_PROTOCOL_VERSIONS
-        self._info = face.info
-        self._capabilities = dict(face.capabilities)
+        self._info = identity.info
+        self._capabilities = dict(identity.capabilities)
 
     def request(
         self,
@@ -42,27 +42,27 @@ class RequestEncoder:
         capabilities: Mapping[str, Any] | None,
         progress: bool,
     ) -> Message:
-        said = {**(params or {})}
-        notes = {**(said.get("_meta") or {}), **(meta or {})}
-        notes.pop("progressToken", None)  # the caller's own names another request
+        sent = {**(params or {})}
+        sent_meta = {**(sent.get("_meta") or {}), **(meta or {})}
+        sent_meta.pop("progressToken", None)  # the caller's token belongs to another request
         if self.modern:
-            notes[protocol.PROTOCOL_VERSION_META_KEY] = self.version
-            notes[protocol.CLIENT_INFO_META_KEY] = self._info
-            notes[protocol.CLIENT_CAPABILITIES_META_KEY] = (
+            sent_meta[protocol.PROTOCOL_VERSION_META_KEY] = self.version
+            sent_meta[protocol.CLIENT_INFO_META_KEY] = self._info
+            sent_meta[protocol.CLIENT_CAPABILITIES_META_KEY] = (
                 self._capabilities if capabilities is None else dict(capabilities)
             )
         else:
-            for key in _ENVELOPE:
-                notes.pop(key, None)
+            for key in _MODERN_KEYS:
+                sent_meta.pop(key, None)
         if progress:
-            notes["progressToken"] = number
-        if notes:
-            said["_meta"] = notes
+            sent_meta["progressToken"] = number
+        if sent_meta:
+            sent["_meta"] = sent_meta
         else:
-            said.pop("_meta", None)
+            sent.pop("_meta", None)
         message: Message = {"jsonrpc": "2.0", "id": number, "method": method}
-        if said or params is not None:
-            message["params"] = said
+        if sent or params is not None:
+            message["params"] = sent
         return message
 
 
@@ -73,17 +73,17 @@ def notification(method: str, params: Mapping[str, Any] | None = None) -> Messag
     return message
 
 
-def refusal(request_id: Any, error: Mapping[str, Any]) -> Message:
+def error_response(request_id: Any, error: Mapping[str, Any]) -> Message:
     return {"jsonrpc": "2.0", "id": request_id, "error": error}
 
 
 def decode(data: bytes | bytearray) -> list[Message]:
-    """The messages in what a server sent: one, or several in a batch (2025-03-26); none when it is no
-    JSON-RPC at all."""
+    """Return the messages in what a server sent: one, or several in a batch (2025-03-26). Empty for what is no
+    JSON-RPC."""
     try:
         value = orjson.loads(data)
     except ValueError:
-        value = _leniently(data)
+        value = _decode_leniently(data)
     match value:
         case {"jsonrpc": _}:
             return [value]
@@ -94,7 +94,7 @@ def decode(data: bytes | bytearray) -> list[Message]:
 
 
 def request_number(value: Any) -> int | None:
-    """The number of a request of ours; some servers hand it back as text."""
+    """Return the number of a request of ours; some servers send it back as text."""
     if type(value) is int:
         return value
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
@@ -102,9 +102,9 @@ def request_number(value: Any) -> int | None:
     return None
 
 
-def _leniently(data: bytes | bytearray) -> Any:
-    """Python's own JSON knows NaN, which becomes null, and lone surrogates, which become question marks:
-    better than a call that waits for ever."""
+def _decode_leniently(data: bytes | bytearray) -> Any:
+    """Decode with the standard library, which accepts NaN (made null) and lone surrogates (made question marks).
+    Otherwise the call would wait until its timeout."""
     if data.lstrip()[:1] not in (b"{", b"["):
         return None
     try:

@@ -128,7 +128,7 @@ async def _start_unconfined(endpoint: StdioEndpoint) -> Process:
 
 def find_program(command: str, cwd: str, path: str) -> str:
     """Return the full path of a program; a relative command is looked up in `cwd`, where the program will start."""
-    found = shutil.which(str(Path(cwd, command)) if os.sep in command else command, path=path)
-    if found is None:
+    program = shutil.which(str(Path(cwd, command)) if os.sep in command else command, path=path)
+    if program is None:
         raise Unreachable(f"the program {command!r} was not found: install it or give its full path")
-    return str(Path(cwd, found))
+    return str(Path(cwd, program))

@@ -1,8 +1,7 @@
-"""A server in the sandbox: the program that is started there, and what it sees of the machine.
+"""Servers in the sandbox: the program to start, and the files it can see.
 
-Beside the system's folders and what it is given, a server sees what its command needs to run. That is derived from
-links, scripts and settings of environments, so nothing is derived from files that the server or the toolset that
-brings it could have written.
+Besides system folders and the paths of its confinement, a server sees what its command needs to run. That is derived
+from links, scripts and settings of environments, never from files that the server or its toolset could have written.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from gateway.workspace.protected import find_protected, paths_to_mount
 _MEBIBYTE = 1024 * 1024
 _INHERITED = ("PATH", "LANG")
 _USER = "sandbox"
-_NEVER_GIVEN = tuple(map(Path, ("/proc", "/sys", "/dev")))
+_REFUSED_FOLDERS = tuple(map(Path, ("/proc", "/sys", "/dev")))
 _PROJECT_FILES = ("package.json", "pyproject.toml")
 _PREFIX_FOLDERS = ("bin", "lib", "lib64")
-# Links and interpreters that are followed from a command.
+# Links and interpreters followed from a command.
 _STEPS = 16
 
-_OUTSIDE = "if you trust the server with all rights of your account, set its `sandbox` to false"
+_OUTSIDE = "if you trust the server with all your rights, set its `sandbox` to false"
 
 
 async def start_sandboxed(endpoint: StdioEndpoint, confinement: Confinement) -> Process:
@@ -51,34 +50,36 @@ async def start_sandboxed(endpoint: StdioEndpoint, confinement: Confinement) -> 
 
 
 def plan_program(endpoint: StdioEndpoint, confinement: Confinement) -> Program:
-    """The program of a server, and all it is given; blocking. `Unreachable` for what it cannot be given."""
+    """Return the program of a server with its mounts, environment and limits; blocking. `Unreachable` for a path that
+    it may not have."""
     _prepare_home(confinement)
-    given = _given_paths(confinement)
+    paths = _resolve_paths(confinement)
     own = [confinement.home, *([confinement.toolset] if confinement.toolset else [])]
     env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    env |= {"HOME": str(confinement.home), "USER": _USER, "LOGNAME": _USER}  # there are no accounts to look it up in
+    env |= {"HOME": str(confinement.home), "USER": _USER, "LOGNAME": _USER}  # the sandbox has no user database
     env |= {"NODE_USE_ENV_PROXY": "1"} if confinement.network else {}
     env |= endpoint.env
     cwd = Path(endpoint.cwd or Path.cwd())
     command = find_program(endpoint.command, str(cwd), env.get("PATH", os.defpath))
-    needed = _Needs([*own, *(path for path, writable in given.items() if writable)], env.get("PATH", os.defpath))
-    needed.add(Path(command), project=confinement.toolset is None)
-    if confinement.toolset is None:  # a toolset's arguments could name any file
+    untrusted = [*own, *(path for path, writable in paths.items() if writable)]
+    dependencies = _Dependencies(untrusted, env.get("PATH", os.defpath))
+    dependencies.add(Path(command), project=confinement.toolset is None)
+    if confinement.toolset is None:  # a toolset could name any file in its arguments
         for path in (Path(cwd, argument) for argument in endpoint.args):
             if path.is_file():
-                needed.add(path, project=True)
+                dependencies.add(path, project=True)
     readable = [
-        *(path for path in needed.paths if not _is_private(path, confinement) and not _holds_home(path)),
+        *(path for path in dependencies.paths if not _is_private(path, confinement) and not _holds_home(path)),
         *own[1:],
-        *(path for path, writable in given.items() if not writable),
+        *(path for path, writable in paths.items() if not writable),
     ]
     mounts = [Mount(confinement.home, str(confinement.home), writable=True)]
-    for path, writable in given.items():
+    for path, writable in paths.items():
         if writable:
             source = path.resolve()
-            kept = paths_to_mount(find_protected(source), ()) if source.is_dir() else ()
-            mounts.append(Mount(source, str(path), writable=True, protected=kept))
-    is_seen = any(cwd.is_relative_to(path) for path in (*readable, *given, *own, *map(Path, SYSTEM_FOLDERS)))
+            protected = paths_to_mount(find_protected(source), ()) if source.is_dir() else ()
+            mounts.append(Mount(source, str(path), writable=True, protected=protected))
+    is_seen = any(cwd.is_relative_to(path) for path in (*readable, *paths, *own, *map(Path, SYSTEM_FOLDERS)))
     return Program(
         argv=(command, *endpoint.args),
         mounts=tuple(sorted(mounts, key=lambda mount: len(Path(mount.target).parts))),
@@ -100,7 +101,7 @@ def _policy(confinement: Confinement) -> NetworkPolicy | None:
 
 
 def _limits(confinement: Confinement) -> Limits:
-    """Those of other programs, but for the time: a server runs for days."""
+    """Return the usual limits of programs, without a time limit."""
     return Limits(memory=confinement.settings.memory_mb * _MEBIBYTE, per_task=False)
 
 
@@ -109,40 +110,40 @@ def _prepare_home(confinement: Confinement) -> None:
     limit, used = _limits(confinement), measure(confinement.home)
     if used.bytes > limit.disk or used.files > limit.files:
         raise Unreachable(
-            f"its folder {confinement.home} has {used.bytes // _MEBIBYTE} MiB in {used.files} files, more than it may "
-            f"keep ({limit.disk // _MEBIBYTE} MiB, {limit.files} files); remove what it does not need"
+            f"its folder {confinement.home} has {used.bytes // _MEBIBYTE} MiB in {used.files} files, more than "
+            f"allowed ({limit.disk // _MEBIBYTE} MiB, {limit.files} files); remove files that it does not need"
         )
 
 
-def _given_paths(confinement: Confinement) -> dict[Path, bool]:
-    """The paths that a server is given, and whether it may write there. One inside a writable path is refused: the
+def _resolve_paths(confinement: Confinement) -> dict[Path, bool]:
+    """Return the paths of the confinement, and whether each is writable. A path inside a writable one is refused: the
     server could replace it by a link to anything."""
-    found: dict[Path, bool] = {}
+    paths: dict[Path, bool] = {}
     for text in confinement.paths:
-        path = _absolute(text.removesuffix(":rw"), confinement)
+        path = _absolute_path(text.removesuffix(":rw"), confinement)
         writable = text.endswith(":rw")
         real = path.resolve()
         if not real.exists():
-            raise Unreachable(f"{path}, a path of its sandbox, is not there: create it, or remove it from `sandbox`")
-        if real == Path("/") or any(real.is_relative_to(folder) for folder in _NEVER_GIVEN):
+            raise Unreachable(f"{path}, a path of its sandbox, does not exist: create it, or remove it from `sandbox`")
+        if real == Path("/") or any(real.is_relative_to(folder) for folder in _REFUSED_FOLDERS):
             raise Unreachable(f"{path} cannot be a path of its sandbox: name the folders that it needs")
         if _is_private(real, confinement):
             own = confinement.toolset is not None and real.is_relative_to(confinement.toolset.resolve())
             if not own or writable:
                 raise Unreachable(
-                    f"{path} has or is in the gateway's own data, {confinement.data_dir}, which no server is given; "
+                    f"{path} has or is in the gateway's own data, {confinement.data_dir}, which no server may have; "
                     "name other folders (a server can keep files in its HOME)"
                 )
-        found[path] = writable or found.get(path, False)
-    for path in found:
-        for other, writable in found.items():
-            inside = path.is_relative_to(other) or path.resolve().is_relative_to(other.resolve())
-            if writable and path != other and inside:
-                raise Unreachable(f"{path} is given with {other}:rw, in which it lies; remove it from `sandbox`")
-    return found
+        paths[path] = writable or paths.get(path, False)
+    for path in paths:
+        for other, writable in paths.items():
+            is_inside = path.is_relative_to(other) or path.resolve().is_relative_to(other.resolve())
+            if writable and path != other and is_inside:
+                raise Unreachable(f"{path} is inside {other}:rw; remove it from `sandbox`")
+    return paths
 
 
-def _absolute(text: str, confinement: Confinement) -> Path:
+def _absolute_path(text: str, confinement: Confinement) -> Path:
     try:
         path = Path(text).expanduser()
     except RuntimeError:
@@ -151,7 +152,7 @@ def _absolute(text: str, confinement: Confinement) -> Path:
 
 
 def _is_private(path: Path, confinement: Confinement) -> bool:
-    """True for what holds the gateway's data or is part of it."""
+    """Return whether a path contains the gateway's data or is part of it."""
     data = confinement.data_dir.resolve()
     return path.is_relative_to(data) or data.is_relative_to(path)
 
@@ -160,52 +161,52 @@ def _holds_home(folder: Path) -> bool:
     return Path(os.path.expanduser("~")).is_relative_to(folder)  # noqa: PTH111 - an account may have no home
 
 
-class _Needs:
-    """What programs and scripts need to run: what they are installed with, their interpreters, and where links lead.
-    Nothing is taken from files in `strange` folders, nor from what `search`, the PATH, does not lead to."""
+class _Dependencies:
+    """Paths that programs and scripts need to run: their installations, interpreters, and targets of links. Files in
+    `untrusted` folders are not followed; interpreters are looked up in `search`, a PATH."""
 
-    def __init__(self, strange: Sequence[Path], search: str) -> None:
+    def __init__(self, untrusted: Sequence[Path], search: str) -> None:
         self.paths: dict[Path, None] = {}
-        self._strange = {path for folder in strange for path in (folder, folder.resolve())}
+        self._untrusted = {path for folder in untrusted for path in (folder, folder.resolve())}
         self._search = search
 
     def add(self, file: Path, *, project: bool) -> None:
         for _ in range(_STEPS):
             real = file.parent.resolve() / file.name
-            if any(path.is_relative_to(folder) for path in (file, real) for folder in self._strange):
+            if any(path.is_relative_to(folder) for path in (file, real) for folder in self._untrusted):
                 return
-            self.paths |= {path: None for path in _installation(file, project) if not _is_system(path)}
+            self.paths |= {path: None for path in _installation_paths(file, project) if not _is_system(path)}
             if file.is_symlink():
                 file = Path(os.path.normpath(real.parent / file.readlink()))
-            elif (interpreter := _interpreter(file, self._search)) is not None:
+            elif (interpreter := _find_interpreter(file, self._search)) is not None:
                 file = interpreter
             else:
                 return
 
 
-def _installation(file: Path, project: bool) -> Iterator[Path]:
+def _installation_paths(file: Path, project: bool) -> Iterator[Path]:
     folder, parts = file.parent, file.parts
     if "node_modules" in parts:
         yield Path(*parts[: parts.index("node_modules") + 1])
     elif (folder.parent / "pyvenv.cfg").is_file():
         yield folder.parent
-        yield from _base_of(folder.parent)
+        yield from _base_python(folder.parent)
     elif folder.name == "bin":
-        yield from _prefix(folder.parent)
+        yield from _prefix_folders(folder.parent)
     else:
         yield next((above for above in file.parents if project and _is_project(above)), file)
 
 
-def _base_of(environment: Path) -> Iterator[Path]:
-    """The Python that a virtual environment was made with."""
+def _base_python(environment: Path) -> Iterator[Path]:
+    """Yield the folders of the Python that a virtual environment was made with."""
     for line in (environment / "pyvenv.cfg").read_text(errors="replace").splitlines():
         name, _, value = line.partition("=")
         if name.strip() == "home" and Path(value.strip()).name == "bin":
-            yield from _prefix(Path(value.strip()).parent)
+            yield from _prefix_folders(Path(value.strip()).parent)
 
 
-def _prefix(folder: Path) -> Iterator[Path]:
-    """Where programs and their libraries are: of a folder such as ~/.local nothing else is theirs."""
+def _prefix_folders(folder: Path) -> Iterator[Path]:
+    """Yield the folders of programs and libraries below a prefix; the rest of a folder like ~/.local is private."""
     for name in _PREFIX_FOLDERS:
         for path in (folder / name, (folder / name).resolve()):
             if path.is_dir():
@@ -220,8 +221,8 @@ def _is_system(path: Path) -> bool:
     return any(path.is_relative_to(folder) for folder in SYSTEM_FOLDERS)
 
 
-def _interpreter(file: Path, search: str) -> Path | None:
-    """The interpreter that the first line of a script names."""
+def _find_interpreter(file: Path, search: str) -> Path | None:
+    """Return the interpreter that the first line of a script names."""
     try:
         with file.open("rb") as script:
             line = script.readline(256)

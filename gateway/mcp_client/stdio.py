@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -12,85 +11,35 @@ from typing import TYPE_CHECKING
 from gateway.calls import to_json
 from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import StdioEndpoint
-from gateway.mcp_client.errors import LinkLost
-from gateway.mcp_client.messages import MESSAGE_LIMIT, Message, decode, refusal
-from gateway.mcp_client.pending_request import Exchange
+from gateway.mcp_client.errors import ConnectionLost
+from gateway.mcp_client.messages import MESSAGE_LIMIT, Message, decode, error_response, request_number
+from gateway.mcp_client.pending_request import PendingRequest
 from gateway.mcp_client.process import ServerProcess, start_process
 from gateway.protocol import jsonrpc
 
 if TYPE_CHECKING:
-    from gateway.mcp_client.client import Link
+    from gateway.mcp_client.client import McpClient
 
+# The time a process has to end after it closed its output, so that its exit code is known.
+EXIT_SECONDS = 1.0
 
-_LEADING_ID = re.compile(rb'\{"jsonrpc":\s?"2\.0",\s?"id":\s?"?(\d{1,15})"?')
-_TRAILING_ID = re.compile(rb',\s?"id":\s?"?(\d{1,15})"?\}\s*$')
-_KEPT = 512
+# The time between checks whether a server still has requests to answer. An idle one costs next to nothing.
+IDLE_CHECK_SECONDS = 0.5
 
-
-class Lines:
-    """`too_long` is what is left of the line just refused, both its ends."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._overflow: bytes | None = None
-
-    def feed(self, chunk: bytes) -> Iterator[bytes | TooLong]:
-        if b"\n" not in chunk:
-            self._keep(chunk)
-            return
-        first, *complete, rest = chunk.split(b"\n")
-        self._keep(first)
-        yield self._take()
-        for line in complete:
-            yield line if len(line) <= self._limit else TooLong(line[:_KEPT] + line[-_KEPT:])
-        self._keep(rest)
-
-    def _keep(self, part: bytes) -> None:
-        if not part:
-            return
-        self._size += len(part)
-        self._parts.append(part)
-        if self._size > self._limit:
-            head = self._overflow or b"".join(self._parts)[:_KEPT]
-            self._overflow = head
-            self._parts = [b"".join(self._parts)[-_KEPT:]]
-
-    def _take(self) -> bytes | TooLong:
-        parts, self._parts = self._parts, []
-        overflow, self._overflow = self._overflow, None
-        self._size = 0
-        line = parts[0] if len(parts) == 1 else b"".join(parts)
-        return line if overflow is None else TooLong(overflow + line)
-
-
-class TooLong:
-    """A line over the limit. The number of the request it answers is found only where it must be the
-    message's own: right at the start or the end."""
-
-    def __init__(self, ends: bytes) -> None:
-        match = _LEADING_ID.match(ends) or _TRAILING_ID.search(ends[-_KEPT:])
-        self.number = int(match[1]) if match else None
-
-
-# How long a child that closed its output has to end by itself, so that we learn how.
-FAREWELL_SECONDS = 1.0
-
-# How often it is seen whether a server still has requests to answer; one that has none costs next to nothing.
-CALM_SECONDS = 0.5
+# Bytes kept of either end of a line over the limit.
+_END = 512
 
 _log = logging.getLogger(__name__)
 
 
-class StdioWire:
-    """Nothing on this wire says which request a question of the server belongs to; see `Attribution`."""
+class StdioTransport:
+    """A request of the server does not say which request of ours it belongs to; see `Attribution`."""
 
-    one_each = False
+    isolates_requests = False
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._lines = Lines(MESSAGE_LIMIT)
+    def __init__(self, client: McpClient) -> None:
+        self._client = client
+        self._lines = LineSplitter(MESSAGE_LIMIT)
         self._loop = asyncio.get_running_loop()
         self._process: ServerProcess
         self._watching: asyncio.Task[None]
@@ -98,22 +47,22 @@ class StdioWire:
     async def start(self, endpoint: StdioEndpoint) -> None:
         self._process = await start_process(endpoint, self._read)
         self._watching = self._loop.create_task(self._watch())
-        self._loop.call_later(CALM_SECONDS, self._calm_down)
+        self._loop.call_later(IDLE_CHECK_SECONDS, self._check_idle)
 
-    async def carry(self, exchange: Exchange, message: Message) -> None:
+    async def send_request(self, pending: PendingRequest, message: Message) -> None:
         line = to_json(message) + b"\n"
-        exchange.sent = True
+        pending.sent = True
         if not self._process.busy:
             self._process.set_busy(True)
-            self._loop.call_later(CALM_SECONDS, self._calm_down)
+            self._loop.call_later(IDLE_CHECK_SECONDS, self._check_idle)
         self._process.stdin.write(line)
-        with suppress(ConnectionError):  # the end of its output tells why
+        with suppress(ConnectionError):  # `_watch` reports why
             await self._process.stdin.drain()
 
-    async def tell(self, message: Message) -> None:
-        self.say(message)
+    async def send(self, message: Message) -> None:
+        self.send_nowait(message)
 
-    def say(self, message: Message) -> None:
+    def send_nowait(self, message: Message) -> None:
         if not self._process.stdin.is_closing():
             self._process.stdin.write(to_json(message) + b"\n")
 
@@ -121,42 +70,85 @@ class StdioWire:
         await self._process.end()
         self._watching.cancel()
 
-    def _calm_down(self) -> None:
-        if self._link.is_waiting:
-            self._loop.call_later(CALM_SECONDS, self._calm_down)
+    def _check_idle(self) -> None:
+        if self._client.is_waiting:
+            self._loop.call_later(IDLE_CHECK_SECONDS, self._check_idle)
         else:
             self._process.set_busy(False)
 
     def _read(self, chunk: bytes) -> None:
         for line in self._lines.feed(chunk):
-            if isinstance(line, TooLong):
-                self._refuse(line)
+            if isinstance(line, OversizedLine):
+                self._fail_request(line)
                 continue
             messages = decode(line)
             if not messages and line.strip():
-                _log.debug("%s wrote what is no message: %.200r", self._link.label, line)
+                _log.debug("%s wrote a line that is no message: %.200r", self._client.label, line)
             for message in messages:
-                self._link.receive(message)
+                self._client.receive(message)
 
-    def _refuse(self, line: TooLong) -> None:
-        _log.warning("%s sent a message over %d bytes, which was dropped", self._link.label, MESSAGE_LIMIT)
-        if line.number is not None:
-            error = {
-                "code": jsonrpc.INTERNAL_ERROR,
-                "message": f"the answer has more than {MESSAGE_LIMIT} bytes",
-            }
-            self._link.receive(refusal(line.number, error))
+    def _fail_request(self, line: OversizedLine) -> None:
+        _log.warning("%s sent a message over %d bytes, which was dropped", self._client.label, MESSAGE_LIMIT)
+        if line.request_number is not None:
+            message = f"the answer has more than {MESSAGE_LIMIT} bytes"
+            error = {"code": jsonrpc.INTERNAL_ERROR, "message": message}
+            self._client.receive(error_response(line.request_number, error))
 
     async def _watch(self) -> None:
         await self._process.output_ended.wait()
-        label = self._link.label
+        label = self._client.label
         try:
-            ended = await self._process.wait(FAREWELL_SECONDS)
+            ended = await self._process.wait(EXIT_SECONDS)
         except Unavailable as error:
-            self._link.lose(LinkLost(f"{label}: {error.message}"))
+            self._client.lose(ConnectionLost(f"{label}: {error.message}"))
             return
         how = "closed its output" if ended is None else f"ended with exit code {ended.code}"
         if ended is not None and ended.killed:
             how = f"was ended because it went over the sandbox's limit of {ended.killed}"
         code = None if ended is None else ended.code
-        self._link.lose(LinkLost(f"{label} {how}", exit_code=code, stderr=self._process.stderr.tail))
+        self._client.lose(ConnectionLost(f"{label} {how}", exit_code=code, stderr=self._process.stderr.tail))
+
+
+class LineSplitter:
+    """Splits chunks into lines. Of a line over the limit only both ends are kept, for the id of its request."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._overflow: bytes | None = None
+
+    def feed(self, chunk: bytes) -> Iterator[bytes | OversizedLine]:
+        if b"\n" not in chunk:
+            self._add(chunk)
+            return
+        first, *complete, rest = chunk.split(b"\n")
+        self._add(first)
+        yield self._take()
+        for line in complete:
+            yield line if len(line) <= self._limit else OversizedLine(line[:_END] + line[-_END:])
+        self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        if not part:
+            return
+        self._size += len(part)
+        self._parts.append(part)
+        if self._size > self._limit:
+            line = b"".join(self._parts)
+            self._overflow = self._overflow or line[:_END]
+            self._parts = [line[-_END:]]
+
+    def _take(self) -> bytes | OversizedLine:
+        parts, self._parts = self._parts, []
+        overflow, self._overflow = self._overflow, None
+        self._size = 0
+        line = parts[0] if len(parts) == 1 else b"".join(parts)
+        return line if overflow is None else OversizedLine(overflow + line)
+
+
+class OversizedLine:
+    """A line over the limit; `request_number` is that of the request it answers, if it can be found."""
+
+    def __init__(self, ends: bytes) -> None:
+        self.request_number = request_number(jsonrpc.find_id(ends))

@@ -1,4 +1,7 @@
-"""The streamable HTTP transport: a POST per request, answered with JSON or with a stream of events."""
+"""The streamable HTTP transport: a POST per request, answered with JSON or with a stream of events.
+
+`SessionTransport` is for the handshake versions, `StatelessTransport` for the modern one.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,22 @@ import orjson
 from gateway import protocol
 from gateway.calls import RawResult, to_json
 from gateway.errors import GatewayError, Unavailable
-from gateway.mcp_client.errors import BadAnswer, LinkLost, Unauthorized, Unreachable
-from gateway.mcp_client.http_connection import Reply
+from gateway.mcp_client.errors import ConnectionLost, InvalidResponse, Unauthorized, Unreachable
+from gateway.mcp_client.http_connection import HttpResponse
 from gateway.mcp_client.http_headers import header_lines, routing_headers
-from gateway.mcp_client.http_pool import Pool
+from gateway.mcp_client.http_pool import HttpPool
 from gateway.mcp_client.messages import Message, decode
-from gateway.mcp_client.pending_request import Exchange
+from gateway.mcp_client.pending_request import PendingRequest
 from gateway.protocol import jsonrpc
 from gateway.protocol.sse import Event
 
 if TYPE_CHECKING:
-    from gateway.mcp_client.client import Link
+    from gateway.mcp_client.client import McpClient
 
+POST_HEADERS = header_lines((("content-type", "application/json"), ("accept", "application/json, text/event-stream")))
+GET_HEADERS = header_lines((("accept", "text/event-stream"),))
 
-POSTED = header_lines((("content-type", "application/json"), ("accept", "application/json, text/event-stream")))
-HEARD = header_lines((("accept", "text/event-stream"),))
-
-# Requests that do no harm when a server gets them twice. Calls of tools are not among them.
+# Requests without side effects, which may be sent twice. Calls of tools are not among them.
 REPEATABLE = frozenset(
     {
         "completion/complete",
@@ -45,58 +47,239 @@ REPEATABLE = frozenset(
     }
 )
 
+# The time a server has to accept a notification or an answer.
+SEND_SECONDS = 30.0
 
-# How long a server may take to accept what needs no answer.
-TELL_SECONDS = 30.0
+RESUMPTIONS = 3
+DELETE_SECONDS = 2.0
+_RETRY_SECONDS = 1.0
+_RETRY_LIMIT = 30.0
+
+# Tools whose routing headers are cached.
+CACHED_TOOLS = 10_000
+
+_log = logging.getLogger(__name__)
 
 
-class Hearing:
-    """Takes the events of a stream for the request it answers, or for none, and knows where to resume it."""
+class HttpTransport:
+    """Common part of the HTTP transports on which messages of several requests share one connection."""
 
-    def __init__(self, link: Link, exchange: Exchange | None = None) -> None:
+    isolates_requests = False
+
+    def __init__(self, client: McpClient, pool: HttpPool) -> None:
+        self._client = client
+        self._pool = pool
+
+    async def send(self, message: Message) -> None:
+        raise NotImplementedError
+
+    def send_nowait(self, message: Message) -> None:
+        self._client.spawn(self._try_to_send(message))
+
+    async def _try_to_send(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await self.send(message)
+        except (Unavailable, TimeoutError) as error:
+            _log.debug("a message to %s was not sent: %s", self._client.label, error)
+
+
+class SessionTransport(HttpTransport):
+    """The handshake versions. A request of the server belongs to the request of ours on whose stream it comes. A
+    server that has forgotten the session ends the connection."""
+
+    def __init__(self, client: McpClient, pool: HttpPool) -> None:
+        super().__init__(client, pool)
+        self._session: str | None = None
+        self._initialized = False
+
+    async def send_request(self, pending: PendingRequest, message: Message) -> None:
+        sink = _EventSink(self._client, pending)
+        pending.sent = True
+        try:
+            response = await self._post(message, sink, pending.method in REPEATABLE)
+        except ConnectionLost:
+            if sink.last_id is None:
+                raise
+            await self._resume(sink, pending)
+            return
+        if pending.method == "initialize":
+            self._session = response.header(b"mcp-session-id") or None
+            self._initialized = True
+        self._check_session(response)
+        if response.streaming and not pending.response.done() and sink.last_id is not None:
+            await self._resume(sink, pending)
+        _complete(self._client, pending, response)
+
+    async def send(self, message: Message) -> None:
+        response = await self._post(message)
+        require_authorized(self._client, message.get("method", "an answer"), response)
+        if message.get("method") == "notifications/initialized" and self._session is not None:
+            self._client.spawn(self._read_notifications())
+
+    async def close(self) -> None:
+        if self._session is not None:
+            with suppress(TimeoutError, GatewayError):
+                async with asyncio.timeout(DELETE_SECONDS):
+                    await self._pool.send("DELETE", self._headers())
+        self._pool.close()
+
+    async def _post(self, message: Message, sink: _EventSink | None = None, repeatable: bool = False) -> HttpResponse:
+        headers = POST_HEADERS + self._headers()
+        return await self._pool.send("POST", headers, to_json(message), sink=sink, repeatable=repeatable)
+
+    def _headers(self, last_id: str | None = None) -> bytes:
+        """Return the headers of every request after the handshake."""
+        if not self._initialized:
+            return b""
+        headers = [(protocol.MCP_PROTOCOL_VERSION_HEADER, self._client.protocol_version)]
+        if self._session is not None:
+            headers.append(("mcp-session-id", self._session))
+        if last_id is not None:
+            headers.append(("last-event-id", last_id))
+        return header_lines(headers)
+
+    def _check_session(self, response: HttpResponse) -> None:
+        """Raise when the server has ended the session: by 404, or by 400 and a message in some older servers."""
+        if self._session is None or response.status not in (400, 404):
+            return
+        match response.status, decode(response.body):
+            case 404, [{"error": {"code": jsonrpc.METHOD_NOT_FOUND}}]:
+                return
+            case 400, [{"error": {"message": str(text)}}] if "session" in text.lower():
+                pass
+            case 400, _:
+                return
+        self._session = None
+        lost = ConnectionLost(f"{self._client.label} has ended our session")
+        self._client.lose(lost)
+        raise lost.copy()
+
+    async def _resume(self, sink: _EventSink, pending: PendingRequest) -> None:
+        """Resume a stream that broke off after its last event, with servers that support it."""
+        for _ in range(RESUMPTIONS):
+            await asyncio.sleep(_RETRY_SECONDS if sink.retry is None else min(sink.retry / 1000, _RETRY_LIMIT))
+            with suppress(ConnectionLost, Unreachable):
+                response = await self._pool.send("GET", GET_HEADERS + self._headers(sink.last_id), sink=sink)
+                if not response.streaming:
+                    break
+            if pending.response.done():
+                return
+        raise ConnectionLost(f"{self._client.label} broke off {pending.method}, and it could not be resumed")
+
+    async def _read_notifications(self) -> None:
+        """Read the stream for messages that belong to no request, and open it again when it breaks off."""
+        sink = _EventSink(self._client)
+        failures = 0
+        while self._client.lost is None:
+            failures += 1
+            try:
+                response = await self._pool.send("GET", GET_HEADERS + self._headers(sink.last_id), sink=sink)
+                self._check_session(response)
+                if response.streaming:
+                    failures = 0
+                elif response.status < 500:
+                    return  # the server offers no such stream
+            except Unavailable as error:
+                _log.debug("the stream of %s broke off: %s", self._client.label, error)
+            wait = _RETRY_SECONDS * 2 ** min(failures, 5) if sink.retry is None else sink.retry / 1000
+            await asyncio.sleep(min(wait, _RETRY_LIMIT))
+
+
+class StatelessTransport:
+    """The modern version. Closing its stream cancels a request. A failure concerns one request only."""
+
+    isolates_requests = True
+
+    def __init__(self, client: McpClient, pool: HttpPool) -> None:
+        self._client = client
+        self._pool = pool
+        self._cached_headers: dict[str, bytes] = {}
+
+    async def send_request(self, pending: PendingRequest, message: Message) -> None:
+        body = to_json(message)
+        response = await self._pool.send(
+            "POST",
+            POST_HEADERS + self._routing_headers(pending.method, message["params"]),
+            body,
+            sink=partial(_receive_event, self._client, pending),
+            repeatable=pending.method in REPEATABLE,
+        )
+        _complete(self._client, pending, response)
+        if pending.method == "tools/list":
+            match pending.response.result():
+                case {"tools": list(tools)}:
+                    self._client.record_headers(tools)
+
+    async def send(self, message: Message) -> None:
+        """Do nothing: only requests are sent, and closing its connection has cancelled a request already."""
+
+    def send_nowait(self, message: Message) -> None:
+        pass
+
+    async def close(self) -> None:
+        self._pool.close()
+
+    def _routing_headers(self, method: str, params: dict[str, Any]) -> bytes:
+        name, client = params.get("name"), self._client
+        if method != "tools/call" or name in client.header_maps:
+            return header_lines(routing_headers(client.protocol_version, method, params, client.header_maps))
+        lines = self._cached_headers.get(name)  # type: ignore[arg-type]  # any other type is not found
+        if lines is None:
+            if len(self._cached_headers) >= CACHED_TOOLS:
+                self._cached_headers.clear()
+            lines = header_lines(routing_headers(client.protocol_version, method, params, {}))
+            self._cached_headers[str(name)] = lines
+        return lines
+
+
+class _EventSink:
+    """Receives the events of a stream, for one request or for none; `last_id` is where to resume it."""
+
+    def __init__(self, client: McpClient, pending: PendingRequest | None = None) -> None:
         self.last_id: str | None = None
         self.retry: int | None = None
-        self._link = link
-        self._exchange = exchange
+        self._client = client
+        self._pending = pending
 
     def __call__(self, event: Event) -> bool:
         if event.id is not None:
             self.last_id = event.id
         if event.retry is not None:
             self.retry = event.retry
-        return hear(self._link, self._exchange, event)
+        return _receive_event(self._client, self._pending, event)
 
 
-def hear(link: Link, exchange: Exchange | None, event: Event) -> bool:
-    """Whether the request has its answer, with this event."""
+def _receive_event(client: McpClient, pending: PendingRequest | None, event: Event) -> bool:
+    """Return whether the request has its response now."""
     if event.kind == "message" and event.data:
         for message in decode(event.data):
-            link.receive(message, exchange)
-    return exchange is not None and exchange.answer.done()
+            client.receive(message, pending)
+    return pending is not None and pending.response.done()
 
 
-def settle(link: Link, exchange: Exchange, reply: Reply) -> None:
-    """Give the request the answer in its reply; refused when there is none."""
-    if exchange.answer.done():
+def _complete(client: McpClient, pending: PendingRequest, response: HttpResponse) -> None:
+    """Complete a request with what its HTTP response holds; raise when that is no answer."""
+    if pending.response.done():
         return
-    if reply.streaming:
-        raise LinkLost(f"{link.label} ended the stream of {exchange.method} without an answer")
-    check(link, exchange.method, reply)
-    if reply.kind == "application/json":
-        delivered = None if exchange.reply_to is None else _delivered(exchange.reply_to, bytes(reply.body))
-        if delivered is not None:
-            exchange.settle(delivered)
+    if response.streaming:
+        raise ConnectionLost(f"{client.label} ended the stream of {pending.method} without an answer")
+    require_authorized(client, pending.method, response)
+    if response.media_type == "application/json":
+        raw = None if pending.reply_to is None else _raw_result(pending.reply_to, bytes(response.body))
+        if raw is not None:
+            pending.complete(raw)
             return
-        for message in decode(reply.body):
-            link.receive(message, exchange)
-    if not exchange.answer.done():
-        raise BadAnswer(
-            f"{link.label} answered {exchange.method} with HTTP {reply.status} and no JSON-RPC", status=reply.status
-        )
+        for message in decode(response.body):
+            client.receive(message, pending)
+    if not pending.response.done():
+        reason = f"{client.label} answered {pending.method} with HTTP {response.status} and no JSON-RPC"
+        raise InvalidResponse(reason, status=response.status)
 
 
-def _delivered(reply_to: int | str, body: bytes) -> RawResult | None:
-    """A result in a message that can be passed on as it is: nothing but an answer to this id, and JSON to anybody."""
+def _raw_result(reply_to: int | str, body: bytes) -> RawResult | None:
+    """Return the result in a message that can be forwarded unchanged: strict JSON, and nothing but a complete result
+    for this id."""
     try:
         message = orjson.loads(body)
     except ValueError:
@@ -109,180 +292,9 @@ def _delivered(reply_to: int | str, body: bytes) -> RawResult | None:
     return RawResult(result, body) if result.get("resultType") == "complete" else None
 
 
-def check(link: Link, method: str, reply: Reply) -> None:
-    if reply.status in (401, 403):
+def require_authorized(client: McpClient, method: str, response: HttpResponse) -> None:
+    if response.status in (401, 403):
         raise Unauthorized(
-            f"{link.label} refused {method} with HTTP {reply.status}: check the credentials in its headers",
-            reply.header(b"www-authenticate"),
+            f"{client.label} refused {method} with HTTP {response.status}: check the credentials in its headers",
+            response.header(b"www-authenticate"),
         )
-
-
-RESUMPTIONS = 3
-FAREWELL_SECONDS = 2.0
-_RETRY_SECONDS = 1.0
-_RETRY_LIMIT = 30.0
-_log = logging.getLogger(__name__)
-
-
-class SessionWire:
-    """The stream a question comes on says whose it is. A server that forgot the session ends the link."""
-
-    one_each = False
-
-    def __init__(self, link: Link, pool: Pool) -> None:
-        self._link = link
-        self._pool = pool
-        self._session: str | None = None
-        self._shaken = False
-
-    async def carry(self, exchange: Exchange, message: Message) -> None:
-        hearing = Hearing(self._link, exchange)
-        exchange.sent = True
-        try:
-            reply = await self._post(message, hearing, exchange.method in REPEATABLE)
-        except LinkLost:
-            if hearing.last_id is None:
-                raise
-            await self._resume(hearing, exchange)
-            return
-        if exchange.method == "initialize":
-            self._session = reply.header(b"mcp-session-id") or None
-            self._shaken = True
-        self._check_session(reply)
-        if reply.streaming and not exchange.answer.done() and hearing.last_id is not None:
-            await self._resume(hearing, exchange)
-        settle(self._link, exchange, reply)
-
-    async def tell(self, message: Message) -> None:
-        reply = await self._post(message)
-        check(self._link, message.get("method", "an answer"), reply)
-        if message.get("method") == "notifications/initialized" and self._session is not None:
-            self._link.spawn(self._hear_unasked())
-
-    def say(self, message: Message) -> None:
-        self._link.spawn(self._try_to_tell(message))
-
-    async def close(self) -> None:
-        if self._session is not None:
-            with suppress(TimeoutError, GatewayError):
-                async with asyncio.timeout(FAREWELL_SECONDS):
-                    await self._pool.send("DELETE", self._headers())
-        self._pool.close()
-
-    async def _post(self, message: Message, hearing: Hearing | None = None, repeatable: bool = False) -> Reply:
-        return await self._pool.send(
-            "POST", POSTED + self._headers(), to_json(message), sink=hearing, repeatable=repeatable
-        )
-
-    def _headers(self, last_id: str | None = None) -> bytes:
-        """What every request after the handshake carries."""
-        if not self._shaken:
-            return b""
-        headers = [(protocol.MCP_PROTOCOL_VERSION_HEADER, self._link.era)]
-        if self._session is not None:
-            headers.append(("mcp-session-id", self._session))
-        if last_id is not None:
-            headers.append(("last-event-id", last_id))
-        return header_lines(headers)
-
-    def _check_session(self, reply: Reply) -> None:
-        """404 says that the session is over; some older servers say it with 400 and in words."""
-        if self._session is None or reply.status not in (400, 404):
-            return
-        match reply.status, decode(reply.body):
-            case 404, [{"error": {"code": jsonrpc.METHOD_NOT_FOUND}}]:
-                return
-            case 400, [{"error": {"message": str(text)}}] if "session" in text.lower():
-                pass
-            case 400, _:
-                return
-        self._session = None
-        lost = LinkLost(f"{self._link.label} has ended our session")
-        self._link.lose(lost)
-        raise lost.again()
-
-    async def _try_to_tell(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(TELL_SECONDS):
-                await self.tell(message)
-        except (Unavailable, TimeoutError) as error:
-            _log.debug("%s was not told something: %s", self._link.label, error)
-
-    async def _resume(self, hearing: Hearing, exchange: Exchange) -> None:
-        """A stream that broke off is taken up again where it ended, by servers that can."""
-        for _ in range(RESUMPTIONS):
-            await asyncio.sleep(_RETRY_SECONDS if hearing.retry is None else min(hearing.retry / 1000, _RETRY_LIMIT))
-            with suppress(LinkLost, Unreachable):
-                reply = await self._pool.send("GET", HEARD + self._headers(hearing.last_id), sink=hearing)
-                if not reply.streaming:
-                    break
-            if exchange.answer.done():
-                return
-        raise LinkLost(f"{self._link.label} broke off {exchange.method}, and it could not be resumed")
-
-    async def _hear_unasked(self) -> None:
-        hearing = Hearing(self._link)
-        failures = 0
-        while self._link.lost is None:
-            failures += 1
-            try:
-                reply = await self._pool.send("GET", HEARD + self._headers(hearing.last_id), sink=hearing)
-                self._check_session(reply)
-                if reply.streaming:
-                    failures = 0
-                elif reply.status < 500:
-                    return  # it offers no such stream
-            except Unavailable as error:
-                _log.debug("the stream of %s broke off: %s", self._link.label, error)
-            wait = _RETRY_SECONDS * 2 ** min(failures, 5) if hearing.retry is None else hearing.retry / 1000
-            await asyncio.sleep(min(wait, _RETRY_LIMIT))
-
-
-# Tools whose routing headers are remembered.
-TOOLS = 10_000
-
-
-class StatelessWire:
-    """To close its stream is to cancel a request. A failure is one request's: the next may well succeed."""
-
-    one_each = True
-
-    def __init__(self, link: Link, pool: Pool) -> None:
-        self._link = link
-        self._pool = pool
-        self._called: dict[str, bytes] = {}
-
-    async def carry(self, exchange: Exchange, message: Message) -> None:
-        body = to_json(message)
-        reply = await self._pool.send(
-            "POST",
-            POSTED + self._routing(exchange.method, message["params"]),
-            body,
-            sink=partial(hear, self._link, exchange),
-            repeatable=exchange.method in REPEATABLE,
-        )
-        settle(self._link, exchange, reply)
-        if exchange.method == "tools/list":
-            match exchange.answer.result():
-                case {"tools": list(tools)}:
-                    self._link.note_tools(tools)
-
-    async def tell(self, message: Message) -> None:
-        """This wire carries nothing but requests; one that was called off has lost its connection already."""
-
-    def say(self, message: Message) -> None:
-        pass
-
-    async def close(self) -> None:
-        self._pool.close()
-
-    def _routing(self, method: str, params: dict[str, Any]) -> bytes:
-        name, link = params.get("name"), self._link
-        if method != "tools/call" or name in link.header_maps:
-            return header_lines(routing_headers(link.era, method, params, link.header_maps))
-        lines = self._called.get(name)  # type: ignore[arg-type]  # whatever it is, it is one of these or it is not
-        if lines is None:
-            if len(self._called) >= TOOLS:
-                self._called.clear()
-            lines = self._called[str(name)] = header_lines(routing_headers(link.era, method, params, {}))
-        return lines

@@ -1,5 +1,5 @@
-"""Signing in to upstream servers: by a person in a browser, or by the gateway for itself; and staying signed in.
+"""Logins to upstream servers: by a person in a browser or with client credentials, and their renewal.
 
-`access` and `bearer` are what a running gateway has of it. What speaks to authorization servers is loaded when one
-is spoken to.
+A running gateway loads `store` and `bearer`. The modules that speak to authorization servers import the SDK, and are
+loaded with the first request to one.
 """

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gateway.errors import GatewayError, Unavailable
 from gateway.mcp_client import Unauthorized
 from gateway.mcp_client.http_headers import header_lines
-from gateway.oauth.store import Account, Login, Logins, Mark
+from gateway.oauth.store import Account, FileVersion, Login, Logins
 from gateway.secrets import KNOWN
 
 _BEARER = re.compile(r"\bbearer\b", re.IGNORECASE)
@@ -20,15 +20,15 @@ _SCOPE = re.compile(r"[!#-\[\]-~]{1,500}")
 _SCOPES_LIMIT = 200
 
 
-def parameter(header: str, name: str) -> str | None:
-    """The first of that name; what stands in quotes is no name."""
-    given = (found for found in _PARAMETER.finditer(header) if found[1].lower() == name)
-    return next((found[2] or found[3] for found in given), None)
+def challenge_parameter(header: str, name: str) -> str | None:
+    """Return the first parameter of that name in a `WWW-Authenticate` header. A name inside quotes does not count."""
+    matches = (match for match in _PARAMETER.finditer(header) if match[1].lower() == name)
+    return next((match[2] or match[3] for match in matches), None)
 
 
-def scopes(said: object) -> str | None:
-    """The scopes of a text that are ones (RFC 6749, 3.3): others would be shown to people, and may be made to harm."""
-    words = said.split()[:_SCOPES_LIMIT] if isinstance(said, str) else ()
+def valid_scopes(text: object) -> str | None:
+    """Return the valid scopes of a text (RFC 6749, section 3.3). Others could do harm where they are shown."""
+    words = text.split()[:_SCOPES_LIMIT] if isinstance(text, str) else ()
     return " ".join(word for word in words if _SCOPE.fullmatch(word)) or None
 
 
@@ -36,121 +36,122 @@ def wants_token(header: str) -> bool:
     return _BEARER.search(header) is not None
 
 
-# How long another process's login or logout may go unnoticed.
-LOOK_SECONDS = 5.0
+# The time after which a login or logout by another process is noticed.
+RELOAD_SECONDS = 5.0
 
-# How long before its end a token is renewed; of a short one, a quarter of its life.
+# A token is renewed so long before it expires; a short-lived one in the last quarter of its life.
 MARGIN_SECONDS = 30.0
 
-# When a renewal that failed is tried again; until then callers are told at once.
-AGAIN_SECONDS = 3.0
+# The time before a failed renewal is tried again; until then callers get its error.
+RETRY_SECONDS = 3.0
 
-# A token that is refused so soon after it was renewed because of a refusal, by whichever process, is not renewed
-# again: else two of them would take turns at it for as long as the server refuses all.
-HURRY_SECONDS = 10.0
+# A token that is refused so soon after a renewal because of a refusal, in any process, is not renewed again. Otherwise
+# two processes would renew it in turns for as long as the server refuses all tokens.
+REFUSED_SECONDS = 10.0
 
-# How long a caller waits for a new token while the old one still holds.
-PATIENCE_SECONDS = 3.0
+# The time a caller waits for a new token while the old one is still valid.
+RENEW_WAIT_SECONDS = 3.0
 
 CLOSE_SECONDS = 10.0
 
-_UNSEEN = (0, 0, 0)
+_NEVER_READ = (0, 0, 0)
 
 
-class Bearer:
-    """One for all connections to a server, so that whatever they do at once, a token is renewed but once.
+class BearerToken:
+    """The token of all connections to a server, so that concurrent requests renew it only once.
 
-    Renewing runs in a task of its own: whoever gives up waiting must not lose the token that is on its way.
+    A renewal runs in a task of its own: a caller that is cancelled must not lose the new token.
     """
 
     def __init__(self, account: Account, logins: Logins) -> None:
         self.account = account
         self._logins = logins
         self._login: Login | None = None
-        self._seen: Mark | None = _UNSEEN
-        self._mark: Mark | None = _UNSEEN
-        self._line = b""
-        self._until = 0.0
+        self._seen: FileVersion | None = _NEVER_READ
+        self._loaded: FileVersion | None = _NEVER_READ
+        self._header = b""
+        self._valid_until = 0.0
         self._renewing: asyncio.Task[GatewayError | None] | None = None
         self._failure: GatewayError | None = None
         self._failed_at = 0.0
 
     @property
-    def line(self) -> bytes | None:
-        """The header of a request; nothing while nobody is logged in, None when it must be looked at first."""
-        return self._line if time.monotonic() < self._until else None
+    def header(self) -> bytes | None:
+        """The header line of requests, empty while nobody is logged in; None when `refresh_header` must be called."""
+        return self._header if time.monotonic() < self._valid_until else None
 
     @property
     def changed(self) -> bool:
-        """Whether somebody has logged in or out since anybody looked."""
-        return self._logins.mark(self.account.server, self.account.principal) != self._seen
+        """True if somebody has logged in or out since the login was read."""
+        return self._logins.version(self.account.server, self.account.principal) != self._seen
 
-    def look(self) -> None:
-        """Take what is kept now. What cannot be read is seen all the same: it is no news until it changes."""
-        mark = self._seen = self._logins.mark(self.account.server, self.account.principal)
-        if mark != self._mark:
-            login = self._logins.find(self.account.server, self.account.principal) if mark else None
+    def reload(self) -> None:
+        """Read the stored login if it has changed. A version that cannot be read counts as seen, too."""
+        version = self._seen = self._logins.version(self.account.server, self.account.principal)
+        if version != self._loaded:
+            login = self._logins.find(self.account.server, self.account.principal) if version else None
             self._login = login if login is not None and self.account.owns(login) else None
             token = self._login and self._login.access_token
-            self._line = header_lines([("authorization", f"Bearer {token}")]) if token else b""
+            self._header = header_lines([("authorization", f"Bearer {token}")]) if token else b""
             if token:
                 KNOWN.add(token, ("login", self.account.server, self.account.principal))
-            self._mark, self._failure = mark, None
-        # By the clock that nobody sets: what is due by the other is looked at again soon, whatever becomes of it.
-        self._until = time.monotonic() + min(LOOK_SECONDS, self._due_at() - time.time())
+            self._loaded, self._failure = version, None
+        # The wall clock may be set, so that its times hold for `RELOAD_SECONDS` at most.
+        self._valid_until = time.monotonic() + min(RELOAD_SECONDS, self._due_at() - time.time())
 
-    async def fresh(self) -> bytes:
-        """The header, renewed if it is time. A token that still holds is used when it cannot be renewed now."""
-        self.look()
+    async def refresh_header(self) -> bytes:
+        """Return the header line, with a renewed token if it is due. One that is still valid is used when the renewal
+        fails."""
+        self.reload()
         if self._due_at() <= time.time():
-            holds = self._login is not None and not _is_over(self._login)
+            is_valid = self._login is not None and not _is_expired(self._login)
             try:
-                async with asyncio.timeout(PATIENCE_SECONDS if holds else None):
+                async with asyncio.timeout(RENEW_WAIT_SECONDS if is_valid else None):
                     await self._renew()
-            except TimeoutError:  # should it end meanwhile, the server refuses it, and that is waited for
-                self._until = time.monotonic() + AGAIN_SECONDS
+            except TimeoutError:  # if the token expires meanwhile, the server refuses it, and that waits
+                self._valid_until = time.monotonic() + RETRY_SECONDS
             except GatewayError:
-                if self._login is None or _is_over(self._login):
+                if self._login is None or _is_expired(self._login):
                     raise
-                self._until = time.monotonic() + AGAIN_SECONDS
-        elif self._login is not None and self._login.ended and _is_over(self._login):
-            raise self._ended()
-        return self._line
+                self._valid_until = time.monotonic() + RETRY_SECONDS
+        elif self._login is not None and self._login.ended and _is_expired(self._login):
+            raise self._ended_error()
+        return self._header
 
-    async def refused(self, line: bytes, status: int, challenge: str) -> bool:
-        """Whether a request that the server refused is worth another try: with a token that is new by now. Refused
-        when only a person can help; false when this is not about a login."""
+    async def handle_refusal(self, header: bytes, status: int, challenge: str) -> bool:
+        """Return whether a request that the server refused should be sent again, with a new token. `Unauthorized` when
+        only a person can help; false when the refusal is not about a login."""
         if status == 403:
-            if parameter(challenge, "error") != "insufficient_scope":
+            if challenge_parameter(challenge, "error") != "insufficient_scope":
                 return False
-            raise self._lacking(parameter(challenge, "scope"))
-        self.look()
-        if self._line and self._line != line:
+            raise self._scope_error(challenge_parameter(challenge, "scope"))
+        self.reload()
+        if self._header and self._header != header:
             return True
         if self._login is None and not self.account.unattended:
             if not wants_token(challenge):
                 return False
-            raise self._unauthorized()
+            raise self._login_error()
         if self._login is not None:
-            if not self._renewable():
-                raise self._ended()
-            if 0 <= time.time() - self._login.hurried_at < HURRY_SECONDS:
-                raise self._unauthorized(f"{self.account.server!r} refuses the token it was just given")
+            if not self._is_renewable():
+                raise self._ended_error()
+            if 0 <= time.time() - self._login.hurried_at < REFUSED_SECONDS:
+                raise self._login_error(f"{self.account.server!r} refuses the token that was just renewed")
         await self._renew(hurried=True)
         return True
 
     async def close(self) -> None:
-        """Let a renewal come to its end: a token that nobody wrote down would be lost."""
+        """Wait for a renewal in progress: a token that is not stored would be lost."""
         if self._renewing is not None:
             await asyncio.wait([self._renewing], timeout=CLOSE_SECONDS)
 
-    def _renewable(self) -> bool:
+    def _is_renewable(self) -> bool:
         login = self._login
         return self.account.unattended or (login is not None and login.refresh_token is not None)
 
     def _due_at(self) -> float:
-        """When it is to be renewed. One that cannot be is used until the server refuses it."""
-        if not self._renewable():
+        """Return when the token is to be renewed. One that cannot be renewed is used until the server refuses it."""
+        if not self._is_renewable():
             return float("inf")
         if self._login is None:
             return 0.0
@@ -159,18 +160,18 @@ class Bearer:
         return self._login.expires_at - min(MARGIN_SECONDS, (self._login.expires_at - self._login.obtained_at) / 4)
 
     async def _renew(self, hurried: bool = False) -> None:
-        if self._failure is not None and time.monotonic() < self._failed_at + AGAIN_SECONDS:
-            raise _again(self._failure)
+        if self._failure is not None and time.monotonic() < self._failed_at + RETRY_SECONDS:
+            raise _copy(self._failure)
         if self._renewing is None:
-            self._renewing = asyncio.get_running_loop().create_task(self._renew_alone(hurried))
+            self._renewing = asyncio.get_running_loop().create_task(self._run_renewal(hurried))
         failure = await asyncio.shield(self._renewing)
         if failure is not None:
-            raise _again(failure)
+            raise _copy(failure)
 
-    async def _renew_alone(self, hurried: bool) -> GatewayError | None:
-        """Why it could not be renewed, where it could not."""
+    async def _run_renewal(self, hurried: bool) -> GatewayError | None:
+        """Renew the token; returns the error if that failed."""
         try:
-            await self._take_turn(hurried)
+            await self._renew_locked(hurried)
         except GatewayError as error:
             self._failure, self._failed_at = error, time.monotonic()
             return error
@@ -178,54 +179,54 @@ class Bearer:
             self._renewing = None
         return None
 
-    async def _take_turn(self, hurried: bool) -> None:
-        # What speaks to authorization servers is loaded when one is first spoken to.
-        from gateway.oauth.tokens import Ended, renew
+    async def _renew_locked(self, hurried: bool) -> None:
+        # Loaded for the first request to an authorization server: it imports the SDK.
+        from gateway.oauth.tokens import LoginEnded, renew_login
 
-        account, had = self.account, self._login
-        async with self._logins.turn(account.server, account.principal):
-            self.look()
-            if self._login is not None and (had is None or self._login.access_token != had.access_token):
-                return  # another process was faster
-            if not self._renewable():
-                raise self._unauthorized()  # somebody has logged out
-            await asyncio.to_thread(self._logins.require_room)  # else a token is spent on one that is lost
+        account, previous = self.account, self._login
+        async with self._logins.lock(account.server, account.principal):
+            self.reload()
+            if self._login is not None and (previous is None or self._login.access_token != previous.access_token):
+                return  # another process has renewed it
+            if not self._is_renewable():
+                raise self._login_error()  # somebody has logged out
+            await asyncio.to_thread(self._logins.check_writable)  # otherwise the new token would be lost
             try:
-                renewed = await renew(account, self._login)
-            except Ended as ended:
-                await asyncio.to_thread(self._logins.keep, ended.login)
-                self.look()
-                raise self._ended() from None
-            # Written down before anyone uses it: the token it was got with is worth nothing now.
+                renewed = await renew_login(account, self._login)
+            except LoginEnded as ended:
+                await asyncio.to_thread(self._logins.save, ended.login)
+                self.reload()
+                raise self._ended_error() from None
+            # Stored before it is used: the refresh token it was obtained with is worthless now.
             renewed = replace(renewed, hurried_at=time.time() if hurried else 0.0)
-            await asyncio.to_thread(self._logins.keep, renewed)
-            self.look()
+            await asyncio.to_thread(self._logins.save, renewed)
+            self.reload()
 
-    def _ended(self) -> Unauthorized:
-        return self._unauthorized(f"the login to {self.account.server!r} has ended")
+    def _ended_error(self) -> Unauthorized:
+        return self._login_error(f"the login to {self.account.server!r} has ended")
 
-    def _lacking(self, scope: str | None) -> Unauthorized:
-        """`scope` is the server's word, and somebody may paste it into a shell."""
-        account, wanted = self.account, scopes(scope)
+    def _scope_error(self, scope: str | None) -> Unauthorized:
+        """`scope` comes from the server, and somebody may paste it into a shell."""
+        account, wanted = self.account, valid_scopes(scope)
         if wanted is None:
-            return self._unauthorized(f"the login to {account.server!r} does not reach as far as this")
-        options = " ".join(f"--scope {shlex.quote(each)}" for each in wanted.split())
+            return self._login_error(f"the login to {account.server!r} does not permit this")
+        options = " ".join(f"--scope {shlex.quote(name)}" for name in wanted.split())
         remedy = "add it to its oauth.scopes" if account.unattended else f"run `{account.command} {options}`"
-        reason = f"{account.server!r} wants the scope {wanted!r} for this: {remedy}"
+        reason = f"{account.server!r} requires the scope {wanted!r} for this: {remedy}"
         return Unauthorized(reason, login=account.server, scope=wanted)
 
-    def _unauthorized(self, why: str | None = None) -> Unauthorized:
+    def _login_error(self, reason: str | None = None) -> Unauthorized:
         account = self.account
-        why = why or f"you are not logged in to {account.server!r}"
-        return Unauthorized(f"{why}: {account.remedy}", login=account.server)
+        reason = reason or f"you are not logged in to {account.server!r}"
+        return Unauthorized(f"{reason}: {account.remedy}", login=account.server)
 
 
-def _is_over(login: Login) -> bool:
+def _is_expired(login: Login) -> bool:
     return login.expires_at is not None and login.expires_at <= time.time()
 
 
-def _again(error: GatewayError) -> GatewayError:
-    """The same for one more to raise: an exception gathers the traceback of whoever raises it."""
+def _copy(error: GatewayError) -> GatewayError:
+    """Return the same error for one more caller: an exception collects the traceback of everyone who raises it."""
     if isinstance(error, Unauthorized):
         return Unauthorized(error.message, **error.details)
     return Unavailable(error.message, code=error.code, **error.details)

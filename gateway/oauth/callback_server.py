@@ -16,14 +16,14 @@ HOST = "127.0.0.1"
 PATH = "/callback"
 REQUEST_LIMIT = 32 * 1024
 REQUEST_SECONDS = 10.0
-CONCLUDE_SECONDS = 60.0
+FINISH_SECONDS = 60.0
 CLOSE_SECONDS = 3.0
 # Connections at once; more are closed unread.
-VISITORS = 32
+CONNECTIONS = 32
 
 _DONE = "You are signed in", "You may close this window and go back to the terminal."
 _FAILED = "The login did not work", "You may close this window; the terminal says what to do. "
-_STRANGE = "This is not the login that is open", "You may close this window. "
+_WRONG_STATE = "This is not the login that is open", "You may close this window. "
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Toolgate: {title}</title>
 <style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 36em; margin: 4em auto; padding: 0 1em }}</style>
@@ -36,43 +36,44 @@ _HEADERS = (
 )
 
 
-class Callback:
-    """Takes the answer that carries our `state`, and no other: anyone on this machine can knock here. The browser
-    waits until the login has come to its end, and is told which."""
+class CallbackPage:
+    """Accepts the redirect that has our `state`, and no other: any program on this machine can connect. The browser
+    waits until the login has finished, and shows the outcome."""
 
     def __init__(self, state: str, path: str) -> None:
         self.uri = ""
         self._state = state
         self._path = path
-        self._answer: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
-        self._end: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._visitors = TaskSet()
-        self._silent: set[asyncio.Task[None]] = set()
+        self._redirect: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+        self._outcome: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._connections = TaskSet()
+        self._unused: set[asyncio.Task[None]] = set()
 
-    async def answer(self) -> Mapping[str, str]:
-        """The parameters the browser brought."""
-        return await asyncio.shield(self._answer)
+    async def wait_for_redirect(self) -> Mapping[str, str]:
+        """Wait for the browser, and return the parameters of the redirect."""
+        return await asyncio.shield(self._redirect)
 
-    def conclude(self, problem: str | None = None) -> None:
-        """Tell the browser how it went."""
-        if not self._end.done():
-            self._end.set_result(problem)
+    def finish(self, problem: str | None = None) -> None:
+        """Show the outcome of the login in the browser."""
+        if not self._outcome.done():
+            self._outcome.set_result(problem)
 
-    def visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._visitors) >= VISITORS:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= CONNECTIONS:
             writer.close()
             return
-        task = self._visitors.start(self._serve(reader, writer))
-        self._silent.add(task)
-        task.add_done_callback(self._silent.discard)
+        task = self._connections.start(self._serve(reader, writer))
+        self._unused.add(task)
+        task.add_done_callback(self._unused.discard)
 
     async def close(self) -> None:
-        """Let the last page out. Browsers also connect to be ready, and then ask nothing: those are not waited for."""
-        self.conclude("it was called off")
-        for task in self._silent:
+        """Wait until the last page is sent. Connections that a browser opens in advance and does not use are not waited
+        for."""
+        self.finish("it was cancelled")
+        for task in self._unused:
             task.cancel()
-        if self._visitors:
-            _, late = await asyncio.wait(self._visitors, timeout=CLOSE_SECONDS)
+        if self._connections:
+            _, late = await asyncio.wait(self._connections, timeout=CLOSE_SECONDS)
             for task in late:
                 task.cancel()
 
@@ -80,24 +81,24 @@ class Callback:
         with closing(writer), suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-            self._silent -= {asyncio.current_task()}
-            writer.write(await self._reply(head.split(b"\r\n", 1)[0].decode("latin-1")))
+            self._unused -= {asyncio.current_task()}
+            writer.write(await self._respond(head.split(b"\r\n", 1)[0].decode("latin-1")))
             async with asyncio.timeout(REQUEST_SECONDS):
                 await writer.drain()
 
-    async def _reply(self, request: str) -> bytes:
+    async def _respond(self, request: str) -> bytes:
         method, _, rest = request.partition(" ")
         url = urlsplit(rest.partition(" ")[0])
         if method != "GET" or url.path != self._path:
             return _page(404, "There is nothing here", "")
-        given = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=50))
-        if not secrets.compare_digest(given.get("state", "").encode(), self._state.encode()):
-            return _page(400, *_STRANGE)
-        if not self._answer.done():
-            self._answer.set_result(given)
+        params = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=50))
+        if not secrets.compare_digest(params.get("state", "").encode(), self._state.encode()):
+            return _page(400, *_WRONG_STATE)
+        if not self._redirect.done():
+            self._redirect.set_result(params)
         try:
-            async with asyncio.timeout(CONCLUDE_SECONDS):
-                problem = await asyncio.shield(self._end)
+            async with asyncio.timeout(FINISH_SECONDS):
+                problem = await asyncio.shield(self._outcome)
         except TimeoutError:
             problem = "it took too long"
         title, text = _DONE if problem is None else (_FAILED[0], _FAILED[1] + f"({problem})")
@@ -105,11 +106,11 @@ class Callback:
 
 
 @asynccontextmanager
-async def callback(state: str, port: int = 0, path: str = PATH) -> AsyncIterator[Callback]:
-    """The page for the login with that state, on this machine's own address alone; any free port, or that one."""
-    page = Callback(state, path)
+async def serve_callback(state: str, port: int = 0, path: str = PATH) -> AsyncIterator[CallbackPage]:
+    """Serve the page for the login with that state on the loopback address, at this port or any free one."""
+    page = CallbackPage(state, path)
     try:
-        server = await asyncio.start_server(page.visit, HOST, port, limit=REQUEST_LIMIT)
+        server = await asyncio.start_server(page.accept, HOST, port, limit=REQUEST_LIMIT)
     except OSError as error:
         raise Unavailable(f"port {port} of {HOST} cannot be used: {error.strerror}", code="PORT_TAKEN") from None
     try:

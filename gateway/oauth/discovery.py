@@ -20,15 +20,15 @@ from gateway import protocol
 from gateway.calls import to_json
 from gateway.errors import Forbidden, GatewayError, Unavailable
 from gateway.mcp_client import HttpEndpoint
-from gateway.mcp_client.http_pool import Pool
-from gateway.mcp_client.streamable_http import HEARD, POSTED
+from gateway.mcp_client.http_pool import HttpPool
+from gateway.mcp_client.streamable_http import GET_HEADERS, POST_HEADERS
 from gateway.net.transport import parse_url, url_origin
-from gateway.oauth.bearer import parameter, scopes
-from gateway.oauth.http import Reach, Reply
+from gateway.oauth.bearer import challenge_parameter, valid_scopes
+from gateway.oauth.http import OAuthHttp, OAuthResponse
 
 NO_LOGIN = "NO_LOGIN_OFFERED"
 WRONG_ISSUER = "WRONG_ISSUER"
-ASK_SECONDS = 20.0
+CHALLENGE_SECONDS = 20.0
 _GRANTS = ["authorization_code", "refresh_token"]
 _INITIALIZE = {
     "jsonrpc": "2.0",
@@ -46,7 +46,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Challenge:
-    """What a server says to whom it does not know."""
+    """A server's answer to a request without a token."""
 
     status: int = 0
     resource_metadata: str | None = None
@@ -54,119 +54,125 @@ class Challenge:
 
 
 @dataclass(frozen=True)
-class Site:
-    """Where one signs in to a server. `resource` is what the tokens are for."""
+class AuthorizationServer:
+    """The authorization server of an MCP server. `resource` is what tokens are for."""
 
     resource: str
-    server: OAuthMetadata
+    metadata: OAuthMetadata
     protected: ProtectedResourceMetadata | None
     challenge: Challenge
 
     @property
     def issuer(self) -> str:
-        return str(self.server.issuer)
+        return str(self.metadata.issuer)
 
     def scope(self) -> str | None:
-        """The scopes to ask for, by MCP's rule (2025-11-25): those of the challenge, else those of the metadata."""
-        return scopes(get_client_metadata_scopes(self.challenge.scope, self.protected, self.server, _GRANTS))
+        """Return the scopes to request, by the rule of 2025-11-25: those of the challenge, else of the metadata."""
+        return valid_scopes(get_client_metadata_scopes(self.challenge.scope, self.protected, self.metadata, _GRANTS))
 
 
-async def challenge(endpoint: HttpEndpoint) -> Challenge:
-    """What the server answers to a request without a token."""
-    pool = Pool(endpoint)
+async def request_challenge(endpoint: HttpEndpoint) -> Challenge:
+    """Send a request without a token, and return how the server refuses it."""
+    pool = HttpPool(endpoint)
     try:
-        async with asyncio.timeout(ASK_SECONDS):
+        async with asyncio.timeout(CHALLENGE_SECONDS):
             body = to_json(_INITIALIZE)
-            reply = await pool.send("POST", POSTED, body, sink=lambda _: True)
-            if reply.status in (400, 404, 405):  # one that knows only the old HTTP+SSE
-                reply = await pool.send("GET", HEARD, sink=lambda _: True)
+            response = await pool.send("POST", POST_HEADERS, body, sink=lambda _: True)
+            if response.status in (400, 404, 405):  # a server that knows only the old HTTP+SSE
+                response = await pool.send("GET", GET_HEADERS, sink=lambda _: True)
     except TimeoutError:
-        raise Unavailable(f"{endpoint.label} did not answer within {ASK_SECONDS:g} seconds") from None
+        raise Unavailable(f"{endpoint.label} did not answer within {CHALLENGE_SECONDS:g} seconds") from None
     finally:
         pool.close()
-    header = reply.header(b"www-authenticate") if reply.status in (401, 403) else ""
-    return Challenge(reply.status, parameter(header, "resource_metadata"), scopes(parameter(header, "scope")))
+    header = response.header(b"www-authenticate") if response.status in (401, 403) else ""
+    scope = valid_scopes(challenge_parameter(header, "scope"))
+    return Challenge(response.status, challenge_parameter(header, "resource_metadata"), scope)
 
 
-async def discover(reach: Reach, url: str, said: Challenge, wanted: str | None = None) -> Site:
-    """Where to sign in; refused when the server does not say it, or says what is not so. `wanted` is the only issuer
-    that will do, where there is one."""
-    # As it is compared; and without a query, which may be a key of its owner's, and is no part of what it names.
+async def discover(
+    http: OAuthHttp, url: str, challenge: Challenge, required_issuer: str | None = None
+) -> AuthorizationServer:
+    """Return the authorization server of the MCP server at a URL; raises when it names none or one that is not valid.
+    `required_issuer` is the only one that is accepted."""
+    # Normalized for comparison, and without a query, which may be a secret and does not identify the resource.
     url = str(parse_url(url).copy_with(query=None))
-    protected = await _protected(reach, url, said)
+    protected = await _load_resource(http, url, challenge)
     if protected is None:
-        # Servers of 2025-03-26 are their own authorization servers, and say nothing of themselves.
-        resource, named = url, [_origin(url)]
+        # Servers of 2025-03-26 are their own authorization servers, and have no resource metadata.
+        resource, issuers = url, [_origin(url)]
     else:
-        resource, named = str(protected.resource), [str(each) for each in protected.authorization_servers]
-    expected = next((each for each in named if wanted is None or issuers_match(each, wanted)), None)
+        resource, issuers = str(protected.resource), [str(issuer) for issuer in protected.authorization_servers]
+    accepted = (issuer for issuer in issuers if required_issuer is None or issuers_match(issuer, required_issuer))
+    expected = next(accepted, None)
     if expected is None:
         raise Forbidden(
-            f"the server wants a login at {_origin(named[0])}, and its oauth.issuer is another: nobody signs in there",
+            f"the server requires a login at {_origin(issuers[0])}, and its oauth.issuer is another: refused",
             code=WRONG_ISSUER,
         )
     issuer = None if protected is None else expected
-    server = await _server(reach, build_oauth_authorization_server_metadata_discovery_urls(issuer, url), expected)
-    if server is None and issuer is None:
+    urls = build_oauth_authorization_server_metadata_discovery_urls(issuer, url)
+    metadata = await _load_metadata(http, urls, expected)
+    if metadata is None and issuer is None:
         raise Unavailable(
             f"the server at {expected} offers no login: it names no authorization server"
-            + ("" if said.status in (401, 403) else ", and does not ask for one either"),
+            + ("" if challenge.status in (401, 403) else ", and does not require one either"),
             code=NO_LOGIN,
         )
-    if server is None:
-        raise Unavailable(f"the authorization server {expected} does not describe itself", code=NO_LOGIN)
-    for endpoint in (server.authorization_endpoint, server.token_endpoint):
-        reach.check(str(endpoint))
-    return Site(resource, server, protected, said)
+    if metadata is None:
+        raise Unavailable(f"the authorization server {expected} has no metadata", code=NO_LOGIN)
+    for endpoint in (metadata.authorization_endpoint, metadata.token_endpoint):
+        http.check(str(endpoint))
+    return AuthorizationServer(resource, metadata, protected, challenge)
 
 
-async def _protected(reach: Reach, url: str, said: Challenge) -> ProtectedResourceMetadata | None:
-    failed: Reply | None = None
-    for place in build_protected_resource_metadata_discovery_urls(said.resource_metadata, url):
-        reply = await reach.get(place)
-        found = _read(ProtectedResourceMetadata, reply)
-        if found is not None:
-            _require_same(str(found.resource), url)
-            return found
-        if reply.status >= 500 or reply.status == 429:
-            failed = reply
-    if failed is not None:  # that says nothing about whether there is any
-        raise Unavailable(f"what to sign in to cannot be asked now: {failed.refusal()}", code="LOGIN_UNAVAILABLE")
+async def _load_resource(http: OAuthHttp, url: str, challenge: Challenge) -> ProtectedResourceMetadata | None:
+    failed: OAuthResponse | None = None
+    for metadata_url in build_protected_resource_metadata_discovery_urls(challenge.resource_metadata, url):
+        response = await http.get(metadata_url)
+        metadata = _parse(ProtectedResourceMetadata, response)
+        if metadata is not None:
+            _require_same(str(metadata.resource), url)
+            return metadata
+        if response.status >= 500 or response.status == 429:
+            failed = response
+    if failed is not None:  # the server may have metadata all the same
+        reason = f"the metadata of the server cannot be loaded now: {failed.describe()}"
+        raise Unavailable(reason, code="LOGIN_UNAVAILABLE")
     return None
 
 
-async def _server(reach: Reach, urls: list[str], expected: str) -> OAuthMetadata | None:
-    for place in urls:
-        reply = await reach.get(place)
-        found = _read(OAuthMetadata, reply)
-        if found is not None:
-            if not issuers_match(str(found.issuer), expected):
+async def _load_metadata(http: OAuthHttp, urls: list[str], expected: str) -> OAuthMetadata | None:
+    for url in urls:
+        response = await http.get(url)
+        metadata = _parse(OAuthMetadata, response)
+        if metadata is not None:
+            if not issuers_match(str(metadata.issuer), expected):
                 raise Forbidden(
-                    f"{expected} describes itself as another authorization server, {_origin(str(found.issuer))}: "
-                    "nobody signs in there",
+                    f"{expected} describes itself as another authorization server, {_origin(str(metadata.issuer))}: "
+                    "the login is refused",
                     code=WRONG_ISSUER,
                 )
-            return found
-        if reply.status >= 500:
-            raise Unavailable(f"the authorization server cannot be asked: {reply.refusal()}", code="LOGIN_UNAVAILABLE")
+            return metadata
+        if response.status >= 500:
+            reason = f"the metadata of the authorization server cannot be loaded now: {response.describe()}"
+            raise Unavailable(reason, code="LOGIN_UNAVAILABLE")
     return None
 
 
-def _read(model: type[Model], reply: Reply) -> Model | None:
-    if reply.status != 200:
+def _parse(model: type[Model], response: OAuthResponse) -> Model | None:
+    if response.status != 200:
         return None
     try:
-        return model.model_validate(reply.said)
+        return model.model_validate(response.content)
     except ValidationError:
         return None
 
 
 def _require_same(resource: str, url: str) -> None:
-    """RFC 9728, section 3.3: what a server says of another resource is not believed. It may name the whole of which
-    our URL is a part, as many do."""
+    """Refuse metadata of another resource (RFC 9728, section 3.3). It may name a prefix of our URL, as many do."""
     if not check_resource_allowed(url, resource):
         raise Forbidden(
-            f"the server describes another resource, {_origin(resource)}, as itself: nobody signs in there",
+            f"the server describes another resource, {_origin(resource)}, as itself: the login is refused",
             code="WRONG_RESOURCE",
         )
 

@@ -13,19 +13,19 @@ from mcp.client.auth.oauth2 import PKCEParameters
 from mcp.client.auth.utils import union_scopes
 
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, Timeout, Unavailable
-from gateway.oauth.callback_server import PATH, Callback, callback
-from gateway.oauth.discovery import WRONG_ISSUER, Site, challenge, discover
-from gateway.oauth.http import Client, Reach, reach
-from gateway.oauth.registration import identify, registers
+from gateway.oauth.callback_server import PATH, CallbackPage, serve_callback
+from gateway.oauth.discovery import WRONG_ISSUER, AuthorizationServer, discover, request_challenge
+from gateway.oauth.http import OAuthClient, OAuthHttp, open_http
+from gateway.oauth.registration import identify_client, registers_client
 from gateway.oauth.store import Account, Login, Logins
-from gateway.oauth.tokens import Granted, Refused, obtain, revoke
+from gateway.oauth.tokens import TokenGrant, TokenRefused, request_tokens, revoke
 from gateway.text import visible
 
 LOGIN_SECONDS = 300.0
 FAILED = "LOGIN_FAILED"
-_SAID_LIMIT = 200
+_MESSAGE_LIMIT = 200
 
-# Brings a URL before a person.
+# Shows a URL to a person.
 Show = Callable[[str], None]
 
 
@@ -38,49 +38,51 @@ async def sign_in(
     port: int = 0,
     seconds: float | None = None,
 ) -> Login:
-    """The login, kept; refused with what to do about it. `scopes` are asked for besides those of the login before."""
+    """Log a person in, store the login and return it. `scopes` are requested in addition to those of the stored
+    login. Errors say what to do."""
     if account.unattended:
         raise Invalid(
-            f"nobody signs in to {account.server!r}: the gateway does, with its client_credentials; "
+            f"{account.server!r} needs no login: the gateway logs in with its client_credentials; "
             f"try it with: toolgate upstream test {account.server}",
             code="NOTHING_TO_SIGN_IN",
         )
-    async with reach(account.url) as way:
-        site = await discover(way, account.url, await challenge(account.endpoint), account.oauth.issuer)
-        _require_pkce(site)
-        state, scope = secrets.token_urlsafe(32), _scope(account, site, logins, scopes)
-        async with callback(state, port, _mailbox(account, site)) as page:
+    async with open_http(account.url) as http:
+        challenge = await request_challenge(account.endpoint)
+        server = await discover(http, account.url, challenge, account.oauth.issuer)
+        _require_pkce(server)
+        state, scope = secrets.token_urlsafe(32), _choose_scope(account, server, logins, scopes)
+        async with serve_callback(state, port, _callback_path(account, server)) as page:
             try:
-                client = await identify(way, account, site, page.uri, scope)
-                request = _Request(site, client, page.uri, scope, state)
+                client = await identify_client(http, account, server, page.uri, scope)
+                request = _AuthorizationRequest(server, client, page.uri, scope, state)
                 show(request.url)
-                code = _code(site, await _answered(account, page, seconds or LOGIN_SECONDS))
-                login = _login(account, request, await request.exchange(way, code))
-                async with logins.turn(account.server, account.principal):
-                    await asyncio.to_thread(logins.keep, login)
+                code = _parse_code(server, await _wait_for_redirect(account, page, seconds or LOGIN_SECONDS))
+                login = _build_login(account, request, await request.exchange_code(http, code))
+                async with logins.lock(account.server, account.principal):
+                    await asyncio.to_thread(logins.save, login)
             except GatewayError as error:
-                page.conclude(error.message)
+                page.finish(error.message)
                 raise
-            page.conclude()
+            page.finish()
             return login
 
 
 async def sign_out(account: Account | None, server: str, logins: Logins) -> bool:
-    """Forget a login. Whether its authorization server has taken the tokens back, too."""
-    if logins.mark(server) is None:
+    """Delete a login; returns whether its authorization server has revoked the tokens."""
+    if logins.version(server) is None:
         raise NotFound(f"nobody is logged in to {server!r}", code="NOT_LOGGED_IN")
-    async with logins.turn(server):
-        revoked = await _revoked(account, server, logins)
-        await asyncio.to_thread(logins.forget, server)
+    async with logins.lock(server):
+        revoked = await _revoke_login(account, server, logins)
+        await asyncio.to_thread(logins.delete, server)
     return revoked
 
 
 @dataclass(frozen=True)
-class _Request:
-    """What the authorization server is asked for, first by the browser, then by us."""
+class _AuthorizationRequest:
+    """A request for authorization: first by the browser, then by us with the code it returned."""
 
-    site: Site
-    client: Client
+    server: AuthorizationServer
+    client: OAuthClient
     redirect: str
     scope: str | None
     state: str = field(repr=False)
@@ -88,61 +90,61 @@ class _Request:
 
     @property
     def url(self) -> str:
-        asked = {
+        params = {
             "response_type": "code",
             "client_id": self.client.id,
             "redirect_uri": self.redirect,
             "state": self.state,
             "code_challenge": self.pkce.code_challenge,
             "code_challenge_method": "S256",
-            "resource": self.site.resource,
+            "resource": self.server.resource,
         }
         if self.scope:
-            asked["scope"] = self.scope
+            params["scope"] = self.scope
         if "offline_access" in (self.scope or "").split():
-            asked["prompt"] = "consent"  # OpenID Connect: it counts only where a person is asked about it
-        endpoint = str(self.site.server.authorization_endpoint)
-        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}"
+            params["prompt"] = "consent"  # OpenID Connect ignores offline_access without it
+        endpoint = str(self.server.metadata.authorization_endpoint)
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(params)}"
 
-    async def exchange(self, way: Reach, code: str) -> Granted:
+    async def exchange_code(self, http: OAuthHttp, code: str) -> TokenGrant:
         form = {
             "grant_type": "authorization_code",
             "code": code,
             "redirect_uri": self.redirect,
             "code_verifier": self.pkce.code_verifier,
-            "resource": self.site.resource,
+            "resource": self.server.resource,
         }
         try:
-            return await obtain(way, str(self.site.server.token_endpoint), form, self.client)
-        except Refused as refused:
-            raise Unavailable(f"no token was given: {refused.told}", code=FAILED) from None
+            return await request_tokens(http, str(self.server.metadata.token_endpoint), form, self.client)
+        except TokenRefused as refused:
+            raise Unavailable(f"no token was granted: {refused.message}", code=FAILED) from None
 
 
-async def _answered(account: Account, page: Callback, seconds: float) -> Mapping[str, str]:
+async def _wait_for_redirect(account: Account, page: CallbackPage, seconds: float) -> Mapping[str, str]:
     try:
         async with asyncio.timeout(seconds):
-            return await page.answer()
+            return await page.wait_for_redirect()
     except TimeoutError:
         raise Timeout(
-            f"nobody has signed in to {account.server!r} within {seconds / 60:g} minutes; run `{account.command}` "
+            f"nobody has logged in to {account.server!r} within {seconds / 60:g} minutes; run `{account.command}` "
             "to try again",
             code="LOGIN_TIMED_OUT",
         ) from None
 
 
-def _login(account: Account, request: _Request, granted: Granted) -> Login:
-    site, client = request.site, request.client
-    revocation = site.server.revocation_endpoint
+def _build_login(account: Account, request: _AuthorizationRequest, granted: TokenGrant) -> Login:
+    server, client = request.server, request.client
+    revocation = server.metadata.revocation_endpoint
     return Login(
         server=account.server,
         url=account.url,
-        issuer=site.issuer,
-        token_endpoint=str(site.server.token_endpoint),
+        issuer=server.issuer,
+        token_endpoint=str(server.metadata.token_endpoint),
         client_id=client.id,
         client_secret=None if account.oauth.client_secret else client.secret,
         auth_method=client.method,
         principal=account.principal,
-        resource=site.resource,
+        resource=server.resource,
         scope=granted.scope or request.scope,
         access_token=granted.access_token,
         refresh_token=granted.refresh_token,
@@ -152,57 +154,62 @@ def _login(account: Account, request: _Request, granted: Granted) -> Login:
     )
 
 
-def _code(site: Site, answer: Mapping[str, str]) -> str:
-    """The code the browser brought. RFC 9207: it counts only from the server we asked, so that none can pass us
-    another's."""
-    given = answer.get("iss")
-    if given != site.issuer and (given is not None or site.server.authorization_response_iss_parameter_supported):
+def _parse_code(server: AuthorizationServer, params: Mapping[str, str]) -> str:
+    """Return the code in the redirect. It counts only with the issuer that was asked, so that no other server can pass
+    its code to us (RFC 9207)."""
+    issuer = params.get("iss")
+    if issuer != server.issuer and (
+        issuer is not None or server.metadata.authorization_response_iss_parameter_supported
+    ):
         raise Forbidden("the answer comes from another authorization server than the one asked", code=WRONG_ISSUER)
-    if "error" in answer:
-        told = " ".join(f"{answer['error']} {answer.get('error_description', '')}".split())
-        raise Unavailable(f"{site.issuer} refused: {visible(told)[:_SAID_LIMIT]}", code=FAILED)
-    if not answer.get("code"):
-        raise Unavailable(f"{site.issuer} answered without a code", code=FAILED)
-    return answer["code"]
+    if "error" in params:
+        message = " ".join(f"{params['error']} {params.get('error_description', '')}".split())
+        raise Unavailable(f"{server.issuer} refused: {visible(message)[:_MESSAGE_LIMIT]}", code=FAILED)
+    if not params.get("code"):
+        raise Unavailable(f"{server.issuer} answered without a code", code=FAILED)
+    return params["code"]
 
 
-def _scope(account: Account, site: Site, logins: Logins, more: Sequence[str]) -> str | None:
-    """Which scopes to ask for: those of the settings, else those the server wants. Asked for more, those of the
-    login before stay."""
+def _choose_scope(account: Account, server: AuthorizationServer, logins: Logins, more: Sequence[str]) -> str | None:
+    """Return the scopes to request: those of the settings, else those the server requires. With `more`, those of the
+    stored login are kept."""
     if not more:
         configured = account.oauth.scopes
-        return (" ".join(configured) or None) if configured is not None else site.scope()
-    before = logins.find(account.server, account.principal)
-    had = before.scope if before is not None and account.owns(before) else " ".join(account.oauth.scopes or ()) or None
-    return union_scopes(had, " ".join(more))
+        return (" ".join(configured) or None) if configured is not None else server.scope()
+    stored = logins.find(account.server, account.principal)
+    is_own = stored is not None and account.owns(stored)
+    current = stored.scope if stored and is_own else " ".join(account.oauth.scopes or ()) or None
+    return union_scopes(current, " ".join(more))
 
 
-def _mailbox(account: Account, site: Site) -> str:
-    """The path a browser comes back to. One of its own for each server that registers us (RFC 9700, 4.4.2): so none of
-    them gets the code that another gave to the client of the settings, whose path is known."""
-    return f"{PATH}/{hashlib.sha256(site.issuer.encode()).hexdigest()[:16]}" if registers(account, site) else PATH
+def _callback_path(account: Account, server: AuthorizationServer) -> str:
+    """Return the path of the redirect URI. Each server that registers a client has its own (RFC 9700, section 4.4.2):
+    none gets a code that another granted to the client of the settings, whose path is known."""
+    if not registers_client(account, server):
+        return PATH
+    return f"{PATH}/{hashlib.sha256(server.issuer.encode()).hexdigest()[:16]}"
 
 
-def _require_pkce(site: Site) -> None:
-    """MCP (2025-11-25): whoever does not say that it checks PKCE with S256 is not signed in to."""
-    if "S256" not in (site.server.code_challenge_methods_supported or ()):
+def _require_pkce(server: AuthorizationServer) -> None:
+    """Refuse a server that does not announce PKCE with S256 (MCP 2025-11-25)."""
+    if "S256" not in (server.metadata.code_challenge_methods_supported or ()):
         raise Forbidden(
-            f"{site.issuer} does not protect logins with PKCE (S256), which MCP requires: nobody signs in there",
+            f"{server.issuer} does not protect logins with PKCE (S256), which MCP requires: the login is refused",
             code="NO_PKCE",
         )
 
 
-async def _revoked(account: Account | None, server: str, logins: Logins) -> bool:
+async def _revoke_login(account: Account | None, server: str, logins: Logins) -> bool:
     try:
         login = logins.find(server)
         if login is None or login.revocation_endpoint is None:
             return False
         secret = login.client_secret or (account.client_secret if account is not None else None)
-        client = Client(login.client_id, secret, login.auth_method)
-        async with reach(login.url) as way:
+        client = OAuthClient(login.client_id, secret, login.auth_method)
+        async with open_http(login.url) as http:
             done = True
             for token, hint in ((login.refresh_token, "refresh_token"), (login.access_token, "access_token")):
-                done = done and (not token or await revoke(way, login.revocation_endpoint, token, hint, client))
+                done = done and (not token or await revoke(http, login.revocation_endpoint, token, hint, client))
             return done
-    except GatewayError:  # it is forgotten here whatever they say, and one that cannot be read, too
+    except GatewayError:  # the login is deleted all the same, also one that cannot be read
         return False

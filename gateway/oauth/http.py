@@ -29,14 +29,14 @@ from gateway.text import visible
 
 LIMITS = RequestLimits(bytes=64 * 1024, seconds=15.0, connect_seconds=8.0, redirects=0)
 _FORM = {"content-type": "application/x-www-form-urlencoded", "accept": "application/json"}
-_SAID_LIMIT = 200
-# Kinds of addresses where networks of one's own are: private, of a carrier or a mesh, link-local.
-_NEAR = frozenset(address_kind(ip_address(each)) for each in ("10.0.0.0", "100.64.0.0", "169.254.0.0"))
+_MESSAGE_LIMIT = 200
+# Kinds of addresses of local networks: private, carrier-grade NAT or mesh, link-local.
+_LOCAL_KINDS = frozenset(address_kind(ip_address(example)) for example in ("10.0.0.0", "100.64.0.0", "169.254.0.0"))
 
 
 @dataclass(frozen=True)
-class Client:
-    """Who we are to an authorization server, and how we say it: `method` is one of RFC 7591's."""
+class OAuthClient:
+    """The client at an authorization server. `method` is an authentication method of RFC 7591."""
 
     id: str
     secret: str | None = field(default=None, repr=False)
@@ -44,104 +44,104 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What one of them answered, whatever its status. `said` is the JSON object in it, if there is one."""
+class OAuthResponse:
+    """A response of any status. `content` is its JSON object, empty if it has none."""
 
     status: int
-    said: Mapping[str, Any] = field(repr=False)
+    content: Mapping[str, Any] = field(repr=False)
     origin: str
 
     @property
     def error(self) -> str | None:
-        """Why it refused, by OAuth's own word for it."""
-        found = self.said.get("error")
-        return found if isinstance(found, str) and "access_token" not in self.said else None
+        """The OAuth error code."""
+        error = self.content.get("error")
+        return error if isinstance(error, str) and "access_token" not in self.content else None
 
-    def refusal(self, *secrets: str | None) -> str:
-        """What it said, for people: short, on one line, and without the secrets we sent it."""
-        told = " ".join(f"{self.said.get(key) or ''}" for key in ("error", "error_description")).strip()
+    def describe(self, *secrets: str | None) -> str:
+        """Return status and error for people: short, on one line, and without the secrets that were sent."""
+        message = " ".join(f"{self.content.get(key) or ''}" for key in ("error", "error_description")).strip()
         for secret in secrets:
-            told = told.replace(secret, "…") if secret else told
-        text = visible(" ".join(told.split()))[:_SAID_LIMIT]
+            message = message.replace(secret, "…") if secret else message
+        text = visible(" ".join(message.split()))[:_MESSAGE_LIMIT]
         return f"{self.origin} answered HTTP {self.status}" + (f": {text}" if text else "")
 
 
-class Reach:
-    """Requests to whatever a server names, within narrow limits. No redirect is followed."""
+class OAuthHttp:
+    """Requests to addresses that a server names, within narrow limits. Redirects are not followed."""
 
-    def __init__(self, door: GuardedClient, local: bool) -> None:
-        self._door = door
+    def __init__(self, client: GuardedClient, local: bool) -> None:
+        self._client = client
         self._local = local
 
-    async def get(self, url: str) -> Reply:
+    async def get(self, url: str) -> OAuthResponse:
         return await self._send("GET", url, {"accept": "application/json"}, None)
 
-    async def post_json(self, url: str, said: Mapping[str, Any]) -> Reply:
+    async def post_json(self, url: str, content: Mapping[str, Any]) -> OAuthResponse:
         headers = {"content-type": "application/json", "accept": "application/json"}
-        return await self._send("POST", url, headers, json.dumps(said).encode())
+        return await self._send("POST", url, headers, json.dumps(content).encode())
 
-    async def post_form(self, url: str, form: Mapping[str, str | None], client: Client) -> Reply:
-        """A form, with the proof of who we are that its client has."""
-        given = {name: value for name, value in form.items() if value}
-        given["client_id"] = client.id  # also beside a header that says it: some servers look for it here alone
+    async def post_form(self, url: str, form: Mapping[str, str | None], client: OAuthClient) -> OAuthResponse:
+        """Send a form, authenticated as the client."""
+        fields = {name: value for name, value in form.items() if value}
+        fields["client_id"] = client.id  # besides the header: some servers look for it only request_origin
         headers = dict(_FORM)
         if client.method == "client_secret_basic" and client.secret is not None:
             pair = f"{quote(client.id, safe='')}:{quote(client.secret, safe='')}"
             headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         elif client.method == "client_secret_post" and client.secret is not None:
-            given["client_secret"] = client.secret
-        return await self._send("POST", url, headers, urlencode(given).encode())
+            fields["client_secret"] = client.secret
+        return await self._send("POST", url, headers, urlencode(fields).encode())
 
     def check(self, url: str) -> None:
-        """Refuse an address that a browser is not to be sent to."""
+        """Raise `Forbidden` for an address to which a browser must not be sent."""
         parts = parse_url(url)
         host = parts.raw_host.decode("ascii")
-        if parts.scheme != "https" and not (self._local and _names_this_machine(host)):
+        if parts.scheme != "https" and not (self._local and _is_loopback_name(host)):
             raise _insecure(host)
 
-    async def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
+    async def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> OAuthResponse:
         self.check(url)
-        here = url_origin(parse_url(url))
+        request_origin = url_origin(parse_url(url))
         try:
-            async with self._door.request(method, url, headers=headers, body=body, limits=LIMITS) as answer:
+            async with self._client.request(method, url, headers=headers, body=body, limits=LIMITS) as answer:
                 content = await answer.read()
-                return Reply(answer.status, _object(content), here)
+                return OAuthResponse(answer.status, _parse_object(content), request_origin)
         except Unavailable as error:
             if error.code != TOO_MANY_REDIRECTS:
                 raise
-            return Reply(307, {}, here)
+            return OAuthResponse(307, {}, request_origin)
 
 
 @asynccontextmanager
-async def reach(server: str, network: Network = INTERNET) -> AsyncIterator[Reach]:
-    """The way to the authorization server of the MCP server at a URL. It leads only over https and to public
-    addresses, unless the server itself is on this machine or in a private network."""
+async def open_http(server: str, network: Network = INTERNET) -> AsyncIterator[OAuthHttp]:
+    """Open a client for the authorization server of the MCP server at a URL. It uses only https and public addresses,
+    unless the MCP server itself is on this machine or in a private network."""
     url = parse_url(server)
     host = url.raw_host.decode("ascii")
-    local = _names_this_machine(host)
+    local = _is_loopback_name(host)
     if url.scheme != "https" and not local:
         raise _insecure(host)
     private = local or await _is_private(host, url.port or (443 if url.scheme == "https" else 80), network)
     async with GuardedClient(
-        _Policy(any_host=True, allow_private=private, https_only=True, local=local), network
-    ) as door:
-        yield Reach(door, local)
+        _LoginPolicy(any_host=True, allow_private=private, https_only=True, local=local), network
+    ) as client:
+        yield OAuthHttp(client, local)
 
 
 @dataclass(frozen=True)
-class _Policy(NetworkPolicy):
-    """As any other, and with `local` the only one that leads to this machine. None leads to what is neither public
-    nor somebody's network: `0.0.0.0`, what clouds tell their machines, and the like."""
+class _LoginPolicy(NetworkPolicy):
+    """Allows this machine only with `local`, and never an address that is neither public nor of a local network, such
+    as `0.0.0.0` or the metadata service of a cloud."""
 
     local: bool = False
 
     def check_address(self, scheme: str, host: str, address: Address) -> None:
-        found = address_kind(address)
-        near = self.local if is_loopback(address) else self.allow_private and found in _NEAR
-        if found is not None and not near:
+        special = address_kind(address)
+        is_allowed = self.local if is_loopback(address) else self.allow_private and special in _LOCAL_KINDS
+        if special is not None and not is_allowed:
             raise Forbidden(
-                f"{host} is not reached: it leads to {address}, {found}, where a server on the internet has no "
-                "business sending us",
+                f"{host} is refused: it resolves to {address}, {special}, to which a server on the internet must not "
+                "send us",
                 code=PRIVATE_ADDRESS,
                 host=host,
             )
@@ -149,17 +149,17 @@ class _Policy(NetworkPolicy):
 
 
 async def _is_private(host: str, port: int, network: Network) -> bool:
-    """Whether all addresses of a host are in a private network. What cannot be looked up, or not soon, is not."""
+    """Return whether all addresses of a host are in a private network; false when it cannot be resolved in time."""
     try:
         async with asyncio.timeout(LIMITS.connect_seconds):
             addresses = await network.resolve(host, port)
     except (GatewayError, TimeoutError):
         return False
-    return bool(addresses) and all(address_kind(parse_address(each)) is not None for each in addresses)
+    return bool(addresses) and all(address_kind(parse_address(address)) is not None for address in addresses)
 
 
-def _names_this_machine(host: str) -> bool:
-    """By name alone: what a name server says may change from one moment to the next."""
+def _is_loopback_name(host: str) -> bool:
+    """Return whether the name itself means this machine. The answer of a name server may change at any moment."""
     bare = host.strip("[]")
     try:
         return is_loopback(ip_address(bare))
@@ -167,14 +167,14 @@ def _names_this_machine(host: str) -> bool:
         return bare == "localhost" or bare.endswith(".localhost")
 
 
-def _object(content: bytes) -> Mapping[str, Any]:
+def _parse_object(content: bytes) -> Mapping[str, Any]:
     try:
-        said = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _insecure(host: str) -> Forbidden:
-    reason = f"{host} would take part in a login over plain http, where anyone on the way can listen; it must use https"
+    reason = f"{host} would take part in a login over plain http, which others can read; it must use https"
     return Forbidden(reason, code=INSECURE_URL, host=host)

@@ -9,61 +9,63 @@ from mcp.client.auth.utils import should_use_client_metadata_url
 
 from gateway.errors import Invalid, Unavailable
 from gateway.oauth.callback_server import HOST, PATH
-from gateway.oauth.discovery import Site
-from gateway.oauth.http import Client, Reach
+from gateway.oauth.discovery import AuthorizationServer
+from gateway.oauth.http import OAuthClient, OAuthHttp
 from gateway.oauth.store import Account
 
-# Ways to prove who we are, best first: servers made with the MCP SDK revoke nothing for a secret in a header.
+# Authentication methods, best first. Servers made with the MCP SDK revoke nothing for a secret in a header.
 _METHODS = ("none", "client_secret_post", "client_secret_basic")
 
 
-# One to name where a redirect URI must be told beforehand.
+# Suggested where a redirect URI must be registered by hand.
 _PORT = 8421
 
 _PLAIN = re.compile(r"[ -~]{1,4096}")
 
 
-async def identify(reach: Reach, account: Account, site: Site, redirect: str, scope: str | None) -> Client:
-    """The client to sign in as; refused when there is no way to be one."""
-    configured = configured_client(account, site)
+async def identify_client(
+    http: OAuthHttp, account: Account, server: AuthorizationServer, redirect: str, scope: str | None
+) -> OAuthClient:
+    """Return the client to log in as; raises when there is none and none can be registered."""
+    configured = find_configured_client(account, server)
     if configured is not None:
         return configured
     document = account.oauth.client_metadata_url
-    if document is not None and not registers(account, site):
-        return Client(document)
-    if site.server.registration_endpoint is None:
+    if document is not None and not registers_client(account, server):
+        return OAuthClient(document)
+    if server.metadata.registration_endpoint is None:
         raise Invalid(
-            f"{site.issuer} registers nobody by itself: register Toolgate there, with the redirect URI "
-            f"http://{HOST}:{_PORT}{PATH}, set oauth.client_id of {account.server!r} to what you are given, and run "
+            f"{server.issuer} offers no registration: register Toolgate there, with the redirect URI "
+            f"http://{HOST}:{_PORT}{PATH}, set oauth.client_id of {account.server!r} to the client id you get, and run "
             f"`{account.command} --port {_PORT}`",
             code="CLIENT_ID_NEEDED",
         )
-    return await _register(reach, site, redirect, scope)
+    return await _register(http, server, redirect, scope)
 
 
-def registers(account: Account, site: Site) -> bool:
-    """Whether we are somebody new to it each time."""
+def registers_client(account: Account, server: AuthorizationServer) -> bool:
+    """Return whether each login registers a new client."""
     document = account.oauth.client_metadata_url
-    return account.oauth.client_id is None and not should_use_client_metadata_url(site.server, document)
+    return account.oauth.client_id is None and not should_use_client_metadata_url(server.metadata, document)
 
 
-def configured_client(account: Account, site: Site) -> Client | None:
-    """The client of the settings, proving itself as the server likes best."""
+def find_configured_client(account: Account, server: AuthorizationServer) -> OAuthClient | None:
+    """Return the client of the settings, with the authentication method that the server prefers."""
     client_id, secret = account.client_id, account.client_secret
     if client_id is None:
         return None
     if secret is None:
-        return Client(client_id)
-    # RFC 8414: a server that does not say what it takes, takes this.
-    offered = site.server.token_endpoint_auth_methods_supported or ["client_secret_basic"]
-    posted = "client_secret_basic" not in offered and "client_secret_post" in offered
-    return Client(client_id, secret, "client_secret_post" if posted else "client_secret_basic")
+        return OAuthClient(client_id)
+    # The default of RFC 8414.
+    offered = server.metadata.token_endpoint_auth_methods_supported or ["client_secret_basic"]
+    is_posted = "client_secret_basic" not in offered and "client_secret_post" in offered
+    return OAuthClient(client_id, secret, "client_secret_post" if is_posted else "client_secret_basic")
 
 
-async def _register(reach: Reach, site: Site, redirect: str, scope: str | None) -> Client:
-    """RFC 7591. It is done for each login: where the browser comes back to differs each time."""
-    offered = site.server.token_endpoint_auth_methods_supported or list(_METHODS)
-    wanted: dict[str, Any] = {
+async def _register(http: OAuthHttp, server: AuthorizationServer, redirect: str, scope: str | None) -> OAuthClient:
+    """Register a client (RFC 7591). Each login does, since the port of its redirect URI differs."""
+    offered = server.metadata.token_endpoint_auth_methods_supported or list(_METHODS)
+    request: dict[str, Any] = {
         "client_name": "Toolgate",
         "redirect_uris": [redirect],
         "grant_types": ["authorization_code", "refresh_token"],
@@ -72,20 +74,21 @@ async def _register(reach: Reach, site: Site, redirect: str, scope: str | None) 
         "application_type": "native",
     }
     if scope:
-        wanted["scope"] = scope
-    reply = await reach.post_json(str(site.server.registration_endpoint), wanted)
-    if reply.status not in (200, 201):
-        raise Unavailable(f"we could not be registered: {reply.refusal()}", code="REGISTRATION_FAILED")
-    client_id, secret = reply.said.get("client_id"), reply.said.get("client_secret")
-    method = reply.said.get("token_endpoint_auth_method") or wanted["token_endpoint_auth_method"]
+        request["scope"] = scope
+    response = await http.post_json(str(server.metadata.registration_endpoint), request)
+    if response.status not in (200, 201):
+        raise Unavailable(f"registration failed: {response.describe()}", code="REGISTRATION_FAILED")
+    client_id, secret = response.content.get("client_id"), response.content.get("client_secret")
+    method = response.content.get("token_endpoint_auth_method") or request["token_endpoint_auth_method"]
     if not _is_plain(client_id):
-        raise Unavailable(f"{reply.origin} registered us without a client id", code="REGISTRATION_FAILED")
+        raise Unavailable(f"{response.origin} registered no client id", code="REGISTRATION_FAILED")
     secret = secret if _is_plain(secret) else None
     if method not in _METHODS or (method != "none" and secret is None):
-        raise Unavailable(f"{reply.origin} registered us in a way we cannot use", code="REGISTRATION_FAILED")
-    return Client(str(client_id), secret, method)
+        reason = f"{response.origin} registered an authentication method that is not supported"
+        raise Unavailable(reason, code="REGISTRATION_FAILED")
+    return OAuthClient(str(client_id), secret, method)
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is of the characters that ids and secrets have (RFC 6749, appendix A)."""
+    """Return whether a value has only characters of ids and secrets (RFC 6749, appendix A)."""
     return isinstance(value, str) and _PLAIN.fullmatch(value) is not None

@@ -22,22 +22,25 @@ from gateway.mcp_client import HttpEndpoint
 
 DIRECTORY = "logins"
 SIZE_LIMIT = 256 * 1024
-_USUAL_SIZE = 16 * 1024
-# How long another process may take to renew a login before we say that it hangs.
-TURN_SECONDS = 45.0
+_PROBE_SIZE = 16 * 1024
+# The time another process may take to renew a login before that is an error.
+LOCK_SECONDS = 45.0
 
 _TOKEN = re.compile(r"[!-~]*")
-_KINDS = {"str": str, "str | None": str | None, "float": float, "float | None": float | None, "bool": bool}
+_TYPES = {"str": str, "str | None": str | None, "float": float, "float | None": float | None, "bool": bool}
 
-# Tells one version of a file from the next.
-Mark = tuple[int, int, int]
+# Identifies a version of a file.
+FileVersion = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Login:
-    """Tokens, and all it takes to renew them without asking anybody where. `client_secret` is one that was given to
-    us when we registered; one of the settings is never kept. `hurried_at` is when it was renewed because the server
-    refused the token before, if that was why; `ended` is a login that nobody can renew any more."""
+    """Tokens, and everything needed to renew them without another discovery.
+
+    `client_secret` comes from a registration; one of the settings is never stored. `hurried_at` is when the login was
+    renewed because the server refused the token, if that was the reason. `ended` marks a login that cannot be renewed
+    any more.
+    """
 
     server: str
     url: str
@@ -60,7 +63,7 @@ class Login:
 
 
 class Logins:
-    """The logins of one data directory. They are read again whenever a file has changed, by whichever process."""
+    """The logins of one data directory, shared by all processes that use it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / DIRECTORY
@@ -69,21 +72,21 @@ class Logins:
         digest = hashlib.sha256(json.dumps([principal, server]).encode()).hexdigest()[:40]
         return self.directory / f"{digest}.json"
 
-    def mark(self, server: str, principal: str = LOCAL) -> Mark | None:
-        """Which version of a login is kept now; None when there is none."""
+    def version(self, server: str, principal: str = LOCAL) -> FileVersion | None:
+        """Return the version of a stored login; None when there is none."""
         try:
-            found = self.path(server, principal).stat()
+            status = self.path(server, principal).stat()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise Forbidden(f"{self.directory}: {error.strerror}", code="SECRETS_UNREADABLE") from None
-        return found.st_ino, found.st_ctime_ns, found.st_size
+        return status.st_ino, status.st_ctime_ns, status.st_size
 
     def find(self, server: str, principal: str = LOCAL) -> Login | None:
         path = self.path(server, principal)
         try:
             with path.open("rb") as file:
-                return _checked(Login(**json.loads(file.read(SIZE_LIMIT), parse_int=float)))
+                return _validate(Login(**json.loads(file.read(SIZE_LIMIT), parse_int=float)))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -94,48 +97,48 @@ class Logins:
                 code="SECRETS_UNREADABLE",
             ) from None
 
-    def require_room(self) -> None:
-        """Refuse when nothing can be written down now."""
+    def check_writable(self) -> None:
+        """Raise when a login cannot be stored now."""
         try:
             with TemporaryFile(dir=self.directory) as file:
-                file.write(bytes(_USUAL_SIZE))
+                file.write(bytes(_PROBE_SIZE))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def keep(self, login: Login) -> None:
-        """Keep a login in place of the one before, in one's `turn`. When this returns, it is on the disk."""
+    def save(self, login: Login) -> None:
+        """Replace the stored login, under its `lock`. When this returns, it is on the disk."""
         content = json.dumps(asdict(login), indent=2).encode() + b"\n"
         if len(content) > SIZE_LIMIT:
-            raise Invalid(f"a login of more than {SIZE_LIMIT // 1024} KiB is not kept", code="TOO_LARGE")
+            raise Invalid(f"a login of more than {SIZE_LIMIT // 1024} KiB cannot be stored", code="TOO_LARGE")
         try:
             self._prepare()
             path = self.path(login.server, login.principal)
-            for left in self.directory.glob(f".{path.name}.*"):  # by whoever was killed while writing
-                left.unlink(missing_ok=True)
+            for temporary in self.directory.glob(f".{path.name}.*"):  # of a process that was killed while writing
+                temporary.unlink(missing_ok=True)
             replace_private(path, content)
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def forget(self, server: str, principal: str = LOCAL) -> None:
+    def delete(self, server: str, principal: str = LOCAL) -> None:
         try:
             self.path(server, principal).unlink(missing_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
 
     @asynccontextmanager
-    async def turn(self, server: str, principal: str = LOCAL) -> AsyncIterator[None]:
-        """Be the only one, in any process, who changes a login. Refused when another takes too long over it."""
+    async def lock(self, server: str, principal: str = LOCAL) -> AsyncIterator[None]:
+        """Lock a login for all processes; `Unavailable` when another one holds it for too long."""
         with ExitStack() as stack:
             try:
                 self._prepare()
                 lock = stack.enter_context(closing(FileLock(self.path(server, principal).with_suffix(".lock"))))
-                async with asyncio.timeout(TURN_SECONDS):
+                async with asyncio.timeout(LOCK_SECONDS):
                     await lock.acquire()
             except TimeoutError:
                 raise Unavailable(
-                    f"another process has been renewing the login to {server!r} for {TURN_SECONDS:g} seconds",
+                    f"another process has been renewing the login to {server!r} for {LOCK_SECONDS:g} seconds",
                     code="LOGIN_BUSY",
                 ) from None
             except OSError as error:
@@ -149,17 +152,18 @@ class Logins:
         return Unavailable(f"{self.directory}: {error.strerror}", code="SECRETS_UNWRITABLE")
 
 
-def _checked(login: Login) -> Login:
-    """`ValueError` for one that nobody wrote so: whoever uses it relies on its types, and on a token in one line."""
-    fit = all(isinstance(getattr(login, each.name), _KINDS[str(each.type)]) for each in fields(login))
-    if not fit or not _TOKEN.fullmatch(login.access_token):
+def _validate(login: Login) -> Login:
+    """Raise `ValueError` for wrong types, or a token that does not fit on a header line."""
+    has_types = all(isinstance(getattr(login, field.name), _TYPES[str(field.type)]) for field in fields(login))
+    if not has_types or not _TOKEN.fullmatch(login.access_token):
         raise ValueError("not a login")
     return login
 
 
 @dataclass(frozen=True)
 class Account:
-    """`endpoint` carries no login itself. Secrets are resolved when they are needed, never before."""
+    """The principal and the server that a login is for. `endpoint` has no login itself. Secrets are resolved when they
+    are needed."""
 
     server: str
     endpoint: HttpEndpoint
@@ -173,32 +177,32 @@ class Account:
 
     @property
     def unattended(self) -> bool:
-        """Whether the gateway signs in by itself."""
+        """True if the gateway logs in by itself."""
         return self.oauth.grant == "client_credentials"
 
     @property
     def command(self) -> str:
-        """What a person types to sign in."""
+        """The command with which a person logs in."""
         return f"toolgate upstream login {shlex.quote(self.server)}"
 
     @property
     def remedy(self) -> str:
-        """What a person does about a login that does not work."""
+        """Advice about a login that does not work."""
         if not self.unattended:
             return f"run `{self.command}`"
-        return f"check its oauth settings; `toolgate upstream logout {shlex.quote(self.server)}` has it looked up anew"
+        return f"check its oauth settings; `toolgate upstream logout {shlex.quote(self.server)}` starts over"
 
     @property
     def client_id(self) -> str | None:
-        """Who we are to the authorization server, where the settings say so."""
-        return self._resolved(self.oauth.client_id)
+        """The client id of the settings, if there is one."""
+        return self._resolve(self.oauth.client_id)
 
     @property
     def client_secret(self) -> str | None:
-        return self._resolved(self.oauth.client_secret, "client_secret")
+        return self._resolve(self.oauth.client_secret, "client_secret")
 
     def owns(self, login: Login) -> bool:
-        """Whether a login is this account's: what is for one URL, or one client, is never used for another."""
+        """Return whether a login belongs to this account. One for another URL or client is never used."""
         client = self.client_id
         return (
             (login.server, login.principal, login.url) == (self.server, self.principal, self.url)
@@ -206,5 +210,5 @@ class Account:
             and client in (None, login.client_id)
         )
 
-    def _resolved(self, said: str | None, field: str = "") -> str | None:
-        return None if said is None else resolve_variables(said, self.environment, field)
+    def _resolve(self, value: str | None, field: str = "") -> str | None:
+        return None if value is None else resolve_variables(value, self.environment, field)

@@ -1,8 +1,11 @@
-"""JSON-RPC 2.0 as MCP uses it: error codes, and the exception that carries an error."""
+"""JSON-RPC 2.0 as MCP uses it: error codes, the exception for an error, and the id of a message that is not parsed."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+import orjson
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -18,6 +21,9 @@ RESOURCE_NOT_FOUND = -32002
 REQUEST_CANCELLED = -32800
 
 RequestId = int | str
+
+_LEADING_ID = re.compile(rb'\{"jsonrpc":\s?"2\.0",\s?"id":\s?(\d{1,18}|"[^"\\]{0,200}")')
+_TRAILING_ID = re.compile(rb',\s?"id":\s?(\d{1,18}|"[^"\\]{0,200}")\}\s*$')
 
 
 class RpcError(Exception):
@@ -40,3 +46,11 @@ class RpcError(Exception):
         if self.data is not None:
             error["data"] = self.data
         return error
+
+
+def find_id(line: bytes | bytearray) -> RequestId | None:
+    """Return the id of a message that is too long or cannot be parsed. It is looked for only where it must be the
+    message's own: right at the start or the end."""
+    match = _LEADING_ID.match(line) or _TRAILING_ID.search(line[-300:])
+    request_id: RequestId | None = orjson.loads(match[1]) if match else None
+    return request_id

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`id` is what to resume after; `retry` the milliseconds the server would have us wait before that."""
+    """An event. `id` is where to resume the stream; `retry` the milliseconds to wait before that."""
 
     data: bytes
     kind: str = "message"
@@ -21,8 +21,7 @@ class EventTooLarge(Exception):
 
 
 class EventParser:
-    """Lines may end in LF, CR or both. An event over the limit is an error: what follows cannot be trusted
-    to be the answer somebody waits for."""
+    """Lines may end in LF, CR or both. An event over the limit is an error, since the request it answers is unknown."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -53,10 +52,10 @@ class EventParser:
         for line in chunk.splitlines(keepends=True):
             if line[-1] not in b"\r\n":
                 self._parts = [line]
-            elif event := self._line(line.rstrip(b"\r\n")):
+            elif event := self._parse_line(line.rstrip(b"\r\n")):
                 yield event
 
-    def _line(self, line: bytes) -> Event | None:
+    def _parse_line(self, line: bytes) -> Event | None:
         if not line:
             return self._dispatch()
         name, _, value = line.partition(b":")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import marshal
 import os
 import signal
@@ -123,7 +124,7 @@ async def _start(
 
 
 def refuse_network(name: str, program: Program) -> None:
-    """For a sandbox that shares the machine's network, of which nothing less than all could be given."""
+    """Refuse a program with network access, for a sandbox that cannot limit it to allowed hosts."""
     if program.network is not None:
         raise Unavailable(
             f"the {name} sandbox has no network of its own that could be limited to allowed hosts; "
@@ -133,8 +134,8 @@ def refuse_network(name: str, program: Program) -> None:
 
 
 def refuse_hidden(name: str, program: Program) -> None:
-    """For a sandbox in which a program sees every file of a folder it is given."""
-    for path, reason in (each for mount in program.mounts for each in mount.hidden):
+    """Refuse a program with hidden files, for a sandbox that cannot hide files of a folder."""
+    for path, reason in itertools.chain.from_iterable(mount.hidden for mount in program.mounts):
         raise Unavailable(
             f"{reason} keeps {path!r} from programs, and the sandbox {name} cannot hide a file; move it out of the "
             "workspace, change the rule, or run where bubblewrap 0.10 works (toolgate doctor tells)",
@@ -224,7 +225,7 @@ def _environment(program: Program, scratch: Path) -> dict[str, str]:
 
 
 def _meters(program: Program, scratch: Path, root: int) -> list[Meter]:
-    """A deleted file on a disk that holds both scratch and folders counts with the folders."""
+    """Return the meters of disk usage. A deleted file on a disk of both scratch and folders counts for the folders."""
     limits = program.limits
     deleted = DeletedFiles(root, [scratch], elsewhere=writable_folders(program))
     scratch_usage = DiskUsage([scratch], DiskSize(limits.tmp_bytes, limits.files), root, deleted)

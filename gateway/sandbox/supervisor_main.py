@@ -36,7 +36,7 @@ DIRECTORY = 0o040000
 
 
 def scalar(letter: str) -> Any:
-    """A type of C's, by the letter that `struct` has for it."""
+    """Return the C type for a format character of `struct`."""
     return type("Scalar", (_ctypes._SimpleCData,), {"_type_": letter})
 
 
@@ -53,14 +53,14 @@ class Function(_ctypes.CFuncPtr):
 
 
 class Library:
-    """The C library as `ctypes` would have it, which takes half as long to import as an interpreter to start."""
+    """The C library, without importing `ctypes`, which takes half as long as the start of the interpreter."""
 
     def __init__(self) -> None:
-        self.handle = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # what is loaded already
+        self.handle = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # libraries loaded already
 
     def __getattr__(self, name: str) -> Function:
-        self.__dict__[name] = found = Function(_ctypes.dlsym(self.handle, name))
-        return found
+        self.__dict__[name] = function = Function(_ctypes.dlsym(self.handle, name))
+        return function
 
 
 libc = Library()
@@ -139,8 +139,8 @@ def end_all(program: int) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder that a program filled, however deep and whatever it is named: each folder in it
-    is lifted to the top before it is emptied. Who is not root can neither list nor lift one that is locked."""
+    """Remove a folder that a program filled, of any depth and with any names: each folder in it is moved to the top
+    before it is emptied. Folders are made accessible first, without which only root could list or move them."""
     attempt(os.chmod, folder, 0o700)
     seen: set[str] = set()
     queue = [folder]
@@ -158,7 +158,7 @@ def remove(folder: str) -> None:
 
 
 def empty(folder: str) -> list[str]:
-    """Remove all that is no folder; the folders that are left, unlocked."""
+    """Remove everything but folders; returns the folders, made accessible."""
     folders = []
     try:
         with os.scandir(folder) as entries:
@@ -208,11 +208,11 @@ def exec_program(order: Order) -> NoReturn:
 
 
 def become_user(uid: int, gid: int) -> None:
-    """Root no longer, but with root's access to files, which the rules then bound: a folder of root's would
-    otherwise be of no use, nor an interpreter in root's home."""
+    """Change from root to a user that keeps root's access to files, which rules then limit: otherwise it could use
+    neither a folder of root nor an interpreter in root's home."""
     drop_bounds(CAP_DAC_OVERRIDE)
     check(libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0), "keeping a capability")
-    libc.prctl(PR_SET_SECUREBITS, NO_SETUID_FIXUP, 0, 0, 0)  # else access(2) answers as if it had none
+    libc.prctl(PR_SET_SECUREBITS, NO_SETUID_FIXUP, 0, 0, 0)  # otherwise access(2) ignores the capability
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
@@ -221,8 +221,8 @@ def become_user(uid: int, gid: int) -> None:
 
 
 def confine(attributes: bytes, rights: int, rules: list[tuple[str, int, bool]]) -> None:
-    """From here on: no way to gain a capability, and only these paths. A rule is a path, what may be done
-    beneath it, and whether the path has to be there."""
+    """Give up all ways to gain a capability, and all paths but those of the rules. A rule is a path, the rights beneath
+    it, and whether it must exist."""
     check(libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0), "parent death signal")
     if os.getuid() == 0 or not libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, CAP_DAC_OVERRIDE, 0, 0):
         drop_bounds()
@@ -246,16 +246,16 @@ def confine(attributes: bytes, rights: int, rules: list[tuple[str, int, bool]]) 
 
 
 def drop_bounds(kept: int = -1) -> None:
-    """Not even who runs a program as root gets a capability back, but the one that is kept."""
+    """Drop all capabilities from the bounding set, except one, so that no program can gain them again."""
     capability = 0
     while capability == kept or libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
 
 
 def hold(capabilities: int) -> None:
-    """These and no others: effective, permitted and inheritable."""
-    header, each = (number.to_bytes(4, sys.byteorder) for number in (CAPABILITY_VERSION_3, capabilities))
-    check(libc.capset(header + bytes(4), 3 * each + bytes(12)), "capabilities")
+    """Set the effective, permitted and inheritable capabilities."""
+    header, value = (number.to_bytes(4, sys.byteorder) for number in (CAPABILITY_VERSION_3, capabilities))
+    check(libc.capset(header + bytes(4), 3 * value + bytes(12)), "capabilities")
 
 
 def install(code: bytes) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import fcntl
 import logging
 import os
-import re
 import stat
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ import orjson
 
 from gateway.calls import to_json
 from gateway.protocol import PROTOCOL_VERSION_META_KEY
-from gateway.protocol.jsonrpc import CONNECTION_CLOSED, INVALID_REQUEST, RequestId
+from gateway.protocol.jsonrpc import CONNECTION_CLOSED, INVALID_REQUEST, RequestId, find_id
 from gateway.serve.mcp import fastpath
 from gateway.serve.mcp.fastpath import FastPath, ParsedRequest
 from gateway.serve.mcp.handlers import McpServer
@@ -42,9 +41,6 @@ CLOSE_SECONDS = 2.0
 
 # The id of the request that shows the SDK how the connection began.
 OPENING = "toolgate-opening"
-
-_LEADING_ID = re.compile(rb'\{"jsonrpc":\s?"2\.0",\s?"id":\s?(\d{1,18}|"[^"\\]{0,200}")')
-_TRAILING_ID = re.compile(rb',\s?"id":\s?(\d{1,18}|"[^"\\]{0,200}")\}\s*$')
 
 
 async def serve_stdio(server: McpServer, message_limit: int, grace: float, stop: anyio.Event) -> None:
@@ -309,11 +305,8 @@ async def _send(writer: _Writer, line: bytes) -> None:
 
 
 def _refuse(writer: _Writer, line: bytes | bytearray, code: int, message: str) -> None:
-    """Answer a line that could not be read. Its id is looked for only where it must be the message's own: right at the
-    start or the end."""
-    match = _LEADING_ID.match(line) or _TRAILING_ID.search(line[-300:])
-    request_id = orjson.loads(match[1]) if match else None
-    error = {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}}
+    """Answer a line that could not be read."""
+    error = {"jsonrpc": "2.0", "id": find_id(line), "error": {"code": code, "message": message}}
     writer.write(orjson.dumps(error) + b"\n")
 
 

@@ -1,4 +1,4 @@
-"""Real servers for links: an SDK server over HTTP for the whole run, and children on demand."""
+"""Real servers for clients: an SDK server over HTTP for the whole run, and children on demand."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 
-from gateway.mcp_client import ClientFace, StdioEndpoint
+from gateway.mcp_client import ClientIdentity, StdioEndpoint
 
 SERVERS = Path(__file__).parent / "servers"
 MODERN = "2026-07-28"
 HANDSHAKE = "2025-11-25"
-FACE = ClientFace("links", "1", {"elicitation": {}, "sampling": {}, "roots": {}})
+FACE = ClientIdentity("links", "1", {"elicitation": {}, "sampling": {}, "roots": {}})
 
 
 def server(name: str, *arguments: str, **env: str) -> StdioEndpoint:

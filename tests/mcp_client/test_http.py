@@ -14,18 +14,18 @@ from eventually import TIMEOUT, async_eventually
 
 from gateway.errors import Invalid, Unavailable
 from gateway.mcp_client import (
-    BadAnswer,
+    ConnectionLost,
     HttpEndpoint,
-    Link,
-    LinkLost,
-    McpFault,
+    InvalidResponse,
+    McpClient,
     Unauthorized,
     Unreachable,
     http_connection,
-    open_link,
+    open_client,
 )
-from gateway.mcp_client.http_pool import Pool
-from gateway.mcp_client.streamable_http import StatelessWire
+from gateway.mcp_client.http_pool import HttpPool
+from gateway.mcp_client.streamable_http import StatelessTransport
+from gateway.protocol.jsonrpc import RpcError
 
 from .conftest import FACE, HANDSHAKE, MODERN, HttpServer
 from .scripted import Request, handshake, modern, scripted
@@ -39,23 +39,23 @@ async def limit() -> AsyncIterator[None]:
         yield
 
 
-async def call(link: Link, tool: str = "t", **options: Any) -> dict[str, Any]:
-    return await link.request("tools/call", {"name": tool, "arguments": {}}, **options)
+async def call(client: McpClient, tool: str = "t", **options: Any) -> dict[str, Any]:
+    return await client.request("tools/call", {"name": tool, "arguments": {}}, **options)
 
 
-def pool_of(link: Link) -> Pool:
-    assert isinstance(link.wire, StatelessWire)
-    return link.wire._pool
+def pool_of(client: McpClient) -> HttpPool:
+    assert isinstance(client.transport, StatelessTransport)
+    return client.transport._pool
 
 
-async def napping(link: Link) -> asyncio.Future[dict[str, Any]]:
+async def napping(client: McpClient) -> asyncio.Future[dict[str, Any]]:
     """A call that the server has begun, and will not answer soon."""
     begun = asyncio.Event()
 
     async def progress(*_: Any) -> None:
         begun.set()
 
-    nap = asyncio.ensure_future(call(link, "nap", progress=progress))
+    nap = asyncio.ensure_future(call(client, "nap", on_progress=progress))
     await begun.wait()
     return nap
 
@@ -66,10 +66,10 @@ async def test_requests_share_a_connection_and_say_what_they_are() -> None:
 
     async with scripted(modern(answer)) as (script, url):
         headers = {"Authorization": "Bearer x", "Content-Type": "text/plain", "X-Own": "1"}
-        link = await open_link(HttpEndpoint(url + "?key=1", headers=headers), client=FACE)
+        client = await open_client(HttpEndpoint(url + "?key=1", headers=headers), identity=FACE)
         for _ in range(5):
-            assert await call(link, "naïve") == {"ok": True}
-        await link.close()
+            assert await call(client, "naïve") == {"ok": True}
+        await client.close()
     assert script.connections == 1
     request = script.requests[-1]
     assert (request.method, request.path) == ("POST", "/mcp?key=1")
@@ -82,7 +82,7 @@ async def test_requests_share_a_connection_and_say_what_they_are() -> None:
         "mcp-name": "=?base64?bmHDr3Zl?=",
     }
     assert {name: request.headers.get(name) for name in wanted} == wanted
-    assert "key=1" not in link.label
+    assert "key=1" not in client.label
 
 
 @pytest.mark.parametrize("cut", [1, 3, 50])
@@ -101,10 +101,10 @@ async def test_a_reply_may_come_in_any_pieces(cut: int) -> None:
         request.writer.close()
 
     async with scripted(modern(answer)) as (_, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
-        assert await call(link, "plain") == {"ok": True}
-        assert await call(link, "stream") == {"ok": True}
-        await link.close()
+        client = await open_client(HttpEndpoint(url), identity=FACE)
+        assert await call(client, "plain") == {"ok": True}
+        assert await call(client, "stream") == {"ok": True}
+        await client.close()
 
 
 async def test_a_connection_closed_while_it_rested_is_not_used() -> None:
@@ -112,12 +112,12 @@ async def test_a_connection_closed_while_it_rested_is_not_used() -> None:
         request.result({})
 
     async with scripted(modern(answer)) as (script, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
+        client = await open_client(HttpEndpoint(url), identity=FACE)
         for _ in range(3):
             script.drop()
-            await async_eventually(lambda: not pool_of(link)._open)
-            await call(link)
-        await link.close()
+            await async_eventually(lambda: not pool_of(client)._open)
+            await call(client)
+        await client.close()
     assert script.connections == 4
 
 
@@ -138,64 +138,64 @@ async def test_only_what_may_be_repeated_is_sent_again_when_a_kept_connection_br
             request.result({"served": request.connection})
 
     async with scripted(modern(first_fails)) as (script, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
-        assert await link.request("tools/list") == {"served": 2}
-        await link.close()
+        client = await open_client(HttpEndpoint(url), identity=FACE)
+        assert await client.request("tools/list") == {"served": 2}
+        await client.close()
     async with scripted(modern(first_fails)) as (script, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
-        with pytest.raises(LinkLost, match="broke off"):
-            await call(link)
+        client = await open_client(HttpEndpoint(url), identity=FACE)
+        with pytest.raises(ConnectionLost, match="broke off"):
+            await call(client)
         assert [request.body["method"] for request in script.requests] == ["server/discover", "tools/call"]
-        assert (link.lost, await call(link)) == (None, {"served": 2})
-        await link.close()
+        assert (client.lost, await call(client)) == (None, {"served": 2})
+        await client.close()
     async with scripted(modern(answer)) as (script, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
-        with pytest.raises(LinkLost):  # a new connection that breaks is no stale one
-            await link.request("tools/list")
+        client = await open_client(HttpEndpoint(url), identity=FACE)
+        with pytest.raises(ConnectionLost):  # a new connection that breaks is no stale one
+            await client.request("tools/list")
         assert len(script.requests) == 3
-        await link.close()
+        await client.close()
 
 
 @pytest.mark.slow
 async def test_a_server_that_is_away_costs_only_the_requests_of_that_time(own_http_server: HttpServer) -> None:
-    link = await open_link(HttpEndpoint(f"{own_http_server.url}/mcp"), client=FACE)
-    assert link.modern
-    nap = await napping(link)
+    client = await open_client(HttpEndpoint(f"{own_http_server.url}/mcp"), identity=FACE)
+    assert client.modern
+    nap = await napping(client)
     own_http_server.kill()
-    with pytest.raises(LinkLost, match="broke off"):
+    with pytest.raises(ConnectionLost, match="broke off"):
         await nap
     with pytest.raises(Unreachable, match="cannot be reached"):
-        await call(link, "echo")
+        await call(client, "echo")
     await asyncio.to_thread(own_http_server.start)
-    assert (await call(link, "echo"))["isError"] is False
-    await link.close()
+    assert (await call(client, "echo"))["isError"] is False
+    await client.close()
 
 
 @pytest.mark.slow
 async def test_a_handshake_session_that_is_forgotten_ends_the_link(own_http_server: HttpServer) -> None:
-    link = await open_link(HttpEndpoint(f"{own_http_server.url}/mcp"), client=FACE, era=HANDSHAKE)
+    client = await open_client(HttpEndpoint(f"{own_http_server.url}/mcp"), identity=FACE, version=HANDSHAKE)
     own_http_server.kill()
-    with pytest.raises((Unreachable, LinkLost)):
-        await call(link, "echo")
+    with pytest.raises((Unreachable, ConnectionLost)):
+        await call(client, "echo")
     await asyncio.to_thread(own_http_server.start)
-    with pytest.raises(LinkLost, match="has ended our session"):
-        await call(link, "echo")
-    assert "session" in (await link.closed()).message
-    with pytest.raises(LinkLost):
-        await call(link, "echo")
-    await link.close()
+    with pytest.raises(ConnectionLost, match="has ended our session"):
+        await call(client, "echo")
+    assert "session" in (await client.wait_closed()).message
+    with pytest.raises(ConnectionLost):
+        await call(client, "echo")
+    await client.close()
 
 
 @pytest.mark.slow
 async def test_the_end_of_the_old_stream_ends_the_link(own_http_server: HttpServer) -> None:
-    link = await open_link(HttpEndpoint(f"{own_http_server.url}/sse"), client=FACE)
-    assert (link.era, link.modern) == (HANDSHAKE, False)
-    nap = await napping(link)
+    client = await open_client(HttpEndpoint(f"{own_http_server.url}/sse"), identity=FACE)
+    assert (client.protocol_version, client.modern) == (HANDSHAKE, False)
+    nap = await napping(client)
     own_http_server.kill()
-    with pytest.raises(LinkLost, match=r"the stream of .* ended"):
+    with pytest.raises(ConnectionLost, match=r"the stream of .* ended"):
         await nap
-    assert (await link.closed()).code == "UPSTREAM_LOST"
-    await link.close()
+    assert (await client.wait_closed()).code == "UPSTREAM_LOST"
+    await client.close()
 
 
 async def test_a_broken_stream_fails_its_request_only() -> None:
@@ -209,12 +209,12 @@ async def test_a_broken_stream_fails_its_request_only() -> None:
             request.result({"ok": 1})
 
     async with scripted(modern(answer)) as (_, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
-        other = asyncio.ensure_future(call(link, "other"))
-        with pytest.raises(LinkLost):
-            await call(link)
-        assert (await other, link.lost) == ({"ok": 1}, None)
-        await link.close()
+        client = await open_client(HttpEndpoint(url), identity=FACE)
+        other = asyncio.ensure_future(call(client, "other"))
+        with pytest.raises(ConnectionLost):
+            await call(client)
+        assert (await other, client.lost) == ({"ok": 1}, None)
+        await client.close()
 
 
 async def test_a_broken_stream_is_resumed_where_it_ended() -> None:
@@ -230,10 +230,10 @@ async def test_a_broken_stream_is_resumed_where_it_ended() -> None:
             request.end()
 
     async with scripted(handshake(answer)) as (script, url):
-        link = await open_link(HttpEndpoint(url), client=FACE, era=HANDSHAKE)
-        assert link.era == "2025-06-18"
-        assert await call(link) == {"after": "e-7"}
-        await link.close()
+        client = await open_client(HttpEndpoint(url), identity=FACE, version=HANDSHAKE)
+        assert client.protocol_version == "2025-06-18"
+        assert await call(client) == {"after": "e-7"}
+        await client.close()
     resumed = script.requests[-2]
     assert (resumed.headers["mcp-session-id"], resumed.headers["mcp-protocol-version"]) == ("s-1", "2025-06-18")
     assert script.requests[-1].method == "DELETE"
@@ -256,13 +256,13 @@ async def test_a_session_that_is_over_ends_the_link_however_it_is_said(status: i
             request.answer(status, body, content_type="application/json")
 
     async with scripted(handshake(answer)) as (script, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
-        with pytest.raises(McpFault, match="Method not found"):
-            await call(link, "unknown")
-        with pytest.raises(LinkLost, match="has ended our session"):
-            await call(link)
-        await link.closed()
-        await link.close()
+        client = await open_client(HttpEndpoint(url), identity=FACE)
+        with pytest.raises(RpcError, match="Method not found"):
+            await call(client, "unknown")
+        with pytest.raises(ConnectionLost, match="has ended our session"):
+            await call(client)
+        await client.wait_closed()
+        await client.close()
         assert "DELETE" not in [request.method for request in script.requests]
 
 
@@ -285,15 +285,15 @@ async def test_a_subscription_tells_how_it_ended() -> None:
             request.end()
 
     async with scripted(modern(answer)) as (_, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
+        client = await open_client(HttpEndpoint(url), identity=FACE)
         heard: list[str] = []
-        link.on_notification = lambda method, params: heard.append(method)
-        lost = await link.listen({"lost": True})
-        assert isinstance(await lost.ended(), LinkLost)
-        assert await (await link.listen({"ended": True})).ended() is None
-        stays = await link.listen({"stays": True})
-        await link.close()
-        assert str(await stays.ended()).endswith("was closed")
+        client.on_notification = lambda method, params: heard.append(method)
+        lost = await client.listen({"lost": True})
+        assert isinstance(await lost.wait(), ConnectionLost)
+        assert await (await client.listen({"ended": True})).wait() is None
+        stays = await client.listen({"stays": True})
+        await client.close()
+        assert str(await stays.wait()).endswith("was closed")
         assert heard == ["notifications/tools/list_changed"] * 3
 
 
@@ -311,30 +311,30 @@ async def test_a_modern_server_that_asks_as_in_the_old_days_is_not_answered() ->
         request.end()
 
     async with scripted(modern(answer)) as (_, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
-        assert (await call(link, ask=ask), asked) == ({}, [])
-        await link.close()
+        client = await open_client(HttpEndpoint(url), identity=FACE)
+        assert (await call(client, on_request=ask), asked) == ({}, [])
+        await client.close()
 
 
 async def test_the_old_transport_is_found_where_it_is_the_only_one(http_server: HttpServer) -> None:
-    link = await open_link(HttpEndpoint(f"{http_server.url}/sse"), client=FACE)
-    assert (link.era, (await call(link, "echo"))["isError"]) == (HANDSHAKE, False)
-    await link.close()
-    with pytest.raises(BadAnswer, match="HTTP 405"):
-        await open_link(HttpEndpoint(f"{http_server.url}/sse", transport="streamable-http"), client=FACE)
+    client = await open_client(HttpEndpoint(f"{http_server.url}/sse"), identity=FACE)
+    assert (client.protocol_version, (await call(client, "echo"))["isError"]) == (HANDSHAKE, False)
+    await client.close()
+    with pytest.raises(InvalidResponse, match="HTTP 405"):
+        await open_client(HttpEndpoint(f"{http_server.url}/sse", transport="streamable-http"), identity=FACE)
 
 
 async def test_tools_known_from_before_need_not_be_listed_again(http_server: HttpServer) -> None:
-    first = await open_link(HttpEndpoint(f"{http_server.url}/mcp"), client=FACE)
+    first = await open_client(HttpEndpoint(f"{http_server.url}/mcp"), identity=FACE)
     tools = (await first.request("tools/list"))["tools"]
     await first.close()
-    link = await open_link(HttpEndpoint(f"{http_server.url}/mcp"), client=FACE, era=MODERN)
+    client = await open_client(HttpEndpoint(f"{http_server.url}/mcp"), identity=FACE, version=MODERN)
     params = {"name": "place", "arguments": {"region": "eu"}}
-    with pytest.raises(McpFault, match="header"):
-        await link.request("tools/call", params)
-    link.note_tools(tools)
-    assert (await link.request("tools/call", params))["content"][0]["text"] == "eu"
-    await link.close()
+    with pytest.raises(RpcError, match="header"):
+        await client.request("tools/call", params)
+    client.record_headers(tools)
+    assert (await client.request("tools/call", params))["content"][0]["text"] == "eu"
+    await client.close()
 
 
 async def test_to_cancel_a_modern_request_is_to_close_its_connection() -> None:
@@ -344,13 +344,13 @@ async def test_to_cancel_a_modern_request_is_to_close_its_connection() -> None:
         begun.set()
 
     async with scripted(modern(answer)) as (script, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
-        waiting = asyncio.ensure_future(call(link))
+        client = await open_client(HttpEndpoint(url), identity=FACE)
+        waiting = asyncio.ensure_future(call(client))
         await begun.wait()
         waiting.cancel()
         await script.lost.wait()
         assert len(script.requests) == 2
-        await link.close()
+        await client.close()
 
 
 async def test_a_connection_given_back_is_not_closed_by_whoever_had_it_before() -> None:
@@ -360,20 +360,20 @@ async def test_a_connection_given_back_is_not_closed_by_whoever_had_it_before() 
         request.result({})
 
     async with scripted(answer) as (script, url):
-        pool = Pool(HttpEndpoint(url))
-        rest = pool._rest
+        pool = HttpPool(HttpEndpoint(url))
+        add_idle = pool._add_idle
         tasks: list[asyncio.Task[Any]] = []
 
         def send(number: int) -> asyncio.Task[Any]:
             return asyncio.get_running_loop().create_task(pool.send("POST", b"", b'{"id": %d}' % number))
 
-        def hurry(resting: http_connection.Connection) -> None:
-            rest(resting)
+        def hurry(connection: http_connection.HttpConnection) -> None:
+            add_idle(connection)
             if len(tasks) == 1:
                 tasks.append(send(2))
                 tasks[0].cancel()
 
-        setattr(pool, "_rest", hurry)  # noqa: B010 - as the pool will see it
+        setattr(pool, "_add_idle", hurry)  # noqa: B010 - as the pool will see it
         tasks.append(send(1))
         with pytest.raises(asyncio.CancelledError):
             await tasks[0]
@@ -384,7 +384,7 @@ async def test_a_connection_given_back_is_not_closed_by_whoever_had_it_before() 
 async def test_a_stream_that_has_answered_gives_its_connection_back_or_loses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_connection, "LINGER_SECONDS", TIMEOUT)
+    monkeypatch.setattr(http_connection, "STREAM_END_SECONDS", TIMEOUT)
 
     async def answer(request: Request) -> None:
         request.stream()
@@ -393,16 +393,16 @@ async def test_a_stream_that_has_answered_gives_its_connection_back_or_loses_it(
             request.end()
 
     async with scripted(modern(answer)) as (script, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
-        await call(link, "ends")
-        await async_eventually(lambda: pool_of(link)._idle)
-        monkeypatch.setattr(http_connection, "LINGER_SECONDS", 0.1)
-        await call(link, "hangs")
+        client = await open_client(HttpEndpoint(url), identity=FACE)
+        await call(client, "ends")
+        await async_eventually(lambda: pool_of(client)._idle)
+        monkeypatch.setattr(http_connection, "STREAM_END_SECONDS", 0.1)
+        await call(client, "hangs")
         assert script.connections == 1
         await script.lost.wait()
-        await call(link, "ends")
+        await call(client, "ends")
         assert script.connections == 2
-        await link.close()
+        await client.close()
 
 
 async def test_redirects_stay_on_the_origin_and_keep_the_method() -> None:
@@ -419,14 +419,14 @@ async def test_redirects_stay_on_the_origin_and_keep_the_method() -> None:
                 request.answer(int(status), location=location)
 
     async with scripted(answer) as (_, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
-        assert await call(link, "308 /there") == {"path": "/there"}
+        client = await open_client(HttpEndpoint(url), identity=FACE)
+        assert await call(client, "308 /there") == {"path": "/there"}
         for tool in ("302 /there", "307 http://127.0.0.1:9/there", "307 https://localhost/there"):
-            with pytest.raises(BadAnswer, match=r"redirects to .*not followed"):
-                await call(link, tool)
-        with pytest.raises(BadAnswer, match="from one address to the next"):
-            await call(link, "307 /mcp/")
-        await link.close()
+            with pytest.raises(InvalidResponse, match=r"redirects to .*not followed"):
+                await call(client, tool)
+        with pytest.raises(InvalidResponse, match="redirected or refused the request 4 times"):
+            await call(client, "307 /mcp/")
+        await client.close()
 
 
 async def test_what_is_no_answer_is_refused_and_named() -> None:
@@ -453,24 +453,24 @@ async def test_what_is_no_answer_is_refused_and_named() -> None:
                 request.result({"ok": True})
 
     async with scripted(modern(answer)) as (_, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
+        client = await open_client(HttpEndpoint(url), identity=FACE)
         for tool, kind, words in (
-            ("html", BadAnswer, "HTTP 500"),
-            ("accepted", BadAnswer, "HTTP 202"),
+            ("html", InvalidResponse, "HTTP 500"),
+            ("accepted", InvalidResponse, "HTTP 202"),
             ("login", Unauthorized, "HTTP 401"),
-            ("gzip", LinkLost, "compressed"),
-            ("headers", LinkLost, "65536 bytes of headers"),
-            ("garbage", LinkLost, "no HTTP"),
-            ("list", BadAnswer, "neither result nor error"),
+            ("gzip", ConnectionLost, "compressed"),
+            ("headers", ConnectionLost, "65536 bytes of headers"),
+            ("garbage", ConnectionLost, "no HTTP"),
+            ("list", InvalidResponse, "neither result nor error"),
         ):
             with pytest.raises(kind, match=words) as refused:
-                await call(link, tool)
+                await call(client, tool)
             assert isinstance(refused.value, Unavailable)
-            assert await call(link) == {"ok": True}
-        with pytest.raises(McpFault) as fault:
-            await call(link, "error")
+            assert await call(client) == {"ok": True}
+        with pytest.raises(RpcError) as fault:
+            await call(client, "error")
         assert fault.value.to_dict() == {"code": -32020, "message": "mismatch", "data": [1]}
-        await link.close()
+        await client.close()
 
 
 async def test_a_body_or_event_over_the_limit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,11 +486,11 @@ async def test_a_body_or_event_over_the_limit_is_not_kept(monkeypatch: pytest.Mo
         await request.writer.drain()
 
     async with scripted(modern(answer)) as (_, url):
-        link = await open_link(HttpEndpoint(url), client=FACE)
+        client = await open_client(HttpEndpoint(url), identity=FACE)
         for tool in ("body", "event"):
-            with pytest.raises(LinkLost, match="more than 100000 bytes"):
-                await call(link, tool)
-        await link.close()
+            with pytest.raises(ConnectionLost, match="more than 100000 bytes"):
+                await call(client, tool)
+        await client.close()
 
 
 async def test_credentials_that_are_missing_are_no_sign_of_another_era() -> None:
@@ -499,7 +499,7 @@ async def test_credentials_that_are_missing_are_no_sign_of_another_era() -> None
 
     async with scripted(answer) as (script, url):
         with pytest.raises(Unauthorized, match="check the credentials") as refused:
-            await open_link(HttpEndpoint(url), client=FACE)
+            await open_client(HttpEndpoint(url), identity=FACE)
         assert (refused.value.challenge, len(script.requests)) == ("Bearer", 1)
 
 
@@ -513,18 +513,18 @@ async def test_the_old_transports_endpoint_may_not_lead_elsewhere() -> None:
 
     async with scripted(answer) as (_, url):
         with pytest.raises(Unavailable):
-            await open_link(HttpEndpoint(url), client=FACE)
+            await open_client(HttpEndpoint(url), identity=FACE)
 
 
 async def test_a_url_or_header_that_cannot_be_is_refused_before_anything_is_sent() -> None:
     for url in ("ftp://x/", "http://", "http://user:pass@x/", "http://x:99999/", "mcp"):
         with pytest.raises(Invalid):
-            await open_link(HttpEndpoint(url), client=FACE)
+            await open_client(HttpEndpoint(url), identity=FACE)
     for headers in ({"a": "b\r\nx: y"}, {"a b": "c"}, {"": "c"}):
         with pytest.raises(Invalid, match="not a header"):
-            await open_link(HttpEndpoint("http://localhost:9/", headers=headers), client=FACE)
+            await open_client(HttpEndpoint("http://localhost:9/", headers=headers), identity=FACE)
     with pytest.raises(Unreachable, match="cannot be reached"):
-        await open_link(HttpEndpoint("http://localhost:9/"), client=FACE)
+        await open_client(HttpEndpoint("http://localhost:9/"), identity=FACE)
 
 
 async def test_https_is_spoken_to_servers_we_trust_only() -> None:
@@ -537,17 +537,17 @@ async def test_https_is_spoken_to_servers_we_trust_only() -> None:
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     async with scripted(modern(answer), serving) as (script, url):
-        link = await open_link(HttpEndpoint(url, tls=trusting), client=FACE)
+        client = await open_client(HttpEndpoint(url, tls=trusting), identity=FACE)
         for _ in range(3):
-            assert await call(link) == {"ok": True}
+            assert await call(client) == {"ok": True}
         assert script.connections == 1
-        await link.close()
-        with pytest.raises(Unreachable, match="certificate we do not trust"):
-            await open_link(HttpEndpoint(url), client=FACE)
+        await client.close()
+        with pytest.raises(Unreachable, match="certificate that is not trusted"):
+            await open_client(HttpEndpoint(url), identity=FACE)
 
 
 async def test_a_failing_asker_or_listener_breaks_nothing(http_server: HttpServer) -> None:
-    link = await open_link(HttpEndpoint(f"{http_server.url}/mcp"), client=FACE, era=HANDSHAKE)
+    client = await open_client(HttpEndpoint(f"{http_server.url}/mcp"), identity=FACE, version=HANDSHAKE)
 
     async def ask(method: str, params: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError("secret detail")
@@ -555,27 +555,27 @@ async def test_a_failing_asker_or_listener_breaks_nothing(http_server: HttpServe
     async def progress(*_: Any) -> None:
         raise RuntimeError
 
-    with pytest.raises(McpFault) as fault:
-        await call(link, "elicit", ask=ask)
+    with pytest.raises(RpcError) as fault:
+        await call(client, "elicit", on_request=ask)
     assert "secret" not in str(fault.value)
-    assert (await call(link, "count", progress=progress))["isError"] is False
-    await link.close()
+    assert (await call(client, "count", on_progress=progress))["isError"] is False
+    await client.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "era"), [("/mcp", MODERN), ("/mcp", HANDSHAKE), ("/sse", HANDSHAKE)])
 async def test_two_hundred_links_leave_no_descriptor_or_task(http_server: HttpServer, path: str, era: str) -> None:
     endpoint = HttpEndpoint(http_server.url + path, transport="sse" if path == "/sse" else "auto")
-    await (await open_link(endpoint, client=FACE, era=era)).close()
+    await (await open_client(endpoint, identity=FACE, version=era)).close()
     await asyncio.sleep(0.05)
     descriptors, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
     for number in range(200):
-        link = await open_link(endpoint, client=FACE, era=era)
+        client = await open_client(endpoint, identity=FACE, version=era)
         if number % 20 == 0:
-            nap = await napping(link)
-            await link.close()
-            with pytest.raises(LinkLost, match="was closed"):
+            nap = await napping(client)
+            await client.close()
+            with pytest.raises(ConnectionLost, match="was closed"):
                 await nap
-        await link.close()
+        await client.close()
     await async_eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
     await async_eventually(lambda: len(asyncio.all_tasks()) <= tasks)

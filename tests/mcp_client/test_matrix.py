@@ -12,8 +12,9 @@ import pytest
 from eventually import TIME_LIMITS, TIMEOUT, async_eventually
 
 from gateway.errors import Timeout
-from gateway.mcp_client import Endpoint, HttpEndpoint, Link, McpFault, open_link
-from gateway.mcp_client.streamable_http import SessionWire
+from gateway.mcp_client import Endpoint, HttpEndpoint, McpClient, open_client
+from gateway.mcp_client.streamable_http import SessionTransport
+from gateway.protocol.jsonrpc import RpcError
 
 from .conftest import FACE, HANDSHAKE, MODERN, HttpServer, server
 
@@ -38,14 +39,14 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module", params=COMBINATIONS)
-async def link(request: pytest.FixtureRequest, http_server: HttpServer) -> AsyncIterator[Link]:
+async def client(request: pytest.FixtureRequest, http_server: HttpServer) -> AsyncIterator[McpClient]:
     transport, era = request.param
     endpoints: dict[str, Endpoint] = {
         "stdio": server("everything.py", "stdio"),
         "http": HttpEndpoint(f"{http_server.url}/mcp"),
         "sse": HttpEndpoint(f"{http_server.url}/sse", transport="sse"),
     }
-    opened = await open_link(endpoints[transport], client=FACE, era=era)
+    opened = await open_client(endpoints[transport], identity=FACE, version=era)
     yield opened
     await opened.close()
 
@@ -56,9 +57,9 @@ async def limit() -> AsyncIterator[None]:
         yield
 
 
-async def call(link: Link, tool: str, arguments: dict[str, Any] | None = None, **options: Any) -> Any:
+async def call(client: McpClient, tool: str, arguments: dict[str, Any] | None = None, **options: Any) -> Any:
     """The text a tool answers with; a whole result when it is no text."""
-    result = await link.request("tools/call", {"name": tool, "arguments": arguments or {}}, **options)
+    result = await client.request("tools/call", {"name": tool, "arguments": arguments or {}}, **options)
     match result:
         case {"content": [{"type": "text", "text": str(text)}]}:
             return text
@@ -66,11 +67,11 @@ async def call(link: Link, tool: str, arguments: dict[str, Any] | None = None, *
             return result
 
 
-async def cancelled_upstream(link: Link, name: str) -> None:
+async def cancelled_upstream(client: McpClient, name: str) -> None:
     """Returns when the server has seen the nap of that name cancelled."""
 
     async def is_seen() -> bool:
-        return name in (await call(link, "cancellations")).split(",")
+        return name in (await call(client, "cancellations")).split(",")
 
     await async_eventually(is_seen)
 
@@ -87,98 +88,98 @@ def answering(asked: list[tuple[str, Any]]) -> Any:
     return ask
 
 
-async def test_the_server_is_known_once_the_link_is_open(link: Link) -> None:
-    assert (link.modern, link.era in (MODERN, HANDSHAKE)) == (link.era == MODERN, True)
-    assert link.server_info == {"name": "everything", "version": "1.0"}
-    assert link.capabilities["tools"] == {"listChanged": True}
-    assert link.instructions == "try them all"
+async def test_the_server_is_known_once_the_link_is_open(client: McpClient) -> None:
+    assert (client.modern, client.protocol_version in (MODERN, HANDSHAKE)) == (client.protocol_version == MODERN, True)
+    assert client.server_info == {"name": "everything", "version": "1.0"}
+    assert client.capabilities["tools"] == {"listChanged": True}
+    assert client.instructions == "try them all"
 
 
-async def test_a_call_is_answered_with_the_raw_result(link: Link) -> None:
-    result = await link.request("tools/call", {"name": "echo", "arguments": {"text": "äöü"}})
+async def test_a_call_is_answered_with_the_raw_result(client: McpClient) -> None:
+    result = await client.request("tools/call", {"name": "echo", "arguments": {"text": "äöü"}})
     assert (result["content"], result["isError"]) == ([{"type": "text", "text": "äöü"}], False)
 
 
-async def test_many_calls_at_once_each_get_their_own_answer(link: Link) -> None:
+async def test_many_calls_at_once_each_get_their_own_answer(client: McpClient) -> None:
     texts = [str(number) for number in range(40)]
-    assert await asyncio.gather(*(call(link, "echo", {"text": text}) for text in texts)) == texts
+    assert await asyncio.gather(*(call(client, "echo", {"text": text}) for text in texts)) == texts
 
 
-async def test_tools_whose_names_and_arguments_travel_in_headers_can_be_called(link: Link) -> None:
-    tools = (await link.request("tools/list"))["tools"]
+async def test_tools_whose_names_and_arguments_travel_in_headers_can_be_called(client: McpClient) -> None:
+    tools = (await client.request("tools/list"))["tools"]
     assert "naïve" in [tool["name"] for tool in tools]
-    assert await call(link, "naïve") == "naïve"
-    assert await call(link, "place", {"region": "zürich"}) == "zürich"
-    assert await call(link, "place") == "None"
+    assert await call(client, "naïve") == "naïve"
+    assert await call(client, "place", {"region": "zürich"}) == "zürich"
+    assert await call(client, "place") == "None"
 
 
-async def test_a_large_answer_arrives_whole(link: Link) -> None:
-    assert await call(link, "big", {"size": 2_000_000}) == "x" * 2_000_000
+async def test_a_large_answer_arrives_whole(client: McpClient) -> None:
+    assert await call(client, "big", {"size": 2_000_000}) == "x" * 2_000_000
 
 
-async def test_the_servers_error_is_a_fault(link: Link) -> None:
-    with pytest.raises(McpFault) as refused:
-        await link.request("no/such/method")
+async def test_the_servers_error_is_a_fault(client: McpClient) -> None:
+    with pytest.raises(RpcError) as refused:
+        await client.request("no/such/method")
     assert refused.value.code == -32601
 
 
-async def test_progress_is_told_to_whoever_asked_for_it(link: Link) -> None:
+async def test_progress_is_told_to_whoever_asked_for_it(client: McpClient) -> None:
     reports: list[tuple[float, float | None, str | None]] = []
 
     async def progress(*report: Any) -> None:
         reports.append(report)
 
-    assert await call(link, "count", progress=progress) == "counted"
+    assert await call(client, "count", on_progress=progress) == "counted"
     assert reports == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
-    assert await call(link, "count") == "counted"
+    assert await call(client, "count") == "counted"
     assert len(reports) == 3
 
 
-async def test_log_messages_go_to_the_request_they_belong_to(link: Link) -> None:
+async def test_log_messages_go_to_the_request_they_belong_to(client: McpClient) -> None:
     lines: list[Any] = []
 
     async def log(params: dict[str, Any]) -> None:
         lines.append(params["data"])
 
     meta = {"io.modelcontextprotocol/logLevel": "debug"}
-    assert await call(link, "chatter", log=log, meta=meta) == "logged"
+    assert await call(client, "chatter", on_log=log, meta=meta) == "logged"
     assert lines == ["one", "two"]
 
 
-async def test_notes_and_capabilities_are_handed_on(link: Link) -> None:
+async def test_notes_and_capabilities_are_handed_on(client: McpClient) -> None:
     meta = {"traceparent": "00-1", "progressToken": "the caller's own"}
-    result = await call(link, "meta", meta=meta, capabilities={"sampling": {}})
+    result = await call(client, "meta", meta=meta, capabilities={"sampling": {}})
     seen = result["structuredContent"]["meta"]
     assert (seen["traceparent"], "progressToken" in seen) == ("00-1", False)
-    if link.modern:
+    if client.modern:
         assert seen["io.modelcontextprotocol/clientCapabilities"] == {"sampling": {}}
         assert seen["io.modelcontextprotocol/clientInfo"] == {"name": "links", "version": "1"}
     else:
         assert not [key for key in seen if key.startswith("io.modelcontextprotocol/")]
 
 
-async def test_a_cancelled_call_is_cancelled_upstream_and_disturbs_nobody(link: Link) -> None:
+async def test_a_cancelled_call_is_cancelled_upstream_and_disturbs_nobody(client: McpClient) -> None:
     asleep = asyncio.Event()
-    name = f"{link.label}-{link.era}-cancelled"
+    name = f"{client.label}-{client.protocol_version}-cancelled"
 
     async def progress(*_: Any) -> None:
         asleep.set()
 
-    nap = asyncio.ensure_future(call(link, "nap", {"name": name}, progress=progress))
-    other = asyncio.ensure_future(call(link, "nap", {"name": "other", "seconds": 0.5}))
+    nap = asyncio.ensure_future(call(client, "nap", {"name": name}, on_progress=progress))
+    other = asyncio.ensure_future(call(client, "nap", {"name": "other", "seconds": 0.5}))
     await asleep.wait()
     nap.cancel()
     with pytest.raises(asyncio.CancelledError):
         await nap
-    await cancelled_upstream(link, name)
+    await cancelled_upstream(client, name)
     assert await other == "awake"
 
 
-async def test_calls_are_untouched_by_others_that_are_cancelled_at_any_moment(link: Link) -> None:
+async def test_calls_are_untouched_by_others_that_are_cancelled_at_any_moment(client: McpClient) -> None:
     chance = random.Random(7)
 
     async def one(number: int) -> str | None:
-        calling = asyncio.ensure_future(call(link, "echo", {"text": str(number)}))
+        calling = asyncio.ensure_future(call(client, "echo", {"text": str(number)}))
         if number % 3 == 0:
             await asyncio.sleep(chance.random() * 0.03)
             calling.cancel()
@@ -194,8 +195,8 @@ async def test_calls_are_untouched_by_others_that_are_cancelled_at_any_moment(li
         assert all(answer in right for answer, right in zip(answers, expected, strict=True))
 
 
-async def test_a_call_that_takes_too_long_is_cancelled_upstream(link: Link) -> None:
-    name = f"{link.label}-{link.era}-late"
+async def test_a_call_that_takes_too_long_is_cancelled_upstream(client: McpClient) -> None:
+    name = f"{client.label}-{client.protocol_version}-late"
     asleep = asyncio.Event()
 
     async def progress(*_: Any) -> None:
@@ -203,21 +204,21 @@ async def test_a_call_that_takes_too_long_is_cancelled_upstream(link: Link) -> N
 
     for seconds in TIME_LIMITS:
         with pytest.raises(Timeout, match=rf"did not answer tools/call within {seconds:g} seconds"):
-            await call(link, "nap", {"name": name, "seconds": 600}, timeout=seconds, progress=progress)
+            await call(client, "nap", {"name": name, "seconds": 600}, timeout=seconds, on_progress=progress)
         if asleep.is_set():
             break
-    await cancelled_upstream(link, name)
+    await cancelled_upstream(client, name)
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-async def test_questions_reach_the_asker_or_come_as_a_result(link: Link, rounds: int) -> None:
+async def test_questions_reach_the_asker_or_come_as_a_result(client: McpClient, rounds: int) -> None:
     asked: list[tuple[str, Any]] = []
-    result = await call(link, "elicit", {"rounds": rounds}, ask=answering(asked))
+    result = await call(client, "elicit", {"rounds": rounds}, on_request=answering(asked))
     questions = [("elicitation/create", str(number)) for number in range(rounds)]
-    if not link.modern:
+    if not client.modern:
         assert (result, asked) == (",".join(f"to {number}" for number in range(rounds)), questions)
         # Over streamable HTTP the stream says whose question it is; only elsewhere must calls be kept apart.
-        assert link.asks_mid_call == (not isinstance(link.wire, SessionWire))
+        assert client.asks_mid_call == (not isinstance(client.transport, SessionTransport))
         return
     for number in range(rounds):
         assert result["resultType"] == "input_required"
@@ -225,76 +226,76 @@ async def test_questions_reach_the_asker_or_come_as_a_result(link: Link, rounds:
         answers = {"q": {"action": "accept", "content": {"answer": f"to {number}"}}}
         params = {"name": "elicit", "arguments": {"rounds": rounds}}
         again = {**params, "inputResponses": answers, "requestState": result["requestState"]}
-        result = await link.request("tools/call", again, ask=answering(asked))
+        result = await client.request("tools/call", again, on_request=answering(asked))
     assert result["content"][0]["text"] == ",".join(f"to {number}" for number in range(rounds))
     assert asked == []
 
 
-async def test_sampling_and_roots_reach_the_asker(link: Link) -> None:
+async def test_sampling_and_roots_reach_the_asker(client: McpClient) -> None:
     asked: list[tuple[str, Any]] = []
-    if link.modern:
+    if client.modern:
         pytest.skip("asked by results only")
-    assert await call(link, "sample", ask=answering(asked)) == "sampled"
-    assert await call(link, "roots", ask=answering(asked)) == "file:///here"
-    assert await call(link, "roots", {"related": False}, ask=answering(asked)) == "file:///here"
+    assert await call(client, "sample", on_request=answering(asked)) == "sampled"
+    assert await call(client, "roots", on_request=answering(asked)) == "file:///here"
+    assert await call(client, "roots", {"related": False}, on_request=answering(asked)) == "file:///here"
     assert [method for method, _ in asked] == ["sampling/createMessage", "roots/list", "roots/list"]
 
 
-async def test_a_refusing_asker_is_heard_and_the_call_goes_on(link: Link) -> None:
-    if link.modern:
+async def test_a_refusing_asker_is_heard_and_the_call_goes_on(client: McpClient) -> None:
+    if client.modern:
         pytest.skip("asked by results only")
 
     async def refuse(method: str, params: dict[str, Any]) -> dict[str, Any]:
-        raise McpFault(-1, "the user is away")
+        raise RpcError(-1, "the user is away")
 
-    with suppress(McpFault):
-        assert "the user is away" in str(await call(link, "elicit", ask=refuse))
-    with suppress(McpFault):
-        assert "nobody answers" in str(await call(link, "elicit"))
-    assert await call(link, "echo", {"text": "still here"}) == "still here"
+    with suppress(RpcError):
+        assert "the user is away" in str(await call(client, "elicit", on_request=refuse))
+    with suppress(RpcError):
+        assert "nobody answers" in str(await call(client, "elicit"))
+    assert await call(client, "echo", {"text": "still here"}) == "still here"
 
 
-async def test_changes_are_heard(link: Link) -> None:
+async def test_changes_are_heard(client: McpClient) -> None:
     heard: asyncio.Queue[str] = asyncio.Queue()
-    link.on_notification = lambda method, params: heard.put_nowait(method)
-    if link.modern:
+    client.on_notification = lambda method, params: heard.put_nowait(method)
+    if client.modern:
         wanted = {"toolsListChanged": True, "resourceSubscriptions": ["file:///x"]}
-        listening = await link.listen(wanted)
+        listening = await client.listen(wanted)
         assert listening.honored == wanted
-        await call(link, "change")
+        await call(client, "change")
     else:
-        await link.request("resources/subscribe", {"uri": "file:///x"})
-        await call(link, "change")
+        await client.request("resources/subscribe", {"uri": "file:///x"})
+        await call(client, "change")
     assert {await heard.get(), await heard.get()} == {
         "notifications/tools/list_changed",
         "notifications/resources/updated",
     }
-    if link.modern:
+    if client.modern:
         listening.close()
-        assert await listening.ended() is None
+        assert await listening.wait() is None
     else:
-        with pytest.raises(McpFault, match="has no subscriptions/listen"):
-            await link.listen({})
+        with pytest.raises(RpcError, match="has no subscriptions/listen"):
+            await client.listen({})
 
 
-async def test_questions_of_calls_that_run_at_once_are_never_mixed_up(link: Link) -> None:
+async def test_questions_of_calls_that_run_at_once_are_never_mixed_up(client: McpClient) -> None:
     """Over streamable HTTP each goes to its own caller; where nothing says whose it is, to nobody."""
-    if link.modern:
+    if client.modern:
         pytest.skip("asked by results only")
     heard: dict[str, list[tuple[str, Any]]] = {name: [] for name in "abc"}
 
     async def one(name: str) -> Any:
         try:
-            return await call(link, "elicit", {"name": name}, ask=answering(heard[name]))
-        except McpFault as fault:
+            return await call(client, "elicit", {"name": name}, on_request=answering(heard[name]))
+        except RpcError as fault:
             return str(fault)
 
     results = await asyncio.gather(*(one(name) for name in "abc"))
-    if link.label.endswith("/mcp"):
+    if client.label.endswith("/mcp"):
         assert results == ["to a0", "to b0", "to c0"]
     for name, asked in heard.items():
         assert asked in ([], [("elicitation/create", f"{name}0")])
-    if not link.label.endswith("/mcp"):
+    if not client.label.endswith("/mcp"):
         assert any("nothing says which one asks" in str(result) for result in results)
-        async with link.exclusive:
-            assert await call(link, "elicit", {"name": "d"}, ask=answering([])) == "to d0"
+        async with client.exclusive:
+            assert await call(client, "elicit", {"name": "d"}, on_request=answering([])) == "to d0"

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.mcp_client import ClientFace, McpFault
-from gateway.mcp_client.client import ABANDONED_SECONDS, Attribution
+from gateway.mcp_client import ClientIdentity
+from gateway.mcp_client.client import CANCELLED_SECONDS, Attribution
 from gateway.mcp_client.messages import RequestEncoder, decode
-from gateway.mcp_client.pending_request import PROGRESS_LIMIT, Exchange, Reports
+from gateway.mcp_client.pending_request import PROGRESS_LIMIT, PendingRequest, ReportQueue
+from gateway.protocol.jsonrpc import RpcError
 from gateway.protocol.sse import Event, EventParser, EventTooLarge
 
-FACE = ClientFace("n", "1", {"roots": {}})
+FACE = ClientIdentity("n", "1", {"roots": {}})
 
 
 @given(
@@ -82,59 +83,59 @@ def test_a_request_is_written_as_its_era_has_it() -> None:
     }
 
 
-class Room:
-    """Requests under way, and a clock."""
+class Requests:
+    """Pending requests, and a clock."""
 
     def __init__(self) -> None:
-        self.under_way: dict[int, Exchange] = {}
+        self.pending: dict[int, PendingRequest] = {}
         self.now = 0.0
-        self.attribution = Attribution(self.under_way, lambda: self.now)
+        self.attribution = Attribution(self.pending, lambda: self.now)
 
-    def begin(self, number: int, method: str = "tools/call", asks: bool = True) -> Exchange:
+    def begin(self, number: int, method: str = "tools/call", asks: bool = True) -> PendingRequest:
         async def ask(method: str, params: dict[str, Any]) -> dict[str, Any]:
             return {}
 
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        exchange = Exchange(number, method, answer, ask if asks else None, Reports(None, None))
-        self.under_way[number] = exchange
-        return exchange
+        response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        request = PendingRequest(number, method, response, ask if asks else None, ReportQueue(None, None))
+        self.pending[number] = request
+        return request
 
-    def whose(self, origin: Exchange | None = None) -> Exchange | str:
+    def find_requester(self, origin: PendingRequest | None = None) -> PendingRequest | str:
         try:
-            return self.attribution.whose("elicitation/create", origin)
-        except McpFault as fault:
-            return fault.message
+            return self.attribution.find_requester("elicitation/create", origin)
+        except RpcError as error:
+            return error.message
 
 
 @pytest.mark.anyio
-async def test_a_question_is_answered_only_when_it_is_certain_whose_it_is() -> None:
-    room = Room()
-    assert "none does" in str(room.whose())
-    one = room.begin(1)
-    room.begin(2, "tools/list", asks=False)
-    assert room.whose() is one
-    silent = room.begin(3, asks=False)
-    assert "which one asks" in str(room.whose())
-    assert room.whose(one) is one
-    assert "nobody answers" in str(room.whose(silent))
-    del room.under_way[3]
-    assert room.whose() is one
+async def test_attribution_finds_the_requester_only_when_it_is_certain() -> None:
+    requests = Requests()
+    assert "none does" in str(requests.find_requester())
+    one = requests.begin(1)
+    requests.begin(2, "tools/list", asks=False)
+    assert requests.find_requester() is one
+    silent = requests.begin(3, asks=False)
+    assert "which one asks" in str(requests.find_requester())
+    assert requests.find_requester(one) is one
+    assert "nobody answers" in str(requests.find_requester(silent))
+    del requests.pending[3]
+    assert requests.find_requester() is one
 
 
 @pytest.mark.anyio
-async def test_a_request_called_off_may_still_ask_for_a_while() -> None:
-    room = Room()
-    old = room.begin(1)
-    del room.under_way[1]
-    room.attribution.abandoned(old)
-    new = room.begin(2)
-    assert "which one asks" in str(room.whose())
-    assert room.attribution.logger() is None
-    room.now = ABANDONED_SECONDS
-    assert (room.whose(), room.attribution.logger()) == (new, new)
-    room.attribution.abandoned(old)
-    room.attribution.settled(1)
-    assert room.whose() is new
+async def test_attribution_counts_a_cancelled_request_for_a_while() -> None:
+    requests = Requests()
+    old = requests.begin(1)
+    del requests.pending[1]
+    requests.attribution.add_cancelled(old)
+    new = requests.begin(2)
+    assert "which one asks" in str(requests.find_requester())
+    assert requests.attribution.find_logger() is None
+    requests.now = CANCELLED_SECONDS
+    assert (requests.find_requester(), requests.attribution.find_logger()) == (new, new)
+    requests.attribution.add_cancelled(old)
+    requests.attribution.remove_cancelled(1)
+    assert requests.find_requester() is new
 
 
 @pytest.mark.anyio
@@ -144,34 +145,34 @@ async def test_progress_reports_received_in_one_read_are_all_passed_on() -> None
     async def progress(done: float, *_: Any) -> None:
         received.append(done)
 
-    reports = Reports(progress, None)
+    reports = ReportQueue(progress, None)
     for number in range(PROGRESS_LIMIT):  # the task that passes them on cannot run in between
-        reports.progress({"progress": number})
-    await reports.told()
+        reports.add_progress({"progress": number})
+    await reports.flush()
     assert received == [*range(PROGRESS_LIMIT)]
 
 
 @pytest.mark.anyio
-async def test_progress_reports_for_a_slow_listener_are_coalesced_into_the_newest() -> None:
-    told: list[Any] = []
+async def test_progress_reports_for_a_slow_callback_are_coalesced_into_the_newest() -> None:
+    received: list[Any] = []
     go = asyncio.Event()
 
     async def progress(*report: Any) -> None:
         await go.wait()
-        told.append(report)
+        received.append(report)
 
     async def log(params: dict[str, Any]) -> None:
-        told.append(params)
+        received.append(params)
 
-    reports = Reports(progress, log)
-    reports.progress({"progress": 1})
+    reports = ReportQueue(progress, log)
+    reports.add_progress({"progress": 1})
     await asyncio.sleep(0)
     for number in range(2, 1000):
-        reports.progress({"progress": number, "total": "many", "message": 3})
-    reports.log({"data": "x"})
-    reports.progress({"progress": "junk"})
+        reports.add_progress({"progress": number, "total": "many", "message": 3})
+    reports.add_log({"data": "x"})
+    reports.add_progress({"progress": "junk"})
     go.set()
-    await reports.told()
-    *progress_told, newest, logged = told
-    assert progress_told == [(number, None, None) for number in range(1, PROGRESS_LIMIT + 1)]
+    await reports.flush()
+    *progress_received, newest, logged = received
+    assert progress_received == [(number, None, None) for number in range(1, PROGRESS_LIMIT + 1)]
     assert (newest, logged) == ((999, None, None), {"data": "x"})

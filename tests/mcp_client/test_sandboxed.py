@@ -19,7 +19,7 @@ from sandbox.conftest import make
 
 from gateway.config import SandboxSettings, Settings, UpstreamSettings
 from gateway.errors import Unavailable
-from gateway.mcp_client import Confinement, Link, LinkLost, StdioEndpoint, Unreachable, open_link
+from gateway.mcp_client import Confinement, ConnectionLost, McpClient, StdioEndpoint, Unreachable, open_client
 from gateway.mcp_client.sandboxed_process import plan_program
 from gateway.sandbox import detect
 from gateway.sandbox.detect import Survey
@@ -54,12 +54,12 @@ def server(folder: Path, *paths: str, script: str = "reaching.py", habits: tuple
     return StdioEndpoint(sys.executable, ("-S", str(SERVERS / script), *habits), cwd=str(folder), sandbox=own)
 
 
-async def opened(endpoint: StdioEndpoint) -> Link:
-    return await open_link(endpoint, client=FACE, era=HANDSHAKE, timeout=TIMEOUT)
+async def opened(endpoint: StdioEndpoint) -> McpClient:
+    return await open_client(endpoint, identity=FACE, version=HANDSHAKE, timeout=TIMEOUT)
 
 
-async def call(link: Link, tool: str, **arguments: Any) -> Any:
-    result = await link.request("tools/call", {"name": tool, "arguments": arguments}, timeout=TIMEOUT)
+async def call(client: McpClient, tool: str, **arguments: Any) -> Any:
+    result = await client.request("tools/call", {"name": tool, "arguments": arguments}, timeout=TIMEOUT)
     text = result["content"][0]["text"]
     return text if result.get("isError") else json.loads(text)
 
@@ -68,16 +68,16 @@ async def test_a_sandboxed_server_reaches_the_paths_it_is_given_and_no_others(ba
     for name in ("given", "written", "kept"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text(name)
-    link = await opened(server(tmp_path, str(tmp_path / "given"), f"{tmp_path}/written:rw"))
+    client = await opened(server(tmp_path, str(tmp_path / "given"), f"{tmp_path}/written:rw"))
     try:
-        assert await call(link, "read", path=str(tmp_path / "given/a.txt")) == "given"
-        assert "refused" in await call(link, "write", path=str(tmp_path / "given/b.txt"), text="x")
-        assert await call(link, "write", path=str(tmp_path / "written/b.txt"), text="new") == 3
+        assert await call(client, "read", path=str(tmp_path / "given/a.txt")) == "given"
+        assert "refused" in await call(client, "write", path=str(tmp_path / "given/b.txt"), text="x")
+        assert await call(client, "write", path=str(tmp_path / "written/b.txt"), text="new") == 3
         for path in (tmp_path / "kept/a.txt", Path("/etc/shadow"), tmp_path / "data/toolgate.db"):
-            assert "refused" in await call(link, "read", path=str(path))
-        assert "refused" in await call(link, "list", path=str(tmp_path / "kept"))
+            assert "refused" in await call(client, "read", path=str(path))
+        assert "refused" in await call(client, "list", path=str(tmp_path / "kept"))
     finally:
-        await link.close()
+        await client.close()
     assert (tmp_path / "written/b.txt").read_text() == "new"
 
 
@@ -88,40 +88,40 @@ async def test_a_sandboxed_server_gets_its_own_environment_and_a_home_that_stays
     endpoint = replace(server(tmp_path), env={"TOKEN": "theirs"})
     home = str(tmp_path / "data/servers/demo")
     for text in ("first", "second"):
-        link = await opened(endpoint)
-        seen = await call(link, "see")
+        client = await opened(endpoint)
+        seen = await call(client, "see")
         assert (seen["env"]["TOKEN"], seen["env"]["HOME"], seen["cwd"]) == ("theirs", home, home)
         own = {"PATH", "HOME", "LANG", "USER", "LOGNAME", "TOKEN"}
         assert set(seen["env"]) <= {*own, "LC_CTYPE", "TMPDIR", "PWD"}
         if text == "second":
-            assert await call(link, "read", path=f"{home}/kept") == "first"
-        assert await call(link, "write", path=f"{home}/kept", text=text) == len(text)
-        await link.close()
+            assert await call(client, "read", path=f"{home}/kept") == "first"
+        assert await call(client, "write", path=f"{home}/kept", text=text) == len(text)
+        await client.close()
 
 
 async def test_a_sandboxed_server_starts_in_its_folder_if_it_sees_that(backend: str, tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     endpoint = replace(server(tmp_path, str(tmp_path / "given")), cwd=str(tmp_path / "given"))
-    link = await opened(endpoint)
-    assert (await call(link, "see"))["cwd"] == str(tmp_path / "given")
-    await link.close()
+    client = await opened(endpoint)
+    assert (await call(client, "see"))["cwd"] == str(tmp_path / "given")
+    await client.close()
 
 
 async def test_a_sandboxed_server_answers_with_more_than_a_pipe_holds(backend: str, tmp_path: Path) -> None:
-    link = await opened(server(tmp_path))
+    client = await opened(server(tmp_path))
     texts = [letter * 3_000_000 for letter in "abc"]
-    assert await asyncio.gather(*(call(link, "echo", text=text) for text in texts)) == texts
-    await link.close()
+    assert await asyncio.gather(*(call(client, "echo", text=text) for text in texts)) == texts
+    await client.close()
 
 
 async def test_a_sandboxed_server_that_crashes_tells_how_it_ended(backend: str, tmp_path: Path) -> None:
     before = children()
-    link = await opened(server(tmp_path, script="old.py"))
-    await link.request("tools/call", {"name": "child"}, timeout=TIMEOUT)
-    with pytest.raises(LinkLost, match="ended with exit code 7") as lost:
-        await link.request("tools/call", {"name": "crash"}, timeout=TIMEOUT)
+    client = await opened(server(tmp_path, script="old.py"))
+    await client.request("tools/call", {"name": "child"}, timeout=TIMEOUT)
+    with pytest.raises(ConnectionLost, match="ended with exit code 7") as lost:
+        await client.request("tools/call", {"name": "crash"}, timeout=TIMEOUT)
     assert (lost.value.exit_code, lost.value.stderr) == (7, "last words")
-    await link.close()
+    await client.close()
     await async_eventually(lambda: set(children()) <= {*before, *helpers()})
 
 
@@ -131,10 +131,10 @@ async def test_a_sandboxed_server_that_closes_its_output_is_ended(
     """Not in bubblewrap, whose own processes keep the output open: there, a call runs into its timeout."""
     monkeypatch.setattr(detect, "_cached_survey", [Survey(make("landlock"))])
     before = children()
-    link = await opened(server(tmp_path, script="old.py"))
-    with pytest.raises(LinkLost, match="closed its output"):
-        await link.request("tools/call", {"name": "hush"}, timeout=TIMEOUT)
-    await link.close()
+    client = await opened(server(tmp_path, script="old.py"))
+    with pytest.raises(ConnectionLost, match="closed its output"):
+        await client.request("tools/call", {"name": "hush"}, timeout=TIMEOUT)
+    await client.close()
     await async_eventually(lambda: set(children()) <= {*before, *helpers()})
 
 
@@ -143,10 +143,10 @@ async def test_a_sandboxed_server_that_stays_is_asked_and_then_ended(
     backend: str, tmp_path: Path, habit: str, script: str
 ) -> None:
     before = children()
-    link = await opened(server(tmp_path, script=script, habits=(habit,)))
-    child = link.wire._process  # type: ignore[attr-defined]
+    client = await opened(server(tmp_path, script=script, habits=(habit,)))
+    child = client.transport._process  # type: ignore[attr-defined]
     async with asyncio.timeout(TIMEOUT):
-        await link.close()
+        await client.close()
     assert child.stderr.tail == ("bye" if habit == "terminates" else "")
     await async_eventually(lambda: set(children()) <= {*before, *helpers()})
 
@@ -157,7 +157,7 @@ async def test_a_cancelled_start_leaves_no_sandboxed_server(
 ) -> None:
     before = children()
     endpoint = server(tmp_path, script="old.py", habits=("ignores",))
-    opening = asyncio.ensure_future(open_link(endpoint, client=FACE))
+    opening = asyncio.ensure_future(open_client(endpoint, identity=FACE))
     for delay in delays:
         await asyncio.sleep(delay)
     opening.cancel()
@@ -167,22 +167,22 @@ async def test_a_cancelled_start_leaves_no_sandboxed_server(
 
 
 async def test_a_sandboxed_server_that_uses_too_much_is_ended_and_says_why(backend: str, tmp_path: Path) -> None:
-    link = await opened(server(tmp_path, settings=SandboxSettings(memory_mb=64)))
-    with pytest.raises(LinkLost, match="over the sandbox's limit of memory"):
-        await call(link, "use_memory", mebibytes=128)
-    await link.close()
+    client = await opened(server(tmp_path, settings=SandboxSettings(memory_mb=64)))
+    with pytest.raises(ConnectionLost, match="over the sandbox's limit of memory"):
+        await call(client, "use_memory", mebibytes=128)
+    await client.close()
 
 
 async def test_a_sandboxed_server_is_looked_at_often_only_while_it_has_requests(backend: str, tmp_path: Path) -> None:
-    link = await opened(server(tmp_path))
-    child = link.wire._process  # type: ignore[attr-defined]
+    client = await opened(server(tmp_path))
+    child = client.transport._process  # type: ignore[attr-defined]
     await async_eventually(lambda: not child.busy)
-    waiting = asyncio.ensure_future(link.request("tools/call", {"name": "wait"}))
+    waiting = asyncio.ensure_future(client.request("tools/call", {"name": "wait"}))
     await async_eventually(lambda: child.busy)
     await asyncio.sleep(1.2)  # longer than it takes to calm down
     assert child.busy
     waiting.cancel()
-    await link.close()
+    await client.close()
 
 
 async def test_a_sandboxed_server_cannot_start_without_a_sandbox(
@@ -194,15 +194,15 @@ async def test_a_sandboxed_server_cannot_start_without_a_sandbox(
     ) as no:
         await opened(server(tmp_path))
     assert no.value.code == "SANDBOX_UNAVAILABLE"
-    link = await opened(server(tmp_path, settings=SandboxSettings(allow_unsandboxed=True)))
-    assert await call(link, "echo", text="here") == "here"
-    await link.close()
+    client = await opened(server(tmp_path, settings=SandboxSettings(allow_unsandboxed=True)))
+    assert await call(client, "echo", text="here") == "here"
+    await client.close()
 
 
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("nowhere", "is not there: create it"),
+        ("nowhere", "does not exist: create it"),
         ("/", "name the folders that it needs"),
         ("/proc/self", "name the folders that it needs"),
         ("data", "the gateway's own data"),
@@ -226,7 +226,7 @@ def test_a_path_inside_a_writable_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "work/inner").mkdir(parents=True)
     (tmp_path / "elsewhere").symlink_to(tmp_path / "work/inner")
     for inner in ("work/inner", "elsewhere", "elsewhere:rw"):
-        with pytest.raises(Unreachable, match=r"is given with .*work:rw"):
+        with pytest.raises(Unreachable, match=r"is inside .*work:rw"):
             seen(tmp_path, "sh", paths=(f"{tmp_path}/work:rw", f"{tmp_path}/{inner}"))
 
 
@@ -236,10 +236,10 @@ async def test_protected_files_of_a_writable_path_stay_as_they_are(only_bwrap: N
     hook.write_text("true")
     if not make("bwrap")._binds_descriptors() and os.getuid() != 0:  # type: ignore[attr-defined]
         pytest.skip("this bubblewrap cannot hold them for a normal user")
-    link = await opened(server(tmp_path, f"{tmp_path}/work:rw"))
-    assert "refused" in await call(link, "write", path=str(hook), text="evil")
-    assert await call(link, "write", path=str(tmp_path / "work/.git/HEAD"), text="x") == 1
-    await link.close()
+    client = await opened(server(tmp_path, f"{tmp_path}/work:rw"))
+    assert "refused" in await call(client, "write", path=str(hook), text="evil")
+    assert await call(client, "write", path=str(tmp_path / "work/.git/HEAD"), text="x") == 1
+    await client.close()
     assert hook.read_text() == "true"
 
 
@@ -251,7 +251,7 @@ async def test_a_home_that_is_too_large_is_refused_by_name(
     with (home / "large").open("wb") as file:
         for _ in range(1100):
             file.write(bytes(1024 * 1024))
-    with pytest.raises(Unreachable, match=r"1100 MiB in 1 files, more than it may keep \(1024 MiB"):
+    with pytest.raises(Unreachable, match=r"1100 MiB in 1 files, more than allowed \(1024 MiB"):
         await opened(server(tmp_path))
 
 
@@ -286,17 +286,17 @@ async def test_a_sandboxed_server_reaches_only_the_hosts_it_is_given(
         (f"127.0.0.1:{port}", False, "public addresses"),
         ("example.org", True, "add it to its sandbox.network"),
     ):
-        link = await opened(server(tmp_path, network=(host,), allow_private=allow_private))
-        assert expected in await call(link, "fetch", url=f"http://127.0.0.1:{port}/")
-        assert "refused" in await call(link, "connect", port=port)
-        await link.close()
+        client = await opened(server(tmp_path, network=(host,), allow_private=allow_private))
+        assert expected in await call(client, "fetch", url=f"http://127.0.0.1:{port}/")
+        assert "refused" in await call(client, "connect", port=port)
+        await client.close()
 
 
 async def test_a_sandboxed_server_without_hosts_reaches_nobody(backend: str, tmp_path: Path, port: int) -> None:
-    link = await opened(server(tmp_path))
-    assert "refused" in await call(link, "fetch", url=f"http://127.0.0.1:{port}/")
-    assert "refused" in await call(link, "connect", port=port)
-    await link.close()
+    client = await opened(server(tmp_path))
+    assert "refused" in await call(client, "fetch", url=f"http://127.0.0.1:{port}/")
+    assert "refused" in await call(client, "connect", port=port)
+    await client.close()
 
 
 async def test_a_server_with_hosts_is_refused_where_they_cannot_be_limited(

@@ -1,4 +1,4 @@
-"""What a link takes from the SDK is as it was when it was written: one test per item, to be read after an upgrade."""
+"""What a client takes from the SDK is as it was when it was written: one test per item, to be read after an upgrade."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, decode_header_value
 
 from gateway import protocol
-from gateway.mcp_client import ClientFace
+from gateway.mcp_client import ClientIdentity
 from gateway.mcp_client.http_headers import header_lines, header_maps, routing_headers
 from gateway.mcp_client.messages import RequestEncoder
 from gateway.protocol import jsonrpc
@@ -60,7 +60,7 @@ def test_the_keys_of_the_envelope_are_those_of_the_specification() -> None:
     ],
 )
 def test_our_requests_pass_the_sdks_own_checks(method: str, params: dict[str, object] | None) -> None:
-    message = RequestEncoder(ClientFace("n", "1"), "2026-07-28").request(1, method, params, None, {}, True)
+    message = RequestEncoder(ClientIdentity("n", "1"), "2026-07-28").request(1, method, params, None, {}, True)
     headers = routing_headers("2026-07-28", method, message["params"], {})
     lines = header_lines(headers).decode("ascii").strip().split("\r\n")
     sent = {name.lower(): text for name, _, text in (line.partition(": ") for line in lines)}

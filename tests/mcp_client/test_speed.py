@@ -11,7 +11,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from gateway.mcp_client import HttpEndpoint, open_link
+from gateway.mcp_client import HttpEndpoint, open_client
 
 from .conftest import FACE, HANDSHAKE, MODERN, HttpServer, server
 
@@ -39,18 +39,18 @@ async def test_a_call_costs_less_than_half_of_the_sdks_client(
     endpoint = child if transport == "stdio" else HttpEndpoint(f"{http_server.url}/mcp")
     parameters = StdioServerParameters(command=child.command, args=list(child.args))
     theirs = stdio_client(parameters) if transport == "stdio" else streamable_http_client(f"{http_server.url}/mcp")
-    link = await open_link(endpoint, client=FACE, era=era)
-    async with Client(theirs, mode="auto" if era == MODERN else "legacy") as client:
-        await client.list_tools()
+    client = await open_client(endpoint, identity=FACE, version=era)
+    async with Client(theirs, mode="auto" if era == MODERN else "legacy") as sdk_client:
+        await sdk_client.list_tools()
 
         async def ours() -> None:
-            await link.request("tools/call", {"name": "echo", "arguments": {"text": "x"}})
+            await client.request("tools/call", {"name": "echo", "arguments": {"text": "x"}})
 
         async def sdk() -> None:
-            await client.call_tool("echo", {"text": "x"})
+            await sdk_client.call_tool("echo", {"text": "x"})
 
         costs = [(await cost(ours), await cost(sdk)) for _ in range(ROUNDS)]
-    await link.close()
+    await client.close()
     mine, other = min(pair[0] for pair in costs), min(pair[1] for pair in costs)
     print(f"\n{transport} {era}: {mine:.0f} µs, the SDK's client {other:.0f} µs")
     assert mine < other / 2

@@ -16,16 +16,16 @@ from eventually import TIMEOUT, async_eventually
 
 from gateway.errors import Timeout
 from gateway.mcp_client import (
-    Link,
-    LinkLost,
-    McpFault,
+    ConnectionLost,
+    McpClient,
     StdioEndpoint,
     Unreachable,
     connect,
-    open_link,
+    open_client,
     process,
     stdio,
 )
+from gateway.protocol.jsonrpc import RpcError
 
 from .conftest import FACE, HANDSHAKE, MODERN, SERVERS, server
 
@@ -43,15 +43,15 @@ def alive(pid: int) -> bool:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives a server little time to leave."""
     monkeypatch.setattr(process, "END_SECONDS", 0.3)
-    monkeypatch.setattr(stdio, "FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(stdio, "EXIT_SECONDS", 0.2)
 
 
 async def gone(*pids: int) -> None:
     await async_eventually(lambda: not any(alive(pid) for pid in pids))
 
 
-async def call(link: Link, tool: str, **arguments: Any) -> dict[str, Any]:
-    return await link.request("tools/call", {"name": tool, "arguments": arguments}, timeout=TIMEOUT)
+async def call(client: McpClient, tool: str, **arguments: Any) -> dict[str, Any]:
+    return await client.request("tools/call", {"name": tool, "arguments": arguments}, timeout=TIMEOUT)
 
 
 @pytest.mark.parametrize(
@@ -61,21 +61,22 @@ async def test_a_server_of_the_handshake_era_is_found_out_at_once(
     monkeypatch: pytest.MonkeyPatch, habits: str, version: str
 ) -> None:
     monkeypatch.setattr(connect, "PROBE_SECONDS", 2 * TIMEOUT)
-    link = await open_link(server("old.py", habits), client=FACE, timeout=TIMEOUT)
-    assert (link.era, link.modern, link.server_info) == (version, False, {"name": "old", "version": "1"})
-    await link.close()
+    client = await open_client(server("old.py", habits), identity=FACE, timeout=TIMEOUT)
+    assert (client.protocol_version, client.modern) == (version, False)
+    assert client.server_info == {"name": "old", "version": "1"}
+    await client.close()
 
 
 async def test_a_server_that_ignores_what_it_does_not_know_is_not_waited_for() -> None:
-    link = await open_link(server("old.py", "ignores"), client=FACE, timeout=TIMEOUT)
-    assert link.era == HANDSHAKE
-    await link.close()
+    client = await open_client(server("old.py", "ignores"), identity=FACE, timeout=TIMEOUT)
+    assert client.protocol_version == HANDSHAKE
+    await client.close()
 
 
 async def test_a_remembered_era_spares_the_probing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "PROBE_SECONDS", 2 * TIMEOUT)
-    link = await open_link(server("old.py", "ignores"), client=FACE, era=HANDSHAKE, timeout=TIMEOUT)
-    await link.close()
+    client = await open_client(server("old.py", "ignores"), identity=FACE, version=HANDSHAKE, timeout=TIMEOUT)
+    await client.close()
 
 
 @pytest.mark.slow
@@ -84,31 +85,31 @@ async def test_a_modern_server_that_starts_slowly_is_still_met_as_modern(tmp_pat
     late.write_text(f"#!/bin/sh\nsleep 2.5\nexec {sys.executable} {SERVERS / 'everything.py'} stdio\n")
     late.chmod(0o755)
     for era in (None, HANDSHAKE):
-        link = await open_link(StdioEndpoint(str(late)), client=FACE, era=era)
-        assert link.era == (era or MODERN)
-        assert (await call(link, "echo", text="x"))["content"][0]["text"] == "x"
-        await link.close()
+        client = await open_client(StdioEndpoint(str(late)), identity=FACE, version=era)
+        assert client.protocol_version == (era or MODERN)
+        assert (await call(client, "echo", text="x"))["content"][0]["text"] == "x"
+        await client.close()
 
 
 async def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(Unreachable, match="'no-such-program' was not found"):
-        await open_link(StdioEndpoint("no-such-program"), client=FACE)
+        await open_client(StdioEndpoint("no-such-program"), identity=FACE)
 
 
 async def test_a_program_that_cannot_start_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("#!/no/such/interpreter\n")
     broken.chmod(0o755)
-    with pytest.raises(LinkLost, match=r"did not start.*No such file"):
-        await open_link(StdioEndpoint(str(broken)), client=FACE)
+    with pytest.raises(ConnectionLost, match=r"did not start.*No such file"):
+        await open_client(StdioEndpoint(str(broken)), identity=FACE)
     with pytest.raises(Unreachable, match=r"cannot be started: its working directory .* does not exist"):
-        await open_link(StdioEndpoint(sys.executable, cwd=str(tmp_path / "nowhere")), client=FACE)
+        await open_client(StdioEndpoint(sys.executable, cwd=str(tmp_path / "nowhere")), identity=FACE)
 
 
 async def test_a_program_that_ends_at_once_tells_how() -> None:
     endpoint = StdioEndpoint(sys.executable, ("-c", "import sys; sys.exit('no licence')"))
-    with pytest.raises(LinkLost, match="ended with exit code 1") as lost:
-        await open_link(endpoint, client=FACE)
+    with pytest.raises(ConnectionLost, match="ended with exit code 1") as lost:
+        await open_client(endpoint, identity=FACE)
     assert (lost.value.code, lost.value.exit_code, lost.value.stderr) == ("UPSTREAM_LOST", 1, "no licence")
     assert "licence" not in str(lost.value.to_dict())
 
@@ -116,7 +117,7 @@ async def test_a_program_that_ends_at_once_tells_how() -> None:
 async def test_a_program_that_never_answers_is_ended_in_time(impatient: None) -> None:
     endpoint = StdioEndpoint(sys.executable, ("-c", "import os, time; print(os.getpid()); time.sleep(300)"))
     with pytest.raises(Timeout, match=r"did not answer within 0\.5 seconds"):
-        await open_link(endpoint, client=FACE, timeout=0.5)
+        await open_client(endpoint, identity=FACE, timeout=0.5)
     assert not [pid for pid in children() if "time.sleep(300)" in cmdline(pid)]
 
 
@@ -125,99 +126,99 @@ async def test_a_child_gets_little_of_our_environment(monkeypatch: pytest.Monkey
     endpoint = StdioEndpoint(
         sys.executable, (str(SERVERS / "old.py"),), env={"TOKEN": "theirs", "HOME": "/other"}, cwd=str(tmp_path)
     )
-    link = await open_link(endpoint, client=FACE, era=HANDSHAKE)
-    seen = await call(link, "environment")
-    await link.close()
+    client = await open_client(endpoint, identity=FACE, version=HANDSHAKE)
+    seen = await call(client, "environment")
+    await client.close()
     assert (seen["env"]["TOKEN"], seen["env"]["HOME"], seen["cwd"]) == ("theirs", "/other", str(tmp_path))
     assert set(seen["env"]) <= {"PATH", "HOME", "LANG", "TMPDIR", "USER", "TOKEN", "LC_CTYPE"}
 
 
 async def test_what_is_no_message_is_passed_over() -> None:
-    link = await open_link(server("old.py"), client=FACE)
-    assert (await call(link, "garbage", text="fine"))["content"] == [{"type": "text", "text": "fine"}]
-    assert await call(link, "nan") == {"value": None, "text": "?"}
-    await link.close()
+    client = await open_client(server("old.py"), identity=FACE)
+    assert (await call(client, "garbage", text="fine"))["content"] == [{"type": "text", "text": "fine"}]
+    assert await call(client, "nan") == {"value": None, "text": "?"}
+    await client.close()
 
 
 async def test_an_answer_over_the_limit_fails_its_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdio, "MESSAGE_LIMIT", 2 * 1024 * 1024)
-    link = await open_link(server("old.py"), client=FACE)
-    with pytest.raises(McpFault, match="more than 2097152 bytes"):
-        await call(link, "long", mebibytes=5)
-    assert len((await call(link, "long", mebibytes=1))["text"]) == 1024 * 1024
-    await link.close()
+    client = await open_client(server("old.py"), identity=FACE)
+    with pytest.raises(RpcError, match="more than 2097152 bytes"):
+        await call(client, "long", mebibytes=5)
+    assert len((await call(client, "long", mebibytes=1))["text"]) == 1024 * 1024
+    await client.close()
 
 
 async def test_a_crash_fails_what_is_under_way_and_tells_how_it_ended() -> None:
-    link = await open_link(server("old.py"), client=FACE)
-    waiting = [asyncio.ensure_future(call(link, "crash")), asyncio.ensure_future(call(link, "echo"))]
+    client = await open_client(server("old.py"), identity=FACE)
+    waiting = [asyncio.ensure_future(call(client, "crash")), asyncio.ensure_future(call(client, "echo"))]
     results = await asyncio.gather(*waiting, return_exceptions=True)
-    assert isinstance(results[0], LinkLost)
-    assert isinstance(results[1], LinkLost)
-    reason = await link.closed()
+    assert isinstance(results[0], ConnectionLost)
+    assert isinstance(results[1], ConnectionLost)
+    reason = await client.wait_closed()
     assert (reason.exit_code, reason.stderr) == (7, "last words")
     assert str(reason).endswith("ended with exit code 7")
-    with pytest.raises(LinkLost, match="exit code 7"):
-        await call(link, "echo")
-    await link.close()
+    with pytest.raises(ConnectionLost, match="exit code 7"):
+        await call(client, "echo")
+    await client.close()
 
 
 async def test_a_child_that_closes_its_output_is_lost_and_ended(impatient: None) -> None:
-    link = await open_link(server("old.py"), client=FACE)
-    pid = (await call(link, "environment"))["pid"]
-    with pytest.raises(LinkLost, match="closed its output"):
-        await call(link, "hush")
-    await link.close()
+    client = await open_client(server("old.py"), identity=FACE)
+    pid = (await call(client, "environment"))["pid"]
+    with pytest.raises(ConnectionLost, match="closed its output"):
+        await call(client, "hush")
+    await client.close()
     await gone(pid)
 
 
 async def test_a_ping_is_answered_by_the_link_itself() -> None:
-    link = await open_link(server("old.py"), client=FACE)
-    assert await call(link, "ping") == {"got": {"jsonrpc": "2.0", "id": "p-1", "result": {}}}
-    assert not link.asks_mid_call
-    await link.close()
+    client = await open_client(server("old.py"), identity=FACE)
+    assert await call(client, "ping") == {"got": {"jsonrpc": "2.0", "id": "p-1", "result": {}}}
+    assert not client.asks_mid_call
+    await client.close()
 
 
 async def test_a_child_that_does_not_read_holds_up_nobody_for_ever(impatient: None) -> None:
-    link = await open_link(server("old.py"), client=FACE)
-    deaf = asyncio.ensure_future(call(link, "deaf"))
+    client = await open_client(server("old.py"), identity=FACE)
+    deaf = asyncio.ensure_future(call(client, "deaf"))
     await asyncio.sleep(0)
     with pytest.raises(Timeout):
-        await link.request("tools/call", {"name": "x", "arguments": {"text": "y" * 5_000_000}}, timeout=0.3)
+        await client.request("tools/call", {"name": "x", "arguments": {"text": "y" * 5_000_000}}, timeout=0.3)
     async with asyncio.timeout(TIMEOUT):
-        await link.close()
-    with pytest.raises(LinkLost, match="was closed"):
+        await client.close()
+    with pytest.raises(ConnectionLost, match="was closed"):
         await deaf
 
 
 async def test_closing_ends_the_child_and_all_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "END_SECONDS", 2 * TIMEOUT)  # it leaves when its input ends, without a signal
     command = f"sleep 300 & exec {sys.executable} {SERVERS / 'old.py'}"
-    link = await open_link(StdioEndpoint("sh", ("-c", command)), client=FACE)
-    pids = await call(link, "child")
+    client = await open_client(StdioEndpoint("sh", ("-c", command)), identity=FACE)
+    pids = await call(client, "child")
     sleeping = [pid for pid in children() if cmdline(pid) == "sleep 300"]
     assert len(sleeping) == 1
     async with asyncio.timeout(TIMEOUT):
-        await link.close()
+        await client.close()
     await gone(pids["pid"], pids["own"], *sleeping)
-    assert await link.closed()
+    assert await client.wait_closed()
 
 
 async def test_a_crash_ends_what_the_child_had_started() -> None:
-    link = await open_link(server("old.py"), client=FACE)
-    pids = await call(link, "child")
-    with pytest.raises(LinkLost):
-        await call(link, "crash")
+    client = await open_client(server("old.py"), identity=FACE)
+    pids = await call(client, "child")
+    with pytest.raises(ConnectionLost):
+        await call(client, "crash")
     await gone(pids["pid"], pids["own"])
-    await link.close()
+    await client.close()
 
 
 @pytest.mark.slow
 async def test_a_child_that_will_not_leave_is_killed_in_bounded_time() -> None:
-    link = await open_link(server("old.py", "stubborn"), client=FACE)
-    pid = (await call(link, "child"))["own"]
+    client = await open_client(server("old.py", "stubborn"), identity=FACE)
+    pid = (await call(client, "child"))["own"]
     async with asyncio.timeout(TIMEOUT):
-        await link.close()
+        await client.close()
     assert not alive(pid)
 
 
@@ -228,16 +229,16 @@ async def test_a_child_that_listens_to_sigterm_only_gets_it() -> None:
         f"exec(open({str(SERVERS / 'old.py')!r}).read())\n"
         "while True: time.sleep(1)\n"
     )
-    link = await open_link(StdioEndpoint(sys.executable, ("-c", program)), client=FACE)
-    ending = link.wire._process  # type: ignore[attr-defined]
-    await link.close()
+    client = await open_client(StdioEndpoint(sys.executable, ("-c", program)), identity=FACE)
+    ending = client.transport._process  # type: ignore[attr-defined]
+    await client.close()
     assert ending.stderr.tail == "bye"
 
 
 @pytest.mark.parametrize("delays", [(), (0,), (0, 0), (0, 0, 0), (0.01,), (0.05,), (0.2,)], ids=str)
 async def test_a_cancelled_opening_leaves_nothing(impatient: None, delays: tuple[float, ...]) -> None:
     before = children()
-    opening = asyncio.ensure_future(open_link(server("old.py", "ignores"), client=FACE))
+    opening = asyncio.ensure_future(open_client(server("old.py", "ignores"), identity=FACE))
     for delay in delays:
         await asyncio.sleep(delay)
     opening.cancel()
@@ -250,12 +251,12 @@ async def test_kill_minus_nine_of_the_gateway_ends_the_children_and_theirs(tmp_p
     program = tmp_path / "program.py"
     program.write_text(
         "import asyncio, sys\n"
-        "from gateway.mcp_client import ClientFace, StdioEndpoint, open_link\n"
+        "from gateway.mcp_client import ClientIdentity, StdioEndpoint, open_client\n"
         "async def main():\n"
         "    command = 'sleep 300 & echo $! >&2; ' + sys.executable + ' ' + sys.argv[1]\n"
-        "    link = await open_link(StdioEndpoint('sh', ('-c', command)), client=ClientFace('t', '1'))\n"
-        "    pids = await link.request('tools/call', {'name': 'child'})\n"
-        "    print(pids['pid'], pids['own'], link.wire._process.stderr.tail, flush=True)\n"
+        "    client = await open_client(StdioEndpoint('sh', ('-c', command)), identity=ClientIdentity('t', '1'))\n"
+        "    pids = await client.request('tools/call', {'name': 'child'})\n"
+        "    print(pids['pid'], pids['own'], client.transport._process.stderr.tail, flush=True)\n"
         "    await asyncio.sleep(300)\n"
         "asyncio.run(main())\n"
     )
@@ -273,15 +274,15 @@ async def test_kill_minus_nine_of_the_gateway_ends_the_children_and_theirs(tmp_p
 @pytest.mark.slow
 async def test_two_hundred_links_leave_no_descriptor_task_or_process() -> None:
     for _ in range(3):
-        await (await open_link(server("old.py"), client=FACE, era=HANDSHAKE)).close()
+        await (await open_client(server("old.py"), identity=FACE, version=HANDSHAKE)).close()
     await asyncio.sleep(1.2)  # the sandbox keeps pipes a moment for last words
     before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()), len(children())
     for number in range(200):
-        link = await open_link(server("old.py"), client=FACE, era=HANDSHAKE)
+        client = await open_client(server("old.py"), identity=FACE, version=HANDSHAKE)
         if number % 3 == 0:
-            with pytest.raises(LinkLost):
-                await call(link, "crash")
-        await link.close()
+            with pytest.raises(ConnectionLost):
+                await call(client, "crash")
+        await client.close()
     await async_eventually(lambda: len(os.listdir("/proc/self/fd")) <= before[0])
     await async_eventually(lambda: len(asyncio.all_tasks()) <= before[1])
     await async_eventually(lambda: len(children()) <= before[2])
@@ -290,11 +291,11 @@ async def test_two_hundred_links_leave_no_descriptor_task_or_process() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("mcp_server_time") is None, reason="mcp-server-time is not installed")
 async def test_a_server_of_the_wild_is_understood() -> None:
     endpoint = StdioEndpoint(sys.executable, ("-m", "mcp_server_time", "--local-timezone", "UTC"))
-    link = await open_link(endpoint, client=FACE)
-    tools = (await link.request("tools/list"))["tools"]
+    client = await open_client(endpoint, identity=FACE)
+    tools = (await client.request("tools/list"))["tools"]
     assert {tool["name"] for tool in tools} == {"get_current_time", "convert_time"}
-    assert "UTC" in (await call(link, "get_current_time", timezone="UTC"))["content"][0]["text"]
-    await link.close()
+    assert "UTC" in (await call(client, "get_current_time", timezone="UTC"))["content"][0]["text"]
+    await client.close()
 
 
 def children() -> list[int]:
@@ -330,7 +331,7 @@ def test_lines_are_the_same_however_they_are_cut(size: int) -> None:
         + b"y" * 200
         + b'"}\nlast\nrest'
     )
-    splitter = stdio.Lines(100)
+    splitter = stdio.LineSplitter(100)
     found = [line for at in range(0, len(text), size) for line in splitter.feed(text[at : at + size])]
-    kept = [line if isinstance(line, bytes) else line.number for line in found]
+    kept = [line if isinstance(line, bytes) else line.request_number for line in found]
     assert kept == [b"one", b"", b"two words", b"x" * 90, 7, b"last"]

@@ -19,15 +19,15 @@ from mcp_client.conftest import FACE
 
 from gateway.config import OAuthSettings, UpstreamSettings
 from gateway.errors import GatewayError
-from gateway.mcp_client import HttpEndpoint, Unauthorized, open_link
+from gateway.mcp_client import HttpEndpoint, Unauthorized, open_client
 from gateway.oauth import bearer as bearing
 from gateway.oauth import callback_server as browsing
-from gateway.oauth.bearer import parameter, scopes
+from gateway.oauth.bearer import challenge_parameter, valid_scopes
 from gateway.oauth.discovery import Challenge, discover
 from gateway.oauth.flow import sign_in, sign_out
-from gateway.oauth.http import Reply
+from gateway.oauth.http import OAuthResponse
 from gateway.oauth.store import Account, Logins
-from gateway.sources.upstreams.credentials import Access
+from gateway.sources.upstreams.credentials import UpstreamCredentials
 from gateway.sources.upstreams.spec import Spec
 
 from .world import Browser, World, aged, bearer, logged_in
@@ -44,9 +44,9 @@ class Site:
     def __init__(self, **pages: Any) -> None:
         self._pages = {name.replace("_", "-"): said for name, said in pages.items()}
 
-    async def get(self, url: str) -> Reply:
+    async def get(self, url: str) -> OAuthResponse:
         said = next((said for name, said in self._pages.items() if f"/.well-known/{name}" in url), None)
-        return Reply(404, {}, "") if said is None else Reply(200, said, "")
+        return OAuthResponse(404, {}, "") if said is None else OAuthResponse(200, said, "")
 
     def check(self, url: str) -> None:
         """All will do."""
@@ -70,7 +70,7 @@ async def test_a_lifetime_nobody_can_mean_costs_no_token(
     _, logins = await logged_in(world, tmp_path)
     aged(logins, seconds_left=-1)
     world.now.grant = {"expires_in": said}
-    line = await bearer(world, logins).fresh()
+    line = await bearer(world, logins).refresh_header()
     kept = logins.find("lab")
     assert kept is not None
     assert kept.access_token.encode() in line
@@ -103,7 +103,7 @@ async def test_scopes_are_words_and_nothing_a_terminal_obeys(world: World, tmp_p
     )
     found = await discover(site, "https://mcp.example/mcp", Challenge())  # type: ignore[arg-type]
     assert found.scope() == "list"
-    assert scopes("x" * 10_000) is None
+    assert valid_scopes("x" * 10_000) is None
 
 
 @pytest.mark.parametrize("said", ["\ud800", ESCAPE, 7, ""], ids=["surrogate", "escape", "number", "empty"])
@@ -122,7 +122,7 @@ async def test_a_refusal_never_tells_the_token_it_refuses(world: World, tmp_path
     world.now.token_error = {"error": "server_error", "error_description": "for {refresh_token}"}
     world.now.token_error_status = status
     with pytest.raises(GatewayError) as refused:
-        await bearer(world, logins).fresh()
+        await bearer(world, logins).refresh_header()
     assert "server_error for …" in refused.value.message
     assert login.refresh_token not in str(refused.value.to_dict())
 
@@ -134,7 +134,7 @@ async def test_a_no_that_looks_like_a_yes_is_a_no(world: World, tmp_path: Path, 
     aged(logins, seconds_left=-1)
     world.now.token_error, world.now.token_error_status = {"error": error}, 200
     with pytest.raises(Unauthorized) as refused:
-        await bearer(world, logins).fresh()
+        await bearer(world, logins).refresh_header()
     assert refused.value.message == "the login to 'lab' has ended: run `toolgate upstream login lab`"
 
 
@@ -149,12 +149,13 @@ async def test_the_settings_may_name_the_only_authorization_server_that_will_do(
     account = world.account(**oauth, issuer="https://login.example")
     logins, browser = Logins(tmp_path), Browser()
     with pytest.raises(GatewayError) as refused:
-        await (bearer(world, logins, account).fresh() if oauth else sign_in(account, logins, browser, seconds=5))
+        token = bearer(world, logins, account)
+        await (token.refresh_header() if oauth else sign_in(account, logins, browser, seconds=5))
     assert "oauth.issuer" in refused.value.message
     assert (world.now.asked, world.now.clients, browser.shown) == ([], {}, [])
     account = world.account(**oauth, issuer=world.issuer)
     if oauth:
-        assert await bearer(world, logins, account).fresh()
+        assert await bearer(world, logins, account).refresh_header()
     else:
         await logged_in(world, tmp_path, account)
 
@@ -232,26 +233,27 @@ async def test_a_visitor_who_says_nothing_is_not_waited_for(
 
 def test_what_stands_in_quotes_is_no_parameter() -> None:
     header = r'Basic realm="scope=all, error=\"x\"", Bearer Error="insufficient_scope", scope=run'
-    assert (parameter(header, "scope"), parameter(header, "error")) == ("run", "insufficient_scope")
-    assert parameter(header, "resource_metadata") is None
+    assert (challenge_parameter(header, "scope"), challenge_parameter(header, "error")) == ("run", "insufficient_scope")
+    assert challenge_parameter(header, "resource_metadata") is None
     started = time.process_time()
     for flood in ("a" * 65_000, "a " * 32_000, 'a="' * 20_000, "a=" + " " * 65_000):
-        parameter(flood, "scope")
+        challenge_parameter(flood, "scope")
     assert time.process_time() - started < 2
 
 
 async def test_each_way_to_prove_who_one_is_may_have_a_header_of_its_own(world: World, tmp_path: Path) -> None:
     world.now.also = "Negotiate"
-    at = Access(Spec.of("lab", UpstreamSettings(url=f"{world.base}/mcp"), "the test"), {}, Logins(tmp_path))
+    spec = Spec.of("lab", UpstreamSettings(url=f"{world.base}/mcp"), "the test")
+    at = UpstreamCredentials(spec, {}, Logins(tmp_path))
     with pytest.raises(Unauthorized) as refused:
-        await open_link(at.endpoint(), client=FACE)
+        await open_client(at.endpoint(), identity=FACE)
     assert "toolgate upstream login lab" in refused.value.message
 
 
 async def test_nobody_is_sent_to_sign_in_where_the_gateway_does(world: World, tmp_path: Path) -> None:
     account, logins = world.account(**ROBOT), Logins(tmp_path)
     mine = bearer(world, logins, account)
-    line = await mine.fresh()
+    line = await mine.refresh_header()
     lacking = 'Bearer error="insufficient_scope", scope="run"'
     for status, challenge, said in (
         (403, lacking, "add it to its oauth.scopes"),
@@ -259,8 +261,8 @@ async def test_nobody_is_sent_to_sign_in_where_the_gateway_does(world: World, tm
     ):
         with pytest.raises(Unauthorized) as refused:
             for _ in range(2):
-                await mine.refused(line, status, challenge)
-                line = await mine.fresh()
+                await mine.handle_refusal(line, status, challenge)
+                line = await mine.refresh_header()
         assert said in refused.value.message
         assert "upstream login" not in refused.value.message
 
@@ -279,16 +281,16 @@ async def test_a_file_that_cannot_be_read_is_no_news_until_it_changes(world: Wor
     path = logins.path("lab")
     good = path.read_bytes()
     path.write_text("{")
-    at = Access(Spec.of("lab", UpstreamSettings(url=f"{world.base}/mcp"), "the test"), {}, logins)
+    at = UpstreamCredentials(Spec.of("lab", UpstreamSettings(url=f"{world.base}/mcp"), "the test"), {}, logins)
     for _ in range(2):
         with pytest.raises(GatewayError) as refused:
             at.endpoint()
         assert refused.value.code == "SECRETS_UNREADABLE"
-        assert not at.changed()
+        assert not at.has_changed()
     path.write_bytes(good)
-    assert at.changed()
-    link = await open_link(at.endpoint(), client=FACE)
-    await link.close()
+    assert at.has_changed()
+    client = await open_client(at.endpoint(), identity=FACE)
+    await client.close()
 
 
 @pytest.mark.parametrize(
@@ -309,7 +311,7 @@ async def test_a_login_that_was_mended_by_hand_breaks_nothing(world: World, tmp_
     text = broken if isinstance(broken, str) else json.dumps({**json.loads(path.read_bytes()), **broken})
     path.write_text(text)
     with pytest.raises(GatewayError) as refused:
-        await bearer(world, logins).fresh()
+        await bearer(world, logins).refresh_header()
     assert refused.value.code == "SECRETS_UNREADABLE"
     assert not await sign_out(world.account(), "lab", logins)
     assert not path.exists()
@@ -328,14 +330,14 @@ async def test_a_token_that_holds_is_used_when_a_new_one_is_long_in_coming(
     """Another process may have been put to sleep in the middle of its turn."""
     _, logins = await logged_in(world, tmp_path)
     login = aged(logins, seconds_left=20)
-    monkeypatch.setattr(bearing, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(bearing, "RENEW_WAIT_SECONDS", 0.05)
     mine = bearer(world, logins)
-    async with Logins(tmp_path).turn("lab"), asyncio.timeout(TIMEOUT):
-        assert login.access_token.encode() in await mine.fresh()
-        assert mine.line is not None
+    async with Logins(tmp_path).lock("lab"), asyncio.timeout(TIMEOUT):
+        assert login.access_token.encode() in await mine.refresh_header()
+        assert mine.header is not None
     await mine.close()
     assert world.now.counts["refresh_token"] == 1
-    assert login.access_token.encode() not in await mine.fresh()
+    assert login.access_token.encode() not in await mine.refresh_header()
 
 
 async def test_whoever_waits_too_long_for_another_is_told(
@@ -343,12 +345,12 @@ async def test_whoever_waits_too_long_for_another_is_told(
 ) -> None:
     _, logins = await logged_in(world, tmp_path)
     aged(logins, seconds_left=-1)
-    monkeypatch.setattr("gateway.oauth.store.TURN_SECONDS", 0.1)
-    async with Logins(tmp_path).turn("lab"):
+    monkeypatch.setattr("gateway.oauth.store.LOCK_SECONDS", 0.1)
+    async with Logins(tmp_path).lock("lab"):
         with pytest.raises(GatewayError) as refused:
-            await bearer(world, logins).fresh()
+            await bearer(world, logins).refresh_header()
     assert refused.value.code == "LOGIN_BUSY"
-    assert await bearer(world, logins).fresh()
+    assert await bearer(world, logins).refresh_header()
 
 
 async def test_no_token_is_spent_on_one_that_cannot_be_written_down(world: World, tmp_path: Path) -> None:
@@ -358,12 +360,12 @@ async def test_no_token_is_spent_on_one_that_cannot_be_written_down(world: World
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # as when the disk is full
     try:
         with pytest.raises(GatewayError) as refused:
-            await bearer(world, logins).fresh()
+            await bearer(world, logins).refresh_header()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert refused.value.code == "SECRETS_UNWRITABLE"
     assert login.refresh_token in world.now.refresh
-    assert await bearer(world, logins).fresh()
+    assert await bearer(world, logins).refresh_header()
 
 
 async def test_processes_do_not_take_turns_at_renewing_for_a_server_that_refuses_all(
@@ -375,8 +377,8 @@ async def test_processes_do_not_take_turns_at_renewing_for_a_server_that_refuses
         for mine in both:
             with pytest.raises(Unauthorized) as refused:
                 for _ in range(4):
-                    await mine.refused(await mine.fresh(), 401, "Bearer")
-            assert "refuses the token it was just given" in refused.value.message
+                    await mine.handle_refusal(await mine.refresh_header(), 401, "Bearer")
+            assert "refuses the token that was just renewed" in refused.value.message
     assert world.now.counts["refresh_token"] == 1
 
 
@@ -384,10 +386,10 @@ async def test_a_file_that_was_written_again_is_not_taken_for_a_new_login(world:
     _, logins = await logged_in(world, tmp_path)
     login = aged(logins, seconds_left=-1)
     mine = bearer(world, logins)
-    async with logins.turn("lab"):
-        waiting = asyncio.get_running_loop().create_task(mine.fresh())
+    async with logins.lock("lab"):
+        waiting = asyncio.get_running_loop().create_task(mine.refresh_header())
         await asyncio.sleep(0.1)
-        logins.keep(login)
+        logins.save(login)
     assert login.access_token.encode() not in await waiting
 
 
@@ -398,7 +400,7 @@ async def test_a_clock_that_is_set_back_keeps_nobody_from_looking(
     clock = SimpleNamespace(now=time.time(), passed=100.0)
     monkeypatch.setattr(bearing, "time", SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.passed))
     mine = bearer(world, logins)
-    await mine.fresh()
-    assert mine.line
-    clock.now, clock.passed = clock.now - 3600, clock.passed + bearing.LOOK_SECONDS + 1
-    assert mine.line is None
+    await mine.refresh_header()
+    assert mine.header
+    clock.now, clock.passed = clock.now - 3600, clock.passed + bearing.RELOAD_SECONDS + 1
+    assert mine.header is None

@@ -17,11 +17,11 @@ from mcp_client.conftest import FACE, HANDSHAKE, MODERN
 from gateway.config import Settings, UpstreamSettings
 from gateway.errors import GatewayError
 from gateway.gateway import Gateway
-from gateway.mcp_client import Link, Unauthorized, open_link
-from gateway.oauth.bearer import Bearer
+from gateway.mcp_client import McpClient, Unauthorized, open_client
+from gateway.oauth.bearer import BearerToken
 from gateway.oauth.store import Logins
 from gateway.sources.upstreams.connection import UpstreamConnection
-from gateway.sources.upstreams.credentials import Access
+from gateway.sources.upstreams.credentials import UpstreamCredentials
 from gateway.sources.upstreams.spec import Spec
 
 from .world import World, aged, bearer, logged_in
@@ -35,24 +35,24 @@ WAYS = [
 ]
 
 
-def access(world: World, directory: Path, path: str = "/mcp", **said: Any) -> Access:
+def access(world: World, directory: Path, path: str = "/mcp", **said: Any) -> UpstreamCredentials:
     settings = UpstreamSettings.model_validate({"url": f"{world.base}{path}", **said})
     environment = {"SECRET": "s3cret-of-the-client", "TOKEN": "own"}
-    return Access(Spec.of("lab", settings, "the test"), environment, Logins(directory))
+    return UpstreamCredentials(Spec.of("lab", settings, "the test"), environment, Logins(directory))
 
 
 @asynccontextmanager
-async def linked(at: Access, era: str | None = None) -> AsyncIterator[Link]:
-    link = await open_link(at.endpoint(), client=FACE, era=era)
+async def linked(at: UpstreamCredentials, era: str | None = None) -> AsyncIterator[McpClient]:
+    client = await open_client(at.endpoint(), identity=FACE, version=era)
     try:
-        yield link
+        yield client
     finally:
-        await link.close()
+        await client.close()
         await at.close()
 
 
-async def echo(link: Link, text: str = "hi") -> str:
-    result = await link.request("tools/call", {"name": "echo", "arguments": {"text": text}}, timeout=TIMEOUT)
+async def echo(client: McpClient, text: str = "hi") -> str:
+    result = await client.request("tools/call", {"name": "echo", "arguments": {"text": text}}, timeout=TIMEOUT)
     return str(result["content"][0]["text"])
 
 
@@ -62,12 +62,12 @@ async def test_a_login_opens_every_kind_of_server(
 ) -> None:
     at = access(world, tmp_path, path, type=transport)
     with pytest.raises(Unauthorized) as refused:
-        await open_link(at.endpoint(), client=FACE, era=era)
+        await open_client(at.endpoint(), identity=FACE, version=era)
     assert "run `toolgate upstream login lab`" in refused.value.message
     login, _ = await logged_in(world, tmp_path, at.account())
-    async with linked(at, era) as link:
-        assert link.era == era
-        assert await echo(link) == "hi"
+    async with linked(at, era) as client:
+        assert client.protocol_version == era
+        assert await echo(client) == "hi"
     assert set(world.now.seen) == {login.access_token}
 
 
@@ -77,11 +77,11 @@ async def test_a_token_that_is_refused_in_the_middle_of_its_life_is_renewed_once
 ) -> None:
     at = access(world, tmp_path, path, type=transport)
     login, logins = await logged_in(world, tmp_path, at.account())
-    async with linked(at, era) as link:
-        await echo(link)
+    async with linked(at, era) as client:
+        await echo(client)
         world.now.expire()
         world.now.token_delay = 0.1
-        assert await asyncio.gather(*(echo(link, str(n)) for n in range(20))) == [str(n) for n in range(20)]
+        assert await asyncio.gather(*(echo(client, str(n)) for n in range(20))) == [str(n) for n in range(20)]
     assert world.now.counts["refresh_token"] == 1
     kept = logins.find("lab")
     assert kept is not None
@@ -104,8 +104,8 @@ async def test_a_token_is_renewed_before_its_end_once_for_all_and_written_down_b
 
     world.now.heard = heard
     world.now.token_delay = 0.1
-    async with linked(access(world, tmp_path), MODERN) as link:
-        await asyncio.gather(*(echo(link) for _ in range(20)))
+    async with linked(access(world, tmp_path), MODERN) as client:
+        await asyncio.gather(*(echo(client) for _ in range(20)))
     assert world.now.counts["refresh_token"] == 1
     assert login.access_token not in world.now.seen
     assert unwritten == []
@@ -116,7 +116,7 @@ async def test_two_who_renew_at_once_are_as_one(world: World, tmp_path: Path) ->
     _, logins = await logged_in(world, tmp_path)
     aged(logins, seconds_left=-1)
     world.now.token_delay = 0.1
-    lines = await asyncio.gather(*(bearer(world, Logins(tmp_path)).fresh() for _ in range(5)))
+    lines = await asyncio.gather(*(bearer(world, Logins(tmp_path)).refresh_header() for _ in range(5)))
     assert len(set(lines)) == 1
     assert world.now.counts["refresh_token"] == 1
 
@@ -127,7 +127,7 @@ async def test_a_caller_who_gives_up_does_not_lose_the_token_on_its_way(world: W
     world.now.token_delay = 1.0
     mine = bearer(world, logins)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(mine.fresh(), 0.05)
+        await asyncio.wait_for(mine.refresh_header(), 0.05)
     await mine.close()
     kept = logins.find("lab")
     assert kept is not None
@@ -140,7 +140,7 @@ async def test_a_server_that_does_not_rotate_leaves_the_refresh_token_good(world
     world.now.rotates = False
     for _ in range(2):
         aged(logins, seconds_left=-1)
-        await bearer(world, logins).fresh()
+        await bearer(world, logins).refresh_header()
     kept = logins.find("lab")
     assert kept is not None
     assert kept.refresh_token == login.refresh_token
@@ -149,34 +149,34 @@ async def test_a_server_that_does_not_rotate_leaves_the_refresh_token_good(world
 async def test_a_login_that_was_revoked_has_ended_and_is_not_tried_again(world: World, tmp_path: Path) -> None:
     await logged_in(world, tmp_path)
     at = access(world, tmp_path)
-    async with linked(at, MODERN) as link:
+    async with linked(at, MODERN) as client:
         world.now.refresh.clear()
         world.now.expire()
         for _ in range(3):
             with pytest.raises(GatewayError) as refused:
-                await echo(link)
+                await echo(client)
             assert refused.value.code == "UPSTREAM_UNAUTHORIZED"
             assert refused.value.message == "the login to 'lab' has ended: run `toolgate upstream login lab`"
         assert world.now.counts["refresh_token"] == 1
         await logged_in(world, tmp_path)
-        assert await echo(link) == "hi"
+        assert await echo(client) == "hi"
 
 
 async def test_a_refresh_nobody_answers_is_no_end(world: World, tmp_path: Path) -> None:
     login, logins = await logged_in(world, tmp_path)
     world.now.token_status = 503
     aged(logins, seconds_left=10)
-    assert login.access_token.encode() in await bearer(world, logins).fresh()  # it still holds
+    assert login.access_token.encode() in await bearer(world, logins).refresh_header()  # it still holds
     aged(logins, seconds_left=-1)
     mine = bearer(world, logins)
     for _ in range(2):
         with pytest.raises(GatewayError) as refused:
-            await mine.fresh()
+            await mine.refresh_header()
         assert refused.value.code == "LOGIN_UNAVAILABLE"
-        assert "just now" in refused.value.message
+        assert "could not be renewed" in refused.value.message
     assert world.now.counts["refresh_token"] == 2  # the second caller was told at once
     world.now.token_status = 0
-    assert await bearer(world, logins).fresh()
+    assert await bearer(world, logins).refresh_header()
 
 
 async def test_what_an_authorization_server_says_is_told_without_what_we_sent_it(world: World, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ async def test_what_an_authorization_server_says_is_told_without_what_we_sent_it
     assert login.refresh_token is not None
     world.now.token_error = {"error": "invalid_request", "error_description": "got {refresh_token},\n sorry"}
     with pytest.raises(Unauthorized) as refused:
-        await bearer(world, logins).fresh()
+        await bearer(world, logins).refresh_header()
     assert "invalid_request got …, sorry" in refused.value.message
     assert login.refresh_token not in str(refused.value.to_dict())
     assert logins.find("lab") == login  # that may have been a passing fault
@@ -193,20 +193,20 @@ async def test_what_an_authorization_server_says_is_told_without_what_we_sent_it
 
 async def test_a_token_refused_as_soon_as_it_was_renewed_is_not_renewed_for_ever(world: World, tmp_path: Path) -> None:
     await logged_in(world, tmp_path)
-    async with linked(access(world, tmp_path), MODERN) as link:
+    async with linked(access(world, tmp_path), MODERN) as client:
         world.now.refuse_all = True
         for _ in range(3):
             with pytest.raises(Unauthorized):
-                await echo(link)
+                await echo(client)
     assert world.now.counts["refresh_token"] == 1
 
 
 async def test_a_missing_scope_is_named_with_what_to_type(world: World, tmp_path: Path) -> None:
     await logged_in(world, tmp_path)
-    async with linked(access(world, tmp_path), MODERN) as link:
+    async with linked(access(world, tmp_path), MODERN) as client:
         world.now.required_scope = "write"
         with pytest.raises(Unauthorized) as refused:
-            await echo(link)
+            await echo(client)
     assert "'write'" in refused.value.message
     assert "`toolgate upstream login lab --scope write`" in refused.value.message
 
@@ -215,7 +215,7 @@ async def test_a_scope_of_the_server_is_nothing_a_shell_would_run(world: World, 
     _, logins = await logged_in(world, tmp_path)
     for scope, shown in (("a;reboot", "--scope 'a;reboot'`"), ("\x1b[2J", "login lab`")):
         with pytest.raises(Unauthorized) as refused:
-            await bearer(world, logins).refused(b"", 403, f'Bearer error="insufficient_scope", scope="{scope}"')
+            await bearer(world, logins).handle_refusal(b"", 403, f'Bearer error="insufficient_scope", scope="{scope}"')
         assert refused.value.message.endswith(shown)
 
 
@@ -223,17 +223,17 @@ async def test_tokens_of_one_url_are_never_sent_to_another(world: World, tmp_pat
     await logged_in(world, tmp_path)
     moved = access(world, tmp_path, "/else/mcp")
     with pytest.raises(Unauthorized):
-        await open_link(moved.endpoint(), client=FACE)
+        await open_client(moved.endpoint(), identity=FACE)
     assert world.now.seen == []
-    async with linked(access(world, tmp_path)) as link:
-        assert await echo(link) == "hi"
+    async with linked(access(world, tmp_path)) as client:
+        assert await echo(client) == "hi"
 
 
 async def test_an_authorization_header_of_the_settings_counts_before_a_login(world: World, tmp_path: Path) -> None:
     await logged_in(world, tmp_path)
     own = access(world, tmp_path, headers={"authorization": "Bearer ${TOKEN}"})
     with pytest.raises(Unauthorized) as refused:
-        await open_link(own.endpoint(), client=FACE)
+        await open_client(own.endpoint(), identity=FACE)
     assert set(world.now.seen) == {"own"}
     assert "check the credentials in its headers" in refused.value.message
 
@@ -241,22 +241,22 @@ async def test_an_authorization_header_of_the_settings_counts_before_a_login(wor
 async def test_a_refusal_that_is_not_about_tokens_says_nothing_of_a_login(world: World, tmp_path: Path) -> None:
     world.now.bare = True
     with pytest.raises(Unauthorized) as refused:
-        await open_link(access(world, tmp_path).endpoint(), client=FACE)
+        await open_client(access(world, tmp_path).endpoint(), identity=FACE)
     assert "login" not in refused.value.message
 
 
 async def test_the_gateway_signs_in_by_itself_where_no_person_is_needed(world: World, tmp_path: Path) -> None:
     said = {"grant": "client_credentials", "client_id": "robot", "client_secret": "${SECRET}", "scopes": ["run"]}
     at = access(world, tmp_path, oauth=said)
-    async with linked(at, MODERN) as link:
-        assert await echo(link) == "hi"
+    async with linked(at, MODERN) as client:
+        assert await echo(client) == "hi"
         world.now.expire()
-        assert await echo(link) == "hi"
+        assert await echo(client) == "hi"
     assert world.now.counts["client_credentials"] == 2
     assert {each["scope"] for each in world.now.asked} == {"run"}
     logins = Logins(tmp_path)
     aged(logins, seconds_left=5)
-    await bearer(world, logins, at.account()).fresh()
+    await bearer(world, logins, at.account()).refresh_header()
     assert world.now.counts["client_credentials"] == 3
     assert "s3cret" not in logins.path("lab").read_text()
 
@@ -264,11 +264,11 @@ async def test_the_gateway_signs_in_by_itself_where_no_person_is_needed(world: W
 async def test_a_secret_that_is_refused_or_not_set_names_the_fix(world: World, tmp_path: Path) -> None:
     said = {"grant": "client_credentials", "client_id": "nobody", "client_secret": "${SECRET}"}
     with pytest.raises(Unauthorized) as refused:
-        await open_link(access(world, tmp_path, oauth=said).endpoint(), client=FACE)
+        await open_client(access(world, tmp_path, oauth=said).endpoint(), identity=FACE)
     assert "invalid_client" in refused.value.message
     assert "check its oauth settings" in refused.value.message
     with pytest.raises(GatewayError) as missing:
-        await open_link(access(world, tmp_path, oauth={**said, "client_secret": "${GONE}"}).endpoint(), client=FACE)
+        await open_client(access(world, tmp_path, oauth={**said, "client_secret": "${GONE}"}).endpoint(), identity=FACE)
     assert missing.value.code == "MISSING_VARIABLE"
 
 
@@ -277,23 +277,23 @@ async def test_the_login_of_another_process_is_seen_soon_and_a_fresh_token_is_no
 ) -> None:
     _, logins = await logged_in(world, tmp_path)
     mine = bearer(world, logins)
-    first = await mine.fresh()
-    assert mine.line == first
+    first = await mine.refresh_header()
+    assert mine.header == first
     before = mine.changed
     again, _ = await logged_in(world, tmp_path)
     assert (before, mine.changed) == (False, True)
-    assert mine.line == first  # for some seconds
-    mine._until = 0.0
-    assert again.access_token.encode() in await mine.fresh()
+    assert mine.header == first  # for some seconds
+    mine._valid_until = 0.0
+    assert again.access_token.encode() in await mine.refresh_header()
 
 
 async def test_a_server_is_tried_at_once_when_somebody_has_logged_in() -> None:
     mended = False
 
-    async def failing() -> Link:
+    async def failing() -> McpClient:
         raise Unauthorized("log in first")
 
-    lane = UpstreamConnection("lab", failing, lambda link: None, mended=lambda: mended)
+    lane = UpstreamConnection("lab", failing, lambda client: None, mended=lambda: mended)
     for _ in range(5):
         lane._not_before = 0.0
         with pytest.raises(GatewayError) as refused:
@@ -334,9 +334,9 @@ async def test_a_running_gateway_takes_a_login_and_shows_its_tokens_to_nobody(
 
 
 def test_the_proof_costs_next_to_nothing(world: World, tmp_path: Path) -> None:
-    mine = Bearer(world.account(), Logins(tmp_path))
-    mine.look()
+    mine = BearerToken(world.account(), Logins(tmp_path))
+    mine.reload()
     started = time.thread_time()
     for _ in range(10_000):
-        assert mine.line is not None
+        assert mine.header is not None
     assert (time.thread_time() - started) / 10_000 < 20e-6

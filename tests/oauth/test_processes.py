@@ -27,15 +27,15 @@ SCRIPT = dedent(
     from pathlib import Path
     from gateway.mcp_client import HttpEndpoint
     from gateway.oauth.store import Account
-    from gateway.oauth.bearer import Bearer
+    from gateway.oauth.bearer import BearerToken
     from gateway.oauth.store import Logins
 
     async def main(directory, url, rounds):
-        bearer = Bearer(Account("lab", HttpEndpoint(url)), Logins(Path(directory)))
+        bearer = BearerToken(Account("lab", HttpEndpoint(url)), Logins(Path(directory)))
         print("ready", flush=True)
         sys.stdin.readline()
         for _ in range(rounds):
-            print((await bearer.fresh()).decode().split()[-1], flush=True)
+            print((await bearer.refresh_header()).decode().split()[-1], flush=True)
             await asyncio.sleep(0.01)
 
     asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
@@ -69,7 +69,7 @@ def go(process: subprocess.Popen[str]) -> None:
 
 async def test_processes_that_renew_at_once_spend_one_refresh_token(world: World, tmp_path: Path) -> None:
     login, logins = await logged_in(world, tmp_path)
-    logins.keep(replace(login, expires_at=time.time() - 1))
+    logins.save(replace(login, expires_at=time.time() - 1))
     world.now.token_delay = 0.3
     processes = [started(world, tmp_path, 1) for _ in range(3)]
     for process in processes:

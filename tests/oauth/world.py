@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import OAuthSettings
 from gateway.mcp_client import HttpEndpoint
-from gateway.oauth.bearer import Bearer
+from gateway.oauth.bearer import BearerToken
 from gateway.oauth.flow import sign_in
 from gateway.oauth.store import Account, Login, Logins
 
@@ -338,8 +338,8 @@ async def logged_in(world: World, directory: Path, account: Account | None = Non
     return login, logins
 
 
-def bearer(world: World, logins: Logins, account: Account | None = None) -> Bearer:
-    return Bearer(account or world.account(), logins)
+def bearer(world: World, logins: Logins, account: Account | None = None) -> BearerToken:
+    return BearerToken(account or world.account(), logins)
 
 
 def aged(logins: Logins, seconds_left: float) -> Login:
@@ -347,5 +347,5 @@ def aged(logins: Logins, seconds_left: float) -> Login:
     login = logins.find("lab")
     assert login is not None
     login = replace(login, obtained_at=time.time() - 3600, expires_at=time.time() + seconds_left)
-    logins.keep(login)
+    logins.save(login)
     return login

@@ -50,12 +50,12 @@ async def besiege(backend: str, folder: Path, mode: str, token: str) -> None:
         )
         command = (INTERPRETER, ("-I", "-S", str(Path(__file__).resolve()), "serve", token))
         endpoint = StdioEndpoint(*command, cwd=place, sandbox=confinement)
-        link = await open_link(endpoint, client=ClientFace("siege", "1"), era="2025-11-25", timeout=60)
+        client = await open_client(endpoint, identity=ClientIdentity("siege", "1"), version="2025-11-25", timeout=60)
         if mode == "hold":
             print("ready", flush=True)
             await asyncio.sleep(600)
-        verdicts = await link.request("tools/call", {"name": "attack", "arguments": target}, timeout=120)
-        await link.close()
+        verdicts = await client.request("tools/call", {"name": "attack", "arguments": target}, timeout=120)
+        await client.close()
     print(json.dumps(verdicts))
 
 
@@ -67,7 +67,7 @@ elif __name__ == "__main__":
     from pathlib import Path
 
     from gateway.config import SandboxSettings
-    from gateway.mcp_client import ClientFace, Confinement, StdioEndpoint, open_link
+    from gateway.mcp_client import ClientIdentity, Confinement, StdioEndpoint, open_client
     from gateway.sandbox import detect
 
     from .siege import BACKENDS, INTERPRETER, WORD, outside

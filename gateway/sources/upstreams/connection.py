@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 
 from gateway.errors import GatewayError, Unavailable
-from gateway.mcp_client import Link, McpFault, Unauthorized
+from gateway.mcp_client import McpClient, Unauthorized
+from gateway.protocol.jsonrpc import RpcError
 from gateway.tasks import TaskSet, backoff
 
 # Seconds until a server that did not start is tried again, doubled with every failure.
@@ -25,8 +26,8 @@ _KEPT_CODES = ("SANDBOX_UNAVAILABLE", "NETWORK_UNAVAILABLE")
 
 log = logging.getLogger(__name__)
 
-Open = Callable[[], Awaitable[Link]]
-Opened = Callable[[Link], None]
+Open = Callable[[], Awaitable[McpClient]]
+Opened = Callable[[McpClient], None]
 
 
 class ConnectionBusy(Exception):
@@ -55,7 +56,7 @@ class UpstreamConnection:
         self._idle = idle
         self._left = left
         self._mended = mended
-        self._link: Link | None = None
+        self._link: McpClient | None = None
         self._opening: asyncio.Task[None] | None = None
         self._failures = 0
         self._since = 0.0
@@ -102,12 +103,12 @@ class UpstreamConnection:
             await asyncio.sleep(min(wait, LOOK_SECONDS))
 
     @property
-    def client(self) -> Link | None:
+    def client(self) -> McpClient | None:
         """The link, if it is there."""
         link = self._link
         return link if link is not None and link.lost is None else None
 
-    async def connect(self) -> Link:
+    async def connect(self) -> McpClient:
         """A live link; `UPSTREAM_UNAVAILABLE` when there is none to be had now."""
         if (link := self.client) is not None:
             return link
@@ -150,7 +151,7 @@ class UpstreamConnection:
     async def _open_anew(self) -> None:
         try:
             link = await self._open()
-        except (GatewayError, McpFault) as error:
+        except (GatewayError, RpcError) as error:
             code = "UPSTREAM_UNAUTHORIZED" if isinstance(error, Unauthorized) else None
             self._fail(error.message, next((kept for kept in _KEPT_CODES if kept == error.code), code))
             return
@@ -223,7 +224,7 @@ class UpstreamConnection:
         self._failures = 0
         self._retiring.start(self._retire(link))
 
-    async def _retire(self, link: Link | None) -> None:
+    async def _retire(self, link: McpClient | None) -> None:
         if link is not None:
             await link.close()
         if not self.used and self._link is None and not self._closed:

@@ -9,14 +9,14 @@ from dataclasses import replace
 from gateway.config import OAuthSettings, Settings
 from gateway.errors import GatewayError, Unavailable
 from gateway.mcp_client import Endpoint, StdioEndpoint
-from gateway.oauth.bearer import Bearer
+from gateway.oauth.bearer import BearerToken
 from gateway.oauth.store import Account, Logins
 from gateway.sources.upstreams.spec import Spec
 
 
-class Access:
-    """All connections to a server get one login. What the settings say of `Authorization` counts before it. `settings`
-    are those of the gateway, without which no server starts in the sandbox."""
+class UpstreamCredentials:
+    """The endpoint and the login of one upstream, shared by all connections to it. A configured `Authorization` header
+    is used instead of a login. `settings` are needed for servers in the sandbox."""
 
     def __init__(
         self,
@@ -29,44 +29,44 @@ class Access:
         self._settings = settings
         self._environment = environment
         self._logins = logins
-        self._bearer: Bearer | None = None
+        self._bearer: BearerToken | None = None
 
     def account(self) -> Account | None:
-        """Whom a login would be for; None where there can be none."""
+        """Return the account of a login; None for a server that has none."""
         return self._account(self._spec.endpoint(self._environment))
 
     def lacks_login(self, error: str | None) -> bool:
-        """Whether it is known that somebody must sign in first: `error` is what it was last refused with."""
+        """Return whether somebody must log in first, as far as is known. `error` is the last one of the server."""
         try:
             account = self.account()
             login = self._logins.find(account.server, account.principal) if account and self._logins else None
-            kept = account is not None and login is not None and account.owns(login) and not login.ended
-        except GatewayError:  # a variable is not set, or a file cannot be read: said where it matters
+            is_valid = account is not None and login is not None and account.owns(login) and not login.ended
+        except GatewayError:  # a missing variable or an unreadable file is reported when the server is used
             return False
-        if account is None or account.unattended or kept:
+        if account is None or account.unattended or is_valid:
             return False
         return self._spec.settings.oauth is not None or account.command in (error or "")
 
     def endpoint(self) -> Endpoint:
-        """Where the server is now, with the login that is kept now."""
+        """Return the endpoint with resolved variables and the stored login."""
         endpoint = self._spec.endpoint(self._environment)
         if isinstance(endpoint, StdioEndpoint) and self._spec.sandbox is not None:
             if self._settings is None:
-                raise Unavailable("there are no settings for the sandbox it is to run in", code="SANDBOX_UNAVAILABLE")
+                raise Unavailable("there are no settings for the sandbox of the server", code="SANDBOX_UNAVAILABLE")
             return replace(endpoint, sandbox=self._spec.confinement(self._environment, self._settings))
         account = self._account(endpoint)
         if account is None or self._logins is None:
             return endpoint
         if self._bearer is None or self._bearer.account != account:
-            self._bearer = Bearer(account, self._logins)
-        self._bearer.look()
-        return replace(account.endpoint, login=self._bearer)
+            self._bearer = BearerToken(account, self._logins)
+        self._bearer.reload()
+        return replace(account.endpoint, authorizer=self._bearer)
 
-    def changed(self) -> bool:
-        """Whether somebody has logged in or out since the server was last tried."""
+    def has_changed(self) -> bool:
+        """Return whether somebody has logged in or out since the server was last tried."""
         try:
             return self._bearer is not None and self._bearer.changed
-        except GatewayError:  # whoever tries the server is told
+        except GatewayError:  # reported by the next connection
             return False
 
     async def close(self) -> None:

@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gateway.errors import GatewayError, Invalid
-from gateway.mcp_client import Link, McpFault
+from gateway.mcp_client import McpClient
+from gateway.protocol.jsonrpc import RpcError
 
 # Characters of a name, as MCP has it; a template's URI may have sixteen times as many.
 NAME_LIMIT = 128
@@ -196,7 +197,7 @@ METHOD_NOT_FOUND = -32601
 PAGES = 200
 
 
-async def fetch_list(link: Link, what: str) -> tuple[Any, ...]:
+async def fetch_list(link: McpClient, what: str) -> tuple[Any, ...]:
     """All pages of a list the server says it has. Not every server that has resources has templates."""
     if what not in link.capabilities:
         return ()
@@ -206,7 +207,7 @@ async def fetch_list(link: Link, what: str) -> tuple[Any, ...]:
     for _ in range(PAGES):
         try:
             page = await link.request(method, {"cursor": cursor} if cursor else None)
-        except McpFault as fault:
+        except RpcError as fault:
             if fault.code == METHOD_NOT_FOUND and what != "tools":
                 break
             raise

@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 
 from gateway.calls import Ask, Call, ClientInfo, Log, frozen, no_progress, to_json
 from gateway.errors import GatewayError, Timeout, ToolFailed, Unavailable
-from gateway.mcp_client import Link, McpFault
+from gateway.mcp_client import McpClient
+from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import ConnectionBusy, UpstreamConnection
 from gateway.sources.upstreams.labels import (
     STATE_PREFIX,
@@ -95,9 +96,9 @@ def can_ask(client: ClientInfo, method: str, params: Mapping[str, Any]) -> bool:
 
 
 async def ask_client(client: ClientInfo, ask: Ask | None, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask the client what it said it can be asked; `McpFault` for anything else, and when it refuses."""
+    """Ask the client what it said it can be asked; `RpcError` for anything else, and when it refuses."""
     if ask is None or not can_ask(client, method, params):
-        raise McpFault(METHOD_NOT_FOUND, f"the client at the other end cannot be asked for {method}")
+        raise RpcError(METHOD_NOT_FOUND, f"the client at the other end cannot be asked for {method}")
     return await ask(method, params)
 
 
@@ -121,10 +122,10 @@ LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 LOG_LEVEL_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
-_set: WeakKeyDictionary[Link, int] = WeakKeyDictionary()
+_set: WeakKeyDictionary[McpClient, int] = WeakKeyDictionary()
 
 
-async def request_log_level(link: Link, level: str) -> dict[str, str]:
+async def request_log_level(link: McpClient, level: str) -> dict[str, str]:
     """Have the server tell what is wanted: what to put into `_meta` for one of the newest era. An older one is set
     once for all who share the link, to the most that anybody wants."""
     if link.modern:
@@ -134,7 +135,7 @@ async def request_log_level(link: Link, level: str) -> dict[str, str]:
         _set[link] = wanted
         try:
             await link.request("logging/setLevel", {"level": level}, timeout=LOG_LEVEL_SECONDS)
-        except (GatewayError, McpFault) as error:
+        except (GatewayError, RpcError) as error:
             log.debug("%s takes no log level: %s", link.label, error)
     return {}
 
@@ -190,7 +191,7 @@ class RequestForwarder:
             ):
                 return await self._parking.run(request, partial(_relay, upstream))
             return await _relay(upstream, client.ask, request)
-        except McpFault as fault:
+        except RpcError as fault:
             raise label_fault(request.server, fault, request.trusted) from None
         except Timeout:
             raise
@@ -222,7 +223,8 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) 
                 async with lane.exclusive() if upstream.asks else nullcontext():
                     answer = await _send(link, request, asker)
                 if answer.get("resultType") == "input_required":
-                    raise ToolFailed(f"{request.about}: {link.era} has no input_required", code="UPSTREAM_ERROR")
+                    reason = f"{request.about}: {link.protocol_version} has no input_required"
+                    raise ToolFailed(reason, code="UPSTREAM_ERROR")
                 return answer
             except ConnectionBusy:
                 continue
@@ -230,7 +232,7 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) 
                 upstream.asks = upstream.asks or link.asks_mid_call
 
 
-def _asker(upstream: Upstream, lane: UpstreamConnection, link: Link, ask: Ask) -> Ask:
+def _asker(upstream: Upstream, lane: UpstreamConnection, link: McpClient, ask: Ask) -> Ask:
     """`ask`, naming the server, and letting others know that the lane waits for an answer."""
 
     async def asked(method: str, params: Mapping[str, Any]) -> Result:
@@ -238,14 +240,14 @@ def _asker(upstream: Upstream, lane: UpstreamConnection, link: Link, ask: Ask) -
         try:
             labelled = label_question(upstream.spec.name, method, params, upstream.spec.terms.trusted)
         except ToolFailed as refusal:
-            raise McpFault(INVALID_PARAMS, refusal.message) from None
+            raise RpcError(INVALID_PARAMS, refusal.message) from None
         with lane.waiting_for_input() if upstream.asks else nullcontext():
             return await ask(method, labelled)
 
     return asked
 
 
-async def _rounds(link: Link, request: UpstreamRequest, answer: Result) -> Result:
+async def _rounds(link: McpClient, request: UpstreamRequest, answer: Result) -> Result:
     """The result of a server that asks by answering: a client of its kind is handed the questions, any other
     is asked here, round by round."""
     client = request.client
@@ -267,7 +269,7 @@ async def _rounds(link: Link, request: UpstreamRequest, answer: Result) -> Resul
 
 
 def _send(
-    link: Link, request: UpstreamRequest, ask: Ask | None, answers: Mapping[str, Any] | None = None
+    link: McpClient, request: UpstreamRequest, ask: Ask | None, answers: Mapping[str, Any] | None = None
 ) -> Awaitable[Result]:
     if request.client.level is None and request.seconds is None:
         return _sending(link, request, ask, answers)
@@ -275,7 +277,7 @@ def _send(
 
 
 async def _send_in_time(
-    link: Link, request: UpstreamRequest, ask: Ask | None, answers: Mapping[str, Any] | None
+    link: McpClient, request: UpstreamRequest, ask: Ask | None, answers: Mapping[str, Any] | None
 ) -> Result:
     """Send it, once the server knows what of its log is wanted; the answer must come in time where there is a limit."""
     level, seconds = request.client.level, request.seconds
@@ -292,7 +294,7 @@ async def _send_in_time(
 
 
 def _sending(
-    link: Link,
+    link: McpClient,
     request: UpstreamRequest,
     ask: Ask | None,
     answers: Mapping[str, Any] | None,
@@ -304,9 +306,9 @@ def _sending(
     return link.request(
         request.method,
         {**request.params, **answers} if answers else request.params,
-        ask=ask,
-        progress=call.progress if heeded else None,
-        log=log_forwarder(client, request.server) if client.log is not None else None,
+        on_request=ask,
+        on_progress=call.progress if heeded else None,
+        on_log=log_forwarder(client, request.server) if client.log is not None else None,
         meta={**meta, **told} if told else meta,
         capabilities=forwarded_capabilities(client) if link.modern else None,
         reply_to=client.reply_to,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import ToolFailed, UpstreamFault
-from gateway.mcp_client import McpFault
+from gateway.protocol.jsonrpc import RpcError
 from gateway.secrets import is_secret
 from gateway.sources.upstreams.poisoning.characters import skeleton, spell_out
 from gateway.sources.upstreams.poisoning.finding import excerpt
@@ -62,7 +62,7 @@ def label_question(server: str, method: str, params: Mapping[str, Any], trusted:
         raise refuse_question(server, "its schema is nested too deeply") from None
 
 
-def label_fault(server: str, fault: McpFault, trusted: bool = False) -> UpstreamFault:
+def label_fault(server: str, fault: RpcError, trusted: bool = False) -> UpstreamFault:
     """A server's error as its client gets it, elicitations in it labelled."""
     data = fault.data
     if fault.code == URL_ELICITATION_REQUIRED and isinstance(data, dict) and isinstance(data.get("elicitations"), list):

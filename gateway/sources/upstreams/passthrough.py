@@ -11,7 +11,7 @@ from typing import Any
 from gateway import names
 from gateway.calls import Call, Caller, ClientInfo
 from gateway.errors import GatewayError, NotFound
-from gateway.mcp_client import McpFault
+from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.forward import UpstreamRequest
 from gateway.sources.upstreams.labels import label_fault
 from gateway.sources.upstreams.registry import UpstreamSource
@@ -123,7 +123,7 @@ class UpstreamPassthrough:
         await self._pass(call, _tool(upstream, call.name), partial(asyncio.sleep, 0))  # checked before it is done
         try:
             return await upstream.subscriptions.follow(own, told)
-        except McpFault as fault:
+        except RpcError as fault:
             raise label_fault(upstream.spec.name, fault, upstream.spec.terms.trusted) from None
 
     async def complete(
@@ -189,7 +189,7 @@ class UpstreamPassthrough:
         try:
             async with asyncio.timeout(LIST_SECONDS):
                 listed = await _listed(upstream, caller, chat)
-        except (GatewayError, McpFault, TimeoutError) as error:
+        except (GatewayError, RpcError, TimeoutError) as error:
             log.debug("the resources of %s are not listed: %s", upstream.spec.name, error)
             return []
         return [

@@ -15,7 +15,7 @@ from gateway.db import Database
 from gateway.db.pins import Pins
 from gateway.db.upstreams import UpstreamRow, Upstreams
 from gateway.errors import GatewayError, InputRequired, NotFound, ToolFailed
-from gateway.mcp_client import ClientFace
+from gateway.mcp_client import ClientIdentity
 from gateway.oauth.store import Logins
 from gateway.sources.upstreams.forward import RequestForwarder, UpstreamRequest
 from gateway.sources.upstreams.secret_store import SecretStore
@@ -80,7 +80,7 @@ def _text(blocks: Sequence[Any]) -> str:
 
 log = logging.getLogger(__name__)
 
-FACE = ClientFace(
+FACE = ClientIdentity(
     "toolgate",
     __version__,
     # What our own clients can be asked differs; a question to one that cannot be asked is refused then.

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gateway.errors import GatewayError, Invalid, Unavailable
-from gateway.mcp_client import Link, Listening, McpFault
+from gateway.mcp_client import McpClient, Subscription
+from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import UpstreamConnection
 from gateway.tasks import TaskSet
 
@@ -30,7 +31,7 @@ Updated = Callable[[str], None]
 class ResourceSubscriptions:
     """The handshake era: a subscription for each resource, told of on the link itself."""
 
-    def __init__(self, link: Link, wanted: Wanted, _: Updated) -> None:
+    def __init__(self, link: McpClient, wanted: Wanted, _: Updated) -> None:
         self.link = link
         self._wanted = wanted
         self._covered: set[str] = set()
@@ -47,7 +48,7 @@ class ResourceSubscriptions:
         for uri in uris:
             try:
                 await self.add(uri)
-            except McpFault as fault:
+            except RpcError as fault:
                 log.warning("%s no longer tells of %s: %s", self.link.label, uri, fault)
 
     async def drop(self, uri: str) -> None:
@@ -59,7 +60,7 @@ class ResourceSubscriptions:
                 return
             try:
                 await self.link.request("resources/unsubscribe", {"uri": uri}, timeout=SUBSCRIBE_SECONDS)
-            except (GatewayError, McpFault) as error:
+            except (GatewayError, RpcError) as error:
                 log.debug("%s could not be unsubscribed from: %s", uri, error)
 
     def close(self) -> None:
@@ -69,7 +70,7 @@ class ResourceSubscriptions:
 class ResourceStreams:
     """The newest era: a few streams for all resources, each made for what was new at the time."""
 
-    def __init__(self, link: Link, wanted: Wanted, updated: Updated) -> None:
+    def __init__(self, link: McpClient, wanted: Wanted, updated: Updated) -> None:
         self.link = link
         self._wanted = wanted
         self._updated = updated
@@ -85,7 +86,7 @@ class ResourceStreams:
         async with self._busy:
             try:
                 await self._cover(uris)
-            except McpFault as fault:
+            except RpcError as fault:
                 log.warning("%s no longer tells of changes: %s", self.link.label, fault)
 
     async def drop(self, _: str) -> None:
@@ -115,7 +116,7 @@ class ResourceStreams:
         uris = [uri for stream in self._streams for uri in stream.uris if self._wanted(uri)]
         try:
             merged = await _ResourceStream.open(self.link, uris, self._updated)
-        except (GatewayError, McpFault) as error:
+        except (GatewayError, RpcError) as error:
             log.debug("%s does not tell of all on one stream: %s", self.link.label, error)
             return
         self.close()
@@ -125,7 +126,7 @@ class ResourceStreams:
 class _ResourceStream:
     """One subscription to some resources, renewed for as long as the link lives."""
 
-    def __init__(self, link: Link, uris: Sequence[str], updated: Updated, listening: Listening) -> None:
+    def __init__(self, link: McpClient, uris: Sequence[str], updated: Updated, listening: Subscription) -> None:
         self.uris = frozenset(uris)
         self.closed = False
         self._link = link
@@ -134,7 +135,7 @@ class _ResourceStream:
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     @classmethod
-    async def open(cls, link: Link, uris: Sequence[str], updated: Updated) -> _ResourceStream:
+    async def open(cls, link: McpClient, uris: Sequence[str], updated: Updated) -> _ResourceStream:
         return cls(link, uris, updated, await _listen(link, uris))
 
     def close(self) -> None:
@@ -143,20 +144,20 @@ class _ResourceStream:
         self._listening.close()
 
     async def _keep(self) -> None:
-        await self._listening.ended()
+        await self._listening.wait()
         while self._link.lost is None:
             await asyncio.sleep(AGAIN_SECONDS)
             try:
                 self._listening = await _listen(self._link, self.uris)
-            except (GatewayError, McpFault) as error:
+            except (GatewayError, RpcError) as error:
                 log.debug("%s does not tell of changes: %s", self._link.label, error)
                 continue
             for uri in self.uris:
                 self._updated(uri)  # what changed meanwhile, nobody heard
-            await self._listening.ended()
+            await self._listening.wait()
 
 
-async def _listen(link: Link, uris: Iterable[str]) -> Listening:
+async def _listen(link: McpClient, uris: Iterable[str]) -> Subscription:
     return await link.listen({"resourceSubscriptions": sorted(uris)}, timeout=SUBSCRIBE_SECONDS)
 
 
@@ -198,7 +199,7 @@ class Subscriptions:
         for told in list(self._followers.get(uri, ())):
             told()
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: McpClient) -> None:
         """A new link knows nothing of what was subscribed to over the last one."""
         if self._followers:
             before, way = self._way, self._over(link)
@@ -209,7 +210,7 @@ class Subscriptions:
             self._way.close()
         self._tasks.cancel()
 
-    def _over(self, link: Link) -> ResourceStreams | ResourceSubscriptions:
+    def _over(self, link: McpClient) -> ResourceStreams | ResourceSubscriptions:
         """How what is followed is heard of over this link."""
         if self._way is None or self._way.link is not link:
             if self._way is not None:
@@ -241,7 +242,7 @@ class Subscriptions:
                     log.debug("what is followed is not heard of now: %s", error)
                     await asyncio.sleep(max(lane.wait, 0.1))
                 else:
-                    await link.closed()
+                    await link.wait_closed()
 
     def _unfollow(self, uri: str, told: Told) -> None:
         followers = self._followers.get(uri, [])

@@ -14,10 +14,11 @@ from gateway.config import Settings
 from gateway.db.pins import Pins
 from gateway.db.upstreams import Upstreams
 from gateway.errors import Forbidden, GatewayError, Timeout, Unavailable
-from gateway.mcp_client import ClientFace, Link, McpFault, open_link
+from gateway.mcp_client import ClientIdentity, McpClient, open_client
 from gateway.oauth.store import Logins
+from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import UpstreamConnection
-from gateway.sources.upstreams.credentials import Access
+from gateway.sources.upstreams.credentials import UpstreamCredentials
 from gateway.sources.upstreams.definitions import LISTS, METHOD_NOT_FOUND, Kind, define, define_all, fetch_list
 from gateway.sources.upstreams.pinning import Decision, PinStatus, Verdict, apply_pins
 from gateway.sources.upstreams.spec import Spec
@@ -74,7 +75,7 @@ class Upstream:
         spec: Spec,
         store: Upstreams,
         pins: Pins,
-        face: ClientFace,
+        face: ClientIdentity,
         changed: Callable[[], None],
         others: Callable[[], Collection[str]] = tuple,
         environment: Mapping[str, str] = os.environ,
@@ -94,7 +95,7 @@ class Upstream:
         self._face = face
         self._changed = changed
         self._others = others
-        self._access = Access(spec, environment, logins, settings)
+        self._access = UpstreamCredentials(spec, environment, logins, settings)
         self._era: str | None = None
         self._said: ServerListing | None = None
         self._connections: dict[Key, UpstreamConnection] = {}
@@ -216,7 +217,7 @@ class Upstream:
         idle = IDLE_SECONDS if self.spec.settings.lazy or not main else None
         opened = self._opened if main else _unheard
         connection = self._connections[key] = UpstreamConnection(
-            self.spec.name, self._open, opened, idle, self._forget, self._access.changed
+            self.spec.name, self._open, opened, idle, self._forget, self._access.has_changed
         )
         return connection
 
@@ -249,21 +250,22 @@ class Upstream:
                     self._tried.set()
                     await connection.pause()
                 else:
-                    await link.closed()
+                    await link.wait_closed()
         finally:
             self._keeping = False
             self._tried.set()
 
-    async def _open(self) -> Link:
+    async def _open(self) -> McpClient:
         try:
-            link = await open_link(self._access.endpoint(), client=self._face, timeout=START_SECONDS, era=self._era)
-        except (GatewayError, McpFault) as error:
+            endpoint = self._access.endpoint()
+            link = await open_client(endpoint, identity=self._face, timeout=START_SECONDS, version=self._era)
+        except (GatewayError, RpcError) as error:
             await self._store.failed(self.spec.name, error.message)
             raise
-        self._era, link.shared = link.era, self.spec.settings.sharing == "all"
+        self._era, link.shared = link.protocol_version, self.spec.settings.sharing == "all"
         return link
 
-    def _opened(self, link: Link) -> None:
+    def _opened(self, link: McpClient) -> None:
         self._asked.clear()
         stale = asyncio.Event()
         stale.set()
@@ -281,15 +283,15 @@ class Upstream:
         if link.modern and _announces(link):
             self._tasks.start(self._listen(link, stale))
 
-    async def _listen(self, link: Link, stale: asyncio.Event) -> None:
+    async def _listen(self, link: McpClient, stale: asyncio.Event) -> None:
         """Hear of changed lists for as long as the link lives; what changed while nobody heard is asked for."""
         wanted = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
         while link.lost is None:
             try:
                 listening = await link.listen(wanted)
                 stale.set()
-                await listening.ended()
-            except McpFault as fault:
+                await listening.wait()
+            except RpcError as fault:
                 if fault.code == METHOD_NOT_FOUND:
                     return
                 log.debug("upstream %s cannot be listened to: %s", self.spec.name, fault)
@@ -297,14 +299,14 @@ class Upstream:
                 log.debug("upstream %s cannot be listened to: %s", self.spec.name, error)
             await _for_a_while(link, AGAIN_SECONDS)
 
-    async def _ask_while_stale(self, link: Link, stale: asyncio.Event) -> None:
+    async def _ask_while_stale(self, link: McpClient, stale: asyncio.Event) -> None:
         """Ask for all it defines: at first, and once for however many changes it announced meanwhile."""
         while link.lost is None:
             await _either(link, stale)
             stale.clear()
             try:
                 await self._ask(link)
-            except (GatewayError, McpFault) as error:
+            except (GatewayError, RpcError) as error:
                 if link.lost is None:
                     log.warning("upstream %s does not say what it has: %s", self.spec.name, error)
                     await _for_a_while(link, AGAIN_SECONDS)
@@ -312,7 +314,7 @@ class Upstream:
             self._tried.set()
             await _for_a_while(link, SETTLE_SECONDS)
 
-    async def _ask(self, link: Link) -> None:
+    async def _ask(self, link: McpClient) -> None:
         try:
             async with asyncio.timeout(LIST_SECONDS):
                 tools, prompts, templates = [await fetch_list(link, what) for what in LISTS]
@@ -321,7 +323,7 @@ class Upstream:
         said = ServerListing(tools, prompts, templates, link.instructions)
         await self._store.remember(
             self.spec.name,
-            era=link.era,
+            era=link.protocol_version,
             tools=said.tools,
             prompts=said.prompts,
             templates=said.templates,
@@ -375,14 +377,14 @@ def _is_offered(verdict: Verdict, kind: Kind, raw: Any) -> bool:
     return decision is not None and decision.offered and decision.definition.text == definition.text
 
 
-def _announces(link: Link) -> bool:
+def _announces(link: McpClient) -> bool:
     return any((link.capabilities.get(what) or {}).get("listChanged") for what in LISTS)
 
 
-async def _either(link: Link, event: asyncio.Event) -> None:
+async def _either(link: McpClient, event: asyncio.Event) -> None:
     """Wait for the event or for the end of the link."""
     waiting = asyncio.ensure_future(event.wait())
-    ending = asyncio.ensure_future(link.closed())
+    ending = asyncio.ensure_future(link.wait_closed())
     try:
         await asyncio.wait([waiting, ending], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -390,14 +392,14 @@ async def _either(link: Link, event: asyncio.Event) -> None:
         ending.cancel()
 
 
-async def _for_a_while(link: Link, seconds: float) -> None:
+async def _for_a_while(link: McpClient, seconds: float) -> None:
     """Wait so long, or until the link has ended."""
-    ending = asyncio.ensure_future(link.closed())
+    ending = asyncio.ensure_future(link.wait_closed())
     try:
         await asyncio.wait([ending], timeout=seconds)
     finally:
         ending.cancel()
 
 
-def _unheard(_: Link) -> None:
+def _unheard(_: McpClient) -> None:
     """Only one link of a server is asked for its lists."""

@@ -14,7 +14,7 @@ from gateway.approval.form import build_form
 from gateway.approval.question import build_question
 from gateway.calls import Call, ClientInfo
 from gateway.errors import ToolFailed
-from gateway.mcp_client import McpFault
+from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams import suspended_calls
 from gateway.sources.upstreams.forward import UpstreamRequest, label_input_requests
 from gateway.sources.upstreams.labels import (
@@ -224,13 +224,13 @@ def test_a_url_elicitation_names_its_host_or_is_refused(url: Any, host: str | No
     message = f"The MCP server 'files' asks you to open a page at {host}:\n\n> Log in"
     labelled = {**question, "message": message, "_meta": {SERVER_META: "files"}}
     assert label_question("files", ELICIT, question) == labelled
-    fault = McpFault(-32042, "log in first", {"elicitations": [question], "more": 1})
+    fault = RpcError(-32042, "log in first", {"elicitations": [question], "more": 1})
     assert label_fault("files", fault).data == {"elicitations": [labelled], "more": 1}
 
 
 @pytest.mark.parametrize("data", [None, [], {"elicitations": None}, {"later": True}])
 def test_a_fault_without_elicitations_stays_as_it_is(data: Any) -> None:
-    fault = label_fault("files", McpFault(-32042, "no", data))
+    fault = label_fault("files", RpcError(-32042, "no", data))
     assert (fault.fault, fault.message, fault.data) == (-32042, "no", data)
 
 

@@ -15,20 +15,20 @@ from eventually import TIMEOUT, async_eventually
 from journeys.servers import labs
 
 from gateway.errors import Unavailable
-from gateway.mcp_client import ClientFace, HttpEndpoint, Link, StdioEndpoint, open_link
+from gateway.mcp_client import ClientIdentity, HttpEndpoint, McpClient, StdioEndpoint, open_client
 from gateway.sources.upstreams import connection as lanes
 from gateway.sources.upstreams.connection import ConnectionBusy, UpstreamConnection
 
 pytestmark = pytest.mark.anyio
 
-FACE = ClientFace("lanes", "1", {})
+FACE = ClientIdentity("lanes", "1", {})
 
 
 @asynccontextmanager
 async def lane_to(
-    endpoint: StdioEndpoint | HttpEndpoint, opened: Callable[[Link], None] = lambda _: None, **options: Any
+    endpoint: StdioEndpoint | HttpEndpoint, opened: Callable[[McpClient], None] = lambda _: None, **options: Any
 ) -> AsyncIterator[UpstreamConnection]:
-    lane = UpstreamConnection("lab", lambda: open_link(endpoint, client=FACE, timeout=TIMEOUT), opened, **options)
+    lane = UpstreamConnection("lab", lambda: open_client(endpoint, identity=FACE, timeout=TIMEOUT), opened, **options)
     try:
         yield lane
     finally:
@@ -40,19 +40,19 @@ def lab(**env: str) -> StdioEndpoint:
     return StdioEndpoint(said["command"], tuple(said["args"]), said["env"])
 
 
-async def pid(link: Link) -> int:
+async def pid(link: McpClient) -> int:
     result = await link.request("tools/call", {"name": "echo"})
     return int(result["structuredContent"]["pid"])
 
 
-async def lost(link: Link) -> None:
+async def lost(link: McpClient) -> None:
     """Kill the child of a link, and wait until the link knows."""
     labs.kill(await pid(link))
-    await link.closed()
+    await link.wait_closed()
 
 
 async def test_however_many_need_a_link_it_is_opened_once(tmp_path: Path) -> None:
-    opened: list[Link] = []
+    opened: list[McpClient] = []
     async with lane_to(lab(LAB_FILE=str(tmp_path / "notes")), opened.append) as lane:
         links = await asyncio.gather(*(lane.connect() for _ in range(10)))
         assert opened == [links[0]]
@@ -123,7 +123,7 @@ async def test_what_lived_long_was_no_failed_start(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_bug_is_a_failed_start_too() -> None:
-    async def broken() -> Link:
+    async def broken() -> McpClient:
         raise ZeroDivisionError
 
     lane = UpstreamConnection("lab", broken, lambda _: None)
@@ -147,7 +147,7 @@ async def test_a_lane_nobody_uses_is_closed_and_one_in_use_is_not() -> None:
             assert lane.connected
         with anyio.fail_after(TIMEOUT):
             await gone.wait()
-        await link.closed()
+        await link.wait_closed()
         assert left == [lane]
         with lane.use():
             assert (await lane.connect()).lost is None  # and back when it is wanted, at once

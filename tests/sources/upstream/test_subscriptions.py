@@ -15,7 +15,7 @@ from eventually import TIMEOUT, async_eventually
 from journeys.servers import labs
 
 from gateway.errors import Invalid, Unavailable
-from gateway.mcp_client import Listening
+from gateway.mcp_client import Subscription
 from gateway.sources.upstreams import subscriptions
 from gateway.sources.upstreams import upstream as upstream_module
 from gateway.sources.upstreams.upstream import Upstream
@@ -137,7 +137,7 @@ async def test_many_resources_take_few_streams(tmp_path: Path, monkeypatch: pyte
         link = await upstream.connection_for(call_of("local")).connect()
         listen = link.listen
 
-        async def counted(*said: Any, **more: Any) -> Listening:
+        async def counted(*said: Any, **more: Any) -> Subscription:
             nonlocal open_streams, most
             listening = await listen(*said, **more)
             open_streams += 1

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from gateway.sources.upstreams.poisoning.finding import HIGH, LOW, MEDIUM, Remark, Severity, excerpt
-from gateway.text import UNSEEN, visible
+from gateway.text import INVISIBLE, visible
 
 _MANY = 4  # zero-width characters in one text: fewer may have been pasted by accident
 _STYLED_LIMIT = 6
@@ -56,7 +56,7 @@ def find_hidden_characters(text: str, identifier: bool = False, pattern: bool = 
     text = _FLAGS.sub("\U0001f3f4", text)
     counts: dict[str, tuple[int, int, Severity]] = {}
     right_to_left = _RIGHT_TO_LEFT.search(text) is not None
-    for match in UNSEEN.finditer(text):
+    for match in INVISIBLE.finditer(text):
         what, severity = _classify(text, match.start(), match[0], right_to_left)
         if severity is not None:
             count, first, worst = counts.get(what, (0, match.start(), severity))
@@ -96,10 +96,10 @@ def find_lookalikes(text: str, identifier: bool = False) -> Iterator[Remark]:
 def fold(text: str) -> str:
     """The text as it reads: without invisible characters, with one kind of letters and quotes, and single spaces."""
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", UNSEEN.sub("", text)).replace("’", "'").replace("‘", "'")
+        text = unicodedata.normalize("NFKC", INVISIBLE.sub("", text)).replace("’", "'").replace("‘", "'")
         text = _WORD.sub(_to_latin, text)
     else:
-        text = UNSEEN.sub("", text)
+        text = INVISIBLE.sub("", text)
     return " ".join(text.split())
 
 
@@ -112,7 +112,7 @@ def skeleton(text: str) -> str:
 def spell_out(text: str) -> str:
     """The text with invisible and reordering characters spelled out, except where its script needs them."""
     right_to_left = _RIGHT_TO_LEFT.search(text) is not None
-    return UNSEEN.sub(
+    return INVISIBLE.sub(
         lambda match: visible(match[0]) if _classify(text, match.start(), match[0], right_to_left)[1] else match[0],
         text,
     )
@@ -159,7 +159,7 @@ def _zero_width(text: str, index: int, character: str) -> Severity | None:
 
 def _selector(text: str, index: int) -> Severity | None:
     before = text[index - 1 : index]
-    if before and (UNSEEN.match(before) and before != "\u200d"):
+    if before and (INVISIBLE.match(before) and before != "\u200d"):
         return HIGH
     if not before or not (_is_symbol(before) or before in "0123456789#*" or _IDEOGRAPHS.match(before)):
         return MEDIUM

@@ -11,8 +11,8 @@ import pytest
 from eventually import TIMEOUT
 
 from gateway.errors import Forbidden, GatewayError, Unavailable
-from gateway.oauth import http as reaching
-from gateway.oauth.http import Client, Reply, reach
+from gateway.oauth import http as oauth_http
+from gateway.oauth.http import OAuthClient, OAuthResponse, open_http
 
 pytestmark = pytest.mark.anyio
 
@@ -55,9 +55,9 @@ class Names:
 )
 async def test_it_leads_to_where_a_server_may_send_us(server: str, url: str) -> None:
     network = Names()
-    async with reach(server, network) as way:
+    async with open_http(server, network) as http:
         with pytest.raises(Unavailable):
-            await way.get(url)
+            await http.get(url)
     assert network.reached
 
 
@@ -91,8 +91,8 @@ async def test_it_leads_to_where_a_server_may_send_us(server: str, url: str) -> 
 async def test_it_leads_nowhere_else(server: str, url: str, code: str) -> None:
     network = Names()
     with pytest.raises(GatewayError) as refused:
-        async with reach(server, network) as way:
-            await way.get(url)
+        async with open_http(server, network) as http:
+            await http.get(url)
     assert refused.value.code == code
     assert isinstance(refused.value, Forbidden) or code == "INVALID_URL"
     assert network.reached == []
@@ -105,13 +105,15 @@ async def test_a_name_server_that_does_not_answer_holds_nobody(monkeypatch: pyte
                 await asyncio.Event().wait()
             return await super().resolve(host, port)
 
-    monkeypatch.setattr(reaching, "LIMITS", replace(reaching.LIMITS, connect_seconds=0.5))
-    async with asyncio.timeout(TIMEOUT), reach("https://mcp.example/mcp", Silent()) as way:
+    monkeypatch.setattr(oauth_http, "LIMITS", replace(oauth_http.LIMITS, connect_seconds=0.5))
+    async with asyncio.timeout(TIMEOUT), open_http("https://mcp.example/mcp", Silent()) as http:
         with pytest.raises(Forbidden):
-            await way.get("https://inner.example/x")
+            await http.get("https://inner.example/x")
 
 
 def test_what_we_say_and_hear_is_in_no_repr() -> None:
-    shown = repr([Client("us", "s3cret", "client_secret_post"), Reply(200, {"access_token": "t0ken"}, "https://x")])
+    shown = repr(
+        [OAuthClient("us", "s3cret", "client_secret_post"), OAuthResponse(200, {"access_token": "t0ken"}, "https://x")]
+    )
     assert "s3cret" not in shown
     assert "t0ken" not in shown
