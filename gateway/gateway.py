@@ -181,7 +181,7 @@ class Gateway:
             draft = Draft(CatalogPolicy(self._parts.categories, profile.permission, self.settings.limits.tools))
             for source in self._parts.sources:
                 await self._add_tools(draft, source)
-            unlisted = await self._unlisted_servers(draft.known, installed)
+            unlisted = await self._find_unlisted_servers(draft.known, installed)
             draft.problems += check_tool_patterns(self.settings.approval, draft.known, unlisted)
             draft.problems += [toolset.problem for toolset in installed if toolset.problem is not None]
             catalog = draft.finish(await self._parts.tool_names.assign(draft.wishes))
@@ -215,7 +215,7 @@ class Gateway:
                 self._parts.categories.setdefault(tool.category, self.settings.category(tool.category))
             draft.consider(source, tool)
 
-    async def _unlisted_servers(
+    async def _find_unlisted_servers(
         self, known: Collection[str], installed: Sequence[InstalledToolset]
     ) -> Collection[str] | None:
         """The servers whose tools are not known yet; None while toolsets, of unknown names, are being installed."""

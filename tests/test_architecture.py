@@ -51,7 +51,7 @@ ROOMS = (
 )
 
 # Rooms that may not be imported although they stand above.
-FORBIDDEN = {"serve": {"db", "sources"}}
+FORBIDDEN = {"serve": {"db", "sources"}, "cli": {"db", "sources", "workspace"}}
 
 # Imports inside functions, for the start-up time of the command; each has a comment that says so.
 LAZY = {

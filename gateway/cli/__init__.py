@@ -1,4 +1,4 @@
-"""The `toolgate` command: each subcommand is a module of this room, imported only when it is called."""
+"""The `toolgate` command. Each subcommand is a module of this package, imported only when it is called."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from gateway import __version__
 from gateway.errors import GatewayError
 from gateway.secrets import KNOWN, MaskingFormatter
 
-# Each command, the module of this room it lives in, and what `--help` says of it.
+# Each command with its module in this package and its line in `--help`.
 COMMANDS = {
     "serve": ("serve", "Run the gateway, over stdio or HTTP."),
     "tool": ("tool", "List, show and call tools."),
-    "toolset": ("toolset", "Install toolsets, look at them, change them, hand them on."),
-    "upstream": ("upstream", "Put other MCP servers behind this one, and watch over what they say."),
+    "toolset": ("toolset", "Install, show, change and export toolsets."),
+    "upstream": ("upstream", "Put other MCP servers behind this one, and review what they offer."),
     "workspace": ("workspace", "Look at a chat's files and their versions, and go back to any of them."),
-    "approval": ("approval", "Answer for calls that wait for a person, and take back what was agreed to."),
+    "approval": ("approval", "Decide on calls that wait for a person, and revoke earlier decisions."),
     "call": ("call", "Look at the record of tool calls."),
     "client": ("clients", "Put the gateway into an MCP client's settings."),
-    "doctor": ("doctor", "Say what works on this machine, and how to mend the rest."),
+    "doctor": ("doctor", "Check what works on this machine, and how to repair the rest."),
 }
 
 
 @contextmanager
-def staying() -> Iterator[None]:
-    """What is made inside is there to stay, and nobody looks for garbage in it: not while it is made, when there is
-    none, nor later, when going through all of it would hold up every call for as long as fifty milliseconds."""
+def exclude_from_gc() -> Iterator[None]:
+    """Exclude everything allocated inside from garbage collection: modules stay, and scanning them would delay calls
+    by up to 50 ms."""
     gc.disable()
     try:
         yield
@@ -44,7 +44,7 @@ def staying() -> Iterator[None]:
 
 
 class _Commands(click.Group):
-    """Subcommands by name, imported on use: Claude Desktop starts us on every launch."""
+    """Subcommands by name, imported on use: a client starts this program at every launch."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -52,7 +52,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        with staying():
+        with exclude_from_gc():
             module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __package__)
         command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)  # noqa: S101 - the table above is ours
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(MaskingFormatter("toolgate: %(levelname)s: %(message)s"))
     if (sys.argv[1:] if arguments is None else arguments)[:1] != ["serve"]:
-        handler.addFilter(lambda record: record.name != "gateway.problems")  # `tool` counts them, `doctor` lists them
+        handler.addFilter(lambda record: record.name != "gateway.problems")  # `tool` counts these, `doctor` lists them
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         status = _run(arguments)
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _fail(error.code, error.message, 1)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has had enough
+    except BrokenPipeError:  # the reader has closed our output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
     except Exception as error:
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str] | None) -> Any:
-    """The command's own return value; of errors that came in a group, the first one."""
+    """Run the command and return its value; of a group of errors, raise the first."""
     try:
         return toolgate.main(args=arguments, prog_name="toolgate", standalone_mode=False)
     except BaseExceptionGroup as group:

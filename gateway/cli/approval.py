@@ -1,4 +1,4 @@
-"""`toolgate approval`: calls that wait for a person, and what was agreed to for longer than one call."""
+"""`toolgate approval`: calls that wait for a person, and decisions for longer than one call."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @click.group()
 def approval() -> None:
-    """Answer for calls that wait for a person, and take back what was agreed to."""
+    """Decide on calls that wait for a person, and revoke earlier decisions."""
 
 
 @approval.command("list")
-@click.option("--all", "everything", is_flag=True, help="Also what was answered, and what clients were asked.")
+@click.option("--all", "everything", is_flag=True, help="Also decided questions, and questions asked in clients.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @as_json
 @settings_options
@@ -57,7 +57,7 @@ def list_approvals(settings: Settings, everything: bool, limit: int, as_json: bo
 @as_json
 @settings_options
 def show(settings: Settings, approval_id: str, as_json: bool) -> None:
-    """One question as it is asked, and what came of it. A unique beginning of the ID is enough."""
+    """One question and its outcome. A unique beginning of the ID is enough."""
 
     async def task() -> ApprovalRecord:
         async with open_stored(settings) as gateway:
@@ -87,12 +87,12 @@ def show(settings: Settings, approval_id: str, as_json: bool) -> None:
 
 @approval.command()
 @click.argument("approval_id", metavar="ID")
-@click.option("--for-chat", is_flag=True, help="And whatever this tool asks for the same reason, in this chat.")
-@click.option("--always", is_flag=True, help="The same in every chat, as long as the tool stays what it is.")
+@click.option("--for-chat", is_flag=True, help="Also later calls of this tool for the same reason in this chat.")
+@click.option("--always", is_flag=True, help="The same in every chat, until the tool changes.")
 @as_json
 @settings_options
 def allow(settings: Settings, approval_id: str, for_chat: bool, always: bool, as_json: bool) -> None:
-    """Let a call that waits run, once; its caller goes on by itself, or calls again with the same arguments."""
+    """Allow a waiting call once. Its caller continues by itself, or calls again with the same arguments."""
     if for_chat and always:
         raise click.UsageError("--for-chat and --always exclude each other")
     scope: Scope = "always" if always else "chat" if for_chat else "once"
@@ -109,7 +109,7 @@ def allow(settings: Settings, approval_id: str, for_chat: bool, always: bool, as
 @as_json
 @settings_options
 def deny(settings: Settings, approval_id: str, as_json: bool) -> None:
-    """Refuse a call that waits."""
+    """Refuse a waiting call."""
 
     async def task() -> ApprovalRecord:
         async with open_stored(settings) as gateway:
@@ -118,11 +118,11 @@ def deny(settings: Settings, approval_id: str, as_json: bool) -> None:
     _print_decision(run(task), "denied", as_json)
 
 
-@approval.command()
+@approval.command("remembered")
 @as_json
 @settings_options
-def remembered(settings: Settings, as_json: bool) -> None:
-    """What was agreed to for longer than one call, and still counts unless the tool has changed since."""
+def list_remembered(settings: Settings, as_json: bool) -> None:
+    """Decisions for longer than one call, which hold unless the tool has changed since."""
 
     async def task() -> list[RememberedApproval]:
         async with open_stored(settings) as gateway:
@@ -150,9 +150,9 @@ def remembered(settings: Settings, as_json: bool) -> None:
 @as_json
 @settings_options
 def revoke(settings: Settings, remembered_id: str, as_json: bool) -> None:
-    """Take back what is remembered: from the next call on a person is asked again."""
+    """Revoke a remembered decision: from the next call on a person is asked again."""
     if not remembered_id:
-        raise Invalid("name what to take back; see: toolgate approval remembered")
+        raise Invalid("name the decision to revoke; see: toolgate approval remembered")
 
     async def task() -> RememberedApproval:
         async with open_stored(settings) as gateway:

@@ -19,9 +19,9 @@ def call() -> None:
 @click.option("--of-chat", help="Only calls of this chat.")
 @click.option("--tool", help="Only calls of this tool.")
 @click.option(
-    "--status", type=click.Choice(["pending", "running", "success", "error"]), help="Only calls that ended so."
+    "--status", type=click.Choice(["pending", "running", "success", "error"]), help="Only calls of this status."
 )
-@click.option("--before", metavar="ID", help="Only calls before this one, to page on.")
+@click.option("--before", metavar="ID", help="Only calls before this one, for the next page.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 @as_json
 @settings_options

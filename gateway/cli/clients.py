@@ -15,22 +15,22 @@ from gateway.admin.clients import CLIENTS, Snippet, make_snippets, merge, read, 
 from gateway.errors import NotFound
 
 
-class _ThenServe(click.Command):
-    """A command that keeps everything after `--` for `serve`, whether or not its own NAME was given."""
+class _TrailingArguments(click.Command):
+    """A command that keeps everything after `--` for `serve`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         cut = args.index("--") if "--" in args else len(args)
         rest = super().parse_args(ctx, args[:cut])
         ctx.params["serve"] = tuple(args[cut + 1 :])
         if ctx.params["serve"] and ctx.params["url"]:
-            raise click.UsageError("--url reaches a gateway that already runs: nothing may follow `--`", ctx)
+            raise click.UsageError("--url is for a gateway that already runs: nothing may follow `--`", ctx)
         return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- SERVE_ARGUMENTS...]"]
 
 
-def _matching(pattern: str, hint: str) -> Any:
+def _require_match(pattern: str, hint: str) -> Any:
     def check(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None and re.fullmatch(pattern, value) is None:
             raise click.BadParameter(f"{value!r}: expected {hint}")
@@ -39,10 +39,12 @@ def _matching(pattern: str, hint: str) -> Any:
     return check
 
 
-_NAME = _matching(r"[A-Za-z0-9_-]{1,64}", "1 to 64 letters, digits, '-' and '_'")
-_URL = _matching(r"https?://[^\s/?#]+\S*", "an address such as http://127.0.0.1:8420/mcp")
-_named = click.option("--name", "entry_name", default="toolgate", callback=_NAME, help="Name of the entry.")
-_reached = click.option("--url", callback=_URL, help="Reach the gateway running there instead of starting one.")
+_NAME = _require_match(r"[A-Za-z0-9_-]{1,64}", "1 to 64 letters, digits, '-' and '_'")
+_URL = _require_match(r"https?://[^\s/?#]+\S*", "an address such as http://127.0.0.1:8420/mcp")
+_name_option = click.option("--name", "entry_name", default="toolgate", callback=_NAME, help="Name of the entry.")
+_url_option = click.option(
+    "--url", callback=_URL, help="Connect to the gateway at this address instead of starting one."
+)
 
 
 @click.group()
@@ -50,11 +52,11 @@ def client() -> None:
     """Connect Claude Desktop, Claude Code, Cursor or VS Code."""
 
 
-@client.command(cls=_ThenServe)
+@client.command(cls=_TrailingArguments)
 @click.argument("name", type=click.Choice(list(CLIENTS)), required=False)
-@_named
-@_reached
-@click.option("--json", "as_json", is_flag=True, help="Print for programs.")
+@_name_option
+@_url_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def config(name: str | None, entry_name: str, url: str | None, as_json: bool, serve: tuple[str, ...]) -> None:
     """Print the entry to paste and where it belongs, for one client or for all."""
     every = make_snippets(serve_command(sys.executable, serve), url, name=entry_name)
@@ -67,12 +69,12 @@ def config(name: str | None, entry_name: str, url: str | None, as_json: bool, se
         click.echo("\n\n".join(texts))
 
 
-@client.command(cls=_ThenServe)
+@client.command(cls=_TrailingArguments)
 @click.argument("name", type=click.Choice(list(CLIENTS)))
 @click.option("--file", "path", type=click.Path(path_type=Path, dir_okay=False), help="Write this file instead.")
-@_named
-@_reached
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@_name_option
+@_url_option
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 def install(
     name: str, path: Path | None, entry_name: str, url: str | None, dry_run: bool, serve: tuple[str, ...]
 ) -> None:

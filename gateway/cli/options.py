@@ -23,11 +23,11 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for 
 
 
 def settings_options(command: Command) -> Command:
-    """`--config` and `--data-dir`, and those that choose a chat and what it may do; the command
-    receives all of them as `settings`."""
+    """Add the options that choose settings, data directory, chat, profile and categories; the command receives the
+    resulting `settings`."""
     options = (
         click.option("--config", "config_file", type=click.Path(path_type=Path), help="Settings file (toolgate.yaml)."),
-        click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where everything is kept."),
+        click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="The data directory."),
         click.option(
             "--workspace",
             type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -85,7 +85,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Columns as wide as they need to be; the last one runs free."""
+    """Print columns as wide as their longest cell; the last one is not padded."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header) - 1)]
     for row in [header, *rows]:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]

@@ -1,4 +1,4 @@
-"""A question on the terminal: the same text a client would show, and the same answers."""
+"""Questions on the terminal: the same text and the same answers as in a client."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gateway.approval.question import Answer, Question
 _ANSWERS = {"y": "once", "c": "chat", "a": "always", "n": "deny", "e": "edit"}
 
 
-async def on_terminal(question: Question) -> Answer:
-    """Ask whoever sits there; Ctrl-C and the end of input leave the question open."""
+async def ask_on_terminal(question: Question) -> Answer:
+    """Ask the person at the terminal; Ctrl-C and the end of input dismiss the question."""
     return await anyio.to_thread.run_sync(_ask, question, abandon_on_cancel=True)
 
 
@@ -44,14 +44,14 @@ def _ask(question: Question) -> Answer:
             show_choices=False,
             err=True,
         )
-        answer = _edited(question) if chosen == "e" else Answer(_ANSWERS[chosen])  # type: ignore[arg-type]
+        answer = _edit(question) if chosen == "e" else Answer(_ANSWERS[chosen])  # type: ignore[arg-type]
     except click.Abort:
         return Answer("dismiss", by=person())
     return Answer(answer.decision, answer.arguments, person())
 
 
-def _edited(question: Question) -> Answer:
-    """Each argument that can be edited, prefilled; Enter keeps it. Agreeing to one's own words is agreeing once."""
+def _edit(question: Question) -> Answer:
+    """Ask for each editable argument, with its value as the default. Edited arguments are approved once."""
     content: dict[str, Any] = {DECISION: "approve once"}
     for key, field in build_form(question)["properties"].items():
         if key == DECISION:
@@ -71,4 +71,4 @@ def _value(kind: str, text: str) -> Any:
             return {"true": True, "false": False}[text.lower()]
         return {"integer": int, "number": float}.get(kind, str)(text)
     except (KeyError, ValueError):
-        raise click.UsageError(f"{text!r} is no {kind}") from None
+        raise click.UsageError(f"{text!r} is not of the type {kind}") from None

@@ -1,4 +1,4 @@
-"""`toolgate serve`: the gateway over stdio, over HTTP, or over both from one process."""
+"""`toolgate serve`: run the gateway over stdio, over HTTP, or over both in one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import anyio
 import click
 
 from gateway.admin.clients import CLIENTS, make_snippets, serve_command
-from gateway.cli import staying
+from gateway.cli import exclude_from_gc
 from gateway.cli.options import settings_options
 from gateway.config import Settings
 from gateway.errors import Forbidden
@@ -21,8 +21,8 @@ from gateway.gateway import Gateway
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
 
-# A message may be this many times the limit on arguments, so that escaped text reaches the check that can name the
-# tool and the limit; a larger one is turned away unread.
+# A message may be this many times the limit on arguments, so that escaped text reaches the check that names the tool
+# and the limit. A larger message is refused unread.
 MESSAGE_FACTOR = 4
 
 
@@ -40,15 +40,13 @@ MESSAGE_FACTOR = 4
 @click.option(
     "--port", default=8420, show_default=True, type=click.IntRange(0, 65535), help="HTTP: 0 takes a free one."
 )
-@click.option(
-    "--allow-remote", is_flag=True, help="HTTP: listen beyond loopback although nobody is asked who they are."
-)
+@click.option("--allow-remote", is_flag=True, help="HTTP: listen beyond loopback without authentication.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
     show_default=True,
-    help="How much is said on stderr.",
+    help="What is logged to stderr.",
 )
 @settings_options
 def serve(
@@ -57,20 +55,20 @@ def serve(
     """Run the gateway.
 
     Over stdio it serves the client that started it; stdout carries the protocol only. Over HTTP it
-    serves MCP's streamable HTTP at /mcp, on loopback unless told otherwise.
+    serves MCP's streamable HTTP at /mcp, by default on loopback.
     """
     logging.getLogger().setLevel(log_level.upper())
     if "http" in transports and not _is_loopback(host) and not allow_remote:
         raise Forbidden(
-            f"{host} is reachable by others and nobody would be asked who they are; listen on 127.0.0.1, "
-            "or say --allow-remote if something in front of the gateway asks",
+            f"{host} is reachable by others and there is no authentication; listen on 127.0.0.1, or say --allow-remote "
+            "if a proxy in front of the gateway authenticates",
             code="REMOTE_REFUSED",
         )
     anyio.run(partial(_serve, settings, transports, host, port), backend_options={"use_uvloop": "http" in transports})
 
 
 async def _serve(settings: Settings, transports: tuple[str, ...], host: str, port: int) -> None:
-    """Both faces in front of one gateway; the first to end ends the other."""
+    """Serve one gateway over the transports; the first to end ends the other."""
     async with Gateway.open(settings, follow=True) as gateway, anyio.create_task_group() as tasks:
         stop = anyio.Event()
         tasks.start_soon(_stop_on_signal, stop)
@@ -83,23 +81,23 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
         server = McpServer(handlers)
         async with anyio.create_task_group() as serving:
             if "http" in transports:
-                serving.start_soon(_over_http, gateway, server, host, port, stop)
+                serving.start_soon(_serve_http_transport, gateway, server, host, port, stop)
             if "stdio" in transports:
-                serving.start_soon(_over_stdio, gateway, server, stop)
+                serving.start_soon(_serve_stdio_transport, gateway, server, stop)
         tasks.cancel_scope.cancel()
 
 
-async def _over_stdio(gateway: Gateway, server: McpServer, stop: anyio.Event) -> None:
+async def _serve_stdio_transport(gateway: Gateway, server: McpServer, stop: anyio.Event) -> None:
     if sys.stdin.isatty():
-        _say(WAITING)
+        _print(WAITING)
     limit = gateway.settings.limits.request_bytes * MESSAGE_FACTOR
     await serve_stdio(server, limit, gateway.settings.server.shutdown_grace, stop)
-    stop.set()  # the client that started us has left
+    stop.set()  # the client has disconnected
 
 
-async def _over_http(gateway: Gateway, server: McpServer, host: str, port: int, stop: anyio.Event) -> None:
-    with staying():
-        # Imported here: a stdio start, which a person waits for, needs none of it.
+async def _serve_http_transport(gateway: Gateway, server: McpServer, host: str, port: int, stop: anyio.Event) -> None:
+    with exclude_from_gc():
+        # Imported here: a start over stdio, which a person waits for, does not need it.
         from gateway.serve.http.app import HttpApp, RequestGuard, parse_authority
         from gateway.serve.http.server import bind, serve_http
 
@@ -117,14 +115,14 @@ async def _over_http(gateway: Gateway, server: McpServer, host: str, port: int, 
         web.close()
 
     listening.listen(1024)
-    _announce(f"http://{address}:{port}/mcp", gateway)
+    _print_address(f"http://{address}:{port}/mcp", gateway)
     await serve_http(web.app, web.fast_path, listening, stop, drain)
 
 
 async def _stop_on_signal(stop: anyio.Event) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
-            if stop.is_set():  # asked twice: somebody is in a hurry
+            if stop.is_set():  # the second signal ends it at once
                 raise KeyboardInterrupt
             stop.set()
 
@@ -144,12 +142,12 @@ WAITING = """toolgate is waiting for an MCP client on stdin; a client normally s
 Ctrl-C ends it."""
 
 
-def _announce(url: str, gateway: Gateway) -> None:
-    _say(f"toolgate serves {len(gateway.catalog)} tools at {url}  (data in {gateway.settings.data_dir})")
+def _print_address(url: str, gateway: Gateway) -> None:
+    _print(f"toolgate serves {len(gateway.catalog)} tools at {url}  (data in {gateway.settings.data_dir})")
     for snippet in make_snippets(serve_command(sys.executable), url):
-        _say(f"\n{CLIENTS[snippet.client].title}, in {snippet.file}:\n  {json.dumps(snippet.config)}")
-    _say("\nCtrl-C ends it.")
+        _print(f"\n{CLIENTS[snippet.client].title}, in {snippet.file}:\n  {json.dumps(snippet.config)}")
+    _print("\nCtrl-C ends it.")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     click.echo(text, err=True)

@@ -1,4 +1,4 @@
-"""`toolgate tool`: the catalog, and calls through the same road as everyone's."""
+"""`toolgate tool`: the catalog, and calls through the same executor as every surface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from gateway.approval.question import ConsentNeeded
 from gateway.calls import Caller, Outcome
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
-from gateway.cli.prompt import on_terminal
+from gateway.cli.prompt import ask_on_terminal
 from gateway.config import Settings
 from gateway.errors import InputRequired, Invalid
 from gateway.exports import mcp_tool
@@ -36,7 +36,7 @@ def list_tools(settings: Settings, category: str | None, as_json: bool) -> None:
     """Every tool that is on."""
 
     async def task() -> None:
-        async with _opened(settings, connect="own") as gateway:
+        async with _open(settings, connect="own") as gateway:
             catalog = gateway.catalog.filter(category=category)
             if as_json:
                 print_json(catalog.to_mcp_tools())
@@ -55,10 +55,10 @@ def list_tools(settings: Settings, category: str | None, as_json: bool) -> None:
 @as_json
 @settings_options
 def show(settings: Settings, name: str, as_json: bool) -> None:
-    """One tool: what it does, takes and returns."""
+    """One tool: its description and arguments."""
 
     async def task() -> None:
-        async with _opened(settings, connect="own") as gateway:
+        async with _open(settings, connect="own") as gateway:
             entry = gateway.catalog.find(name)
             if as_json:
                 print_json(mcp_tool(entry.name, entry.tool))
@@ -74,20 +74,20 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--json-args", help="The arguments as one JSON object; KEY=VALUE adds to it.")
-@click.option("--yes", is_flag=True, help="Agree to whatever the call would ask first.")
+@click.option("--yes", is_flag=True, help="Agree to everything the call would ask.")
 @as_json
 @settings_options
 def call(
     settings: Settings, name: str, arguments: tuple[str, ...], json_args: str | None, yes: bool, as_json: bool
 ) -> None:
-    """Call a tool. Where it needs consent, you are asked here, unless --yes."""
+    """Call a tool. If it needs consent, you are asked here, unless --yes."""
 
     async def task() -> Outcome:
-        async with _opened(settings) as gateway:
+        async with _open(settings) as gateway:
             entry = gateway.catalog.get(name)
-            given = _given(entry.tool.input_schema if entry is not None else {}, arguments, json_args)
-            approver = on_terminal if sys.stdin.isatty() and not yes else None
-            return await gateway.call(name, given, caller=Caller(surface="cli"), confirmed=yes, approver=approver)
+            values = _parse_arguments(entry.tool.input_schema if entry is not None else {}, arguments, json_args)
+            approver = ask_on_terminal if sys.stdin.isatty() and not yes else None
+            return await gateway.call(name, values, caller=Caller(surface="cli"), confirmed=yes, approver=approver)
 
     outcome = run(task)
     if isinstance(outcome.error, ConsentNeeded):
@@ -96,29 +96,29 @@ def call(
     if as_json:
         print_json(outcome.to_dict())
     elif outcome.error is None:
-        click.echo(_readable(outcome))
+        click.echo(_format(outcome))
     if outcome.error is not None:
         raise outcome.error
 
 
 @asynccontextmanager
-async def _opened(settings: Settings, connect: Literal["all", "own"] = "all") -> AsyncIterator[Gateway]:
-    """The gateway, after one line about problems with its tools."""
+async def _open(settings: Settings, connect: Literal["all", "own"] = "all") -> AsyncIterator[Gateway]:
+    """Open the gateway, and print one line if there are problems with its tools."""
     async with Gateway.open(settings, connect=connect) as gateway:
         if count := len(gateway.catalog.problems):
-            found = "1 problem" if count == 1 else f"{count} problems"
-            click.echo(f"toolgate: {found} with tools; 'toolgate doctor' lists them", err=True)
+            problems = "1 problem" if count == 1 else f"{count} problems"
+            click.echo(f"toolgate: {problems} with tools; 'toolgate doctor' lists them", err=True)
         yield gateway
 
 
-def _readable(outcome: Outcome) -> str:
+def _format(outcome: Outcome) -> str:
     if outcome.content is None:
         return json.dumps(outcome.value, indent=2, ensure_ascii=False)
     return "\n".join(block.get("text", f"[{block['type']}]") for block in outcome.content)
 
 
 def argument_rows(tool: Tool) -> list[tuple[str, str, str]]:
-    """Each argument with what it takes and what it is for."""
+    """Each argument with its type and description."""
     required = tool.input_schema.get("required", ())
     return [
         (f"  {name}{'' if name in required else '?'}", _type(tool.input_schema, name), _description(schema))
@@ -127,7 +127,7 @@ def argument_rows(tool: Tool) -> list[tuple[str, str, str]]:
 
 
 def _type(schema: Mapping[str, Any], name: str) -> str:
-    kinds = dict.fromkeys(kind for each in _alternatives(schema, name) for kind in _kinds(each))
+    kinds = dict.fromkeys(kind for inner in _alternatives(schema, name) for kind in _kinds(inner))
     if len(kinds) > 1 and "null" in kinds:
         return f"{'|'.join(kind for kind in kinds if kind != 'null')}, optional"
     return "|".join(kinds)
@@ -135,25 +135,25 @@ def _type(schema: Mapping[str, Any], name: str) -> str:
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
     if "enum" in schema or "const" in schema:
-        return ["null" if each is None else str(each) for each in schema.get("enum", [schema.get("const")])]
+        return ["null" if value is None else str(value) for value in schema.get("enum", [schema.get("const")])]
     kind = schema.get("type", "any")
     return list(map(str, kind)) if isinstance(kind, list) else [str(kind)]
 
 
 def _alternatives(schema: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """Every schema an argument may follow, where it has several or is defined elsewhere; an empty one for any value."""
+    """Every schema of an argument, with `anyOf`, `oneOf` and `$ref` resolved; an empty one allows any value."""
     pending = [schema.get("properties", {}).get(name)]
-    for _ in range(_ALTERNATIVES):  # definitions may lead back to themselves
+    for _ in range(_ALTERNATIVES):  # definitions may refer to themselves
         if not pending:
             return
-        each = pending.pop(0)
-        several = isinstance(each, Mapping) and (each.get("anyOf") or each.get("oneOf"))
+        current = pending.pop(0)
+        several = isinstance(current, Mapping) and (current.get("anyOf") or current.get("oneOf"))
         if several:
             pending += several
-        elif isinstance(each, Mapping) and "$ref" in each:
-            pending.append(schema.get("$defs", {}).get(str(each["$ref"]).removeprefix("#/$defs/")))
+        elif isinstance(current, Mapping) and "$ref" in current:
+            pending.append(schema.get("$defs", {}).get(str(current["$ref"]).removeprefix("#/$defs/")))
         else:
-            yield each if isinstance(each, Mapping) else {}
+            yield current if isinstance(current, Mapping) else {}
     yield {}
 
 
@@ -161,21 +161,21 @@ def _description(schema: Any) -> str:
     return str(schema.get("description", "")) if isinstance(schema, Mapping) else ""
 
 
-def _given(schema: Mapping[str, Any], pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
-    """The arguments as typed: a value is JSON unless the tool wants text there."""
+def _parse_arguments(schema: Mapping[str, Any], pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
+    """Parse the arguments of the command line: a value is JSON unless the tool's schema has a string there."""
     try:
-        given = json.loads(json_args or "{}")
+        values = json.loads(json_args or "{}")
     except ValueError as error:
-        raise Invalid(f"--json-args is no JSON: {error}") from None
-    if not isinstance(given, dict):
+        raise Invalid(f"--json-args is not JSON: {error}") from None
+    if not isinstance(values, dict):
         raise Invalid('--json-args must be one JSON object, such as \'{"path": "a.txt"}\'')
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
-            raise Invalid(f"{pair!r} is no KEY=VALUE")
-        kinds = {str(each.get("type")) for each in _alternatives(schema, key)}
-        given[key] = text if kinds - {"null"} == {"string"} else _value(text)
-    return given
+            raise Invalid(f"{pair!r}: expected KEY=VALUE")
+        kinds = {str(inner.get("type")) for inner in _alternatives(schema, key)}
+        values[key] = text if kinds - {"null"} == {"string"} else _value(text)
+    return values
 
 
 def _value(text: str) -> Any:

@@ -526,7 +526,7 @@ def _ask_keep(variables: Sequence[str], settings: Settings) -> bool:
 
 
 def _import_hints(results: Sequence[ImportResult], settings: Settings, keep: bool, dry_run: bool) -> Iterator[str]:
-    """Where the secrets are, and what is still to be done; names of variables, never values."""
+    """Lines about kept secrets and what is still to be done; names of variables, never values."""
     imported = [result for result in results if result.settings is not None]
     kept = [f"{result.name}: {', '.join(result.variables)}" for result in imported if result.variables]
     if keep and kept:
