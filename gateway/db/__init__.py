@@ -1,5 +1,5 @@
-"""What survives a restart. A write is data, not a callback: the same statements fit a writer
-thread and a network engine, and compare-and-swap replaces reading inside a transaction."""
+"""Stored state: the `Database` protocol and its statements. A write is data, not a callback: the same statements fit
+a writer thread and a network engine, and compare-and-swap replaces reading inside a transaction."""
 
 from __future__ import annotations
 
@@ -21,39 +21,35 @@ class Statement(NamedTuple):
 
 
 class Insert(NamedTuple):
-    """A statement that writes any number of rows, which stand at `{rows}` in it: of each promised one the values at
-    these places."""
+    """A statement that writes any number of rows, in place of `{rows}`; of each row the values at these places."""
 
     sql: str
     places: tuple[int, ...]
 
 
-# All that is written for promised rows, in one transaction.
-Writing = tuple[Insert, ...]
+# The statements that write appended rows, in one transaction.
+Inserts = tuple[Insert, ...]
 
 
 class Database(Protocol):
-    """One engine. What is acknowledged is committed; a failed transaction leaves no trace and
-    does not disturb its neighbours.
+    """One engine. What is acknowledged is committed; a failed transaction has no effect, on others neither.
 
-    It refuses with `Conflict` what another row or a missing `expect` forbids, with `Invalid` a
-    value no database can hold (a lone surrogate, an integer beyond 64 bits), and with
-    `Unavailable` everything else, a full disk and a closed database among it.
+    It raises `Conflict` when another row or `expect` forbids a write, `Invalid` for a value no database can hold (a
+    lone surrogate, an integer beyond 64 bits), and `Unavailable` for everything else, such as a full disk or a closed
+    database.
     """
 
     async def run(self, *statements: Statement) -> list[list[Row]]:
-        """Run the statements as one transaction; the rows each of them returned.
+        """Run the statements as one transaction; return the rows of each.
 
-        It is committed even when whoever waits for it is cancelled meanwhile.
+        It is committed even when the task that waits for it is cancelled.
         """
         ...
 
-    def promise(self, writing: Writing, row: Sequence[Any]) -> bool:
-        """Whether the engine takes it upon itself to write the row soon, whatever becomes of this process: where rows
-        are many it is far cheaper to write them together. What refuses the row then, only a log will tell; it may be
-        written twice.
-
-        Within this process it is as if it were written at once.
+    def append(self, inserts: Inserts, row: Sequence[Any]) -> bool:
+        """Journal a row that is written soon, together with others, even if this process is killed; return False when
+        it could not be journaled, so that the caller must write it. A row that cannot be written later is only
+        logged; it may be written twice. Reads of this process see it at once.
         """
         ...
 
@@ -62,12 +58,12 @@ class Database(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what is queued, then let go of the files."""
+        """Finish queued writes, then close the files."""
         ...
 
 
 def timestamp(seconds: float) -> str:
-    """How a moment is stored: ISO 8601 in UTC to the millisecond, so that text order is time order."""
+    """ISO 8601 in UTC to the millisecond, so that text order is time order."""
     second, millisecond = divmod(int(seconds * 1000), 1000)
     return f"{_second(second)}.{millisecond:03d}+00:00"
 

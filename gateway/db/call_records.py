@@ -47,8 +47,8 @@ _END = """ON CONFLICT (id) DO UPDATE SET
     post_manifest_id = COALESCE(excluded.post_manifest_id, tool_calls.post_manifest_id)
 """
 _FINISHED = _INSERT + _END
-_PROMISED = (
-    chats.ensuring(_NAMES.index("chat_id"), _NAMES.index("principal"), _NAMES.index("started_at")),
+_JOURNALED = (
+    chats.ensure_all(_NAMES.index("chat_id"), _NAMES.index("principal"), _NAMES.index("started_at")),
     Insert(_INSERT_MANY + _END, tuple(range(len(_NAMES)))),
 )
 _RESULT = _NAMES.index("result")
@@ -155,7 +155,7 @@ class CallRecords:
             outcome.post_manifest,
         ]
         try:
-            if asking or not self._db.promise(_PROMISED, row):  # who is asked may answer to another process
+            if asking or not self._db.append(_JOURNALED, row):  # who is asked may answer to another process
                 await self._write(call, _FINISHED, row)
         finally:
             if follows and result is not None:  # also of a caller cancelled here, whose record is written
@@ -237,7 +237,7 @@ class CallRecords:
         """Promise the record once more, now with the digest of its result."""
         cut = _cut(result, await anyio.to_thread.run_sync(_digest, result))
         call_id, *_ = row
-        if self._db.promise(_PROMISED, [*row[:_RESULT], cut, *row[_RESULT + 1 :]]):
+        if self._db.append(_JOURNALED, [*row[:_RESULT], cut, *row[_RESULT + 1 :]]):
             return
         try:
             await self._db.run(Statement(_SET_RESULT, (cut, call_id)))

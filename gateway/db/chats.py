@@ -12,17 +12,17 @@ _ENSURE_ONE = _ENSURE.replace("{rows}", "(?, ?, ?)")
 
 
 def ensure(chat: str, principal: str, at: float) -> Statement:
-    """Goes before any statement that refers to the chat; the first to say it owns the chat for good."""
+    """Create the chat's row before a statement refers to it; the first principal owns the chat for good."""
     return Statement(_ENSURE_ONE, (chat, principal, timestamp(at)))
 
 
-def ensuring(chat: int, principal: int, at: int) -> Insert:
-    """The same for promised rows that have these three at those places."""
+def ensure_all(chat: int, principal: int, at: int) -> Insert:
+    """The same statement for journaled rows that have these values at those places."""
     return Insert(_ENSURE, (chat, principal, at))
 
 
 class Chats:
-    """What is known of chats beyond their files."""
+    """The owners of chats."""
 
     def __init__(self, db: Database) -> None:
         self._db = db

@@ -1,8 +1,8 @@
-"""Rows that are promised before they are written: a line in a file, and a moment later a row beside many others.
+"""Journal files: rows that are appended to a file at once and written to the database a moment later, in groups.
 
-To commit a row alone costs thirty times what it costs in company. A line is in the hands of the kernel as soon as it
-is appended, so it outlives the process that wrote it as a commit does; whoever opens the database next, or is
-idle, makes good what a killed process had promised.
+To commit a row alone costs thirty times what it costs in a group. An appended line is with the kernel, so it survives
+a killed process as a commit does. The next process that opens the database, or is idle, replays the journals of killed
+ones. The files are named `<database>.promised-<owner>-<number>`.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from typing import Any
 
 import orjson
 
-from gateway.db import Insert, Statement, Writing
+from gateway.db import Insert, Inserts, Statement
 from gateway.files import lock, try_lock
 from gateway.names import new_id
 
 log = logging.getLogger(__name__)
 
-BOOKS = 3  # one to write in, while others are being made good
-ROWS = 512  # promised together
-SIZE = 1024 * 1024  # bytes of a full book
+FILES = 3  # one to append to, while others are being written to the database
+ROWS = 512  # of one file
+SIZE = 1024 * 1024  # bytes of a full file
 LONGEST = 256 * 1024  # bytes of a line
-# How many rows a statement writes. For each that it executes Python gives up its lock and must have it again, for
-# which it may have to wait; with more at once than these nothing is won.
-_TOGETHER = (16, 8, 4, 2, 1)
+# Rows per statement. Python releases its lock for each statement and may wait to get it back; more rows than these
+# gain nothing.
+_GROUP_SIZES = (16, 8, 4, 2, 1)
 
 
 @dataclass(slots=True)
-class Promised:
-    """Rows on their way: what a book holds."""
+class Batch:
+    """Rows to be written, and the statements that write them."""
 
-    writing: Writing
+    inserts: Inserts
     rows: list[Sequence[Any]]
 
     def statements(self) -> list[Statement]:
-        return [statement for insert in self.writing for statement in _statements(insert, self.rows)]
+        return [statement for insert in self.inserts for statement in _statements(insert, self.rows)]
 
-    def apart(self) -> Iterator[Promised]:
+    def split(self) -> Iterator[Batch]:
         for row in self.rows:
-            yield Promised(self.writing, [row])
+            yield Batch(self.inserts, [row])
 
 
 class JournalFile:
@@ -55,7 +55,7 @@ class JournalFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.free = True
-        self.promised = Promised((), [])
+        self.batch = Batch((), [])
         self.size = 0
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -66,46 +66,46 @@ class JournalFile:
 
     @property
     def full(self) -> bool:
-        return len(self.promised.rows) >= ROWS or self.size >= SIZE
+        return len(self.batch.rows) >= ROWS or self.size >= SIZE
 
-    def note(self, writing: Writing, row: Sequence[Any], line: bytes) -> bool:
-        """Whether the row is in the file, as this line; not when that is full, or is for other rows."""
-        promised, text = self.promised, line + b"\n"
-        if not promised.rows:
-            promised.writing = writing
-            text = heading(writing) + text
-        elif promised.writing != writing:
+    def append(self, inserts: Inserts, row: Sequence[Any], line: bytes) -> bool:
+        """Append the row as this line; False when the file is full or holds rows of other statements."""
+        batch, text = self.batch, line + b"\n"
+        if not batch.rows:
+            batch.inserts = inserts
+            text = header(inserts) + text
+        elif batch.inserts != inserts:
             return False
-        if self.full or not self._append(text):
+        if self.full or not self._write(text):
             return False
-        promised.rows.append(row)
+        batch.rows.append(row)
         return True
 
-    def _append(self, text: bytes) -> bool:
+    def _write(self, text: bytes) -> bool:
         with contextlib.suppress(OSError):
             if os.write(self._descriptor, text) == len(text):
                 self.size += len(text)
                 return True
         try:
-            os.ftruncate(self._descriptor, self.size)  # nothing may follow a line without an end
+            os.ftruncate(self._descriptor, self.size)  # nothing may follow an incomplete line
         except OSError:
             self.size = SIZE
         return False
 
     def clear(self) -> None:
-        """Everything in it is written."""
-        self.promised = Promised((), [])
+        """Empty the file, once all its rows are committed."""
+        self.batch = Batch((), [])
         try:
             os.ftruncate(self._descriptor, 0)
         except OSError as error:
-            log.warning("%s is not used any more, what is written cannot be taken out of it: %s", self.path, error)
-            self._remove()  # else it would be written again, whatever has become of it
+            log.warning("%s could not be truncated and is no longer used: %s", self.path, error)
+            self._remove()  # else its rows would be replayed over later changes
             return
         self.size = 0
         self.free = True
 
     def close(self) -> None:
-        if not self.promised.rows:  # else the next to open the database finds it
+        if not self.batch.rows:  # else the next process that opens the database replays it
             self._remove()
         os.close(self._descriptor)
 
@@ -114,34 +114,33 @@ class JournalFile:
             self.path.unlink()
 
 
-def heading(writing: Writing) -> bytes:
-    """The first line of a book."""
-    return orjson.dumps([[insert.sql, insert.places] for insert in writing]) + b"\n"
+def header(inserts: Inserts) -> bytes:
+    """The first line of a file."""
+    return orjson.dumps([[insert.sql, insert.places] for insert in inserts]) + b"\n"
 
 
 class Journal:
-    """The books of one writer. They are opened, cleared and closed inside the gate, in which alone anybody looks for
-    those of the dead; the event loop notes in them."""
+    """The journal files of one writer. Opened, truncated and closed under the file lock, where recovery also runs; the
+    event loop only appends."""
 
     def __init__(self, database: Path) -> None:
         self._name = f"{database.name}.promised-"
         self._directory = database.parent.absolute()
         self._owner = new_id()
-        self._books: list[JournalFile] = []
+        self._files: list[JournalFile] = []
         self._current: JournalFile | None = None
-        self.wanted = False
-        """Whether somebody would have promised something, had there been a book."""
+        self._requested = False  # a row could not be appended because no file is open yet
 
     @property
-    def any(self) -> bool:
+    def pending(self) -> bool:
         return self._current is not None and self._current.size > 0
 
     @property
     def full(self) -> bool:
         return self._current is not None and self._current.full
 
-    def note(self, writing: Writing, row: Sequence[Any]) -> bool:
-        """Whether the row is promised. If not, it is for whoever has it to see that it is written."""
+    def append(self, inserts: Inserts, row: Sequence[Any]) -> bool:
+        """Append the row; False when it cannot be, so that the caller must write it."""
         if self._current is None:
             self._current = self._next()
             if self._current is None:
@@ -150,56 +149,56 @@ class Journal:
             line = orjson.dumps(row, option=orjson.OPT_STRICT_INTEGER)
         except TypeError:  # a lone surrogate, or an integer that is too large
             return False
-        return len(line) <= LONGEST and self._current.note(writing, row, line)
+        return len(line) <= LONGEST and self._current.append(inserts, row, line)
 
-    def turn_over(self) -> JournalFile | None:
-        """The book that was noted in until now, if it holds anything; from now on it is another."""
-        if not self.any:
+    def rotate(self) -> JournalFile | None:
+        """Stop appending to the current file and return it, if it has rows; the next row goes to another one."""
+        if not self.pending:
             return None
         full, self._current = self._current, None
         return full
 
     def _next(self) -> JournalFile | None:
-        self.wanted = not self._books
-        for book in self._books:
-            if book.free:
-                book.free = False
-                return book
+        self._requested = not self._files
+        for file in self._files:
+            if file.free:
+                file.free = False
+                return file
         return None
 
     def open(self) -> None:
-        """Have books, if they are wanted and can be had."""
-        if not self.wanted or self._books:
+        """Open the files, if a row was waiting for them."""
+        if not self._requested or self._files:
             return
-        self.wanted = False
+        self._requested = False
         try:
-            for number in range(BOOKS):
-                self._books.append(JournalFile(self._directory / f"{self._name}{self._owner}-{number}"))
+            for number in range(FILES):
+                self._files.append(JournalFile(self._directory / f"{self._name}{self._owner}-{number}"))
         except OSError as error:
-            log.warning("rows are written one by one, there is no place to note them: %s", error)
+            log.warning("rows are written one by one, since no journal can be opened: %s", error)
 
-    def left_behind(self) -> Iterator[Promised]:
-        """What others have promised and not yet written. The books of the dead are gone when whoever asked is done
-        with them; the living keep theirs, since a row may be written twice."""
-        for path in sorted(self._directory.glob(f"{glob.escape(self._name)}*"), key=_noted_at):
+    def recover(self) -> Iterator[Batch]:
+        """The rows that other processes have journaled and not committed. A file whose owner is dead is removed once
+        the consumer is done with it. A live owner keeps its file: a row may be written twice."""
+        for path in sorted(self._directory.glob(f"{glob.escape(self._name)}*"), key=_modified_at):
             if self._owner in path.name:
                 continue
             try:
-                with _opened(path) as (dead, promised):
-                    if promised.rows:
-                        yield promised
-                    if dead:
+                with _open_for_recovery(path) as (owner_is_dead, batch):
+                    if batch.rows:
+                        yield batch
+                    if owner_is_dead:
                         path.unlink(missing_ok=True)
             except OSError as error:
-                log.warning("what is promised in %s cannot be read: %s", path, error)
+                log.warning("the journal %s cannot be read: %s", path, error)
 
     def close(self) -> None:
-        for book in self._books:
-            book.close()
+        for file in self._files:
+            file.close()
 
 
-def _noted_at(path: Path) -> int:
-    """When the last line of a book was noted: of two that name the same row, the later has the last word."""
+def _modified_at(path: Path) -> int:
+    """The time of the last line: of two files with the same row, the later one is replayed last."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -207,30 +206,31 @@ def _noted_at(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[bool, Promised]]:
-    """Whether the owner of a book is dead, and what is promised in it."""
+def _open_for_recovery(path: Path) -> Iterator[tuple[bool, Batch]]:
+    """True if the owner of a journal file is dead, and its rows."""
     with path.open("rb") as file:
         yield try_lock(file), _read(file.read(SIZE + 2 * LONGEST))
 
 
-def _read(text: bytes) -> Promised:
-    """What was promised. Of a line without its end nobody was told; one that is no JSON was lost with the power."""
-    first, *rows = [_list(line) for line in text.split(b"\n")[:-1]] or [[]]
-    writing = [_insert(each) for each in first]
-    if not writing or None in writing:
-        return Promised((), [])
-    return Promised(tuple(filter(None, writing)), [row for row in rows if row])
+def _read(text: bytes) -> Batch:
+    """The rows of a journal file. An incomplete line was never acknowledged; one that is not JSON was lost in a power
+    failure."""
+    first, *rows = [_parse_list(line) for line in text.split(b"\n")[:-1]] or [[]]
+    inserts = [_parse_insert(item) for item in first]
+    if not inserts or None in inserts:
+        return Batch((), [])
+    return Batch(tuple(filter(None, inserts)), [row for row in rows if row])
 
 
-def _insert(said: Any) -> Insert | None:
-    match said:
+def _parse_insert(item: Any) -> Insert | None:
+    match item:
         case [str(sql), [*places]]:
             return Insert(sql, tuple(places))
         case _:
             return None
 
 
-def _list(line: bytes) -> list[Any]:
+def _parse_list(line: bytes) -> list[Any]:
     try:
         value = orjson.loads(line)
     except ValueError:
@@ -241,7 +241,7 @@ def _list(line: bytes) -> list[Any]:
 def _statements(insert: Insert, rows: Sequence[Sequence[Any]]) -> Iterator[Statement]:
     done = 0
     while done < len(rows):
-        number = next(number for number in _TOGETHER if number <= len(rows) - done)
+        number = next(number for number in _GROUP_SIZES if number <= len(rows) - done)
         some = rows[done : done + number]
         columns = list(zip(*some, strict=True))
         given = tuple(place for place in insert.places if columns[place].count(None) < number)
@@ -251,6 +251,6 @@ def _statements(insert: Insert, rows: Sequence[Sequence[Any]]) -> Iterator[State
 
 @lru_cache(maxsize=256)
 def _sql(insert: Insert, number: int, given: tuple[int, ...]) -> str:
-    """For so many rows that have something in these places: to hand over a NULL costs more than any other value."""
+    """The SQL for so many rows with values at these places. To bind a NULL costs more than any other value."""
     row = f"({', '.join('?' if place in given else 'NULL' for place in insert.places)})"
     return insert.sql.replace("{rows}", ", ".join([row] * number))

@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import aiosqlite
 
-from gateway.db import Row, Statement, Writing
-from gateway.db.journal import Journal, JournalFile, Promised
+from gateway.db import Inserts, Row, Statement
+from gateway.db.journal import Batch, Journal, JournalFile
 from gateway.db.migrations import MIGRATIONS, Migration, pending
 from gateway.errors import Conflict, GatewayError, Invalid, Unavailable
 from gateway.files import FileLock
@@ -51,7 +51,7 @@ _CONFLICTS = {
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection ready to write, its database at the newest version. Call it inside the gate."""
+    """A connection ready to write, its database at the newest version. Call it under the file lock."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT)
     try:
         _require_wal(connection)
@@ -100,23 +100,23 @@ def execute(connection: sqlite3.Connection, statement: Statement) -> list[Row]:
     return rows
 
 
-def storage_failed(error: Exception) -> bool:
-    """Whether the disk or the file is at fault, rather than the statement."""
+def is_storage_failure(error: Exception) -> bool:
+    """Return whether the disk or the file failed, rather than the statement."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _STORAGE_FAILURES
 
 
-def refusal(error: Exception, doing: str) -> GatewayError:
-    """What we say when SQLite says `error`."""
+def convert_error(error: Exception, doing: str) -> GatewayError:
+    """The error of ours for an exception of SQLite."""
     if isinstance(error, GatewayError):
         return error
     if getattr(error, "sqlite_errorcode", None) in _CONFLICTS:
-        said: GatewayError = Conflict(f"someone else was first: {error}")
+        converted: GatewayError = Conflict(f"someone else was first: {error}")
     elif isinstance(error, UnicodeError | OverflowError):
-        said = Invalid(f"a value cannot be stored: {error}", code="INVALID_VALUE")
+        converted = Invalid(f"a value cannot be stored: {error}", code="INVALID_VALUE")
     else:
-        said = Unavailable(f"the database cannot {doing}: {error}", code="STORAGE_UNAVAILABLE")
-    said.__cause__ = error
-    return said
+        converted = Unavailable(f"the database cannot {doing}: {error}", code="STORAGE_UNAVAILABLE")
+    converted.__cause__ = error
+    return converted
 
 
 def _require_wal(connection: sqlite3.Connection) -> None:
@@ -133,98 +133,99 @@ log = logging.getLogger(__name__)
 Rows = list[list[Row]]
 
 BATCH_LIMIT = 256
-CHECKPOINT_AFTER = 2000  # transactions; up to 50 MB of log
-AS_MUCH = 16 * 1024  # bytes of promised rows that lengthen the log as one transaction does
-IDLE_AFTER = 1.0  # seconds without work until the log is brought home, and what was kept is tried again
+CHECKPOINT_AFTER = 2000  # transactions; up to 50 MB of WAL
+BYTES_PER_TRANSACTION = 16 * 1024  # bytes of journaled rows that lengthen the WAL as one transaction does
+IDLE_AFTER = 1.0  # seconds without work until a checkpoint, and until deferred rows are tried again
 LOG_LIMIT = 64 * 1024 * 1024
-SOON = 0.25  # seconds that a promised row waits for others, unless somebody asks for it
+FLUSH_AFTER = 0.25  # seconds that a journaled row waits for others, unless something reads
 
 
 @dataclass(slots=True)
-class Job:
-    """One transaction, and who waits for it; or the rows of a book."""
+class WriteJob:
+    """One transaction and the future of its rows, or the rows of a journal file."""
 
     future: asyncio.Future[Rows]
     statements: Sequence[Statement]
-    book: JournalFile | None = None
+    file: JournalFile | None = None
 
     @property
     def weight(self) -> int:
-        """How many ordinary transactions lengthen the log as this one does."""
-        return 1 if self.book is None else 1 + self.book.size // AS_MUCH
+        """The number of ordinary transactions that lengthen the WAL as this one does."""
+        return 1 if self.file is None else 1 + self.file.size // BYTES_PER_TRANSACTION
 
 
 class Writer:
     """The writing connection and the thread that owns it.
 
-    Nothing is acknowledged before its COMMIT, or its line in a book (`promises`). A killed process loses nothing it
-    acknowledged; a power failure at most what was committed since the log was last brought home, never the file.
-    Everything is written in the order in which it was handed over, promised or not.
+    Nothing is acknowledged before its COMMIT, or its line in the journal. A killed process loses nothing it
+    acknowledged; a power failure loses at most what was committed since the last checkpoint, never the database.
+    Everything is written in the order in which it was submitted, journaled or not.
     `opened` and `ended` are futures of the event loop that made the writer.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._promises = Journal(path)
-        self._due = False  # a clock runs for what is promised
-        self._making_good: asyncio.Future[Rows] | None = None
-        self._kept: list[Job] = []  # books the disk did not take; they go before whatever is written next
-        self._in_log = 0
+        self._jobs: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
+        self._journal = Journal(path)
+        self._timer_set = False  # a timer will flush the journal
+        self._flushing: asyncio.Future[Rows] | None = None
+        # Journal files the disk did not take; they are written before anything else.
+        self._deferred: list[WriteJob] = []
+        self._transactions_in_log = 0
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        threading.Thread(target=self._live, name="sqlite-writer", daemon=True).start()
+        threading.Thread(target=self._run, name="sqlite-writer", daemon=True).start()
 
     async def submit(self, statements: Sequence[Statement]) -> Rows:
-        """The rows of a transaction, once it is committed."""
-        self._make_good()
+        """Commit a transaction and return its rows."""
+        self._flush()
         future: asyncio.Future[Rows] = self._loop.create_future()
-        self._jobs.put(Job(future, statements))
+        self._jobs.put(WriteJob(future, statements))
         return await future
 
-    def promise(self, writing: Writing, row: Sequence[Any]) -> bool:
-        """Whether the row will be written, whatever becomes of this process."""
-        if not self._promises.note(writing, row):
+    def append(self, inserts: Inserts, row: Sequence[Any]) -> bool:
+        """Journal a row; False when it cannot be."""
+        if not self._journal.append(inserts, row):
             return False
-        if self._promises.full:
-            self._make_good()
-        elif not self._due:
-            self._due = True
-            self._loop.call_later(SOON, self._when_due)
+        if self._journal.full:
+            self._flush()
+        elif not self._timer_set:
+            self._timer_set = True
+            self._loop.call_later(FLUSH_AFTER, self._flush_when_due)
         return True
 
-    async def made_good(self) -> None:
-        """Returns when all that was promised is written, as far as it could be."""
-        self._make_good()
-        if self._making_good is not None and not self._making_good.done():
-            await asyncio.wait([self._making_good])
+    async def flush(self) -> None:
+        """Return when all journaled rows are written, as far as they can be."""
+        self._flush()
+        if self._flushing is not None and not self._flushing.done():
+            await asyncio.wait([self._flushing])
 
     def stop(self) -> None:
-        """Let the thread end once everything queued before is written; nothing may follow."""
-        self._make_good()
+        """End the thread once everything queued is written; nothing may be submitted afterwards."""
+        self._flush()
         self._jobs.put(None)
 
-    def _when_due(self) -> None:
-        self._due = False
-        self._make_good()
+    def _flush_when_due(self) -> None:
+        self._timer_set = False
+        self._flush()
 
-    def _make_good(self) -> None:
-        book = self._promises.turn_over()
-        if book is not None:
-            self._making_good = self._loop.create_future()
-            self._jobs.put(Job(self._making_good, (), book))
+    def _flush(self) -> None:
+        file = self._journal.rotate()
+        if file is not None:
+            self._flushing = self._loop.create_future()
+            self._jobs.put(WriteJob(self._flushing, (), file))
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         try:
             self._open()
         except Exception as error:
-            self._tell(_settle, self.opened, refusal(error, f"be opened at {self._path}"))
+            self._call_in_loop(_resolve, self.opened, convert_error(error, f"be opened at {self._path}"))
         else:
-            self._tell(_settle, self.opened, None)
+            self._call_in_loop(_resolve, self.opened, None)
             self._work()
             self._close()
-        self._tell(_settle, self.ended, None)
+        self._call_in_loop(_resolve, self.ended, None)
 
     def _open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -234,147 +235,151 @@ class Writer:
             with self._lock:
                 _create_private(self._path)
                 self._connection = connect(self._path)
-                self._write_left_behind()
+                self._recover()
         except BaseException:
             self._lock.close()
             raise
 
     def _close(self) -> None:
         with self._lock, contextlib.suppress(sqlite3.Error):
-            self._promises.close()
-            self._connection.close()  # the last connection of all processes brings the log home
+            self._journal.close()
+            self._connection.close()  # the last connection of all processes makes a checkpoint
         self._lock.close()
 
     def _work(self) -> None:
         while True:
             try:
-                job = self._jobs.get(timeout=IDLE_AFTER if self._in_log or self._kept else None)
+                job = self._jobs.get(timeout=IDLE_AFTER if self._transactions_in_log or self._deferred else None)
             except queue.Empty:
-                self._commit_kept()
+                self._commit_deferred()
                 with self._lock:
-                    self._write_left_behind()
+                    self._recover()
                     self._checkpoint()
                 continue
             if job is None:
-                self._commit_kept()
+                self._commit_deferred()
                 return
-            self._commit(self._with_waiting(job))
+            self._commit(self._collect_queued(job))
 
-    def _with_waiting(self, job: Job) -> list[Job]:
+    def _collect_queued(self, job: WriteJob) -> list[WriteJob]:
         jobs = [job]
         while len(jobs) < BATCH_LIMIT and not self._jobs.empty():
             waiting = self._jobs.get()
             if waiting is None:
-                self._jobs.put(None)  # said again, for whoever takes from the queue next
+                self._jobs.put(None)  # for the next read of the queue
                 break
             jobs.append(waiting)
         return jobs
 
-    def _commit_kept(self) -> None:
-        if self._kept:
+    def _commit_deferred(self) -> None:
+        if self._deferred:
             self._commit([])
 
-    def _commit(self, jobs: list[Job]) -> None:
-        jobs = self._kept + jobs
-        self._in_log += sum(job.weight for job in jobs)
+    def _commit(self, jobs: list[WriteJob]) -> None:
+        jobs = self._deferred + jobs
+        self._transactions_in_log += sum(job.weight for job in jobs)
         with self._lock:
             results = self._results(jobs)
-            self._kept = [job for job, result in zip(jobs, results, strict=True) if not _cleared(job, result)]
-            self._promises.open()
-            self._tell(_settle_all, jobs, results)
-            if self._in_log >= CHECKPOINT_AFTER:
+            self._deferred = [job for job, result in zip(jobs, results, strict=True) if not _finish(job, result)]
+            self._journal.open()
+            self._call_in_loop(_resolve_all, jobs, results)
+            if self._transactions_in_log >= CHECKPOINT_AFTER:
                 self._checkpoint()
 
-    def _results(self, jobs: list[Job]) -> Sequence[Rows | GatewayError]:
-        """All jobs in one transaction; if one fails, each in its own, so that none suffers for it.
+    def _results(self, jobs: list[WriteJob]) -> Sequence[Rows | GatewayError]:
+        """Run all jobs in one transaction; if one fails, each in its own, so that it fails alone.
 
-        A full or broken disk is nobody's own failure: then all are refused.
+        A full or broken disk is the failure of no single job: all are refused.
         """
         try:
-            return self._together([_statements(job) for job in jobs])
+            return self._execute([_statements(job) for job in jobs])
         except Exception as error:
-            if storage_failed(error):
-                return [refusal(error, "be written") for _ in jobs]
+            if is_storage_failure(error):
+                return [convert_error(error, "be written") for _ in jobs]
             if len(jobs) > 1:
                 return [self._results([job])[0] for job in jobs]
-            book = jobs[0].book
-            return [refusal(error, "be written") if book is None else self._redeem(book.promised)]
+            file = jobs[0].file
+            return [convert_error(error, "be written") if file is None else self._write_batch(file.batch)]
 
-    def _together(self, jobs: Sequence[Sequence[Statement]]) -> list[Rows]:
+    def _execute(self, jobs: Sequence[Sequence[Statement]]) -> list[Rows]:
         connection = self._connection
-        if connection.in_transaction:  # which could not be undone, for want of memory
+        if connection.in_transaction:  # its rollback failed for lack of memory
             connection.rollback()
         if len(jobs) == 1 and len(jobs[0]) == 1 and jobs[0][0].expect is None:
-            return [[execute(connection, jobs[0][0])]]  # which is a transaction by itself
+            return [[execute(connection, jobs[0][0])]]  # a transaction by itself
         with transaction(connection):
             return [[execute(connection, statement) for statement in statements] for statements in jobs]
 
-    def _redeem(self, promised: Promised) -> Rows | GatewayError:
-        """All rows together; if one of them is in the way, row by row: of that one only the log will tell."""
+    def _write_batch(self, batch: Batch) -> Rows | GatewayError:
+        """Write all rows together; if one of them fails, row by row, and log that one."""
         try:
-            return self._together([promised.statements()])[0]
+            return self._execute([batch.statements()])[0]
         except Exception as error:
-            if storage_failed(error) or isinstance(error, MemoryError):
-                return refusal(error, "be written")
-            if len(promised.rows) == 1:
-                log.error("a row that was promised cannot be written: %s", error)
+            if is_storage_failure(error) or isinstance(error, MemoryError):
+                return convert_error(error, "be written")
+            if len(batch.rows) == 1:
+                log.error("a journaled row cannot be written: %s", error)
                 return []
-        results = map(self._redeem, promised.apart())
+        results = map(self._write_batch, batch.split())
         return next((failed for failed in results if isinstance(failed, GatewayError)), [])
 
-    def _write_left_behind(self) -> None:
-        """Keep the promises of those who cannot any more."""
+    def _recover(self) -> None:
+        """Replay the journals of other processes."""
         try:
-            for promised in self._promises.left_behind():
-                failed = self._redeem(promised)
+            for batch in self._journal.recover():
+                failed = self._write_batch(batch)
                 if isinstance(failed, GatewayError):
                     raise failed
         except (GatewayError, OSError) as error:
-            log.warning("what others promised to %s was not written, it will be tried again: %s", self._path, error)
+            log.warning(
+                "journals of other processes for %s could not be replayed and will be tried again: %s",
+                self._path,
+                error,
+            )
 
     def _checkpoint(self) -> None:
-        """Bring the log home, inside the gate; one grown too long is cut when no reader needs it."""
-        self._in_log = 0
+        """Make a checkpoint, under the file lock; truncate a WAL that is too long, if no reader needs it."""
+        self._transactions_in_log = 0
         try:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             if self._path.with_name(f"{self._path.name}-wal").stat().st_size > LOG_LIMIT:
-                self._wait_at_most(0)  # whoever waits for the gate does not wait for a reader
+                self._set_busy_timeout(0)  # those that wait for the lock do not wait for a reader
                 try:
                     self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 finally:
-                    self._wait_at_most(BUSY_TIMEOUT)
+                    self._set_busy_timeout(BUSY_TIMEOUT)
         except (sqlite3.Error, OSError) as error:
-            log.warning("the log of %s was not brought home, it will be tried again: %s", self._path, error)
+            log.warning("the checkpoint of %s failed and will be tried again: %s", self._path, error)
 
-    def _wait_at_most(self, seconds: float) -> None:
+    def _set_busy_timeout(self, seconds: float) -> None:
         self._connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
-    def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it whoever waited
+    def _call_in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
-def _statements(job: Job) -> Sequence[Statement]:
-    return job.statements if job.book is None else job.book.promised.statements()
+def _statements(job: WriteJob) -> Sequence[Statement]:
+    return job.statements if job.file is None else job.file.batch.statements()
 
 
-def _cleared(job: Job, result: Rows | GatewayError) -> bool:
-    """Whether nothing is left to do for a job."""
-    if job.book is None:
+def _finish(job: WriteJob, result: Rows | GatewayError) -> bool:
+    """Empty the journal file of a job that was written; False when it must be tried again."""
+    if job.file is None:
         return True
     if isinstance(result, GatewayError):
-        log.warning("%s; what was promised is kept in %s", result, job.book.path)
+        log.warning("%s; the rows stay in %s", result, job.file.path)
         return False
-    job.book.clear()
+    job.file.clear()
     return True
 
 
-def _settle_all(jobs: Sequence[Job], results: Sequence[Rows | GatewayError]) -> None:
+def _resolve_all(jobs: Sequence[WriteJob], results: Sequence[Rows | GatewayError]) -> None:
     for job, result in zip(jobs, results, strict=True):
-        _settle(job.future, result if job.book is None else None)  # of a book one asks only that it was tried
+        _resolve(job.future, result if job.file is None else None)  # a flush waits for the attempt, whatever its result
 
 
-def _settle(future: asyncio.Future[Any], result: object) -> None:
+def _resolve(future: asyncio.Future[Any], result: object) -> None:
     if future.done():  # its waiter was cancelled; the transaction stands
         return
     if isinstance(result, GatewayError):
@@ -408,18 +413,18 @@ class SqliteDatabase:
             raise _closed()
         return await self._writer.submit(statements)
 
-    def promise(self, writing: Writing, row: Sequence[Any]) -> bool:
-        return not self._closed and self._writer.promise(writing, row)
+    def append(self, inserts: Inserts, row: Sequence[Any]) -> bool:
+        return not self._closed and self._writer.append(inserts, row)
 
     async def fetch(self, sql: str, *parameters: Any) -> list[Row]:
-        await self._writer.made_good()
+        await self._writer.flush()
         if self._closed:
             raise _closed()
         try:
             rows = await self._reader.execute_fetchall(sql, parameters)
             return cast(list[Row], rows)
         except (sqlite3.Error, ValueError, OverflowError) as error:
-            raise refusal(error, "be read") from error
+            raise convert_error(error, "be read") from error
 
     async def close(self) -> None:
         if not self._closed:
@@ -427,7 +432,7 @@ class SqliteDatabase:
             try:
                 await self._reader.close()
             finally:
-                self._writer.stop()  # closes last, inside the gate
+                self._writer.stop()  # closes last, under the file lock
         await asyncio.shield(self._writer.ended)
 
 
@@ -438,7 +443,7 @@ async def _reader(path: Path) -> aiosqlite.Connection:
     try:
         return await connecting
     except sqlite3.Error as error:
-        raise refusal(error, f"be opened at {path}") from error
+        raise convert_error(error, f"be opened at {path}") from error
 
 
 def _closed() -> Unavailable:
@@ -470,7 +475,7 @@ def require_local(directory: Path, mounts: Path = _MOUNTS) -> None:
 
 
 def _file_system(directory: Path, mounts: Path) -> str | None:
-    """The type of the file system a directory is on, where Linux tells; None elsewhere."""
+    """The type of the file system a directory is on, as Linux reports it; None elsewhere."""
     device = directory.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:

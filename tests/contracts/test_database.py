@@ -129,19 +129,19 @@ async def test_each_statement_answers_with_the_rows_it_returned(engine: str, tmp
 
 @every_engine
 @run_on_loop
-async def test_what_is_promised_is_there_for_whoever_asks_and_what_is_refused_is_not(
+async def test_what_is_journaled_is_there_for_whoever_asks_and_what_is_refused_is_not(
     engine: str, tmp_path: Path
 ) -> None:
-    writing = (Insert("INSERT INTO notes (id, body) VALUES {rows}", (0, 1)),)
+    inserts = (Insert("INSERT INTO notes (id, body) VALUES {rows}", (0, 1)),)
     async with with_notes(engine, tmp_path) as db:
-        promised: list[tuple[str, str | None]] = []
+        journaled: list[tuple[str, str | None]] = []
         for number in range(40):
             row = (f"{number:02}", None if number % 3 else "a text")
-            promised += [row] if db.promise(writing, row) else []
+            journaled += [row] if db.append(inserts, row) else []
             await db.run(insert(f"other {number}"))
-        assert await db.fetch("SELECT id, body FROM notes WHERE id < 'other' ORDER BY id") == promised
+        assert await db.fetch("SELECT id, body FROM notes WHERE id < 'other' ORDER BY id") == journaled
     async with opened(engine, tmp_path) as db:
-        assert await db.fetch("SELECT id, body FROM notes WHERE id < 'other' ORDER BY id") == promised
+        assert await db.fetch("SELECT id, body FROM notes WHERE id < 'other' ORDER BY id") == journaled
 
 
 @every_engine

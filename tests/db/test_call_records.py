@@ -34,12 +34,12 @@ def a_call(**changes: Any) -> Call:
 
 
 @asynccontextmanager
-async def opened(place: Path, *, promising: bool = True) -> AsyncIterator[tuple[CallRecords, SqliteDatabase]]:
+async def opened(place: Path, *, journal_worker: bool = True) -> AsyncIterator[tuple[CallRecords, SqliteDatabase]]:
     """A database that takes promises, as it does after it was asked once; or one that was not asked yet."""
     db = await SqliteDatabase.open(place / "toolgate.db")
     try:
-        if promising:
-            assert not db.promise((), [])
+        if journal_worker:
+            assert not db.append((), [])
             await db.run(Statement("SELECT 1"))
         yield CallRecords(db, "process-1"), db
     finally:
@@ -47,12 +47,12 @@ async def opened(place: Path, *, promising: bool = True) -> AsyncIterator[tuple[
 
 
 def recorded(place: Path, call: Call, outcome: Outcome, *, finished_at: float = NOON) -> CallRecord:
-    """The record of a finished call, which is the same whether it was promised or written alone."""
+    """The record of a finished call, which is the same whether it was journaled or written alone."""
 
     async def main() -> CallRecord:
         found = []
-        for promising in (False, True):
-            async with opened(place / f"{promising}", promising=promising) as (records, _):
+        for journal_worker in (False, True):
+            async with opened(place / f"{journal_worker}", journal_worker=journal_worker) as (records, _):
                 await records.record_finished(call, outcome, finished_at=finished_at)
                 found.append(await records.get(call.id))
         assert found[0] == found[1]
@@ -235,9 +235,9 @@ def test_a_secret_argument_is_not_in_the_files_either(tmp_path: Path) -> None:
     async def test(records: CallRecords, db: SqliteDatabase) -> None:
         secret = a_call(arguments={"user": "ada", "password": "hunter2-hunter2"})
         await records.record_finished(secret, Outcome(error=Invalid("hunter2-hunter2 is too short")))
-        promised = b"".join(path.read_bytes() for path in tmp_path.glob("toolgate.db.promised-*"))
-        assert b"ada" in promised and b"is too short" in promised
-        assert b"hunter2" not in promised
+        journaled = b"".join(path.read_bytes() for path in tmp_path.glob("toolgate.db.promised-*"))
+        assert b"ada" in journaled and b"is too short" in journaled
+        assert b"hunter2" not in journaled
 
     on_records(tmp_path, test)
 
@@ -282,7 +282,7 @@ def test_a_chat_deleted_meanwhile_is_made_again_for_the_record(tmp_path: Path) -
 
 def test_a_chat_belongs_to_whoever_was_recorded_in_it_first(tmp_path: Path) -> None:
     async def test(records: CallRecords, db: SqliteDatabase) -> None:
-        for principal in ("ada", "bob"):  # promised together
+        for principal in ("ada", "bob"):  # journaled together
             await records.record_finished(a_call(caller=Caller(principal=principal)), Outcome(value=1))
         assert await db.fetch("SELECT id, principal FROM chats") == [("c1", "ada")]
         assert {record.principal for record in await records.list_calls()} == {"ada", "bob"}
@@ -348,14 +348,14 @@ def digest_of(record: CallRecord) -> Any:
 
 def test_a_caller_cancelled_while_the_record_is_written_takes_no_digest_with_it(tmp_path: Path) -> None:
     async def test(records: CallRecords, db: SqliteDatabase) -> None:
-        call = a_call(name="x" * LONGEST, tool=None)  # too long to be promised
+        call = a_call(name="x" * LONGEST, tool=None)  # too long to be journaled
         with (tmp_path / "toolgate.db.gate").open() as gate:  # held, so that it has to wait
             fcntl.flock(gate, fcntl.LOCK_EX)
-            writing = asyncio.ensure_future(records.record_finished(call, Outcome(value=LARGE)))
+            inserts = asyncio.ensure_future(records.record_finished(call, Outcome(value=LARGE)))
             await asyncio.sleep(0)
-            writing.cancel()
+            inserts.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await writing
+                await inserts
         assert digest_of(await records.get(call.id)) == DIGEST
 
     on_records(tmp_path, test)

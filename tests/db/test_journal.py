@@ -1,4 +1,4 @@
-"""Rows that are promised: within one process as if written at once, whatever the disk does."""
+"""Rows that are journaled: within one process as if written at once, whatever the disk does."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.db import Insert, Statement, sqlite
-from gateway.db.journal import BOOKS, LONGEST, ROWS, SIZE, Journal, JournalFile, heading
+from gateway.db.journal import FILES, LONGEST, ROWS, SIZE, Journal, JournalFile, header
 from gateway.db.sqlite import SqliteDatabase
 from gateway.errors import Unavailable
 
-from .promising import (
+from .journal_worker import (
     ALONE,
+    INSERTS,
     TABLE,
-    WRITING,
     are_empty,
-    books,
+    journal_files,
     left,
     lengthen_the_log,
     no_file_longer_than,
@@ -52,7 +52,7 @@ def the_gate_held(place: Path) -> Iterator[None]:
 
 
 @pytest.mark.promise("T1")
-async def test_whoever_reads_or_writes_after_a_promise_finds_it_kept(tmp_path: Path) -> None:
+async def test_whoever_reads_or_writes_after_a_journaled_row_finds_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         assert note(db, "a")
         assert await notes(db) == ["a"]
@@ -72,24 +72,24 @@ async def test_what_nobody_asks_for_is_written_soon_and_the_lines_are_gone(tmp_p
     async with opened(tmp_path) as db:
         for number in range(100):
             assert note(db, f"{number:03}")
-        assert sum(path.stat().st_size for path in books(tmp_path)) > 0
-        await async_eventually(lambda: are_empty(*books(tmp_path)))
+        assert sum(path.stat().st_size for path in journal_files(tmp_path)) > 0
+        await async_eventually(lambda: are_empty(*journal_files(tmp_path)))
         foreign = sqlite3.connect(tmp_path / "toolgate.db")
         assert foreign.execute("SELECT count(*) FROM notes").fetchall() == [(100,)]
         foreign.close()
 
 
-async def test_closing_writes_what_is_promised_and_leaves_no_file(tmp_path: Path) -> None:
+async def test_closing_writes_what_is_journaled_and_leaves_no_file(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         for number in range(100):
             assert note(db, f"{number:03}")
-        assert len(books(tmp_path)) == BOOKS
+        assert len(journal_files(tmp_path)) == FILES
         await db.close()
-        assert books(tmp_path) == []
+        assert journal_files(tmp_path) == []
     assert len(await left(tmp_path)) == 100
 
 
-async def test_a_closed_database_takes_no_promise_not_even_into_files_that_were_opened_since(tmp_path: Path) -> None:
+async def test_a_closed_database_journals_no_row_not_even_into_files_that_were_opened_since(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         assert note(db, "a")
     others = [os.open(tmp_path / f"{number}", os.O_WRONLY | os.O_CREAT) for number in range(20)]
@@ -100,28 +100,28 @@ async def test_a_closed_database_takes_no_promise_not_even_into_files_that_were_
 
 
 @pytest.mark.promise("T1")
-async def test_only_the_owner_can_read_what_is_promised(tmp_path: Path) -> None:
+async def test_only_the_owner_can_read_what_is_journaled(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         async with opened(tmp_path) as db:
             assert note(db, "a")
-            assert {stat.filemode(path.stat().st_mode) for path in books(tmp_path)} == {"-rw-------"}
+            assert {stat.filemode(path.stat().st_mode) for path in journal_files(tmp_path)} == {"-rw-------"}
     finally:
         os.umask(before)
 
 
-async def test_a_process_that_promises_nothing_makes_no_files(tmp_path: Path) -> None:
+async def test_a_process_that_journals_nothing_makes_no_files(tmp_path: Path) -> None:
     db = await SqliteDatabase.open(tmp_path / "toolgate.db")
     await db.run(TABLE)
-    assert books(tmp_path) == []
+    assert journal_files(tmp_path) == []
     await db.close()
 
 
 async def test_more_rows_than_go_together_wait_for_others_to_be_written(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         with the_gate_held(tmp_path):
-            taken = [number for number in range(ROWS * BOOKS + 10) if note(db, f"{number:04}")]
-            assert taken == list(range(ROWS * BOOKS))
+            taken = [number for number in range(ROWS * FILES + 10) if note(db, f"{number:04}")]
+            assert taken == list(range(ROWS * FILES))
             reading = asyncio.create_task(notes(db))
             await asyncio.sleep(0.01)
             assert not reading.done()
@@ -130,13 +130,13 @@ async def test_more_rows_than_go_together_wait_for_others_to_be_written(tmp_path
         assert len(await notes(db)) == len(taken) + 1
 
 
-async def test_a_book_takes_no_more_bytes_than_it_may(tmp_path: Path) -> None:
+async def test_a_journal_file_takes_no_more_bytes_than_it_may(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         assert note(db, "longest", 1, "x" * (LONGEST - len('["longest",1,""]')))
         assert not note(db, "longest", 1, "x" * (LONGEST + 1 - len('["longest",1,""]')))
         with the_gate_held(tmp_path):
             taken = sum(note(db, f"{number}", 1, "x" * 100_000) for number in range(100))
-            sizes = [path.stat().st_size for path in books(tmp_path)]
+            sizes = [path.stat().st_size for path in journal_files(tmp_path)]
             assert SIZE <= min(sizes) <= max(sizes) < SIZE + 110_000
         assert len(await notes(db)) == 1 + taken < 50
         assert note(db, "after")
@@ -146,9 +146,9 @@ async def test_rows_of_another_kind_wait_until_the_others_are_written(tmp_path: 
     async with opened(tmp_path) as db:
         other = (Insert("INSERT INTO notes (id) VALUES {rows}", (0,)),)
         assert note(db, "a")
-        assert not db.promise(other, ["b"])
+        assert not db.append(other, ["b"])
         assert await notes(db) == ["a"]
-        assert db.promise(other, ["b"])
+        assert db.append(other, ["b"])
         assert await notes(db) == ["a", "b"]
 
 
@@ -163,7 +163,7 @@ async def test_one_row_that_cannot_be_written_takes_no_neighbour_with_it(
         assert [type(refused) for refused in await alone] == [Unavailable]
         assert await notes(db) == ["a", "b", "d"]
         assert [record.levelno for record in caplog.records] == [logging.ERROR]
-        await async_eventually(lambda: are_empty(*books(tmp_path)))
+        await async_eventually(lambda: are_empty(*journal_files(tmp_path)))
     assert await left(tmp_path) == ["a", "b", "d"]
 
 
@@ -192,36 +192,36 @@ def test_values_come_back_as_if_they_had_been_written_alone(rows: list[tuple[Any
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**64, "lone \ud800", b"bytes", object()])
-async def test_a_value_that_would_be_another_in_the_file_is_not_promised(value: Any, tmp_path: Path) -> None:
+async def test_a_value_that_would_be_another_in_the_file_is_not_journaled(value: Any, tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         assert not note(db, "a", 1, value)
         assert note(db, "b")
         assert await notes(db) == ["b"]
 
 
-def _noted(book: JournalFile, name: str, body: str | None = None) -> bool:
+def _noted(file: JournalFile, name: str, body: str | None = None) -> bool:
     row = [name, 1, body]
-    return book.note(WRITING, row, orjson.dumps(row))
+    return file.append(INSERTS, row, orjson.dumps(row))
 
 
 @pytest.mark.promise("T1")
-async def test_a_row_for_which_the_disk_has_no_room_is_not_promised_and_harms_none_after_it(tmp_path: Path) -> None:
+async def test_a_row_for_which_the_disk_has_no_room_is_not_journaled_and_harms_none_after_it(tmp_path: Path) -> None:
     await left(tmp_path)
-    header = len(heading(WRITING))
-    rooms = [0, 1, header + 10, header + 60]  # for a part of the statements, of the first row, of the second
+    header_size = len(header(INSERTS))
+    rooms = [0, 1, header_size + 10, header_size + 60]  # for a part of the statements, of the first row, of the second
     for room in rooms:
-        book = JournalFile(tmp_path / f"toolgate.db.promised-{room:03}-0")
+        file = JournalFile(tmp_path / f"toolgate.db.promised-{room:03}-0")
         with no_file_longer_than(room):
-            first = _noted(book, f"{room} first", "x" * 20)
-            assert not _noted(book, f"{room} refused", "x" * 200)
+            first = _noted(file, f"{room} first", "x" * 20)
+            assert not _noted(file, f"{room} refused", "x" * 200)
         assert first == (room > header + 10)
-        assert _noted(book, f"{room} after")
-        os.close(book._descriptor)
+        assert _noted(file, f"{room} after")
+        os.close(file._descriptor)
     assert await left(tmp_path) == sorted([*[f"{room} after" for room in rooms], f"{rooms[-1]} first"])
-    assert books(tmp_path) == []
+    assert journal_files(tmp_path) == []
 
 
-async def test_while_the_disk_is_full_nothing_is_promised_and_afterwards_it_is(tmp_path: Path) -> None:
+async def test_while_the_disk_is_full_nothing_is_journaled_and_afterwards_it_is(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         await lengthen_the_log(db)
         with no_file_longer_than(60):
@@ -248,13 +248,13 @@ async def test_what_the_disk_did_not_take_is_kept_and_written_in_its_turn(
             assert note(db, "c")
         await db.run(Statement("DELETE FROM notes WHERE id = 'a'"))
         assert await notes(db) == ["0", "b", "c"]
-        await async_eventually(lambda: are_empty(*books(tmp_path)))
+        await async_eventually(lambda: are_empty(*journal_files(tmp_path)))
         with no_file_longer_than(await lengthen_the_log(db)):
             assert note(db, "d")
             assert await notes(db) == ["0", "b", "c"]
             caplog.clear()
-            await async_eventually(lambda: caplog.text.count("what was promised is kept in") >= 3)
-        await async_eventually(lambda: are_empty(*books(tmp_path)))  # though nobody writes or asks
+            await async_eventually(lambda: caplog.text.count("the rows stay in") >= 3)
+        await async_eventually(lambda: are_empty(*journal_files(tmp_path)))  # though nobody writes or asks
         assert await notes(db) == ["0", "b", "c", "d"]
     assert await left(tmp_path) == ["0", "b", "c", "d"]
 
@@ -265,9 +265,9 @@ async def test_closing_on_a_broken_disk_keeps_the_lines_for_the_next(tmp_path: P
         with no_file_longer_than(await lengthen_the_log(db)), anyio.fail_after(TIMEOUT):
             assert note(db, "a")
             await db.close()
-        assert len(books(tmp_path)) == 1
+        assert len(journal_files(tmp_path)) == 1
     assert await left(tmp_path) == ["0", "a"]
-    assert books(tmp_path) == []
+    assert journal_files(tmp_path) == []
 
 
 async def test_closing_tries_once_more_what_the_disk_did_not_take(tmp_path: Path) -> None:
@@ -276,30 +276,30 @@ async def test_closing_tries_once_more_what_the_disk_did_not_take(tmp_path: Path
             assert note(db, "a")
             assert await notes(db) == ["0"]
         await db.close()
-        assert books(tmp_path) == []
+        assert journal_files(tmp_path) == []
     assert await left(tmp_path) == ["0", "a"]
 
 
-def make_unwritable(book: JournalFile | None) -> None:
-    assert book is not None
+def make_unwritable(file: JournalFile | None) -> None:
+    assert file is not None
     with Path("/dev/null").open("rb") as unwritable:
-        os.dup2(unwritable.fileno(), book._descriptor)
+        os.dup2(unwritable.fileno(), file._descriptor)
 
 
-async def test_a_book_whose_lines_cannot_be_removed_is_not_used_again(tmp_path: Path) -> None:
+async def test_a_journal_file_whose_lines_cannot_be_removed_is_not_used_again(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
-        for number in range(BOOKS + 1):
+        for number in range(FILES + 1):
             if note(db, f"{number}"):
-                make_unwritable(db._writer._promises._current)
+                make_unwritable(db._writer._journal._current)
             with anyio.fail_after(TIMEOUT):
-                assert len(await notes(db)) == min(number + 1, BOOKS)
-        assert books(tmp_path) == []  # else its rows were written again by whoever is idle
+                assert len(await notes(db)) == min(number + 1, FILES)
+        assert journal_files(tmp_path) == []  # else its rows were written again by whoever is idle
         await db.run(Statement(ALONE.sql, ("last", 1, None)))
         with anyio.fail_after(TIMEOUT):
             await db.close()
 
 
-async def test_a_transaction_that_was_not_undone_takes_no_promise_with_it(tmp_path: Path) -> None:
+async def test_a_transaction_that_was_not_undone_takes_no_journaled_row_with_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         await db.run(Statement("BEGIN"))  # as where there was no memory to undo one
         assert note(db, "a") and note(db, "b")
@@ -307,9 +307,9 @@ async def test_a_transaction_that_was_not_undone_takes_no_promise_with_it(tmp_pa
     assert await left(tmp_path) == ["a", "b"]
 
 
-async def test_a_book_in_which_nothing_can_be_noted_makes_way_for_another(tmp_path: Path) -> None:
+async def test_a_journal_file_in_which_nothing_can_be_noted_makes_way_for_another(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
-        make_unwritable(db._writer._promises._books[0])
+        make_unwritable(db._writer._journal._files[0])
         assert not note(db, "a")
         await db.run(Statement(ALONE.sql, ("a", 1, None)))
         assert note(db, "b")
@@ -318,7 +318,7 @@ async def test_a_book_in_which_nothing_can_be_noted_makes_way_for_another(tmp_pa
 
 async def test_a_file_that_cannot_be_removed_keeps_nobody_from_closing(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
-        for path in books(tmp_path):
+        for path in journal_files(tmp_path):
             path.unlink()
             path.mkdir()
         with anyio.fail_after(TIMEOUT):
@@ -326,29 +326,29 @@ async def test_a_file_that_cannot_be_removed_keeps_nobody_from_closing(tmp_path:
     assert await left(tmp_path) == []
 
 
-async def test_without_a_place_for_books_rows_are_written_one_by_one_and_nothing_leaks(
+async def test_without_a_place_for_journal_files_rows_are_written_one_by_one_and_nothing_leaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError("no locks left")
 
     open_before = os.listdir("/proc/self/fd") if Path("/proc/self/fd").exists() else []
-    promises = Journal(tmp_path / "toolgate.db")
+    journal = Journal(tmp_path / "toolgate.db")
     with monkeypatch.context() as refusing:
         refusing.setattr(fcntl, "flock", refuse)
         for _ in range(3):
-            assert not promises.note(WRITING, ["a", 1, None])
-            promises.open()
-        assert books(tmp_path) == []
+            assert not journal.append(INSERTS, ["a", 1, None])
+            journal.open()
+        assert journal_files(tmp_path) == []
     if open_before:
         assert len(os.listdir("/proc/self/fd")) == len(open_before)
-    assert not promises.note(WRITING, ["a", 1, None])
-    promises.open()
-    assert promises.note(WRITING, ["a", 1, None])
-    promises.close()
+    assert not journal.append(INSERTS, ["a", 1, None])
+    journal.open()
+    assert journal.append(INSERTS, ["a", 1, None])
+    journal.close()
 
 
-async def test_whoever_stops_waiting_takes_no_promise_with_it(tmp_path: Path) -> None:
+async def test_whoever_stops_waiting_takes_no_journaled_row_with_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as db:
         with the_gate_held(tmp_path):
             assert note(db, "a")
@@ -376,7 +376,7 @@ async def test_who_reads_while_the_database_is_closed_is_told_so(tmp_path: Path)
 
 
 @pytest.mark.promise("X3")
-async def test_the_log_does_not_grow_without_end_under_promises_alone(
+async def test_the_log_does_not_grow_without_end_under_journaled_rows_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "CHECKPOINT_AFTER", 100)
@@ -387,10 +387,10 @@ async def test_the_log_does_not_grow_without_end_under_promises_alone(
                 assert note(db, f"{number}-{row}", row, "x" * 5000)
             await db.fetch("SELECT 1")
             longest = max(longest, log.stat().st_size)
-    assert longest < 4_000_000  # one checkpoint for each hundred books: more than 30 MB
+    assert longest < 4_000_000  # one checkpoint for each hundred journal_files: more than 30 MB
 
 
-async def test_two_databases_of_one_process_keep_their_promises_apart(tmp_path: Path) -> None:
+async def test_two_databases_of_one_process_keep_their_journals_apart(tmp_path: Path) -> None:
     async with opened(tmp_path) as first, opened(tmp_path) as second:
         for number in range(200):
             assert note(first, f"first-{number:03}")
@@ -400,6 +400,6 @@ async def test_two_databases_of_one_process_keep_their_promises_apart(tmp_path: 
         await notes(second)
         assert len(await notes(first)) == 400
         await first.close()
-        assert len(books(tmp_path)) == BOOKS
+        assert len(journal_files(tmp_path)) == FILES
         assert note(second, "after")
     assert len(await left(tmp_path)) == 401

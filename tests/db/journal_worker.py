@@ -1,4 +1,4 @@
-"""What the tests of promised rows share: a table of notes, how its rows are promised, and a process that promises."""
+"""Shared by the tests of the journal: a table of notes, and a process that journals rows of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.errors import GatewayError
 TABLE = Statement(
     "CREATE TABLE IF NOT EXISTS notes (id TEXT NOT NULL PRIMARY KEY, number, body, CHECK (body <> 'unlucky'))"
 )
-WRITING = (
+INSERTS = (
     Insert(
         "INSERT INTO notes (id, number, body) VALUES {rows} "
         "ON CONFLICT (id) DO UPDATE SET number = excluded.number, body = excluded.body",
@@ -34,10 +34,10 @@ ALONE = Statement("INSERT INTO notes (id, number, body) VALUES (?, ?, ?)")
 
 @asynccontextmanager
 async def opened(place: Path) -> AsyncIterator[SqliteDatabase]:
-    """A database that has its books: whoever promises first is refused, and has them opened."""
+    """A database with open journal files: the first row is refused, and has them opened."""
     db = await SqliteDatabase.open(place / "toolgate.db")
     try:
-        db.promise(WRITING, ["refused", 0, None])
+        db.append(INSERTS, ["refused", 0, None])
         await db.run(TABLE)
         yield db
     finally:
@@ -45,7 +45,7 @@ async def opened(place: Path) -> AsyncIterator[SqliteDatabase]:
 
 
 def note(db: SqliteDatabase, name: str, number: Any = 1, body: Any = None) -> bool:
-    return db.promise(WRITING, [name, number, body])
+    return db.append(INSERTS, [name, number, body])
 
 
 async def notes(db: SqliteDatabase) -> list[str]:
@@ -58,11 +58,11 @@ async def left(place: Path) -> list[str]:
         return await notes(db)
 
 
-def books(place: Path) -> list[Path]:
+def journal_files(place: Path) -> list[Path]:
     return sorted(place.glob("toolgate.db.promised-*"))
 
 
-def book_of_the_dead(place: Path, text: bytes, name: str = "0dead-0") -> Path:
+def journal_of_dead_process(place: Path, text: bytes, name: str = "0dead-0") -> Path:
     path = place / f"toolgate.db.promised-{name}"
     path.write_bytes(text)
     return path
@@ -80,7 +80,7 @@ def no_file_longer_than(size: int) -> Iterator[None]:
 
 
 async def lengthen_the_log(db: SqliteDatabase) -> int:
-    """A size no book has and the log is beyond, so that with no file longer only notes are taken."""
+    """A size no file has and the log is beyond, so that with no file longer only notes are taken."""
     await db.run(Statement("INSERT OR REPLACE INTO notes VALUES ('0', 0, ?)", ("x" * 400_000,)))
     return 200_000
 
@@ -97,7 +97,7 @@ def die(*_: object) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def promise_some(place: Path, db: SqliteDatabase, name: str, number: int) -> None:
+async def journal_some(place: Path, db: SqliteDatabase, name: str, number: int) -> None:
     for one in range(number):
         if note(db, f"{name}-{one:03}", one):
             tell(f"{name}-{one:03}")
@@ -105,14 +105,14 @@ async def promise_some(place: Path, db: SqliteDatabase, name: str, number: int) 
 
 async def killed_before(place: Path) -> None:
     async with opened(place) as db:
-        await promise_some(place, db, "n", 100)
+        await journal_some(place, db, "n", 100)
         die()
 
 
 async def killed_within(place: Path) -> None:
     """After the statement and before the COMMIT."""
     async with opened(place) as db:
-        await promise_some(place, db, "n", 100)
+        await journal_some(place, db, "n", 100)
         setattr(sqlite, "execute", lambda *given: die(execute(*given)))  # noqa: B010 - mypy
         await notes(db)
 
@@ -120,7 +120,7 @@ async def killed_within(place: Path) -> None:
 async def killed_after(place: Path) -> None:
     """After the COMMIT and before the lines are gone."""
     async with opened(place) as db:
-        await promise_some(place, db, "n", 100)
+        await journal_some(place, db, "n", 100)
         setattr(journal.JournalFile, "clear", die)  # noqa: B010 - mypy
         await notes(db)
 
@@ -131,7 +131,7 @@ async def killed_without_memory(place: Path) -> None:
     async with opened(place) as db:
         with suppress(GatewayError):
             await db.run(Statement("PRAGMA hard_heap_limit = 1"))
-        await promise_some(place, db, "n", 100)
+        await journal_some(place, db, "n", 100)
         with suppress(MemoryError, GatewayError):
             await notes(db)
         die()
@@ -141,14 +141,14 @@ async def ended_without_closing(place: Path) -> None:
     db = await SqliteDatabase.open(place / "toolgate.db")
     note(db, "refused")
     await db.run(TABLE)
-    await promise_some(place, db, "n", 100)
+    await journal_some(place, db, "n", 100)
 
 
 async def stopped(place: Path) -> None:
-    """Stands still with rows promised; goes on when it is told to."""
+    """Stands still with rows journaled; goes on when it is told to."""
     async with opened(place) as db:
         await asyncio.sleep(0.2)  # the thread is through the gate
-        await promise_some(place, db, "n", 100)
+        await journal_some(place, db, "n", 100)
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -156,7 +156,7 @@ async def survived_by_a_child(place: Path) -> None:
     """A child that knows nothing of it keeps the files open; it ends with its input."""
     async with opened(place) as db:
         await asyncio.sleep(0.2)
-        await promise_some(place, db, "n", 100)
+        await journal_some(place, db, "n", 100)
         if os.fork() == 0:
             os.close(1)
             os.read(0, 1)
@@ -168,7 +168,7 @@ async def coming_and_going(place: Path) -> None:
     for turn in range(4):
         async with opened(place) as db:
             for some in range(8):
-                await promise_some(place, db, f"{os.getpid()}-{turn}-{some}", 20)
+                await journal_some(place, db, f"{os.getpid()}-{turn}-{some}", 20)
                 await (notes(db) if some % 2 else asyncio.sleep(0.02))
 
 
