@@ -214,7 +214,7 @@ async def test_a_row_for_which_the_disk_has_no_room_is_not_journaled_and_harms_n
         with no_file_longer_than(room):
             first = _noted(file, f"{room} first", "x" * 20)
             assert not _noted(file, f"{room} refused", "x" * 200)
-        assert first == (room > header + 10)
+        assert first == (room > header_size + 10)
         assert _noted(file, f"{room} after")
         os.close(file._descriptor)
     assert await left(tmp_path) == sorted([*[f"{room} after" for room in rooms], f"{rooms[-1]} first"])
