@@ -293,7 +293,7 @@ async def test_a_server_is_tried_at_once_when_somebody_has_logged_in() -> None:
     async def failing() -> McpClient:
         raise Unauthorized("log in first")
 
-    lane = UpstreamConnection("lab", failing, lambda client: None, mended=lambda: mended)
+    lane = UpstreamConnection("lab", failing, lambda client: None, may_retry=lambda: mended)
     for _ in range(5):
         lane._not_before = 0.0
         with pytest.raises(GatewayError) as refused:

@@ -1,4 +1,4 @@
-"""Other clients' settings files: the servers in them, as ours; nothing is read, written or started here."""
+"""Parse the MCP servers in settings files of other clients. Nothing is read, written or started here."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ _INK = re.compile(r"[^\r\n]")
 
 
 def parse_jsonc(text: str) -> Any:
-    """The value of a text. What is no JSON even so is refused with its line and column."""
+    """Parse JSON with comments and trailing commas; a syntax error is refused with line and column."""
     text = text.removeprefix("\ufeff")
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        plain = _COMMA.sub(_blanked, _COMMENT.sub(_blanked, text))
+        plain = _COMMA.sub(_blank, _COMMENT.sub(_blank, text))
     try:
         return json.loads(plain, strict=False)
     except json.JSONDecodeError as error:
         raise Invalid(f"line {error.lineno} column {error.colno}: {error.msg}", code="INVALID_JSON") from None
     except (ValueError, RecursionError):
-        raise Invalid("it is nested too deeply, or has a number nobody can read", code="INVALID_JSON") from None
+        raise Invalid("it is nested too deeply, or has an invalid number", code="INVALID_JSON") from None
 
 
-def _blanked(match: re.Match[str]) -> str:
-    """Spaces in place of what is not JSON's, so that every other character keeps its place."""
+def _blank(match: re.Match[str]) -> str:
+    """Replace a match that is not a string with spaces, so that lines and columns stay the same."""
     return match[0] if match[0].startswith('"') else _INK.sub(" ", match[0])
 
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 SERVERS_LIMIT = 500
-# Under which the servers stand: in the files of Claude, Cursor, Windsurf and most others, in VS Code's own file, in
+# Keys of the servers: in the files of Claude, Cursor, Windsurf and most others, in VS Code's own file, in
 # VS Code's settings, in Zed's.
 _KEYS = ("mcpServers", "servers", "mcp.servers", "context_servers")
 _URLS = ("url", "serverUrl", "httpUrl", "uri")
-_SAYING = frozenset(["command", *_URLS])
+_SERVER_KEYS = frozenset(["command", *_URLS])
 _TRANSPORTS = {"stdio": None, "local": None, "remote": None, "sse": "sse", "http": "http", "streamablehttp": "http"}
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _DEFAULTED = re.compile(r"(?P<name>[A-Za-z_]\w*):-(?P<default>.*)", re.DOTALL)
@@ -64,8 +64,8 @@ _OUR_PORT = 8420
 
 @dataclass(frozen=True)
 class Around:
-    """What a file may speak of without saying it: the home, the folder of the project it belongs to, the
-    environment. `read` gives the text of a file of variables, or None where it cannot be read."""
+    """Values that a file may refer to: the home folder, the project's folder and the environment. `read` returns the
+    text of an environment file, or None if it cannot be read."""
 
     home: Path
     workspace: Path | None = None
@@ -75,8 +75,8 @@ class Around:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A server to take in. `values` are the secrets that stood in its settings, by the variables that stand there
-    now; `asks` what the client would have asked the person for, by variable."""
+    """A server to import. `values` are the secrets of its settings, by the variables that replace them; `asks` are the
+    prompts for values that the client would have asked for, by variable."""
 
     name: str
     settings: Mapping[str, Any]
@@ -85,13 +85,13 @@ class Candidate:
     place: str = ""
 
     def missing(self, environment: Mapping[str, str]) -> list[str]:
-        """The variables it needs that neither the file nor the environment has."""
+        """The variables without a value in the file or the environment."""
         return missing(self.settings, {**environment, **self.values})
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A server that is not taken in, and why; the reason never quotes a value."""
+    """A server that is not imported, and the reason, which never quotes a value."""
 
     name: str
     reason: str
@@ -106,31 +106,31 @@ class _Group(NamedTuple):
 
 
 def read(text: str, around: Around, names: VariableNames | None = None) -> list[Candidate | Skipped]:
-    """Every server of a file, in order. Refused when it is no JSON, or says nothing of servers.
+    """All servers of a file, in order. Refused when it is not JSON, or has no servers.
 
-    `names` are shared by files that are read together, so that no two of their secrets get one name.
+    `names` are shared by files that are imported together, so that no two secrets get the same name.
     """
     groups = list(_groups(parse_jsonc(text), around))
     if not groups:
         raise Invalid(
-            "it has no MCP servers; they would stand under 'mcpServers', 'servers', 'mcp' or 'context_servers'",
+            "it has no MCP servers; they are expected under 'mcpServers', 'servers', 'mcp' or 'context_servers'",
             code="NO_SERVERS",
         )
     found = [(group, name, entry) for group in groups for name, entry in group.servers.items()]
     if len(found) > SERVERS_LIMIT:
         raise Invalid(f"it has more than {SERVERS_LIMIT} servers", code="TOO_MANY")
     names = names or VariableNames()
-    return [_taken(group, name, entry, names) for group, name, entry in found]
+    return [_import_server(group, name, entry, names) for group, name, entry in found]
 
 
 def clean_name(name: str) -> str:
-    """A server's name as ours can be: what cannot stand in it becomes `-`. Empty when nothing is left."""
+    """A valid server name: other characters become `-`. Empty when nothing is left."""
     cleaned = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:64]
     return f"{cleaned}-server" if cleaned.lower() in RESERVED else cleaned
 
 
 def is_toolgate(settings: Mapping[str, Any]) -> bool:
-    """Whether this is ourselves, started or reached: we would call ourselves without end."""
+    """Return whether a server is Toolgate itself, which would call itself in a loop."""
     words = [str(settings.get("command") or ""), *map(str, settings.get("args") or ())]
     if _OURS.fullmatch(re.split(r"[/\\]", words[0])[-1]):
         return True
@@ -157,12 +157,14 @@ def _groups(data: Any, around: Around) -> Iterator[_Group]:
             if isinstance(servers, Mapping) and servers:
                 within = Around(around.home, Path(folder), around.environment, around.read)
                 yield _Group(folder, servers, {}, within)
-    if data and len(_entries(data)) == len(data):  # the inside of such an object, as it is handed around
+    if data and len(_entries(data)) == len(data):  # the content of such an object without its key
         yield _Group("", data, {}, around)
 
 
 def _entries(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {name: entry for name, entry in data.items() if isinstance(entry, Mapping) and not _SAYING.isdisjoint(entry)}
+    return {
+        name: entry for name, entry in data.items() if isinstance(entry, Mapping) and not _SERVER_KEYS.isdisjoint(entry)
+    }
 
 
 def _inputs(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -170,19 +172,19 @@ def _inputs(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {str(each.get("id")): each for each in listed or () if isinstance(each, Mapping)} if listed else {}
 
 
-def _taken(group: _Group, name: str, entry: Any, names: VariableNames) -> Candidate | Skipped:
+def _import_server(group: _Group, name: str, entry: Any, names: VariableNames) -> Candidate | Skipped:
     ours = clean_name(name)
     try:
         if not ours:
             raise Invalid("its name has no letter or digit")
         if not isinstance(entry, Mapping):
-            raise Invalid("it is no JSON object")
-        reading = _Reading(group)
-        settings = reading.settings(_flat(entry))
+            raise Invalid("it is not a JSON object")
+        converter = _EntryConverter(group)
+        settings = converter.settings(_flat(entry))
         if name.lower() == "toolgate" or is_toolgate(settings):
             raise Invalid("it is this gateway, which would call itself")
         masked, values = mask(ours, settings, names)
-        values |= {variable: value for variable, value in reading.values.items() if variable not in values}
+        values |= {variable: value for variable, value in converter.values.items() if variable not in values}
         UpstreamSettings.model_validate(masked)
         checked_settings(masked)
     except ValidationError as error:
@@ -190,11 +192,11 @@ def _taken(group: _Group, name: str, entry: Any, names: VariableNames) -> Candid
         return Skipped(name, f"{'.'.join(map(str, fault['loc'])) or 'it'}: {fault['msg']}", group.place)
     except Invalid as error:
         return Skipped(name, error.message, group.place)
-    return Candidate(ours, masked, values, reading.asks, group.place)
+    return Candidate(ours, masked, values, converter.asks, group.place)
 
 
 def _flat(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An entry in one layer: some name the transport or the command in an object of its own."""
+    """Flatten an entry: some clients put the transport or the command into a nested object."""
     for key, inner in (("transport", "type"), ("command", "path")):
         if isinstance(nested := entry.get(key), Mapping):
             rest = {name: value for name, value in entry.items() if name != key}
@@ -205,8 +207,8 @@ def _flat(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     return entry
 
 
-class _Reading:
-    """One entry, its variables put into our words. `asks` and `values` gather what they stand for."""
+class _EntryConverter:
+    """Converts one entry and its variables. `asks` and `values` collect what the variables stand for."""
 
     def __init__(self, group: _Group) -> None:
         self.asks: dict[str, str] = {}
@@ -221,23 +223,23 @@ class _Reading:
             raise Invalid("its headers come from a program (headersHelper), which is not run here")
         if url is None and not isinstance(command, str):
             raise Invalid("it names neither a command nor a URL")
-        settings = self._reached(entry, url) if url is not None else self._started(entry, str(command))
+        settings = self._http_settings(entry, url) if url is not None else self._stdio_settings(entry, str(command))
         if entry.get("disabled") is True or entry.get("enabled") is False:
             settings["enabled"] = False
         return settings
 
-    def _reached(self, entry: Mapping[str, Any], url: str) -> dict[str, Any]:
+    def _http_settings(self, entry: Mapping[str, Any], url: str) -> dict[str, Any]:
         address = self._text(url)
         try:
             whole = VARIABLE.match(address) or urlsplit(address).scheme in ("http", "https")
         except ValueError:
             whole = False
         if not whole:
-            raise Invalid("its URL is none of http or https")
-        said = str(entry.get("type") or entry.get("transport") or "http")
-        kind = re.sub(r"[-_ ]", "", said).lower()
+            raise Invalid("its URL is neither http nor https")
+        transport = str(entry.get("type") or entry.get("transport") or "http")
+        kind = re.sub(r"[-_ ]", "", transport).lower()
         if kind not in _TRANSPORTS:
-            raise Invalid(f"its transport {said!r} is not known here")
+            raise Invalid(f"its transport {transport!r} is not supported")
         settings: dict[str, Any] = {"url": address}
         if _TRANSPORTS[kind] == "sse":
             settings["type"] = "sse"
@@ -245,13 +247,13 @@ class _Reading:
             settings["headers"] = headers
         return settings
 
-    def _started(self, entry: Mapping[str, Any], command: str) -> dict[str, Any]:
+    def _stdio_settings(self, entry: Mapping[str, Any], command: str) -> dict[str, Any]:
         arguments = entry.get("args") or []
         if not isinstance(arguments, list):
-            raise Invalid("its 'args' are no list")
+            raise Invalid("its 'args' are not a list")
         settings: dict[str, Any] = {"command": self._text(command)}
         if arguments:
-            settings["args"] = [self._text(_spelled(each, "args")) for each in arguments]
+            settings["args"] = [self._text(_to_text(each, "args")) for each in arguments]
         own = self._texts(entry.get("env") or entry.get("environment"), "env")
         if env := {**self._file(entry.get("envFile")), **own}:
             settings["env"] = env
@@ -259,62 +261,62 @@ class _Reading:
             settings["cwd"] = folder
         return settings
 
-    def _folder(self, said: Any) -> str | None:
-        """Where it starts: clients start the servers of a project in its folder."""
+    def _folder(self, cwd: Any) -> str | None:
+        """The working directory: clients start the servers of a project in its folder."""
         project = self._around.workspace
-        if not isinstance(said, str) or not said:
+        if not isinstance(cwd, str) or not cwd:
             return str(project) if project is not None else None
-        folder = self._text(said)
+        folder = self._text(cwd)
         return folder if project is None or VARIABLE.match(folder) else str(project / folder)
 
-    def _file(self, said: Any) -> dict[str, str]:
-        """The variables of the file it names."""
-        if not isinstance(said, str) or not said:
+    def _file(self, name: Any) -> dict[str, str]:
+        """The variables of its environment file."""
+        if not isinstance(name, str) or not name:
             return {}
-        path = Path(self._text(said))
+        path = Path(self._text(name))
         text = self._around.read(path if self._around.workspace is None else self._around.workspace / path)
         if text is None:
-            raise Invalid(f"the file of its variables cannot be read: {said}")
-        found = (match for line in text.splitlines() if (match := _ASSIGNMENT.fullmatch(line)) is not None)
-        return {match["name"]: _unquoted(match["value"]) for match in found}
+            raise Invalid(f"its environment file cannot be read: {name}")
+        matches = (match for line in text.splitlines() if (match := _ASSIGNMENT.fullmatch(line)) is not None)
+        return {match["name"]: _unquote(match["value"]) for match in matches}
 
-    def _texts(self, said: Any, key: str) -> dict[str, str]:
-        if said is None:
+    def _texts(self, values: Any, key: str) -> dict[str, str]:
+        if values is None:
             return {}
-        if not isinstance(said, Mapping):
-            raise Invalid(f"its {key!r} are no object")
-        return {name: self._text(_spelled(value, key)) for name, value in said.items() if value is not None}
+        if not isinstance(values, Mapping):
+            raise Invalid(f"its {key!r} are not an object")
+        return {name: self._text(_to_text(value, key)) for name, value in values.items() if value is not None}
 
     def _text(self, text: str) -> str:
         replaced = _REFERENCE.sub(lambda match: self._reference(match[1]), text)
         if replaced.count("${") != len(VARIABLE.findall(replaced)):
-            raise Invalid("it has a '${' that is no variable, or one inside another")
+            raise Invalid("it has a '${' that is not a variable, or one inside another")
         return replaced
 
-    def _reference(self, said: str) -> str:
-        kind, colon, rest = said.partition(":")
-        if said in ("userHome", "pathSeparator", "/"):
-            return str(self._around.home) if said == "userHome" else "/"
-        if _FOLDER.fullmatch(said) or said == "workspaceFolderBasename":
-            return self._workspace(said)
+    def _reference(self, name: str) -> str:
+        kind, colon, rest = name.partition(":")
+        if name in ("userHome", "pathSeparator", "/"):
+            return str(self._around.home) if name == "userHome" else "/"
+        if _FOLDER.fullmatch(name) or name == "workspaceFolderBasename":
+            return self._workspace(name)
         if kind == "input" and colon:
-            return self._asked(rest)
-        if (defaulted := _DEFAULTED.fullmatch(said)) is not None:
+            return self._input(rest)
+        if (defaulted := _DEFAULTED.fullmatch(name)) is not None:
             known = defaulted["name"] in self._around.environment
             return f"${{{defaulted['name']}}}" if known else defaulted["default"]
-        name = rest if kind == "env" and colon else said
-        if not _IDENTIFIER.fullmatch(name):
-            raise Invalid(f"it speaks of ${{{said}}}, which only its client knows")
-        return f"${{{name}}}"
+        variable = rest if kind == "env" and colon else name
+        if not _IDENTIFIER.fullmatch(variable):
+            raise Invalid(f"it uses ${{{name}}}, which only its client knows")
+        return f"${{{variable}}}"
 
-    def _workspace(self, said: str) -> str:
+    def _workspace(self, name: str) -> str:
         folder = self._around.workspace
         if folder is None:
-            raise Invalid(f"it speaks of ${{{said}}}; say which folder that is with --workspace DIR")
-        return folder.name if said == "workspaceFolderBasename" else str(folder)
+            raise Invalid(f"it uses ${{{name}}}; name that folder with --workspace DIR")
+        return folder.name if name == "workspaceFolderBasename" else str(folder)
 
-    def _asked(self, identifier: str) -> str:
-        """What the client asks the person for, once: a variable to be set, or the default it proposes."""
+    def _input(self, identifier: str) -> str:
+        """A value that the client asks the person for: a variable to be set, or its default."""
         variable, asked = variable_name(identifier), self._inputs.get(identifier, {})
         self.asks[variable] = str(asked.get("description") or identifier)
         if isinstance(default := asked.get("default"), str) and default and not asked.get("password"):
@@ -322,16 +324,16 @@ class _Reading:
         return f"${{{variable}}}"
 
 
-def _spelled(value: Any, key: str) -> str:
-    """A value as a text: numbers and truths are written without quotes by many."""
+def _to_text(value: Any, key: str) -> str:
+    """A value as text: many write numbers and booleans without quotes."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value)
-    raise Invalid(f"its {key!r} hold something that is no text")
+    raise Invalid(f"its {key!r} have a value that is not a text")
 
 
-def _unquoted(value: str) -> str:
+def _unquote(value: str) -> str:
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
         return value[1:-1]
     return value.partition(" #")[0].rstrip()

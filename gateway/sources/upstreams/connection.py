@@ -1,4 +1,4 @@
-"""One way to an upstream server: opened when it is needed, and again when it was lost, but never in a rush."""
+"""A reconnecting connection to an upstream server: opened on demand, with exponential back-off after failures."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gateway.mcp_client import McpClient, Unauthorized
 from gateway.protocol.jsonrpc import RpcError
 from gateway.tasks import TaskSet, backoff
 
-# Seconds until a server that did not start is tried again, doubled with every failure.
+# Back-off after a failed start, doubled with every failure.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 
-# How often it is looked whether a server may be tried before its time.
+# Interval of checks whether a server may be retried early, for example after a login.
 LOOK_SECONDS = 1.0
 
-# How long a link must have lived for its end to count as bad luck rather than as a failure to start.
+# A client that lived shorter than this counts as a failed start.
 STEADY_SECONDS = 10.0
 
-# Of failures that only a change of the settings or the machine mends.
+# Codes of failures that only a change of the settings or the machine corrects; they are passed on.
 _KEPT_CODES = ("SANDBOX_UNAVAILABLE", "NETWORK_UNAVAILABLE")
 
 log = logging.getLogger(__name__)
@@ -31,14 +31,14 @@ Opened = Callable[[McpClient], None]
 
 
 class ConnectionBusy(Exception):
-    """Somebody is being asked something on this lane, and that may take long: go another way."""
+    """The connection is waiting for user input; use another one."""
 
 
 class UpstreamConnection:
-    """Hands out its link. One caller opens it for all; while the server keeps failing, callers are told at once.
+    """Opens one MCP client for all callers; during back-off, callers fail at once.
 
-    `opened` hears of each new link before anybody has it. A lane nobody uses for `idle` seconds is closed, and
-    `left` is told. Once `mended` says that what a server lacked is there now, it is tried at once.
+    `opened` is called with each new client before any caller gets it. A connection unused for `idle` seconds is closed,
+    and `on_idle` is called. While `may_retry` returns True, back-off is skipped: what the server lacked is there now.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class UpstreamConnection:
         open_: Open,
         opened: Opened,
         idle: float | None = None,
-        left: Callable[[UpstreamConnection], None] = lambda _: None,
-        mended: Callable[[], bool] = lambda: False,
+        on_idle: Callable[[UpstreamConnection], None] = lambda _: None,
+        may_retry: Callable[[], bool] = lambda: False,
     ) -> None:
         self._name = name
         self._open = open_
         self._opened = opened
         self._idle = idle
-        self._left = left
-        self._mended = mended
+        self._on_idle = on_idle
+        self._may_retry = may_retry
         self._link: McpClient | None = None
         self._opening: asyncio.Task[None] | None = None
         self._failures = 0
@@ -74,7 +74,7 @@ class UpstreamConnection:
 
     @property
     def error(self) -> str | None:
-        """Why there is no link now, where opening one failed or the last was lost."""
+        """The reason of the last failure or loss, while there is no client."""
         return self._link.lost.message if self._link is not None and self._link.lost is not None else self._error
 
     @property
@@ -87,56 +87,56 @@ class UpstreamConnection:
 
     @property
     def awaiting_input(self) -> bool:
-        """Whether a call on it waits for an answer."""
+        """True while a call waits for user input."""
         return self._turns.questions > 0
 
     @property
     def wait(self) -> float:
-        """Seconds until it may be tried again."""
+        """Seconds of back-off left."""
         wait = self._not_before - self._loop.time()
-        return 0.0 if wait <= 0 or self._mended() else wait
+        return 0.0 if wait <= 0 or self._may_retry() else wait
 
     async def pause(self) -> None:
-        """Wait a moment, and until it may be tried again."""
+        """Wait until the connection may be retried."""
         await asyncio.sleep(0.1)
-        while (wait := self.wait) > 0:  # noqa: ASYNC110 - what mends a server may happen in another process
+        while (wait := self.wait) > 0:  # noqa: ASYNC110 - a login may happen in another process
             await asyncio.sleep(min(wait, LOOK_SECONDS))
 
     @property
     def client(self) -> McpClient | None:
-        """The link, if it is there."""
+        """The open client, if there is one."""
         link = self._link
         return link if link is not None and link.lost is None else None
 
     async def connect(self) -> McpClient:
-        """A live link; `UPSTREAM_UNAVAILABLE` when there is none to be had now."""
+        """The open client, opened if necessary; raises `UPSTREAM_UNAVAILABLE` if that fails or back-off is not over."""
         if (link := self.client) is not None:
             return link
         if self._opening is None:
-            self._note_end()
+            self._record_loss()
             if self._closed or self.wait > 0:
                 raise self._unavailable()
-            self._opening = self._loop.create_task(self._open_anew())
-        # Only waited for: whoever gives up takes the server from nobody else, and its end cancels no caller.
+            self._opening = self._loop.create_task(self._reopen())
+        # `asyncio.wait`: a cancelled caller does not cancel the task that others wait for, nor the reverse.
         await asyncio.wait([self._opening])
         if (link := self.client) is None:
             raise self._unavailable()
         return link
 
     def use(self) -> AbstractContextManager[None]:
-        """Keeps the lane from closing as idle."""
+        """Keep the connection from closing as idle."""
         return self._use
 
     def exclusive(self) -> AbstractAsyncContextManager[None]:
-        """Have the lane for oneself; refused with `ConnectionBusy` while a call on it waits for an answer."""
+        """Use the connection exclusively; raises `ConnectionBusy` while a call waits for user input."""
         return self._turns.take()
 
     def waiting_for_input(self) -> AbstractContextManager[None]:
-        """While a call on it waits for an answer."""
+        """Mark that a call waits for user input."""
         return self._turns.asked()
 
     async def close(self) -> None:
-        """End it for good; whatever runs in it fails."""
+        """Close for good; running requests fail."""
         self._closed = True
         self._error = "it was removed, or the gateway is stopping"
         self._stop_timer()
@@ -148,16 +148,16 @@ class UpstreamConnection:
         if self._retiring:
             await asyncio.wait(self._retiring)
 
-    async def _open_anew(self) -> None:
+    async def _reopen(self) -> None:
         try:
             link = await self._open()
         except (GatewayError, RpcError) as error:
             code = "UPSTREAM_UNAUTHORIZED" if isinstance(error, Unauthorized) else None
             self._fail(error.message, next((kept for kept in _KEPT_CODES if kept == error.code), code))
             return
-        except Exception:  # nobody awaits this task: a bug must not leave the lane closed in silence
+        except Exception:  # nobody awaits this task: a bug must not go unnoticed
             log.exception("upstream %s failed unexpectedly", self._name)
-            self._fail("the gateway failed to reach it; its log has the reason")
+            self._fail("the gateway failed to connect to it; see the gateway's log")
             return
         finally:
             self._opening = None
@@ -172,8 +172,8 @@ class UpstreamConnection:
         self._not_before = self._loop.time() + backoff(self._failures, FIRST_WAIT, LONGEST_WAIT)
         log.warning("upstream %s did not start: %s", self._name, reason)
 
-    def _note_end(self) -> None:
-        """Take in how the last link ended: one that broke soon after it began counts as a failed start."""
+    def _record_loss(self) -> None:
+        """Record how the last client ended: one that was lost early counts as a failed start."""
         link, self._link = self._link, None
         if link is None or link.lost is None or self._closed:
             return
@@ -181,7 +181,7 @@ class UpstreamConnection:
         self._error, self._code = link.lost.message, "UPSTREAM_UNAVAILABLE"
         log.warning("upstream %s was lost after %.1f s: %s", self._name, lived, link.lost.message)
         self._failures = 0 if lived >= STEADY_SECONDS else self._failures + 1
-        if self._failures > 1:  # the first time may be bad luck, and whoever calls next gets a fresh one at once
+        if self._failures > 1:  # the first loss is retried at once
             self._not_before = self._loop.time() + backoff(self._failures - 1, FIRST_WAIT, LONGEST_WAIT)
 
     def _unavailable(self) -> Unavailable:
@@ -196,25 +196,25 @@ class UpstreamConnection:
         )
 
     def rest(self) -> None:
-        """Nobody uses it at this moment."""
+        """Start the idle timer: the last user has left."""
         self._rested_at = self._loop.time()
-        if self._timer is None:  # one that runs already finds out when it was used last
+        if self._timer is None:  # a running timer checks when it was used last
             self._start_timer(self._idle)
 
     def _start_timer(self, seconds: float | None) -> None:
         self._stop_timer()
         if seconds is not None and not self._closed:
-            self._timer = self._loop.call_later(seconds, self._look)
+            self._timer = self._loop.call_later(seconds, self._close_if_idle)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
-        """Close the lane if nobody has used it for long enough."""
+    def _close_if_idle(self) -> None:
+        """Close the connection if it was unused for long enough."""
         self._timer = None
-        if self._idle is None or self.users:  # the last to use it calls `rest`
+        if self._idle is None or self.users:  # the last user calls `rest`
             return
         left = self._rested_at + self._idle - self._loop.time()
         if left > 0 or self._opening is not None:
@@ -228,26 +228,26 @@ class UpstreamConnection:
         if link is not None:
             await link.close()
         if not self.used and self._link is None and not self._closed:
-            self._left(self)
+            self._on_idle(self)
 
 
 class _Use:
-    """One for all who use a lane: every call does, so it is made but once."""
+    """Counts users. Shared by all calls of a connection, so that a call creates no object."""
 
-    def __init__(self, lane: UpstreamConnection) -> None:
-        self._lane = lane
+    def __init__(self, connection: UpstreamConnection) -> None:
+        self._connection = connection
 
     def __enter__(self) -> None:
-        self._lane.users += 1
+        self._connection.users += 1
 
     def __exit__(self, *_: object) -> None:
-        self._lane.users -= 1
-        if not self._lane.users:
-            self._lane.rest()
+        self._connection.users -= 1
+        if not self._connection.users:
+            self._connection.rest()
 
 
 class _Turns:
-    """One at a time, in the order in which they came."""
+    """A lock that is refused while a call waits for user input."""
 
     def __init__(self) -> None:
         self._taken = False
@@ -259,7 +259,7 @@ class _Turns:
         while self._taken or self.questions:
             if self.questions:
                 raise ConnectionBusy
-            await self._changed()
+            await self._wait_for_change()
         self._taken = True
         try:
             yield
@@ -277,7 +277,7 @@ class _Turns:
             self.questions -= 1
             self._wake()
 
-    async def _changed(self) -> None:
+    async def _wait_for_change(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:

@@ -1,4 +1,4 @@
-"""What an upstream says of itself, as values with a digest: each tool, prompt, template, and its instructions."""
+"""Definitions of an upstream as values with a digest: tools, prompts, resource templates and instructions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from gateway.protocol.jsonrpc import RpcError
 NAME_LIMIT = 128
 DEFINITION_LIMIT = 256 * 1024
 DEPTH_LIMIT = 64
-# Definitions of one server; what comes after is left out.
+# Definitions of one server; further ones are ignored.
 COUNT_LIMIT = 2000
 
-# What neither a model nor a policy reads: metadata and pictures, which may be new with every answer, and how the
-# protocol of one era runs the tool. Everything else is pinned, keys we do not know among it: they too reach the
-# client.
+# Keys that are not pinned: metadata and icons, which may change with every response, and how one protocol version runs
+# the tool. Everything else is pinned, unknown keys included: they reach the client too.
 UNPINNED = frozenset(["_meta", "icons", "execution"])
 
 _SAFE_INTEGER = 2**53
@@ -31,7 +30,7 @@ _INSTRUCTIONS = "instructions"
 
 
 class Kind(str, enum.Enum):
-    """Resources are not among them: they are content, and come and go as content does."""
+    """Kinds of definitions. Resources are not among them: they are content."""
 
     TOOL = "tool"
     PROMPT = "prompt"
@@ -40,7 +39,7 @@ class Kind(str, enum.Enum):
 
 
 class Key(NamedTuple):
-    """Which definition of a server; a template is known by its URI template, instructions by their kind."""
+    """The identity of a definition of a server; the name of a template is its URI template."""
 
     kind: Kind
     name: str
@@ -51,7 +50,7 @@ _NAMED_BY = {Kind.TOOL: "name", Kind.PROMPT: "name", Kind.TEMPLATE: "uriTemplate
 
 @dataclass(frozen=True)
 class Definition:
-    """One definition, as far as it is pinned. `text` is canonical JSON: equal definitions have equal texts."""
+    """The pinned part of a definition. `text` is canonical JSON: equal definitions have equal texts."""
 
     key: Key
     text: str
@@ -62,24 +61,23 @@ class Definition:
 
     @cached_property
     def value(self) -> dict[str, Any]:
-        said: dict[str, Any] = json.loads(self.text)
-        return said
+        value: dict[str, Any] = json.loads(self.text)
+        return value
 
 
 @dataclass(frozen=True)
 class Definitions:
-    """All that a server says now, and what of it cannot be taken; the first of two with one name counts."""
+    """The definitions of a server, and the problems of invalid ones; the first of two with the same name is used."""
 
     found: Mapping[Key, Definition]
     problems: tuple[GatewayError, ...] = ()
 
 
 def define(kind: Kind, raw: Any) -> Definition:
-    """The definition in what a server sent. Refused with the reason when it has no usable name, is too
-    large, nested too deep, or no JSON."""
+    """Parse a definition. Refused when it has no valid name, is too large, nested too deep, or not JSON."""
     name = name_of(kind, raw)
     try:
-        text = canonical(pinned(raw))
+        text = canonical(pinned_part(raw))
     except Invalid as problem:
         raise Invalid(f"the {kind.value} {name!r} {problem.message}", code=problem.code) from None
     return Definition(Key(kind, name), text)
@@ -91,17 +89,17 @@ def define_all(
     templates: Iterable[Any] = (),
     instructions: str | None = None,
 ) -> Definitions:
-    """Every definition of a server by its key; one that is refused spoils no other."""
+    """All definitions of a server by key; an invalid one does not affect the others."""
     found: dict[Key, Definition] = {}
     problems: list[GatewayError] = []
-    for kind, raw in _each(tools, prompts, templates, instructions):
+    for kind, raw in _iterate(tools, prompts, templates, instructions):
         try:
             definition = define(kind, raw)
             if definition.key in found:
                 name = definition.key.name
-                raise Invalid(f"two {kind.value}s are named {name!r}; the first counts", code="DUPLICATE")
+                raise Invalid(f"two {kind.value}s are named {name!r}; the first is used", code="DUPLICATE")
             if len(found) >= COUNT_LIMIT:
-                raise Invalid(f"it says more than {COUNT_LIMIT} definitions; the rest is left out", code="TOO_MANY")
+                raise Invalid(f"it has more than {COUNT_LIMIT} definitions; the rest is ignored", code="TOO_MANY")
         except Invalid as problem:
             problems.append(problem)
             if problem.code == "TOO_MANY":
@@ -112,9 +110,9 @@ def define_all(
 
 
 def name_of(kind: Kind, raw: Any) -> str:
-    """What a definition is known by; refused when that is missing, too long or unprintable."""
+    """The name of a definition; refused when it is missing, too long or unprintable."""
     if not isinstance(raw, Mapping):
-        raise Invalid(f"this {kind.value} is no JSON object", code="INVALID_DEFINITION")
+        raise Invalid(f"this {kind.value} is not a JSON object", code="INVALID_DEFINITION")
     if kind is Kind.INSTRUCTIONS:
         return _INSTRUCTIONS
     key = _NAMED_BY[kind]
@@ -129,35 +127,35 @@ def name_of(kind: Kind, raw: Any) -> str:
     return name
 
 
-def pinned(raw: Mapping[str, Any]) -> dict[str, Any]:
+def pinned_part(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a definition that a model or a policy reads.
 
-    Of `_meta` that is only who may see a tool of MCP Apps, without the address of its view, which hosts want
-    renamed with every release. A key without a value is as good as absent.
+    Of `_meta` only the visibility of a tool of MCP Apps is pinned, not the URI of its page, which changes with every
+    release. A null value counts as absent.
     """
-    said = {key: value for key, value in raw.items() if key not in UNPINNED and value is not None}
-    if isinstance(annotations := said.get("annotations"), Mapping):
-        said["annotations"] = {key: value for key, value in annotations.items() if value is not None}
+    pinned = {key: value for key, value in raw.items() if key not in UNPINNED and value is not None}
+    if isinstance(annotations := pinned.get("annotations"), Mapping):
+        pinned["annotations"] = {key: value for key, value in annotations.items() if value is not None}
     meta = raw.get("_meta")
     view = meta.get("ui") if isinstance(meta, Mapping) else None
     if isinstance(view, Mapping) and (seen := {key: value for key, value in view.items() if key != "resourceUri"}):
-        said["_meta"] = {"ui": seen}
-    return said
+        pinned["_meta"] = {"ui": seen}
+    return pinned
 
 
 def canonical(value: Any) -> str:
-    """JSON that is the same for the same value: keys sorted, numbers in one spelling, plain ASCII, so that any
-    database holds it and nothing in it is invisible."""
+    """Canonical JSON: keys sorted, numbers in one spelling, ASCII only, so that any database stores it and nothing in
+    it is invisible."""
     try:
-        text = json.dumps(_normal(value, 0), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(_normalize(value, 0), sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError):
-        raise Invalid("is no JSON we can carry", code="INVALID_DEFINITION") from None
+        raise Invalid("is not valid JSON", code="INVALID_DEFINITION") from None
     if len(text) > DEFINITION_LIMIT:
         raise Invalid(f"is larger than {DEFINITION_LIMIT // 1024} KiB", code="DEFINITION_TOO_LARGE")
     return text
 
 
-def _each(
+def _iterate(
     tools: Iterable[Any], prompts: Iterable[Any], templates: Iterable[Any], instructions: str | None
 ) -> Iterator[tuple[Kind, Any]]:
     if instructions:
@@ -167,26 +165,26 @@ def _each(
             yield kind, raw
 
 
-def _normal(value: Any, depth: int) -> Any:
+def _normalize(value: Any, depth: int) -> Any:
     if depth > DEPTH_LIMIT:
         raise Invalid(f"is nested deeper than {DEPTH_LIMIT} levels", code="DEFINITION_TOO_DEEP")
     if isinstance(value, Mapping):
-        return {str(key): _listed(key, _normal(item, depth + 1)) for key, item in value.items()}
+        return {str(key): _sort_required(key, _normalize(item, depth + 1)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_normal(item, depth + 1) for item in value]
+        return [_normalize(item, depth + 1) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < _SAFE_INTEGER:
         return int(value)
     return value
 
 
-def _listed(key: str, value: Any) -> Any:
-    """JSON Schema's `required` is a set, and some servers say it in another order each time."""
+def _sort_required(key: str, value: Any) -> Any:
+    """JSON Schema's `required` is a set, and some servers send it in another order each time."""
     if key == "required" and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return sorted(value)
     return value
 
 
-# By the capability that promises it: how a list is asked for, and under which key it comes.
+# By capability: the method of a list, and the key of its items.
 LISTS = {
     "tools": ("tools/list", "tools"),
     "prompts": ("prompts/list", "prompts"),
@@ -198,7 +196,7 @@ PAGES = 200
 
 
 async def fetch_list(link: McpClient, what: str) -> tuple[Any, ...]:
-    """All pages of a list the server says it has. Not every server that has resources has templates."""
+    """All pages of a list, if the server has the capability. Not every server with resources has templates."""
     if what not in link.capabilities:
         return ()
     method, key = LISTS[what]

@@ -1,4 +1,4 @@
-"""Requests to servers that may ask before they answer, whatever era each side speaks."""
+"""Forward requests to upstream servers, and their questions to the client, whichever protocol era each side speaks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from gateway.sources.upstreams.upstream import Upstream
 
 @frozen
 class UpstreamRequest:
-    """One MCP request to `server`, in its own names. `call` says who makes it, for which chat, and how its client is
-    reached; `about` names it to people. It may take `seconds`, those of questions to the client not counted; None
-    leaves that to whoever calls. The operator has `trusted` the server or not."""
+    """One MCP request to `server`, in the server's names. `call` has the caller, the chat and the client; `about` names
+    the request in messages. `seconds` is its timeout, without the time for questions to the client; None leaves that to
+    the caller. `trusted` says whether the operator trusts the server."""
 
     method: str
     params: Mapping[str, Any]
@@ -49,18 +49,18 @@ class UpstreamRequest:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Whose request it is, and for what: an answer counts for nothing else."""
+        """The caller and the content of the request: an answer is valid for the same identity only."""
         return self.call.caller.principal, self.call.chat, self.about, self.method, to_json(self.params)
 
     def by(self, call: Call) -> UpstreamRequest:
         return replace(self, call=call)
 
 
-# For calls that come from no MCP client.
+# The client of calls that come from no MCP client.
 NOBODY = ClientInfo()
 
 
-# By what a server may ask: what a client says that can be asked it.
+# The client capability that each request of a server needs.
 CAPABILITIES = {
     "elicitation/create": "elicitation",
     "sampling/createMessage": "sampling",
@@ -71,14 +71,14 @@ METHOD_NOT_FOUND = -32601
 
 
 def question_capabilities(client: ClientInfo) -> dict[str, Any]:
-    """Those of the client's capabilities that are about being asked, as far as it can be asked at all."""
+    """The client's capabilities for questions; none if it cannot be asked at all."""
     if not client.capabilities or (not client.modern and client.ask is None):
         return {}
     return {key: value for key, value in client.capabilities.items() if key in CAPABILITIES.values()}
 
 
-def forwarded_capabilities(client: ClientInfo) -> dict[str, Any]:
-    """The client's capabilities as a server is told them: without those it cannot make good."""
+def server_capabilities(client: ClientInfo) -> dict[str, Any]:
+    """The client's capabilities as the server sees them, without those the gateway cannot forward."""
     if not client.capabilities:
         return {}
     others = {key: value for key, value in client.capabilities.items() if key not in CAPABILITIES.values()}
@@ -86,25 +86,25 @@ def forwarded_capabilities(client: ClientInfo) -> dict[str, Any]:
 
 
 def can_ask(client: ClientInfo, method: str, params: Mapping[str, Any]) -> bool:
-    """Whether the client said that it can be asked this; `elicitation` alone means forms, `sampling` no tools."""
-    said = question_capabilities(client).get(CAPABILITIES.get(method, ""))
-    if not isinstance(said, Mapping):
+    """Return whether the client declared this capability; bare `elicitation` means forms, bare `sampling` no tools."""
+    capability = question_capabilities(client).get(CAPABILITIES.get(method, ""))
+    if not isinstance(capability, Mapping):
         return False
     if method == "elicitation/create":
-        return "url" in said if params.get("mode") == "url" else "form" in said or "url" not in said
-    return method != "sampling/createMessage" or not params.get("tools") or "tools" in said
+        return "url" in capability if params.get("mode") == "url" else "form" in capability or "url" not in capability
+    return method != "sampling/createMessage" or not params.get("tools") or "tools" in capability
 
 
 async def ask_client(client: ClientInfo, ask: Ask | None, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask the client what it said it can be asked; `RpcError` for anything else, and when it refuses."""
+    """Forward a question to the client; raises `RpcError` if it cannot be asked that, or refuses."""
     if ask is None or not can_ask(client, method, params):
-        raise RpcError(METHOD_NOT_FOUND, f"the client at the other end cannot be asked for {method}")
+        raise RpcError(METHOD_NOT_FOUND, f"the client does not support {method}")
     return await ask(method, params)
 
 
 def label_input_requests(result: Mapping[str, Any], request: UpstreamRequest) -> dict[str, dict[str, Any]]:
-    """The questions of an `input_required` result, labelled, by the server's own keys; refused when the client did not
-    say that it can be asked that, and when one passes for the gateway's own."""
+    """The labelled questions of an `input_required` result, by the server's keys; refused when the client does not
+    support one, or one imitates the gateway's own."""
     found: dict[str, dict[str, Any]] = {}
     if str(result.get("requestState", "")).startswith(STATE_PREFIX) and not request.trusted:
         raise refuse_question(request.server, "its requestState looks like one of Toolgate's own")
@@ -126,8 +126,8 @@ _set: WeakKeyDictionary[McpClient, int] = WeakKeyDictionary()
 
 
 async def request_log_level(link: McpClient, level: str) -> dict[str, str]:
-    """Have the server tell what is wanted: what to put into `_meta` for one of the newest era. An older one is set
-    once for all who share the link, to the most that anybody wants."""
+    """Request log messages from the server: returns what to add to `_meta` for a modern one. For a handshake-era server
+    the level is set for all who share the connection, to the lowest that anybody wants."""
     if link.modern:
         return {LOG_LEVEL: level}
     wanted = _rank(level)
@@ -136,22 +136,22 @@ async def request_log_level(link: McpClient, level: str) -> dict[str, str]:
         try:
             await link.request("logging/setLevel", {"level": level}, timeout=LOG_LEVEL_SECONDS)
         except (GatewayError, RpcError) as error:
-            log.debug("%s takes no log level: %s", link.label, error)
+            log.debug("%s refused the log level: %s", link.label, error)
     return {}
 
 
 def log_forwarder(client: ClientInfo, server: str) -> Log | None:
-    """Hands on what the client wants to hear, under the server's name; None when it wants nothing."""
-    tell = client.log
-    if tell is None or client.level is None:
+    """A callback that forwards log messages of the client's level and above; None if the client wants none."""
+    send = client.log
+    if send is None or client.level is None:
         return None
     least = _rank(client.level)
 
-    async def told(said: Mapping[str, Any]) -> None:
-        if _rank(said.get("level")) >= least:
-            await tell({**said, "logger": label_logger(server, said.get("logger"))})
+    async def forward(message: Mapping[str, Any]) -> None:
+        if _rank(message.get("level")) >= least:
+            await send({**message, "logger": label_logger(server, message.get("logger"))})
 
-    return told
+    return forward
 
 
 def _rank(level: Any) -> int:
@@ -159,10 +159,10 @@ def _rank(level: Any) -> int:
 
 
 INVALID_PARAMS = -32602
-# How often a server may ask before it answers.
+# Questions a server may ask before its result.
 ROUNDS = 16
 
-# How long a client may take for one answer to a request that has a limit.
+# Time for one answer of the client, during a request with a timeout.
 ANSWER_SECONDS = 600.0
 
 _PRIVATE_META = ("io.modelcontextprotocol/", "dev.toolgate/")
@@ -171,15 +171,14 @@ Result = dict[str, Any]
 
 
 class RequestForwarder:
-    """A client of the handshake era is asked while its request runs; one of the newest gets the questions as the
-    answer, and comes again with its answers."""
+    """Forwards requests. A handshake-era client is asked while its request runs; a modern one gets the questions as
+    its result, and calls again with its answers."""
 
     def __init__(self, parking: SuspendedCalls | None = None) -> None:
         self._parking = parking or SuspendedCalls()
 
     async def answer(self, upstream: Upstream, request: UpstreamRequest) -> Result:
-        """The server's result; its own error as `UpstreamFault`. `input_required` leaves only for a client of the
-        newest era."""
+        """The server's result; its own error as `UpstreamFault`. Only a modern client gets `input_required`."""
         client = request.client
         try:
             if client.answers and str(client.answers.get("requestState", "")).startswith(STATE):
@@ -196,35 +195,40 @@ class RequestForwarder:
         except Timeout:
             raise
         except Unavailable as error:
-            raise _naming(upstream, error) from None
+            raise _with_server(upstream, error) from None
 
     async def close(self) -> None:
-        """End what waits for answers."""
+        """Cancel calls that wait for answers."""
         await self._parking.close()
 
 
 async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) -> Result:
-    """What the server answers, on the first way to it on which nobody is being asked something."""
+    """Send the request on the first connection that does not wait for user input."""
     call, client = request.call, request.client
     while True:
-        lane = upstream.connection_for(call)
-        with lane.use():
-            link = lane.client or await lane.connect()
+        connection = upstream.connection_for(call)
+        with connection.use():
+            link = connection.client or await connection.connect()
             if not upstream.verified:
                 await upstream.verify()
             if call.tool is not None:
                 upstream.refuse_changed(call.tool)
             if link.modern:
                 answer = await _send(link, request, None, unwrap_state(client.answers, request.trusted))
-                return answer if answer.get("resultType") != "input_required" else await _rounds(link, request, answer)
-            asker = ask and _asker(upstream, lane, link, partial(ask_client, client, ask))
+                return (
+                    answer
+                    if answer.get("resultType") != "input_required"
+                    else await _answer_rounds(link, request, answer)
+                )
+            asker = ask and _asker(upstream, connection, link, partial(ask_client, client, ask))
             try:
-                # Over a wire that does not say which call a question belongs to, one call at a time may be asked.
-                async with lane.exclusive() if upstream.asks else nullcontext():
+                # A handshake-era question does not name its call: one call at a time may be asked.
+                async with connection.exclusive() if upstream.asks else nullcontext():
                     answer = await _send(link, request, asker)
                 if answer.get("resultType") == "input_required":
-                    reason = f"{request.about}: {link.protocol_version} has no input_required"
-                    raise ToolFailed(reason, code="UPSTREAM_ERROR")
+                    raise ToolFailed(
+                        f"{request.about}: {link.protocol_version} has no input_required", code="UPSTREAM_ERROR"
+                    )
                 return answer
             except ConnectionBusy:
                 continue
@@ -232,24 +236,24 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) 
                 upstream.asks = upstream.asks or link.asks_mid_call
 
 
-def _asker(upstream: Upstream, lane: UpstreamConnection, link: McpClient, ask: Ask) -> Ask:
-    """`ask`, naming the server, and letting others know that the lane waits for an answer."""
+def _asker(upstream: Upstream, connection: UpstreamConnection, link: McpClient, ask: Ask) -> Ask:
+    """`ask`, with labelled questions, marking the connection as waiting for user input."""
 
-    async def asked(method: str, params: Mapping[str, Any]) -> Result:
+    async def ask_and_wait(method: str, params: Mapping[str, Any]) -> Result:
         upstream.asks = upstream.asks or link.asks_mid_call
         try:
             labelled = label_question(upstream.spec.name, method, params, upstream.spec.terms.trusted)
         except ToolFailed as refusal:
             raise RpcError(INVALID_PARAMS, refusal.message) from None
-        with lane.waiting_for_input() if upstream.asks else nullcontext():
+        with connection.waiting_for_input() if upstream.asks else nullcontext():
             return await ask(method, labelled)
 
-    return asked
+    return ask_and_wait
 
 
-async def _rounds(link: McpClient, request: UpstreamRequest, answer: Result) -> Result:
-    """The result of a server that asks by answering: a client of its kind is handed the questions, any other
-    is asked here, round by round."""
+async def _answer_rounds(link: McpClient, request: UpstreamRequest, answer: Result) -> Result:
+    """Handle `input_required` of a modern server: a modern client gets the questions, any other client is asked here,
+    round by round."""
     client = request.client
     for _ in range(ROUNDS):
         asked = label_input_requests(answer, request)
@@ -265,61 +269,63 @@ async def _rounds(link: McpClient, request: UpstreamRequest, answer: Result) -> 
         answer = await _send(link, request, None, answers)
         if answer.get("resultType") != "input_required":
             return answer
-    raise ToolFailed(f"{request.about} asked more than {ROUNDS} times without an answer", code="UPSTREAM_ERROR")
+    raise ToolFailed(f"{request.about} asked more than {ROUNDS} times without a result", code="UPSTREAM_ERROR")
 
 
 def _send(
     link: McpClient, request: UpstreamRequest, ask: Ask | None, answers: Mapping[str, Any] | None = None
 ) -> Awaitable[Result]:
     if request.client.level is None and request.seconds is None:
-        return _sending(link, request, ask, answers)
+        return _send_request(link, request, ask, answers)
     return _send_in_time(link, request, ask, answers)
 
 
 async def _send_in_time(
     link: McpClient, request: UpstreamRequest, ask: Ask | None, answers: Mapping[str, Any] | None
 ) -> Result:
-    """Send it, once the server knows what of its log is wanted; the answer must come in time where there is a limit."""
+    """Set the log level and send the request, within its timeout."""
     level, seconds = request.client.level, request.seconds
-    told = await request_log_level(link, level) if level is not None else {}
+    log_meta = await request_log_level(link, level) if level is not None else {}
     if seconds is None:
-        return await _sending(link, request, ask, answers, told)
+        return await _send_request(link, request, ask, answers, log_meta)
     limit = asyncio.timeout(seconds)
-    asker = ask and _unhurried(limit, seconds, ask)
+    asker = ask and _extend_timeout(limit, seconds, ask)
     try:
         async with limit:
-            return await _sending(link, request, asker, answers, told)
+            return await _send_request(link, request, asker, answers, log_meta)
     except TimeoutError:
         raise Timeout(f"{request.about}: no answer to {request.method} within {seconds:g} s") from None
 
 
-def _sending(
+def _send_request(
     link: McpClient,
     request: UpstreamRequest,
     ask: Ask | None,
     answers: Mapping[str, Any] | None,
-    told: Mapping[str, Any] | None = None,
+    log_meta: Mapping[str, Any] | None = None,
 ) -> Awaitable[Result]:
     client, call = request.client, request.call
     meta = {key: value for key, value in client.meta.items() if not key.startswith(_PRIVATE_META)}
-    heeded = call.progress is not no_progress and (call.client is None or client.meta.get("progressToken") is not None)
+    wants_progress = call.progress is not no_progress and (
+        call.client is None or client.meta.get("progressToken") is not None
+    )
     return link.request(
         request.method,
         {**request.params, **answers} if answers else request.params,
         on_request=ask,
-        on_progress=call.progress if heeded else None,
+        on_progress=call.progress if wants_progress else None,
         on_log=log_forwarder(client, request.server) if client.log is not None else None,
-        meta={**meta, **told} if told else meta,
-        capabilities=forwarded_capabilities(client) if link.modern else None,
+        meta={**meta, **log_meta} if log_meta else meta,
+        capabilities=server_capabilities(client) if link.modern else None,
         reply_to=client.reply_to,
     )
 
 
-def _unhurried(limit: asyncio.Timeout, seconds: float, ask: Ask) -> Ask:
-    """`ask`, with time for a person to answer, and then as much for the server as it had at first."""
+def _extend_timeout(limit: asyncio.Timeout, seconds: float, ask: Ask) -> Ask:
+    """`ask`, extending the timeout: time for a person to answer, then again the full timeout for the server."""
     now, open_ = asyncio.get_running_loop().time, 0
 
-    async def asked(method: str, params: Mapping[str, Any]) -> Result:
+    async def ask_and_wait(method: str, params: Mapping[str, Any]) -> Result:
         nonlocal open_
         open_ += 1
         limit.reschedule(now() + ANSWER_SECONDS)
@@ -328,14 +334,14 @@ def _unhurried(limit: asyncio.Timeout, seconds: float, ask: Ask) -> Ask:
         finally:
             open_ -= 1
             if not open_:
-                with suppress(RuntimeError):  # the request has ended, and the question with it
+                with suppress(RuntimeError):  # the request has ended meanwhile
                     limit.reschedule(now() + seconds)
 
-    return asked
+    return ask_and_wait
 
 
-def _naming(upstream: Upstream, error: Unavailable) -> Unavailable:
-    """The same, saying which server it is about."""
+def _with_server(upstream: Upstream, error: Unavailable) -> Unavailable:
+    """The same error, naming the server."""
     name = upstream.spec.name
     if error.details.get("server") == name:
         return error

@@ -121,19 +121,19 @@ def _label_elicitation(asker: _Asker, params: Mapping[str, Any]) -> dict[str, An
             raise refuse_question(asker.name, "its URL names no certain http or https host", url)
         asks = f"asks you to open a page at {address[1].lower()}"
     # Each line of the server is quoted: none passes for the gateway's, wherever a client cuts or scrolls.
-    quoted = [f"> {line}" for line in _checked(asker, text).split("\n")]
+    quoted = [f"> {line}" for line in _check_text(asker, text).split("\n")]
     shown = {"message": "\n".join([f"The MCP server {asker.name!r} {asks}:", "", *quoted])}
     return {**shown, "requestedSchema": form} if "requestedSchema" in params else shown
 
 
 def _label_form(asker: _Asker, schema: Any) -> tuple[dict[str, Any], bool]:
     """The schema with a flag on each field that asks for a secret, and whether there is one."""
-    form = _checked_schema(asker, schema if isinstance(schema, dict) else {})
+    form = _check_schema(asker, schema if isinstance(schema, dict) else {})
     fields = form.get("properties", {})
     if not isinstance(fields, dict):
         raise refuse_question(asker.name, "its form has no fields")
     asker.check(_is_approval(fields), "its form")
-    if _checked(asker, names := "\n".join(fields)) != names:
+    if _check_text(asker, names := "\n".join(fields)) != names:
         raise refuse_question(asker.name, "a name in its form has hidden characters", names)
     # Secrets are looked for in the words as they came: a character that is spelled out would part them.
     secrets = [name for name in fields if _is_secret_field(name, schema["properties"][name])]
@@ -142,19 +142,19 @@ def _label_form(asker: _Asker, schema: Any) -> tuple[dict[str, Any], bool]:
     return {**form, "properties": {**fields, **flagged}} if flagged else form, bool(flagged)
 
 
-def _checked(asker: _Asker, text: str) -> str:
+def _check_text(asker: _Asker, text: str) -> str:
     """The text with nothing hidden in it; refused when a line of it looks like a heading of the gateway."""
     asker.check(any(_OUR_HEADING.match(skeleton(line)) for line in text.splitlines()), "it", text)
     return spell_out(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-def _checked_schema(asker: _Asker, schema: Any, shown: bool = False) -> Any:
+def _check_schema(asker: _Asker, schema: Any, shown: bool = False) -> Any:
     """The schema with nothing hidden in what is shown of it. Names and values stay: answers repeat them."""
     if isinstance(schema, dict):
-        return {key: _checked_schema(asker, each, key in _SHOWN) for key, each in schema.items()}
+        return {key: _check_schema(asker, each, key in _SHOWN) for key, each in schema.items()}
     if isinstance(schema, list):
-        return [_checked_schema(asker, each, shown) for each in schema]
-    return _checked(asker, schema) if shown and isinstance(schema, str) else schema
+        return [_check_schema(asker, each, shown) for each in schema]
+    return _check_text(asker, schema) if shown and isinstance(schema, str) else schema
 
 
 def _is_approval(fields: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What upstreams have besides tools: prompts, resources and completions, found again under our names for them."""
+"""Prompts, resources and completions of upstreams, under public names and URIs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from gateway.sources.upstreams.uris import prefix_of, public_blocks, public_uri,
 from gateway.tools import Permission, Tool
 
 READ_SECONDS = 60.0
-# How long a list of resources waits for one server; what comes later is not in it.
+# Time a list of resources waits for one server; a slower server is left out.
 LIST_SECONDS = 3.0
 
 LIST_LIMIT = 1000
 _PAGES = 20
 
-# How long a request may take with all that its server asks meanwhile; an answer of the server has its own limit.
+# Timeout of a request with all questions of its server; each response of the server has its own timeout.
 REQUEST_SECONDS = 3600.0
 
 _COMPLETE = "completion/complete"
 
 log = logging.getLogger(__name__)
 
-# Does the work where rules, permissions and limits allow it, and records it; raises what refuses it.
+# Runs the work if rules, permissions and limits allow it, and records it; raises the refusal otherwise.
 Pass = Callable[[Call, Tool, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 # Returns whether a rule refuses a request.
@@ -42,9 +42,8 @@ Refuses = Callable[[Tool, Mapping[str, Any]], bool]
 
 
 class UpstreamPassthrough:
-    """Each thing goes to the server it came from: a prompt by its name, a resource by its address. `source` gives
-    the one that has the servers, None while there are none; requests go through `passing`. Lists leave out what
-    `refuses` says is refused to who asks for it."""
+    """Forwards each request to the server of its prompt or resource. `source` returns the upstreams' source, None while
+    there are none; requests run through `passing`. Lists leave out what `refuses` refuses."""
 
     def __init__(self, source: Callable[[], UpstreamSource | None], passing: Pass, refuses: Refuses) -> None:
         self._source = source
@@ -52,7 +51,7 @@ class UpstreamPassthrough:
         self._refuses = refuses
 
     def prompts(self) -> list[dict[str, Any]]:
-        """Every prompt under its public name, by name."""
+        """All prompts under their public names, sorted."""
         return [
             {**raw, "name": name}
             for name, (upstream, raw) in sorted(self._prompts().items())
@@ -68,12 +67,12 @@ class UpstreamPassthrough:
         ]
 
     def instructions(self) -> str | None:
-        """What the servers say of themselves, together."""
-        said = {name: each.instructions for name, each in self._upstreams().items() if each.instructions}
-        return "\n\n".join(f"{name}: {text}" for name, text in said.items()) or None
+        """The instructions of all servers."""
+        instructions = {name: each.instructions for name, each in self._upstreams().items() if each.instructions}
+        return "\n\n".join(f"{name}: {text}" for name, text in instructions.items()) or None
 
     async def resources(self, caller: Caller, chat: str) -> list[dict[str, Any]]:
-        """The resources of every server that answers now."""
+        """The resources of all servers that answer in time."""
         lists = await asyncio.gather(
             *(self._resources(upstream, caller, chat) for upstream in self._upstreams().values())
         )
@@ -90,11 +89,11 @@ class UpstreamPassthrough:
         result = await self._answer(upstream, "prompts/get", params, raw["name"], _call(caller, chat, client))
         messages = result.get("messages")
         if isinstance(messages, list):
-            result["messages"] = [_outer_message(_prefix(upstream), message) for message in messages]
+            result["messages"] = [_public_message(_prefix(upstream), message) for message in messages]
         return result
 
     def owns(self, uri: str) -> bool:
-        """Whether the URI is an upstream's."""
+        """Return whether the URI belongs to an upstream."""
         return self._owner(uri) is not None
 
     async def read(self, uri: str, caller: Caller, chat: str, client: ClientInfo) -> dict[str, Any]:
@@ -114,22 +113,24 @@ class UpstreamPassthrough:
         return result
 
     async def follow(self, uri: str, told: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]:
-        """Have `told` called when the resource changes, until the returned function is."""
+        """Call `told` when the resource changes, until the returned function is called."""
         owner = self._owner(uri)
         if owner is None:
             raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
         upstream, own = owner
         call = _call(caller, chat, None).replace(name="resources/subscribe", arguments={"uri": own})
-        await self._pass(call, _tool(upstream, call.name), partial(asyncio.sleep, 0))  # checked before it is done
+        await self._pass(
+            call, _tool(upstream, call.name), partial(asyncio.sleep, 0)
+        )  # permissions are checked before subscribing
         try:
-            return await upstream.subscriptions.follow(own, told)
+            return await upstream.subscriptions.subscribe(own, told)
         except RpcError as fault:
             raise label_fault(upstream.spec.name, fault, upstream.spec.terms.trusted) from None
 
     async def complete(
         self, params: Mapping[str, Any], caller: Caller, chat: str, client: ClientInfo
     ) -> dict[str, Any] | None:
-        """A server's completion of an argument of its prompt or template; None when the reference is nobody's."""
+        """A server's completion for an argument of its prompt or template; None if the reference is unknown."""
         ref = params.get("ref") or {}
         if ref.get("type") == "ref/prompt":
             found = self._prompts().get(str(ref.get("name")))
@@ -149,7 +150,7 @@ class UpstreamPassthrough:
     async def _answer(
         self, upstream: Upstream, method: str, params: Mapping[str, Any], about: str, call: Call
     ) -> dict[str, Any]:
-        """What the server answers, or asks; its own errors as it gave them. Nobody is asked about a completion."""
+        """The server's result or questions; its own errors unchanged. A completion needs no approval."""
         source = self._source()
         assert source is not None  # noqa: S101 - the server was found there
         server = upstream.spec.name
@@ -175,7 +176,7 @@ class UpstreamPassthrough:
         return {name: found[each] for each, name in names.assign(wishes, {}).items()}
 
     def _owner(self, uri: str) -> tuple[Upstream, str] | None:
-        """Whose a URI is: the prefix in it says so; one without is the first server's that has none."""
+        """The upstream of a URI, and its own URI; one without a prefix belongs to the first server without one."""
         named = split_uri(uri)
         for upstream in self._upstreams().values():
             if named is not None and _prefix(upstream) == named[0] and named[0]:
@@ -183,12 +184,12 @@ class UpstreamPassthrough:
         return next(((upstream, uri) for upstream in self._upstreams().values() if not _prefix(upstream)), None)
 
     async def _resources(self, upstream: Upstream, caller: Caller, chat: str) -> list[dict[str, Any]]:
-        """What one server lists, if it answers soon; one that is known to be down is not waited for."""
+        """The resources of one server, if it answers in time; a server that is down is not tried."""
         if upstream.error is not None:
             return []
         try:
             async with asyncio.timeout(LIST_SECONDS):
-                listed = await _listed(upstream, caller, chat)
+                listed = await _list_resources(upstream, caller, chat)
         except (GatewayError, RpcError, TimeoutError) as error:
             log.debug("the resources of %s are not listed: %s", upstream.spec.name, error)
             return []
@@ -199,14 +200,14 @@ class UpstreamPassthrough:
         ]
 
 
-async def _listed(upstream: Upstream, caller: Caller, chat: str) -> list[dict[str, Any]]:
-    """All pages of what it lists, if it has resources at all. Nobody is asked anything for a list, so it waits for
-    no turn."""
+async def _list_resources(upstream: Upstream, caller: Caller, chat: str) -> list[dict[str, Any]]:
+    """All pages of a server's resources, if it has the capability. Listing asks nothing of the client, so it needs no
+    exclusive connection."""
     found: list[dict[str, Any]] = []
     cursor: Any = None
-    lane = upstream.connection_for(_call(caller, chat, None))
-    with lane.use():
-        link = await lane.connect()
+    connection = upstream.connection_for(_call(caller, chat, None))
+    with connection.use():
+        link = await connection.connect()
         for _ in range(_PAGES if "resources" in link.capabilities else 0):
             page = await link.request("resources/list", {"cursor": cursor} if cursor else None, capabilities={})
             listed = page.get("resources")
@@ -218,12 +219,12 @@ async def _listed(upstream: Upstream, caller: Caller, chat: str) -> list[dict[st
 
 
 def _call(caller: Caller, chat: str, client: ClientInfo | None) -> Call:
-    """Who wants something that is no tool's work."""
+    """A call for a request that is no tool call."""
     return Call(name="", arguments={}, chat=chat, caller=caller, client=client)
 
 
 def _tool(upstream: Upstream, method: str) -> Tool:
-    """A tool that stands for a request of this method in rules, limits and the record."""
+    """A tool that represents requests of this method in rules, limits and records."""
     terms = upstream.spec.terms
     return Tool(
         f"{terms.server}:{method}",
@@ -241,7 +242,7 @@ def _prefix(upstream: Upstream) -> str:
     return prefix_of(upstream.spec)
 
 
-def _outer_message(prefix: str, message: Any) -> Any:
+def _public_message(prefix: str, message: Any) -> Any:
     if not isinstance(message, Mapping) or "content" not in message:
         return message
     [content] = public_blocks(prefix, [message["content"]])

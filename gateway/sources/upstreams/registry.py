@@ -1,4 +1,4 @@
-"""All upstream servers together: set up from wherever they were named, kept in line with it, asked what they have."""
+"""The registry of upstream servers, from the settings, the database and toolsets, and the source of their tools."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TEXT_LIMIT = 4096
 
 
 class UpstreamSource:
-    """Every upstream in one source; each is known by the owner of its tools."""
+    """The tools of all upstreams; a tool's owner is its upstream."""
 
     name = "upstreams"
 
@@ -50,14 +50,14 @@ class UpstreamSource:
         tool = call.target
         upstream = self.upstreams.get(tool.owner or "")
         if upstream is None:
-            raise NotFound(f"the upstream of {tool.id} has just been removed", code="UNKNOWN_TOOL")
+            raise NotFound(f"the upstream of {tool.id} was removed", code="UNKNOWN_TOOL")
         params = {"name": tool.id.partition(":")[2], "arguments": dict(call.arguments)}
         spec = upstream.spec
         request = UpstreamRequest("tools/call", params, call, tool.id, spec.name, trusted=spec.terms.trusted)
         return _outcome(await self.forwarder.answer(upstream, request), prefix_of(upstream.spec))
 
     async def close(self) -> None:
-        """End the calls that wait for answers."""
+        """Cancel calls that wait for answers."""
         await self.forwarder.close()
 
 
@@ -65,10 +65,12 @@ def _outcome(result: dict[str, Any], prefix: str) -> Outcome:
     content = result.get("content")
     blocks = public_blocks(prefix, content) if isinstance(content, list) else []
     if result.get("resultType") == "input_required":
-        asked = InputRequired("the server asks for more before it answers", reason="the server asks for more")
+        asked = InputRequired("the server asks for input before it answers", reason="the server asks for input")
         return Outcome(error=asked, wire=result)
     if result.get("isError"):
-        return Outcome(error=ToolFailed(_text(blocks) or "the tool failed without a word"), content=blocks, wire=result)
+        return Outcome(
+            error=ToolFailed(_text(blocks) or "the tool failed without a message"), content=blocks, wire=result
+        )
     value = result.get("structuredContent", blocks)
     return Outcome(value=value, content=blocks, wire=result)
 
@@ -83,14 +85,14 @@ log = logging.getLogger(__name__)
 FACE = ClientIdentity(
     "toolgate",
     __version__,
-    # What our own clients can be asked differs; a question to one that cannot be asked is refused then.
+    # Our clients' capabilities differ; a question that one cannot answer is refused when it is asked.
     {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}},
 )
-_KEPT = ("command", "cwd", "url", "enabled", "requires_confirmation", "prefix", "permission", "timeout")
+_SAME_FIELDS = ("command", "cwd", "url", "enabled", "requires_confirmation", "prefix", "permission", "timeout")
 
 
 class UpstreamRegistry:
-    """The upstreams of one gateway. `changed` is told whenever another catalog may be due."""
+    """The upstreams of one gateway. `changed` is called whenever the catalog may have to be rebuilt."""
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class UpstreamRegistry:
         return dict(self.source.upstreams)
 
     async def sync(self) -> None:
-        """Bring the upstreams in line with what is set up now: new ones are remembered, changed ones begin anew."""
+        """Apply the current configuration: add new upstreams with their last listing, replace changed ones."""
         specs = {spec.name: spec for spec in await self.specs()}
         before = self.source.upstreams
         kept = {name: each for name, each in before.items() if specs.get(name) == each.spec}
@@ -123,28 +125,28 @@ class UpstreamRegistry:
         self.source.upstreams = {name: kept.get(name) or fresh[name] for name in specs}
         for name, each in before.items():
             if name not in kept:
-                self._tasks.start(each.close())  # nobody waits for one that does not want to end
+                self._tasks.start(each.close())  # not awaited: closing may take long
         if len(kept) < len(before):
             self._changed()
         for each in fresh.values():
-            await self._each(each, each.load_cached())
+            await self._guard(each, each.load_cached())
         if await self.pins.revision() != self._pinned:
             await self.apply_pins()
 
     async def apply_pins(self) -> None:
-        """Offer what was accepted meanwhile, and nothing that was rejected."""
+        """Apply the pins again: offer what was accepted, withhold what was rejected."""
         self._pinned = await self.pins.revision()
         for each in self.source.upstreams.values():
-            await self._each(each, each.apply_pins())
+            await self._guard(each, each.apply_pins())
 
     @property
     def own(self) -> frozenset[str]:
-        """The names of the servers that come from no toolset."""
+        """The names of servers that are not from a toolset."""
         return frozenset(name for name, each in self.source.upstreams.items() if each.spec.terms.home is None)
 
     async def discover(self, patience: float, names: Collection[str] | None = None) -> None:
-        """Ask those that are wanted at once, or were never seen, of all servers or of those with these names; what
-        takes longer is announced when it comes."""
+        """Connect to servers that are not lazy or were never listed, optionally only those with these names. Waits at
+        most `patience` seconds; later listings are announced by `changed`."""
         asked = [each for name, each in self.source.upstreams.items() if names is None or name in names]
         looking = [
             self._tasks.start(each.discover()) for each in asked if not each.known or not each.spec.settings.lazy
@@ -158,19 +160,19 @@ class UpstreamRegistry:
         await asyncio.gather(*(each.close() for each in upstreams.values()), *self._tasks, return_exceptions=True)
 
     async def specs(self) -> list[Spec]:
-        """Every server that is on, and that a person agreed to where a toolset brings it. Of two with one name, the
-        settings' counts, then the one added by hand, whether it is on or off."""
+        """All enabled servers; those of toolsets only with a person's consent. Of servers with the same name the
+        settings' is used, then the one added by hand, even if it is disabled."""
         found: dict[str, Spec] = {}
         _, rows = await self.store.load()
         for spec in [*self._of_settings(), *_of_rows(rows), *_of_toolsets(await self._toolsets())]:
             if spec.name in found:
-                log.warning("the upstream %r of %s is passed over: there is one of that name", spec.name, spec.origin)
+                log.warning("the upstream %r of %s is ignored: another server has that name", spec.name, spec.origin)
             else:
                 found[spec.name] = spec
         return [spec for spec in found.values() if spec.settings.enabled]
 
-    async def _each(self, upstream: Upstream, work: Awaitable[None]) -> None:
-        """One server whose memory or pins cannot be read now keeps no other from being offered."""
+    async def _guard(self, upstream: Upstream, work: Awaitable[None]) -> None:
+        """Log the error of one server, so that it does not affect the others."""
         try:
             await work
         except GatewayError as error:
@@ -181,13 +183,13 @@ class UpstreamRegistry:
             yield Spec.of(name, settings, SETTINGS)
 
     def _upstream(self, spec: Spec) -> Upstream:
-        def others() -> set[str]:
-            strangers = [each for each in self.source.upstreams.values() if each.spec.name != spec.name]
-            return {tool.id.partition(":")[2] for each in strangers for tool in each.tools}
+        def other_tools() -> set[str]:
+            others = [each for each in self.source.upstreams.values() if each.spec.name != spec.name]
+            return {tool.id.partition(":")[2] for each in others for tool in each.tools}
 
-        # What is kept for a server added by hand is for none that a toolset brings under the same name.
+        # Secrets of a server added by hand are not for a toolset's server of the same name.
         environment = self.secrets.environment(spec.name) if spec.origin == ADDED else os.environ
-        options = (others, environment, self.logins, self._settings)
+        options = (other_tools, environment, self.logins, self._settings)
         return Upstream(spec, self.store, self.pins, FACE, self._changed, *options)
 
 
@@ -205,8 +207,8 @@ def _of_toolsets(toolsets: Sequence[InstalledToolset]) -> Iterator[Spec]:
     for toolset in toolsets:
         for server in toolset.allowed_servers if toolset.enabled else ():
             overrides = {
-                tool_id.partition(":")[2]: Override.of(said)
-                for tool_id, said in toolset.overrides.items()
+                tool_id.partition(":")[2]: Override.of(override)
+                for tool_id, override in toolset.overrides.items()
                 if tool_id.partition(":")[0] == server.id
             }
             origin = f"the toolset {toolset.id!r}"
@@ -214,13 +216,13 @@ def _of_toolsets(toolsets: Sequence[InstalledToolset]) -> Iterator[Spec]:
 
 
 def _settings(server: Server) -> UpstreamSettings:
-    said = {key: getattr(server, key) for key in _KEPT if getattr(server, key) is not None}
-    said |= {"args": list(server.args), "env": dict(server.env), "headers": dict(server.headers)}
-    said |= {"tools": {"allow": list(server.tools.allow), "deny": list(server.tools.deny)}}
-    said |= {"type": server.transport} if server.transport else {}
-    said |= {"category": server.category} if server.category else {}
-    said |= {"lazy": server.lazy} if server.lazy is not None else {}
+    settings = {key: getattr(server, key) for key in _SAME_FIELDS if getattr(server, key) is not None}
+    settings |= {"args": list(server.args), "env": dict(server.env), "headers": dict(server.headers)}
+    settings |= {"tools": {"allow": list(server.tools.allow), "deny": list(server.tools.deny)}}
+    settings |= {"type": server.transport} if server.transport else {}
+    settings |= {"category": server.category} if server.category else {}
+    settings |= {"lazy": server.lazy} if server.lazy is not None else {}
     if server.sandbox is not None:
         rights = server.sandbox
-        said["sandbox"] = rights if isinstance(rights, bool) else rights.model_dump(mode="json")
-    return UpstreamSettings.model_validate(said)
+        settings["sandbox"] = rights if isinstance(rights, bool) else rights.model_dump(mode="json")
+    return UpstreamSettings.model_validate(settings)

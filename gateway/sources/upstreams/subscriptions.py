@@ -1,4 +1,4 @@
-"""Resources of an upstream that somebody follows: subscribed to once, for however many, and again after every loss."""
+"""Subscriptions to an upstream's resources: one per resource for all listeners, renewed after every reconnection."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import UpstreamConnection
 from gateway.tasks import TaskSet
 
-# When a server that ended a stream of changes is listened to again.
+# Pause before a stream that the server ended is opened again.
 AGAIN_SECONDS = 5.0
 
-# How long a server may take to agree.
+# Timeout of a subscribe request.
 SUBSCRIBE_SECONDS = 30.0
 
-# Streams to one server before they are made one, and where that fails. Each may cost it a connection.
+# Streams to one server before they are merged, and the limit if merging fails. Each may cost it a connection.
 STREAMS, STREAMS_LIMIT = 8, 32
 
 log = logging.getLogger(__name__)
@@ -29,13 +29,13 @@ Updated = Callable[[str], None]
 
 
 class ResourceSubscriptions:
-    """The handshake era: a subscription for each resource, told of on the link itself."""
+    """Handshake era: `resources/subscribe` for each resource; updates arrive on the connection itself."""
 
     def __init__(self, link: McpClient, wanted: Wanted, _: Updated) -> None:
         self.link = link
         self._wanted = wanted
         self._covered: set[str] = set()
-        self._busy = asyncio.Lock()  # to begin and to end must not overtake each other
+        self._busy = asyncio.Lock()  # subscribe and unsubscribe must not overtake each other
 
     async def add(self, uri: str) -> None:
         async with self._busy:
@@ -44,12 +44,12 @@ class ResourceSubscriptions:
                 self._covered.add(uri)
 
     async def add_all(self, uris: Iterable[str]) -> None:
-        """What the server refuses is passed over."""
+        """Subscribe to all; resources that the server refuses are skipped."""
         for uri in uris:
             try:
                 await self.add(uri)
             except RpcError as fault:
-                log.warning("%s no longer tells of %s: %s", self.link.label, uri, fault)
+                log.warning("%s refused to subscribe to %s again: %s", self.link.label, uri, fault)
 
     async def drop(self, uri: str) -> None:
         async with self._busy:
@@ -64,11 +64,11 @@ class ResourceSubscriptions:
                 log.debug("%s could not be unsubscribed from: %s", uri, error)
 
     def close(self) -> None:
-        """The server's subscriptions end with the link."""
+        """Nothing to do: the server's subscriptions end with the connection."""
 
 
 class ResourceStreams:
-    """The newest era: a few streams for all resources, each made for what was new at the time."""
+    """Modern era: a few `subscriptions/listen` streams that together cover all resources."""
 
     def __init__(self, link: McpClient, wanted: Wanted, updated: Updated) -> None:
         self.link = link
@@ -82,15 +82,15 @@ class ResourceStreams:
             await self._cover([uri])
 
     async def add_all(self, uris: Iterable[str]) -> None:
-        """A server that refuses is left alone."""
+        """Cover all resources; a server that refuses is not asked again."""
         async with self._busy:
             try:
                 await self._cover(uris)
             except RpcError as fault:
-                log.warning("%s no longer tells of changes: %s", self.link.label, fault)
+                log.warning("%s refused to subscribe again: %s", self.link.label, fault)
 
     async def drop(self, _: str) -> None:
-        """A stream goes with the last resource in it that anybody follows."""
+        """Close streams without any resource that is still wanted."""
         async with self._busy:
             for stream in self._streams:
                 if not any(map(self._wanted, stream.uris)):
@@ -107,7 +107,9 @@ class ResourceStreams:
         if not new:
             return
         if len(self._streams) >= STREAMS_LIMIT:
-            raise Unavailable(f"{self.link.label} tells of no more resources; give up one first", code="OVERLOADED")
+            raise Unavailable(
+                f"{self.link.label} allows no more subscriptions; unsubscribe from a resource first", code="OVERLOADED"
+            )
         self._streams.append(await _ResourceStream.open(self.link, new, self._updated))
         if len(self._streams) > STREAMS:
             await self._merge()
@@ -117,14 +119,14 @@ class ResourceStreams:
         try:
             merged = await _ResourceStream.open(self.link, uris, self._updated)
         except (GatewayError, RpcError) as error:
-            log.debug("%s does not tell of all on one stream: %s", self.link.label, error)
+            log.debug("%s refused to merge subscriptions: %s", self.link.label, error)
             return
         self.close()
         self._streams = [merged]
 
 
 class _ResourceStream:
-    """One subscription to some resources, renewed for as long as the link lives."""
+    """One stream for some resources, reopened for as long as the client lives."""
 
     def __init__(self, link: McpClient, uris: Sequence[str], updated: Updated, listening: Subscription) -> None:
         self.uris = frozenset(uris)
@@ -150,10 +152,10 @@ class _ResourceStream:
             try:
                 self._listening = await _listen(self._link, self.uris)
             except (GatewayError, RpcError) as error:
-                log.debug("%s does not tell of changes: %s", self._link.label, error)
+                log.debug("%s refused a subscription: %s", self._link.label, error)
                 continue
             for uri in self.uris:
-                self._updated(uri)  # what changed meanwhile, nobody heard
+                self._updated(uri)  # updates in between were missed
             await self._listening.wait()
 
 
@@ -164,98 +166,100 @@ async def _listen(link: McpClient, uris: Iterable[str]) -> Subscription:
 LIMIT = 1000
 
 
-Told = Callable[[], None]
+Listener = Callable[[], None]
 
 
 class Subscriptions:
-    """The followers of one server's resources. `lane` is where its notifications come from; for as long as anybody
-    follows anything it stays open, and is opened again when it was lost."""
+    """The listeners of one server's resources. `connection` gives the connection on which notifications arrive; while
+    there are listeners, it is kept open and reopened after a loss."""
 
-    def __init__(self, lane: Callable[[], UpstreamConnection]) -> None:
-        self._lane = lane
-        self._followers: dict[str, list[Told]] = {}
-        self._way: ResourceStreams | ResourceSubscriptions | None = None
+    def __init__(self, connection: Callable[[], UpstreamConnection]) -> None:
+        self._connection = connection
+        self._listeners: dict[str, list[Listener]] = {}
+        self._current: ResourceStreams | ResourceSubscriptions | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._tasks = TaskSet()
 
-    async def follow(self, uri: str, told: Told) -> Callable[[], None]:
-        """Call `told` when the resource changes, until the returned function is called."""
-        if uri not in self._followers and len(self._followers) >= LIMIT:
-            raise Invalid(f"{LIMIT} resources of this server are followed already")
-        self._followers.setdefault(uri, []).append(told)
+    async def subscribe(self, uri: str, listener: Listener) -> Callable[[], None]:
+        """Call `listener` when the resource changes, until the returned function is called."""
+        if uri not in self._listeners and len(self._listeners) >= LIMIT:
+            raise Invalid(f"{LIMIT} resources of this server have subscriptions already; unsubscribe from one first")
+        self._listeners.setdefault(uri, []).append(listener)
         try:
-            lane = self._lane()
-            with lane.use():
-                await self._over(await lane.connect()).add(uri)
+            connection = self._connection()
+            with connection.use():
+                await self._subscriptions_over(await connection.connect()).add(uri)
         except BaseException:
-            self._unfollow(uri, told)
+            self._unsubscribe(uri, listener)
             raise
         if self._keeping is None:
-            self._keeping = self._tasks.start(self._keep(lane))
-        return lambda: self._unfollow(uri, told)
+            self._keeping = self._tasks.start(self._keep(connection))
+        return lambda: self._unsubscribe(uri, listener)
 
-    def updated(self, uri: Any) -> None:
-        """The server says that a resource has changed."""
-        for told in list(self._followers.get(uri, ())):
-            told()
+    def notify(self, uri: Any) -> None:
+        """Tell the listeners of a resource that it changed."""
+        for listener in list(self._listeners.get(uri, ())):
+            listener()
 
-    def renew(self, link: McpClient) -> None:
-        """A new link knows nothing of what was subscribed to over the last one."""
-        if self._followers:
-            before, way = self._way, self._over(link)
-            self._tasks.start(self._renewed(way, [*self._followers], again=before is not None))
+    def resubscribe(self, link: McpClient) -> None:
+        """Subscribe again over a new client."""
+        if self._listeners:
+            before, subscriptions = self._current, self._subscriptions_over(link)
+            self._tasks.start(self._resubscribe(subscriptions, [*self._listeners], again=before is not None))
 
     def close(self) -> None:
-        if self._way is not None:
-            self._way.close()
+        if self._current is not None:
+            self._current.close()
         self._tasks.cancel()
 
-    def _over(self, link: McpClient) -> ResourceStreams | ResourceSubscriptions:
-        """How what is followed is heard of over this link."""
-        if self._way is None or self._way.link is not link:
-            if self._way is not None:
-                self._way.close()
-            self._way = (ResourceStreams if link.modern else ResourceSubscriptions)(
-                link, self._followers.__contains__, self.updated
+    def _subscriptions_over(self, link: McpClient) -> ResourceStreams | ResourceSubscriptions:
+        """The subscriptions over this client."""
+        if self._current is None or self._current.link is not link:
+            if self._current is not None:
+                self._current.close()
+            self._current = (ResourceStreams if link.modern else ResourceSubscriptions)(
+                link, self._listeners.__contains__, self.notify
             )
-        return self._way
+        return self._current
 
-    async def _renewed(self, way: ResourceStreams | ResourceSubscriptions, uris: Sequence[str], again: bool) -> None:
-        while way.link.lost is None:
+    async def _resubscribe(
+        self, subscriptions: ResourceStreams | ResourceSubscriptions, uris: Sequence[str], again: bool
+    ) -> None:
+        while subscriptions.link.lost is None:
             try:
-                await way.add_all(uris)
+                await subscriptions.add_all(uris)
             except GatewayError as error:
-                log.debug("%s does not tell of changes yet: %s", way.link.label, error)
+                log.debug("%s could not be subscribed to yet: %s", subscriptions.link.label, error)
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             for uri in uris if again else ():
-                self.updated(uri)  # what changed meanwhile, nobody heard
+                self.notify(uri)  # updates in between were missed
             return
 
-    async def _keep(self, lane: UpstreamConnection) -> None:
-        """Have the server there for its followers."""
-        with lane.use():
+    async def _keep(self, connection: UpstreamConnection) -> None:
+        """Keep the connection open for the listeners."""
+        with connection.use():
             while True:
                 try:
-                    link = await lane.connect()
+                    link = await connection.connect()
                 except GatewayError as error:
-                    log.debug("what is followed is not heard of now: %s", error)
-                    await asyncio.sleep(max(lane.wait, 0.1))
+                    log.debug("subscriptions are interrupted: %s", error)
+                    await asyncio.sleep(max(connection.wait, 0.1))
                 else:
                     await link.wait_closed()
 
-    def _unfollow(self, uri: str, told: Told) -> None:
-        followers = self._followers.get(uri, [])
-        if told not in followers:
+    def _unsubscribe(self, uri: str, listener: Listener) -> None:
+        listeners = self._listeners.get(uri, [])
+        if listener not in listeners:
             return
-        followers.remove(told)
-        if not followers:
-            del self._followers[uri]
+        listeners.remove(listener)
+        if not listeners:
+            del self._listeners[uri]
             self._tasks.start(self._release(uri))
 
     async def _release(self, uri: str) -> None:
-        if self._way is not None:
-            await self._way.drop(uri)
-        if not self._followers and self._keeping is not None:
+        if self._current is not None:
+            await self._current.drop(uri)
+        if not self._listeners and self._keeping is not None:
             self._keeping.cancel()
             self._keeping = None

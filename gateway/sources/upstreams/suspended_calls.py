@@ -1,8 +1,7 @@
-"""Calls that wait for a client which cannot be asked while they run: it gets the questions, and calls again.
+"""Suspended calls: calls to a handshake-era server that wait for input from a modern client.
 
-An older server asks in the middle of a call; the newest protocol has no way to hand that on. So the call to
-the server goes on here, in a task of its own, while its caller goes away with the questions and comes back
-with the answers.
+Such a server asks in the middle of a call, which the modern protocol does not allow. The call to the server continues
+here in a task, while the client gets `input_required` and calls again with its answers.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from gateway.errors import Invalid, Unavailable
 if TYPE_CHECKING:  # `forward` imports this module
     from gateway.sources.upstreams.forward import UpstreamRequest
 
-PARKED_SECONDS = 600.0
-PARKED_LIMIT = 1000
-# Calls of one principal that may wait at once.
-PARKED_EACH = 100
+SUSPENDED_SECONDS = 600.0
+SUSPENDED_LIMIT = 1000
+# Suspended calls per principal.
+SUSPENDED_PER_PRINCIPAL = 100
 
-# How the state begins by which a client names a parked call.
+# Prefix of the `requestState` of a suspended call.
 STATE = "toolgate-parked-"
 
 Result = dict[str, Any]
@@ -34,99 +33,98 @@ Start = Callable[[Ask, "UpstreamRequest"], Coroutine[Any, Any, Result]]
 
 
 @dataclass(frozen=True)
-class _Question:
+class _PendingQuestion:
     method: str
     params: Mapping[str, Any]
     answer: asyncio.Future[Result]
 
 
 class SuspendedCalls:
-    """Holds calls between a question and its answer: for a while, for so many, and each for its own caller alone."""
+    """Calls between a question and its answer, limited in time and number. Only its own caller may resume one."""
 
-    def __init__(self, seconds: float = PARKED_SECONDS) -> None:
+    def __init__(self, seconds: float = SUSPENDED_SECONDS) -> None:
         self._seconds = seconds
-        self._parked: dict[str, _Parked] = {}
+        self._suspended: dict[str, _SuspendedCall] = {}
 
     async def run(self, request: UpstreamRequest, start: Start) -> Result:
-        """What the server answers, or an `input_required` result with what it asks first."""
-        return await self._wait(_Parked(request, start))
+        """Run a request: its result, or `input_required` with the server's questions."""
+        return await self._wait(_SuspendedCall(request, start))
 
     async def resume(self, request: UpstreamRequest) -> Result:
-        """Go on with the call whose state this one brings, and with its answers. The state is used up by that;
-        one that is refused is not."""
-        said = request.client.answers
-        state = str(said.get("requestState", ""))
-        parked = self._parked.get(state)
-        if parked is None or parked.request.identity != request.identity:
-            # One answer for both: whoever tries states learns nothing from it.
+        """Continue the call of this request's state with its answers. The state is used up unless it is refused."""
+        response = request.client.answers
+        state = str(response.get("requestState", ""))
+        suspended = self._suspended.get(state)
+        if suspended is None or suspended.request.identity != request.identity:
+            # The same error for both, so that guessing states reveals nothing.
             raise Invalid(
-                "no call of yours waits under this state: it was answered before, it took too long, or it belongs to "
-                "another call; call again without it",
+                "no suspended call has this requestState: it was answered before, it expired, or it belongs to another "
+                "call; call again without it",
                 code="INVALID_STATE",
             )
-        answers = parked.fitting(said.get("inputResponses"))
-        del self._parked[state]
-        parked.resume(request.call, answers)
-        return await self._wait(parked)
+        answers = suspended.check_answers(response.get("inputResponses"))
+        del self._suspended[state]
+        suspended.resume(request.call, answers)
+        return await self._wait(suspended)
 
     async def close(self) -> None:
-        """Call off all that wait."""
-        parked = list(self._parked.values())
-        self._parked.clear()
-        await asyncio.gather(*(each.end() for each in parked))
+        """Cancel all suspended calls."""
+        suspended = list(self._suspended.values())
+        self._suspended.clear()
+        await asyncio.gather(*(call.end() for call in suspended))
 
-    async def _wait(self, parked: _Parked) -> Result:
+    async def _wait(self, suspended: _SuspendedCall) -> Result:
         try:
-            await parked.news()
+            await suspended.wait_for_progress()
         except asyncio.CancelledError:
-            parked.cancel()
+            suspended.cancel()
             raise
-        if parked.task.done():
-            return parked.task.result()
+        if suspended.task.done():
+            return suspended.task.result()
         try:
-            self._refuse_too_many(parked.call)
+            self._check_limits(suspended.call)
         except Unavailable:
-            parked.cancel()
+            suspended.cancel()
             raise
         state = f"{STATE}{secrets.token_urlsafe(24)}"
-        self._parked[state] = parked
-        parked.expire(self._seconds, lambda: self._parked.pop(state, None))
-        return {"resultType": "input_required", "inputRequests": parked.asked(), "requestState": state}
+        self._suspended[state] = suspended
+        suspended.expire(self._seconds, lambda: self._suspended.pop(state, None))
+        return {"resultType": "input_required", "inputRequests": suspended.input_requests(), "requestState": state}
 
-    def _refuse_too_many(self, call: Call) -> None:
+    def _check_limits(self, call: Call) -> None:
         principal = call.caller.principal
-        own = sum(each.call.caller.principal == principal for each in self._parked.values())
-        if own >= PARKED_EACH or len(self._parked) >= PARKED_LIMIT:
-            raise Unavailable("too many calls wait for answers already; answer those first", code="OVERLOADED")
+        own = sum(each.call.caller.principal == principal for each in self._suspended.values())
+        if own >= SUSPENDED_PER_PRINCIPAL or len(self._suspended) >= SUSPENDED_LIMIT:
+            raise Unavailable("too many calls wait for answers; answer those first", code="OVERLOADED")
 
 
-class _Parked:
-    """One call of a server, and who waits for it now."""
+class _SuspendedCall:
+    """One call to a server, and the client call that waits for it now."""
 
     def __init__(self, request: UpstreamRequest, start: Start) -> None:
         self.request = request
         self.call = request.call
-        self._questions: dict[str, _Question] = {}
+        self._questions: dict[str, _PendingQuestion] = {}
         self._numbers = itertools.count(1)
-        self._news = asyncio.Event()
+        self._progress = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
-        self.task = asyncio.get_running_loop().create_task(start(self._ask, self._told()))
-        self.task.add_done_callback(self._finished)
+        self.task = asyncio.get_running_loop().create_task(start(self._ask, self._server_request()))
+        self.task.add_done_callback(self._finish)
 
-    async def news(self) -> None:
-        """Wait until it is done, or asks something."""
-        await self._news.wait()
+    async def wait_for_progress(self) -> None:
+        """Wait until the call is done or asks something."""
+        await self._progress.wait()
 
-    def asked(self) -> dict[str, Any]:
+    def input_requests(self) -> dict[str, Any]:
         return {
             key: {"method": each.method, **({"params": dict(each.params)} if each.params else {})}
             for key, each in self._questions.items()
         }
 
-    def fitting(self, answers: Any) -> dict[str, Result]:
-        """The answers to all that is asked; refused when one is missing."""
-        said = answers.items() if isinstance(answers, Mapping) else ()
-        given = {key: answer for key, answer in said if isinstance(answer, dict)}
+    def check_answers(self, answers: Any) -> dict[str, Result]:
+        """The answers to all questions; refused when one is missing."""
+        items = answers.items() if isinstance(answers, Mapping) else ()
+        given = {key: answer for key, answer in items if isinstance(answer, dict)}
         if missing := sorted(self._questions.keys() - given.keys()):
             raise Invalid(f"inputResponses lacks an answer to: {', '.join(missing)}", code="ANSWER_MISSING")
         return given
@@ -136,7 +134,7 @@ class _Parked:
         if self._expiry is not None:
             self._expiry.cancel()
         if not self.task.done():
-            self._news.clear()
+            self._progress.clear()
         for key, each in self._questions.items():
             if not each.answer.done():
                 each.answer.set_result(answers[key])
@@ -159,28 +157,28 @@ class _Parked:
         await asyncio.wait([self.task])
 
     async def _ask(self, method: str, params: Mapping[str, Any]) -> Result:
-        question = _Question(method, params, asyncio.get_running_loop().create_future())
+        question = _PendingQuestion(method, params, asyncio.get_running_loop().create_future())
         key = f"question-{next(self._numbers)}"
         self._questions[key] = question
-        self._news.set()
+        self._progress.set()
         try:
             return await question.answer
         finally:
             self._questions.pop(key, None)
 
-    def _told(self) -> UpstreamRequest:
-        """The request as the server's side sees it: what it reports goes to whoever waits at that moment."""
+    def _server_request(self) -> UpstreamRequest:
+        """The request to the server, whose progress and log go to the client call that waits at that moment."""
 
         async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
             await self.call.progress(done, total, message)
 
-        async def log(said: Mapping[str, Any]) -> None:
+        async def log(message: Mapping[str, Any]) -> None:
             if self.call.client is not None and self.call.client.log is not None:
-                await self.call.client.log(said)
+                await self.call.client.log(message)
 
         return self.request.by(replace(self.call, progress=progress, client=replace(self.request.client, log=log)))
 
-    def _finished(self, task: asyncio.Task[Result]) -> None:
+    def _finish(self, task: asyncio.Task[Result]) -> None:
         with suppress(asyncio.CancelledError):
-            task.exception()  # whoever would hear of it may never come back
-        self._news.set()
+            task.exception()  # retrieved here: its client may never come back
+        self._progress.set()

@@ -1,4 +1,4 @@
-"""One upstream server: what it said last, under which terms it is offered, and the ways to it."""
+"""One upstream server: its listed definitions, the pins applied to them, and its connections."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from gateway.tools import Tool
 
 LIST_SECONDS = 30.0
 START_SECONDS = 60.0
-# How long a call waits for a server that was just reached to say what it has.
+# Time a call waits for the lists of a server that was just connected.
 VERIFY_SECONDS = 15.0
 
 IDLE_SECONDS = 600.0
-# How long a server's list must have been quiet before it is asked for: changes come in bursts.
+# Pause after listing: changes come in bursts.
 SETTLE_SECONDS = 0.05
 
-# When a server that did not say what it has, or ended the stream of its changes, is asked again.
+# Pause before lists are requested again after a failure, or a stream of changes is opened again.
 AGAIN_SECONDS = 15.0
 
-# Connections to one server, or children of it, at once.
+# Connections to one server, or processes of it, at once.
 CONNECTIONS_LIMIT = 64
 
 _UPDATED = "notifications/resources/updated"
@@ -49,13 +49,13 @@ _CHANGED = frozenset(f"notifications/{what}/list_changed" for what in LISTS)
 
 log = logging.getLogger(__name__)
 
-# Whose a connection is, for which chat, and which of those beside each other.
+# The principal, chat and number of a connection.
 Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
 class ServerListing:
-    """Everything a server defines, as it came."""
+    """The definitions of a server, as received."""
 
     tools: tuple[Any, ...] = ()
     prompts: tuple[Any, ...] = ()
@@ -64,10 +64,10 @@ class ServerListing:
 
 
 class Upstream:
-    """Its tools are known from the last time until it is asked again; nothing here waits for it but a call.
+    """A server whose tools are known from its last listing; only a call waits for it.
 
-    `changed` is told whenever what is offered may be another. `others` names the tools of other servers. `asks` is
-    set once it has asked something in the middle of a call.
+    `changed` is called whenever the offered definitions may have changed. `others` names the tools of other servers.
+    `asks` is set once the server has asked something in the middle of a call.
     """
 
     def __init__(
@@ -97,20 +97,20 @@ class Upstream:
         self._others = others
         self._access = UpstreamCredentials(spec, environment, logins, settings)
         self._era: str | None = None
-        self._said: ServerListing | None = None
+        self._listing: ServerListing | None = None
         self._connections: dict[Key, UpstreamConnection] = {}
         self._tasks = TaskSet()
         self.subscriptions = Subscriptions(lambda: self._connection(self._main))
-        self._taking = asyncio.Lock()
-        self._tried = asyncio.Event()
-        self._asked = asyncio.Event()
-        self._keeping = False
+        self._applying = asyncio.Lock()
+        self._attempted = asyncio.Event()
+        self._listed = asyncio.Event()
+        self._keeps_connected = False
         self._relist = False
         self._closed = False
 
     @property
     def error(self) -> str | None:
-        """Why it is not available, as far as anyone has tried."""
+        """The reason why the server is not available, if connecting failed."""
         connection = self._connections.get(self._main)
         return connection.error if connection is not None else None
 
@@ -121,8 +121,8 @@ class Upstream:
 
     @property
     def known(self) -> bool:
-        """Whether it ever said what it has, to whichever process."""
-        return self._said is not None
+        """True if its definitions were ever listed, by any process."""
+        return self._listing is not None
 
     @property
     def era(self) -> str | None:
@@ -130,55 +130,55 @@ class Upstream:
 
     @property
     def verified(self) -> bool:
-        """Whether it has said what it has since it was reached last; where nothing is pinned, nobody minds."""
-        return self._asked.is_set() or self.spec.settings.pinning == "off"
+        """True if its definitions were listed since the last connection, or pinning is off."""
+        return self._listed.is_set() or self.spec.settings.pinning == "off"
 
     async def verify(self) -> None:
-        """Have it say what it has before anything is asked of it: it may be another server by now."""
+        """Wait until its definitions are listed and compared with their pins: it may be another server by now."""
         await self._connection(self._main).connect()
         try:
             async with asyncio.timeout(VERIFY_SECONDS):
-                await self._asked.wait()
+                await self._listed.wait()
         except TimeoutError:
             raise Unavailable(
-                f"the upstream server {self.spec.name!r} does not say what it has, so what was accepted of it cannot "
-                "be told from what is new",
+                f"upstream {self.spec.name!r} did not list its definitions within {VERIFY_SECONDS:g} s, so its pinned "
+                f"definitions could not be verified; check it with: toolgate upstream test {self.spec.name}",
                 code="UPSTREAM_UNAVAILABLE",
                 server=self.spec.name,
             ) from None
 
     def refuse_changed(self, tool: Tool) -> None:
-        """Refuse a tool that is not what it was, though a catalog may still have it."""
+        """Refuse a tool that changed since the catalog was made."""
         now = self._current.get(tool.id)
         if now is not tool and (now is None or now.withheld is not None):
-            reason = "the server has it no more" if now is None else now.withheld
-            raise Forbidden(f"{tool.id} is not what it was: {reason}", code="TOOL_DISABLED")
+            reason = "the server no longer lists it" if now is None else now.withheld
+            raise Forbidden(f"{tool.id} has changed: {reason}", code="TOOL_DISABLED")
 
     async def load_cached(self) -> None:
-        """Offer what it said last time, to whichever process."""
+        """Offer the definitions of its last listing, by any process."""
         kept = await self._store.recall(self.spec.name)
         self._era = kept.era
         if kept.tools is not None:
-            said = ServerListing(
+            received = ServerListing(
                 tuple(kept.tools), tuple(kept.prompts or ()), tuple(kept.templates or ()), kept.instructions
             )
-            await self._apply(said)
+            await self._apply(received)
 
     async def apply_pins(self) -> None:
-        """Decide anew on what it said: a person may have accepted something."""
+        """Apply the pins again: a person may have accepted something."""
         await self._apply(None)
 
     async def discover(self) -> None:
-        """Connect and ask what there is; returns when that was tried. It is tried again until it is known, and a
+        """Connect and list definitions; returns after the first attempt. Attempts continue until one succeeds, and a
         server that is not lazy is kept connected."""
-        if not self._keeping and not self._closed:
-            self._keeping = True
-            self._tasks.start(self._keep())
-        await self._tried.wait()
+        if not self._keeps_connected and not self._closed:
+            self._keeps_connected = True
+            self._tasks.start(self._keep_connected())
+        await self._attempted.wait()
 
     def connection_for(self, call: Call) -> UpstreamConnection:
-        """The way this call takes: no two principals share a server that may keep state. While a call waits for an
-        answer on a connection that takes one at a time, the next has another."""
+        """The connection of this call; `sharing` says who shares one. A connection that waits for user input is
+        passed over for another."""
         connection, number = self._connection(self._key(call.caller.principal, call.chat)), 0
         while connection.awaiting_input:
             number += 1
@@ -187,7 +187,7 @@ class Upstream:
 
     async def close(self) -> None:
         self._closed = True
-        self._tried.set()
+        self._attempted.set()
         self.subscriptions.close()
         tasks = list(self._tasks)
         for task in tasks:
@@ -199,7 +199,7 @@ class Upstream:
 
     @property
     def _main(self) -> Key:
-        """The way on which lists are asked for."""
+        """The connection on which definitions are listed."""
         return self._key(LOCAL, "")
 
     def _key(self, principal: str, chat: str, number: int = 0) -> Key:
@@ -215,14 +215,14 @@ class Upstream:
         if not (main := key == self._main):
             self._make_room()
         idle = IDLE_SECONDS if self.spec.settings.lazy or not main else None
-        opened = self._opened if main else _unheard
+        opened = self._start_listing if main else _ignore
         connection = self._connections[key] = UpstreamConnection(
             self.spec.name, self._open, opened, idle, self._forget, self._access.has_changed
         )
         return connection
 
     def _make_room(self) -> None:
-        """Close the connection that has been there longest of those nobody uses, when there are too many."""
+        """At the limit, close the oldest unused connection."""
         if len(self._connections) < CONNECTIONS_LIMIT:
             return
         for key, connection in self._connections.items():
@@ -239,21 +239,21 @@ class Upstream:
     def _forget(self, connection: UpstreamConnection) -> None:
         self._connections = {key: each for key, each in self._connections.items() if each is not connection}
 
-    async def _keep(self) -> None:
-        """Connect until it is known what there is, and for as long as it is to stay connected."""
+    async def _keep_connected(self) -> None:
+        """Connect until the definitions are known, and stay connected unless the server is lazy."""
         connection = self._connection(self._main)
         try:
             while not (self.known and self.spec.settings.lazy):
                 try:
                     link = await connection.connect()
                 except GatewayError:
-                    self._tried.set()
+                    self._attempted.set()
                     await connection.pause()
                 else:
                     await link.wait_closed()
         finally:
-            self._keeping = False
-            self._tried.set()
+            self._keeps_connected = False
+            self._attempted.set()
 
     async def _open(self) -> McpClient:
         try:
@@ -265,26 +265,26 @@ class Upstream:
         self._era, link.shared = link.protocol_version, self.spec.settings.sharing == "all"
         return link
 
-    def _opened(self, link: McpClient) -> None:
-        self._asked.clear()
+    def _start_listing(self, link: McpClient) -> None:
+        self._listed.clear()
         stale = asyncio.Event()
         stale.set()
 
-        def heard(method: str, params: Mapping[str, Any]) -> None:
+        def on_notification(method: str, params: Mapping[str, Any]) -> None:
             if method in _CHANGED:
                 stale.set()
                 self._relist = self._relist or method == _RESOURCES_CHANGED
             elif method == _UPDATED:
-                self.subscriptions.updated(params.get("uri"))
+                self.subscriptions.notify(params.get("uri"))
 
-        link.on_notification = heard
-        self._tasks.start(self._ask_while_stale(link, stale))
-        self.subscriptions.renew(link)
+        link.on_notification = on_notification
+        self._tasks.start(self._list_while_stale(link, stale))
+        self.subscriptions.resubscribe(link)
         if link.modern and _announces(link):
             self._tasks.start(self._listen(link, stale))
 
     async def _listen(self, link: McpClient, stale: asyncio.Event) -> None:
-        """Hear of changed lists for as long as the link lives; what changed while nobody heard is asked for."""
+        """Listen for changed lists as long as the client lives; after each interruption, list again."""
         wanted = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
         while link.lost is None:
             try:
@@ -294,65 +294,65 @@ class Upstream:
             except RpcError as fault:
                 if fault.code == METHOD_NOT_FOUND:
                     return
-                log.debug("upstream %s cannot be listened to: %s", self.spec.name, fault)
+                log.debug("upstream %s refused to announce changes: %s", self.spec.name, fault)
             except GatewayError as error:
-                log.debug("upstream %s cannot be listened to: %s", self.spec.name, error)
-            await _for_a_while(link, AGAIN_SECONDS)
+                log.debug("upstream %s refused to announce changes: %s", self.spec.name, error)
+            await _sleep(link, AGAIN_SECONDS)
 
-    async def _ask_while_stale(self, link: McpClient, stale: asyncio.Event) -> None:
-        """Ask for all it defines: at first, and once for however many changes it announced meanwhile."""
+    async def _list_while_stale(self, link: McpClient, stale: asyncio.Event) -> None:
+        """List all definitions: at first, and once for any number of changes announced meanwhile."""
         while link.lost is None:
-            await _either(link, stale)
+            await _wait_for(link, stale)
             stale.clear()
             try:
-                await self._ask(link)
+                await self._list_definitions(link)
             except (GatewayError, RpcError) as error:
                 if link.lost is None:
-                    log.warning("upstream %s does not say what it has: %s", self.spec.name, error)
-                    await _for_a_while(link, AGAIN_SECONDS)
+                    log.warning("upstream %s did not list its definitions: %s", self.spec.name, error)
+                    await _sleep(link, AGAIN_SECONDS)
                     stale.set()
-            self._tried.set()
-            await _for_a_while(link, SETTLE_SECONDS)
+            self._attempted.set()
+            await _sleep(link, SETTLE_SECONDS)
 
-    async def _ask(self, link: McpClient) -> None:
+    async def _list_definitions(self, link: McpClient) -> None:
         try:
             async with asyncio.timeout(LIST_SECONDS):
                 tools, prompts, templates = [await fetch_list(link, what) for what in LISTS]
         except TimeoutError:
-            raise Timeout(f"its lists took longer than {LIST_SECONDS:g} s") from None
-        said = ServerListing(tools, prompts, templates, link.instructions)
+            raise Timeout(f"listing its definitions took longer than {LIST_SECONDS:g} s") from None
+        received = ServerListing(tools, prompts, templates, link.instructions)
         await self._store.remember(
             self.spec.name,
             era=link.protocol_version,
-            tools=said.tools,
-            prompts=said.prompts,
-            templates=said.templates,
-            instructions=said.instructions or "",
+            tools=received.tools,
+            prompts=received.prompts,
+            templates=received.templates,
+            instructions=received.instructions or "",
         )
-        await self._apply(said)
-        self._asked.set()
+        await self._apply(received)
+        self._listed.set()
 
     async def _apply(self, fresh: ServerListing | None) -> None:
-        """Offer what of `fresh`, or of what it said before, is accepted; one at a time, so that the newest stays."""
-        async with self._taking:
-            said = fresh or self._said
-            if said is None:
+        """Offer the accepted definitions of `fresh`, or of the last listing; one at a time, so that the newest wins."""
+        async with self._applying:
+            received = fresh or self._listing
+            if received is None:
                 return
-            definitions = define_all(said.tools, said.prompts, said.templates, said.instructions)
+            definitions = define_all(received.tools, received.prompts, received.templates, received.instructions)
             if self.spec.settings.pinning == "off":
                 verdict = Verdict({key: Decision(each, PinStatus.OFFERED) for key, each in definitions.found.items()})
             else:
                 verdict = await apply_pins(
                     self._pins, self.spec.name, definitions.found, self.spec.policy, self._others()
                 )
-            listing = await asyncio.to_thread(list_tools, self.spec.terms, said.tools, verdict)
-            self._said, self.problems = said, (*definitions.problems, *listing.problems)
-            prompts = tuple(each for each in said.prompts if _is_offered(verdict, Kind.PROMPT, each))
-            templates = tuple(each for each in said.templates if _is_offered(verdict, Kind.TEMPLATE, each))
-            instructions = said.instructions if verdict.is_offered(Kind.INSTRUCTIONS, "instructions") else None
+            listing = await asyncio.to_thread(list_tools, self.spec.terms, received.tools, verdict)
+            self._listing, self.problems = received, (*definitions.problems, *listing.problems)
+            prompts = tuple(each for each in received.prompts if _is_offered(verdict, Kind.PROMPT, each))
+            templates = tuple(each for each in received.templates if _is_offered(verdict, Kind.TEMPLATE, each))
+            instructions = received.instructions if verdict.is_offered(Kind.INSTRUCTIONS, "instructions") else None
             tools = tuple(_with_pages(self.spec, tool) for tool in listing.tools)
             offered = (tools, prompts, templates, instructions)
-            # Resources are not kept: each client that lists them asks the server itself.
+            # Resources are not stored: each client that lists them asks the server.
             relist, self._relist = self._relist, False
             if relist or offered != (self.tools, self.prompts, self.templates, self.instructions):
                 self.tools, self.prompts, self.templates, self.instructions = offered
@@ -361,14 +361,14 @@ class Upstream:
 
 
 def _with_pages(spec: Spec, tool: Tool) -> Tool:
-    """The tool with the address of its page, where it has one, as clients find it."""
+    """The tool with the public URI of its page, if it has one."""
     if tool.wire is None or (wire := public_tool(prefix_of(spec), tool.wire)) is tool.wire:
         return tool
     return replace(tool, wire=wire)
 
 
 def _is_offered(verdict: Verdict, kind: Kind, raw: Any) -> bool:
-    """Whether this very definition was accepted."""
+    """Return whether exactly this definition was accepted."""
     try:
         definition = define(kind, raw)
     except GatewayError:
@@ -381,8 +381,8 @@ def _announces(link: McpClient) -> bool:
     return any((link.capabilities.get(what) or {}).get("listChanged") for what in LISTS)
 
 
-async def _either(link: McpClient, event: asyncio.Event) -> None:
-    """Wait for the event or for the end of the link."""
+async def _wait_for(link: McpClient, event: asyncio.Event) -> None:
+    """Wait for the event or the end of the client."""
     waiting = asyncio.ensure_future(event.wait())
     ending = asyncio.ensure_future(link.wait_closed())
     try:
@@ -392,8 +392,8 @@ async def _either(link: McpClient, event: asyncio.Event) -> None:
         ending.cancel()
 
 
-async def _for_a_while(link: McpClient, seconds: float) -> None:
-    """Wait so long, or until the link has ended."""
+async def _sleep(link: McpClient, seconds: float) -> None:
+    """Wait for some seconds, or until the client has ended."""
     ending = asyncio.ensure_future(link.wait_closed())
     try:
         await asyncio.wait([ending], timeout=seconds)
@@ -401,5 +401,5 @@ async def _for_a_while(link: McpClient, seconds: float) -> None:
         ending.cancel()
 
 
-def _unheard(_: McpClient) -> None:
-    """Only one link of a server is asked for its lists."""
+def _ignore(_: McpClient) -> None:
+    """Only the main connection lists definitions."""

@@ -20,7 +20,7 @@ from gateway.sources.upstreams import subscriptions
 from gateway.sources.upstreams import upstream as upstream_module
 from gateway.sources.upstreams.upstream import Upstream
 
-from .test_server import call_of, pid, upstream_of
+from .test_upstream import call_of, pid, upstream_of
 
 pytestmark = pytest.mark.anyio
 
@@ -60,8 +60,8 @@ async def lazy(directory: Path, era: str) -> AsyncIterator[Upstream]:
 async def test_all_followers_are_told_until_they_leave_and_the_server_once(tmp_path: Path, era: str) -> None:
     async with lazy(tmp_path, era) as upstream:
         one, other = FolderWatcher(), FolderWatcher()
-        leave = await upstream.subscriptions.follow(URI, one)
-        leave_too = await upstream.subscriptions.follow(URI, other)
+        leave = await upstream.subscriptions.subscribe(URI, one)
+        leave_too = await upstream.subscriptions.subscribe(URI, other)
         await touch(upstream, "lab://ask")
         await touch(upstream)
         await one.told()
@@ -84,7 +84,7 @@ async def test_a_server_does_not_rest_while_it_is_followed(
     monkeypatch.setattr(upstream_module, "IDLE_SECONDS", 0.1)
     async with lazy(tmp_path, era) as upstream:
         told = FolderWatcher()
-        leave = await upstream.subscriptions.follow(URI, told)
+        leave = await upstream.subscriptions.subscribe(URI, told)
         ours = await pid(upstream, "local")
         theirs = await pid(upstream, "bob")
         await async_eventually(lambda: theirs not in labs.running(str(tmp_path)))
@@ -96,10 +96,10 @@ async def test_a_server_does_not_rest_while_it_is_followed(
 
 
 @pytest.mark.parametrize("era", labs.LAB_ERAS)
-async def test_a_server_that_is_lost_comes_back_for_its_followers(tmp_path: Path, era: str) -> None:
+async def test_a_server_that_is_lost_comes_back_for_its_listeners(tmp_path: Path, era: str) -> None:
     async with lazy(tmp_path, era) as upstream:
         told = FolderWatcher()
-        await upstream.subscriptions.follow(URI, told)
+        await upstream.subscriptions.subscribe(URI, told)
         assert told.times == 0
         labs.kill(await pid(upstream, "local"))
         await told.told()  # something may have changed while nobody heard
@@ -120,7 +120,7 @@ async def test_one_that_is_reached_over_http_is_heard_again_once_it_is_back(
         url = running.enter_context(labs.on_http(era, LAB_PORT=port))
         async with upstream_of(tmp_path, {"url": url, "lazy": True}) as upstream:
             told = FolderWatcher()
-            await upstream.subscriptions.follow(URI, told)
+            await upstream.subscriptions.subscribe(URI, told)
             running.close()
             stack.enter_context(labs.on_http(era, LAB_PORT=port))
             await told.told()
@@ -154,7 +154,7 @@ async def test_many_resources_take_few_streams(tmp_path: Path, monkeypatch: pyte
 
         monkeypatch.setattr(link, "listen", counted)
         followers = {f"lab://{number}": FolderWatcher() for number in range(20)}
-        leave = [await upstream.subscriptions.follow(uri, told) for uri, told in followers.items()]
+        leave = [await upstream.subscriptions.subscribe(uri, told) for uri, told in followers.items()]
         for uri, told in followers.items():
             await touch(upstream, uri)
             await told.told()
@@ -172,13 +172,13 @@ async def test_what_cannot_be_followed_is_refused_and_holds_nothing(
     said: dict[str, Any] = labs.on_stdio("handshake", LAB_FILE=str(tmp_path / "notes"), LAB_HABITS="dies")
     async with upstream_of(tmp_path, {**said, "lazy": True}) as upstream:
         with pytest.raises(Unavailable):
-            await upstream.subscriptions.follow(URI, FolderWatcher())
-        await async_eventually(lambda: not upstream.subscriptions._followers)
+            await upstream.subscriptions.subscribe(URI, FolderWatcher())
+        await async_eventually(lambda: not upstream.subscriptions._listeners)
     async with lazy(tmp_path, "handshake") as upstream:
-        leave = await upstream.subscriptions.follow(URI, FolderWatcher())
-        with pytest.raises(Invalid, match="1 resources of this server are followed already"):
-            await upstream.subscriptions.follow("lab://ask", FolderWatcher())
+        leave = await upstream.subscriptions.subscribe(URI, FolderWatcher())
+        with pytest.raises(Invalid, match="1 resources of this server have subscriptions already"):
+            await upstream.subscriptions.subscribe("lab://ask", FolderWatcher())
         leave()
         await labs.noted(tmp_path / "notes", f"resources/unsubscribe {URI}")
-        await async_eventually(lambda: not upstream.subscriptions._followers)
-        await upstream.subscriptions.follow("lab://ask", FolderWatcher())
+        await async_eventually(lambda: not upstream.subscriptions._listeners)
+        await upstream.subscriptions.subscribe("lab://ask", FolderWatcher())

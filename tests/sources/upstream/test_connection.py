@@ -127,7 +127,7 @@ async def test_a_bug_is_a_failed_start_too() -> None:
         raise ZeroDivisionError
 
     lane = UpstreamConnection("lab", broken, lambda _: None)
-    with pytest.raises(Unavailable, match="its log has the reason; it is tried again in"):
+    with pytest.raises(Unavailable, match="see the gateway's log; it is tried again in"):
         await lane.connect()
     await lane.close()
 
@@ -140,7 +140,7 @@ async def test_a_lane_nobody_uses_is_closed_and_one_in_use_is_not() -> None:
         left.append(lane)
         gone.set()
 
-    async with lane_to(lab(), idle=0.1, left=leave) as lane:
+    async with lane_to(lab(), idle=0.1, on_idle=leave) as lane:
         with lane.use():
             link = await lane.connect()
             await asyncio.sleep(0.25)

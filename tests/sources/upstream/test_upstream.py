@@ -70,7 +70,7 @@ async def test_it_is_asked_once_connected_and_offered_until_it_is_asked_again(tm
     async with upstream_of(tmp_path, {"command": "is-not-there"}) as upstream:
         assert "lab:plain" in offered(upstream)
         assert upstream.era == told
-        with pytest.raises(Unavailable, match="'is-not-there' is not there"):
+        with pytest.raises(Unavailable, match="'is-not-there' was not found"):
             await upstream.connection_for(call_of("ann")).connect()
         assert "lab:plain" in offered(upstream)
         memory = await upstream._store.recall("lab")

@@ -151,16 +151,16 @@ async def test_nobody_else_can_use_a_state() -> None:
     mine = request(caller=Caller(principal="ann"))
     asked = Outcome(wire=await parked.run(mine, start))
     theirs = request(answering(asked), caller=Caller(principal="bob"))
-    with pytest.raises(Invalid, match="no call of yours waits"):
+    with pytest.raises(Invalid, match="no suspended call has"):
         await parked.resume(theirs)
     back = request(answering(asked), caller=Caller(principal="ann"))
     assert await parked.resume(back) == {"action": "accept", "content": {"answer": "me"}}
-    with pytest.raises(Invalid, match="no call of yours waits"):
+    with pytest.raises(Invalid, match="no suspended call has"):
         await parked.resume(back)
 
 
 async def test_one_principal_cannot_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspended_calls, "PARKED_EACH", 2)
+    monkeypatch.setattr(suspended_calls, "SUSPENDED_PER_PRINCIPAL", 2)
     parked, ended = SuspendedCalls(), 0
 
     async def start(ask: Any, _: UpstreamRequest) -> dict[str, Any]:
