@@ -1,6 +1,6 @@
-"""A bundle: a toolset and its files, read from a ZIP or a folder without trusting either, and packed again.
+"""Bundles: a toolset and its files, read from an untrusted ZIP or folder, and written as a ZIP.
 
-Nothing here writes anywhere but into the file it is given.
+The only file written is the one passed in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.bundles import paths, spec
 from gateway.bundles.secret_references import mask_secrets
 from gateway.bundles.spec import FILE_NAME, FILE_NAMES, INVALID_TOOLSET, Toolset
 from gateway.bundles.tool_kinds import PythonTool, artifact_path
-from gateway.bundles.zip_reader import CHUNK, ZipEntry, ZipReader, ZipWriter, refused
+from gateway.bundles.zip_reader import CHUNK, ZipEntry, ZipReader, ZipWriter, bundle_error
 from gateway.errors import Conflict, Invalid, NotFound
 from gateway.names import did_you_mean
 from gateway.workspace import Entry, Parts, Root
@@ -32,15 +32,15 @@ FileKind = Literal["python", "artifact", "asset", "config"]
 
 @dataclass(frozen=True)
 class BundleLimits:
-    """What a bundle may weigh. A ZIP may be larger than its files, so that what came from a folder
-    and does not shrink can be packed and read again."""
+    """Size limits of a bundle. A ZIP may be larger than its files, so that a folder of incompressible files can
+    be packed and read again."""
 
     zip_bytes: int = 128 * _MEBIBYTE
     bytes: int = 100 * _MEBIBYTE
     file_bytes: int = 64 * _MEBIBYTE
     files: int = 5000
     ratio: int = 200
-    ratio_from: int = _MEBIBYTE  # small text may shrink as far as it likes
+    ratio_from: int = _MEBIBYTE  # below this size any ratio is harmless
 
     def is_bomb(self, size: int, packed: int) -> bool:
         return size > self.ratio_from and size > self.ratio * max(packed, 1)
@@ -51,7 +51,7 @@ LIMITS = BundleLimits()
 
 @dataclass(frozen=True)
 class BundleFile:
-    """One file, checked once when the bundle was read and again whenever its content is."""
+    """One file; its digest is computed when the bundle is read and checked whenever the content is read again."""
 
     path: str
     size: int
@@ -61,16 +61,16 @@ class BundleFile:
 
     @property
     def kind(self) -> FileKind:
-        return kind_of(self.path)
+        return file_kind(self.path)
 
     def chunks(self) -> Iterator[bytes]:
-        """The content; `Conflict` at its end when it is no longer what was checked."""
+        """Yield the content; `Conflict` at its end when it differs from the digest."""
         digest = hashlib.sha256()
         for chunk in self.source():
             digest.update(chunk)
             yield chunk
         if digest.hexdigest() != self.sha256:
-            raise Conflict(f"{paths.shown(self.path)} was changed while the bundle was in use; read it again")
+            raise Conflict(f"{paths.quote_path(self.path)} was changed while the bundle was in use; read it again")
 
     def read(self) -> bytes:
         return b"".join(self.chunks())
@@ -78,9 +78,9 @@ class BundleFile:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A toolset and the files around its `toolset.yaml`, which itself is not among them: it is `dump(spec)`.
+    """A toolset and its files, without `toolset.yaml`, which is `dump(spec)`.
 
-    `absent` has the tools whose code is not there, with the reason: only such as were known before.
+    `absent` maps tools that were known before and whose code is not in the bundle to the reason.
     """
 
     spec: Toolset
@@ -90,18 +90,18 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of what the bundle says and holds; comments and packing have no part in it."""
+        """The SHA-256 of the manifest's values and the files; comments and compression do not count."""
         whole = hashlib.sha256()
         for line in sorted(self._lines()):
             whole.update(line.encode())
         return whole.hexdigest()
 
-    def masked(self) -> Bundle:
-        """The bundle as it may be stored and handed over: without literal secrets in its `toolset.yaml`."""
+    def without_secrets(self) -> Bundle:
+        """Return the bundle as it may be stored and shared: without literal secrets in its `toolset.yaml`."""
         return replace(self, spec=mask_secrets(self.spec))
 
     def refusal(self, reason: str, *place: str | int) -> Invalid:
-        """An error to raise, naming the line of the place in `toolset.yaml`."""
+        """Return an error that names the line of the place in `toolset.yaml`."""
         return self.document.refusal(reason, place)
 
     def _lines(self) -> Iterator[str]:
@@ -111,8 +111,8 @@ class Bundle:
 
 @contextmanager
 def open_bundle(path: Path, limits: BundleLimits = LIMITS, known: Collection[str] = ()) -> Iterator[Bundle]:
-    """The bundle in a folder or a ZIP file, for as long as it is used. The code of a tool whose full id
-    is `known` may have gone; any other tool must have some."""
+    """Yield the bundle in a folder or a ZIP file. The code of a tool whose full id is in `known` may be absent; any
+    other tool must have code."""
     if path.is_dir():
         yield read_folder(path, limits, known)
         return
@@ -126,32 +126,32 @@ def open_bundle(path: Path, limits: BundleLimits = LIMITS, known: Collection[str
 
 
 def read_zip(file: BinaryIO, limits: BundleLimits = LIMITS, known: Collection[str] = ()) -> Bundle:
-    """The bundle in a ZIP file, which must stay open while the bundle is used. The files may lie in
-    one folder. Refused whole with `INVALID_BUNDLE` and the path, or `INVALID_TOOLSET` and the line."""
+    """Read a bundle from a ZIP file, which must stay open while the bundle is used. The files may be in one
+    top folder. Refused with `INVALID_BUNDLE` and the path, or `INVALID_TOOLSET` and the line."""
     reader = ZipReader(file, limits.files, limits.zip_bytes)
     _check_names([entry.name for entry in reader.entries])
     kept = [entry for entry in reader.entries if not entry.is_directory and not paths.is_skipped(entry.name)]
     if sum(entry.size for entry in kept) > limits.bytes:
-        raise refused(f"the files are larger than {limits.bytes} bytes together")
-    folder = _folder([entry.name for entry in kept])
-    return _bundle((_zip_file(reader, entry, folder, limits) for entry in kept), limits, known)
+        raise bundle_error(f"the files are larger than {limits.bytes} bytes together")
+    folder = _top_folder([entry.name for entry in kept])
+    return _build_bundle((_read_zip_file(reader, entry, folder, limits) for entry in kept), limits, known)
 
 
 def read_folder(folder: Path, limits: BundleLimits = LIMITS, known: Collection[str] = ()) -> Bundle:
-    """The bundle in a folder; links in it are refused, not followed."""
+    """Read a bundle from a folder; links in it are refused, not followed."""
     if not folder.is_dir():
         raise NotFound(f"there is no folder {str(folder)!r}", code="BUNDLE_NOT_FOUND")
     with Root(folder) as root:
-        found = list(_entries(root, limits))
+        found = list(_list_files(root, limits))
         _check_names(["/".join(entry.parts) for entry in found])
-        return _bundle((_folder_file(folder, entry, limits) for entry in found), limits, known)
+        return _build_bundle((_read_folder_file(folder, entry, limits) for entry in found), limits, known)
 
 
 def write_zip(bundle: Bundle, file: BinaryIO) -> None:
-    """Pack the bundle into a file, the same content always as the same bytes. Whoever packs
-    a bundle hands it over, so no literal secret of its `toolset.yaml` goes in."""
-    manifest = spec.dump(bundle.masked().spec).encode()
-    spec.load(manifest)  # what could not be read again is not packed
+    """Write the bundle as a ZIP file: the same content gives the same bytes. Literal secrets of its `toolset.yaml`
+    are masked, since a ZIP file is made to be shared."""
+    manifest = spec.dump(bundle.without_secrets().spec).encode()
+    spec.load(manifest)  # refuses what could not be read again
     writer = ZipWriter(file)
     writer.add(FILE_NAME, _PLAIN_FILE, lambda: [manifest], LIMITS.is_bomb)
     for path in sorted(bundle.files):
@@ -160,8 +160,8 @@ def write_zip(bundle: Bundle, file: BinaryIO) -> None:
     writer.close()
 
 
-def kind_of(path: str) -> FileKind:
-    """What a file is for, by the folder it is in, else by its name."""
+def file_kind(path: str) -> FileKind:
+    """Return the kind of a file, by its top folder, else by its name."""
     first = path.partition("/")[0] if "/" in path else ""
     if first in ("artifacts", "assets"):
         return "artifact" if first == "artifacts" else "asset"
@@ -172,40 +172,40 @@ def kind_of(path: str) -> FileKind:
 
 
 def _check_path(path: str) -> None:
-    if reason := paths.fault(path):
-        raise refused(reason, path)
+    if reason := paths.path_problem(path):
+        raise bundle_error(reason, path)
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Refuse names that are none, or that are not one file each. A directory's ends in a slash."""
+    """Refuse invalid, repeated and clashing names. The name of a directory ends in a slash."""
     seen: set[str] = set()
     for name in names:
         _check_path(name.removesuffix("/") or name)
         if name in seen:
-            raise refused("is there twice", name)
+            raise bundle_error("is there twice", name)
         seen.add(name)
-    if pair := paths.clash(names):
-        raise refused(f"and {paths.shown(pair[0])} are one path on some systems; rename one", pair[1])
+    if pair := paths.find_clash(names):
+        raise bundle_error(f"and {paths.quote_path(pair[0])} are one path on some systems; rename one", pair[1])
 
 
-def _folder(names: Sequence[str]) -> str:
-    """The one folder that everything lies in, with its slash, when `toolset.yaml` is there and not outside."""
+def _top_folder(names: Sequence[str]) -> str:
+    """Return the folder that holds everything, with its slash, or '' when `toolset.yaml` is at the top."""
     first = names[0].partition("/")[0] + "/" if names else ""
     if any(name in FILE_NAMES for name in names) or not all(name.startswith(first) for name in names):
         return ""
     return first if any(first + name in names for name in FILE_NAMES) else ""
 
 
-def _zip_file(reader: ZipReader, entry: ZipEntry, folder: str, limits: BundleLimits) -> BundleFile:
+def _read_zip_file(reader: ZipReader, entry: ZipEntry, folder: str, limits: BundleLimits) -> BundleFile:
     if limits.is_bomb(entry.size, entry.packed):
-        raise refused(f"unpacks to more than {limits.ratio} times its size", entry.name)
+        raise bundle_error(f"unpacks to more than {limits.ratio} times its size", entry.name)
     executable = bool(entry.mode & stat.S_IXUSR)
     path = entry.name.removeprefix(folder)
-    return _measured(path, entry.size, executable, lambda: reader.chunks(entry), limits)
+    return _hash_file(path, entry.size, executable, lambda: reader.chunks(entry), limits)
 
 
-def _entries(root: Root, limits: BundleLimits) -> Iterator[Entry]:
-    """The files of a folder. Each directory is asked by itself: one that cannot be read is an error."""
+def _list_files(root: Root, limits: BundleLimits) -> Iterator[Entry]:
+    """Yield the files of a folder. Directories are walked one by one, so that an unreadable one is an error."""
     seen = 0
     pending: list[Parts] = [()]
     while pending:
@@ -215,84 +215,84 @@ def _entries(root: Root, limits: BundleLimits) -> Iterator[Entry]:
                     continue
                 seen += 1
                 if seen > limits.files:
-                    raise refused(f"there are more than {limits.files} files and folders in the folder")
+                    raise bundle_error(f"there are more than {limits.files} files and folders in the folder")
                 if entry.kind == "directory":
                     _check_path("/".join(entry.parts))
                     pending.append(entry.parts)
                     continue
                 if entry.kind != "file":
                     what = "a symbolic link" if entry.kind == "symlink" else "a pipe, socket or device"
-                    raise refused(f"is {what}; a bundle holds files only", entry.path)
+                    raise bundle_error(f"is {what}; a bundle holds files only", entry.path)
                 yield entry
 
 
-def _folder_file(folder: Path, entry: Entry, limits: BundleLimits) -> BundleFile:
+def _read_folder_file(folder: Path, entry: Entry, limits: BundleLimits) -> BundleFile:
     def source() -> Iterator[bytes]:
         with Root(folder) as root, root.open(entry.parts) as file:
             while chunk := file.read(CHUNK):
                 yield chunk
 
     executable = bool(entry.stat.st_mode & stat.S_IXUSR)
-    return _measured("/".join(entry.parts), entry.stat.st_size, executable, source, limits)
+    return _hash_file("/".join(entry.parts), entry.stat.st_size, executable, source, limits)
 
 
-def _measured(
+def _hash_file(
     path: str, declared: int, executable: bool, source: Callable[[], Iterator[bytes]], limits: BundleLimits
 ) -> BundleFile:
-    """The file, read through once: what was declared is now known."""
+    """Read a file once to find its real size and digest."""
     if declared > limits.file_bytes:
-        raise refused(f"is larger than {limits.file_bytes} bytes", path)
+        raise bundle_error(f"is larger than {limits.file_bytes} bytes", path)
     digest, size = hashlib.sha256(), 0
     for chunk in source():
         digest.update(chunk)
         size += len(chunk)
         if size > limits.file_bytes:
-            raise refused(f"is larger than {limits.file_bytes} bytes", path)
+            raise bundle_error(f"is larger than {limits.file_bytes} bytes", path)
     return BundleFile(path, size, digest.hexdigest(), executable, source)
 
 
-def _bundle(found: Iterable[BundleFile], limits: BundleLimits, known: Collection[str]) -> Bundle:
+def _build_bundle(found: Iterable[BundleFile], limits: BundleLimits, known: Collection[str]) -> Bundle:
     files: dict[str, BundleFile] = {}
     total = 0
     for file in found:
-        if reason := paths.secret_fault(file.path):
-            raise refused(reason, file.path)
+        if reason := paths.secret_problem(file.path):
+            raise bundle_error(reason, file.path)
         total += file.size
         if total > limits.bytes:
-            raise refused(f"the files are larger than {limits.bytes} bytes together", file.path)
+            raise bundle_error(f"the files are larger than {limits.bytes} bytes together", file.path)
         files[file.path] = file
-    manifest = _manifest(files)
+    manifest = _find_manifest(files)
     toolset, document = spec.read(manifest.read(), manifest.path)
     kept = {path: files[path] for path in sorted(files) if path != manifest.path}
-    _check_names([FILE_NAME, *kept])  # the name under which the manifest will be packed
-    absent = _absent(toolset, kept, document, known)
+    _check_names([FILE_NAME, *kept])  # the manifest is packed under this name
+    absent = _find_absent_tools(toolset, kept, document, known)
     _check_artifacts(toolset, kept, document)
     return Bundle(toolset, kept, absent, document)
 
 
-def _manifest(files: Mapping[str, BundleFile]) -> BundleFile:
+def _find_manifest(files: Mapping[str, BundleFile]) -> BundleFile:
     found = [files[name] for name in FILE_NAMES if name in files]
     if len(found) > 1:
-        raise refused(f"stands beside {FILE_NAME}; keep one of the two", found[1].path)
+        raise bundle_error(f"stands beside {FILE_NAME}; keep one of the two", found[1].path)
     if not found:
         near = next((path for path in files if path.rpartition("/")[2].lower() in FILE_NAMES), None)
-        hint = f"; there is {paths.shown(near)}" if near else ""
-        raise refused(f"there is no {FILE_NAME} at the top of the bundle{hint}")
+        hint = f"; there is {paths.quote_path(near)}" if near else ""
+        raise bundle_error(f"there is no {FILE_NAME} at the top of the bundle{hint}")
     if found[0].size > yamldoc.BYTES_LIMIT:
-        raise refused(f"is larger than {yamldoc.BYTES_LIMIT // 1024} KiB", found[0].path)
+        raise bundle_error(f"is larger than {yamldoc.BYTES_LIMIT // 1024} KiB", found[0].path)
     return found[0]
 
 
-def _absent(
+def _find_absent_tools(
     toolset: Toolset, files: Mapping[str, BundleFile], document: YamlDocument, known: Collection[str]
 ) -> dict[str, str]:
-    """The tools whose module is not in the bundle, and why; refused when one of them is not known."""
+    """Return the tools whose module is not in the bundle, with the reason; refused when one is not in `known`."""
     found: dict[str, str] = {}
     for index, tool in enumerate(toolset.tools):
         if not isinstance(tool, PythonTool) or module_file(tool.entrypoint, files):
             continue
-        wanted = " nor ".join(list(_modules(tool.entrypoint))[::2])
-        near = did_you_mean(next(_modules(tool.entrypoint)), files)
+        wanted = " nor ".join(list(_module_paths(tool.entrypoint))[::2])
+        near = did_you_mean(next(_module_paths(tool.entrypoint)), files)
         found[tool.id] = f"there is no {wanted} in the bundle{near}"
         if toolset.full_id(tool.id) not in known:
             raise document.refusal(found[tool.id], ("tools", index, "entrypoint"))
@@ -300,7 +300,7 @@ def _absent(
 
 
 def _check_artifacts(toolset: Toolset, files: Mapping[str, BundleFile], document: YamlDocument) -> None:
-    """Refuse an artifact that is declared and not in the bundle."""
+    """Refuse an artifact that is declared but not in the bundle."""
     for index, tool in enumerate(toolset.tools):
         if tool.renderer is not None:
             _check_artifact(tool.renderer.config, files, document, ("tools", index, "renderer"))
@@ -318,12 +318,12 @@ def _check_artifact(
 
 
 def module_file(entrypoint: str, files: Collection[str]) -> str | None:
-    """The file an entrypoint leads to, if it is there."""
-    return next((path for path in _modules(entrypoint) if path in files), None)
+    """Return the file of an entrypoint's module, or None when it is not in the bundle."""
+    return next((path for path in _module_paths(entrypoint) if path in files), None)
 
 
-def _modules(entrypoint: str) -> Iterator[str]:
-    """Where the module of an entrypoint may be: at the top of the bundle, or in `tools/`."""
+def _module_paths(entrypoint: str) -> Iterator[str]:
+    """Candidate paths of an entrypoint's module: at the top of the bundle, then in `tools/`."""
     module = entrypoint.partition(":")[0].replace(".", "/")
     for start in ("", "tools/"):
         yield f"{start}{module}.py"

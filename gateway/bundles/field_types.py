@@ -1,4 +1,4 @@
-"""The words of a `toolset.yaml`: ids, versions, paths, texts and `${references}`, each with its rule."""
+"""Field types of `toolset.yaml`: ids, versions, paths, texts and `${references}`, each with its validator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REFERENCE = re.compile(r"\$\{(?P<whole>(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?:\.[A-
 
 
 class ManifestSection(BaseModel):
-    """A mapping of the file: only the keys it knows, in snake_case or camelCase, never changed."""
+    """A mapping of the file: only known keys, in snake_case or camelCase; immutable."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -49,172 +49,174 @@ class ManifestSection(BaseModel):
     )
 
 
-def fault(reason: str, *at: str | int) -> PydanticCustomError:
-    """A refusal for a validator to raise, about the place `at` inside what it validates."""
+def field_error(reason: str, *at: str | int) -> PydanticCustomError:
+    """Return an error for a validator to raise, about the place `at` inside the validated value."""
     place: Place = at
     return PydanticCustomError("toolset", "{reason}", {"reason": reason, "at": place})
 
 
 @contextmanager
-def inside(*at: str | int) -> Iterator[None]:
-    """A fault in here is about something at this place."""
+def error_inside(*at: str | int) -> Iterator[None]:
+    """Prefix the place of a `field_error` raised inside with `at`."""
     try:
         yield
     except PydanticCustomError as error:
         context = error.context or {}
-        raise fault(context["reason"], *at, *context["at"]) from None
+        raise field_error(context["reason"], *at, *context["at"]) from None
 
 
 def references(text: str) -> list[str]:
-    """The names in `${name}`, and the first names in `${name.path[0]}`; refused when a `${` is none."""
-    found = [match["name"] for match in REFERENCE.finditer(text)]
-    if text.count("${") != len(found):
-        raise fault("'${' begins a reference; write ${NAME}, of letters, digits and _")
-    return found
+    """Return the names in `${name}` and the first names in `${name.path[0]}`; refused when a `${` is malformed."""
+    names = [match["name"] for match in REFERENCE.finditer(text)]
+    if text.count("${") != len(names):
+        raise field_error("'${' begins a reference; write ${NAME}, of letters, digits and _")
+    return names
 
 
-def texts(value: Any) -> Iterator[str]:
-    """Every text in a plain value, at any depth; keys are not among them."""
+def iterate_texts(value: Any) -> Iterator[str]:
+    """Yield every string in a plain value, at any depth, without keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from texts(item)
+            yield from iterate_texts(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from texts(item)
+            yield from iterate_texts(item)
 
 
-def variables(text: str) -> list[str]:
-    """The names of the environment's variables in a value; refused when a reference is to something else."""
-    found = references(text)
+def environment_names(text: str) -> list[str]:
+    """Return the environment variables in a value; refused when a reference is to something else."""
+    names = references(text)
     if any(not _VARIABLE.fullmatch(match["whole"]) for match in REFERENCE.finditer(text)):
-        raise fault("here a ${NAME} is a variable of the environment: letters, digits and _")
-    return found
+        raise field_error("here a ${NAME} is a variable of the environment: letters, digits and _")
+    return names
 
 
-def path_fault(path: str) -> None:
-    if reason := paths.fault(path.removeprefix("./")):
-        raise fault(f"{paths.shown(path)} {reason}")
+def check_path(path: str) -> None:
+    if reason := paths.path_problem(path.removeprefix("./")):
+        raise field_error(f"{paths.quote_path(path)} {reason}")
 
 
-def _id(text: str) -> str:
+def _check_id(text: str) -> str:
     if not _ID.fullmatch(text):
-        raise fault(f"{text[:80]!r} is no id: lower-case letters, digits, - and _, at most 64, first a letter or digit")
+        raise field_error(
+            f"{text[:80]!r} is no id: lower-case letters, digits, - and _, at most 64, first a letter or digit"
+        )
     if text in RESERVED:
-        raise fault(f"{text!r} is reserved; choose another id")
+        raise field_error(f"{text!r} is reserved; choose another id")
     return text
 
 
-def _tool_id(text: str) -> str:
+def _check_tool_id(text: str) -> str:
     if not _TOOL_ID.fullmatch(text):
-        raise fault(f"{text[:80]!r} is no tool id: letters, digits, _ and -, at most 64, first a letter or digit")
+        raise field_error(f"{text[:80]!r} is no tool id: letters, digits, _ and -, at most 64, first a letter or digit")
     return text
 
 
-def _any_tool(text: str) -> str:
+def _check_any_tool(text: str) -> str:
     if not _ANY_TOOL.fullmatch(text):
-        raise fault(f"{text[:80]!r} names no tool; write 'tool', 'toolset:tool' or 'server:tool'")
+        raise field_error(f"{text[:80]!r} names no tool; write 'tool', 'toolset:tool' or 'server:tool'")
     return text
 
 
-def _version(text: str) -> str:
+def _check_version(text: str) -> str:
     if len(text) > 64 or not _VERSION.fullmatch(text):
-        raise fault(f"{text[:80]!r} is no semantic version such as '1.0.0'")
+        raise field_error(f"{text[:80]!r} is no semantic version such as '1.0.0'")
     return text
 
 
-def _variable(text: str) -> str:
+def _check_variable(text: str) -> str:
     if not _VARIABLE.fullmatch(text):
-        raise fault(f"{text[:80]!r} is no name of an environment variable: letters, digits and _")
+        raise field_error(f"{text[:80]!r} is no name of an environment variable: letters, digits and _")
     return text
 
 
-def _header(text: str) -> str:
+def _check_header(text: str) -> str:
     if not _HEADER.fullmatch(text):
-        raise fault(f"{text[:80]!r} is no name of an HTTP header")
+        raise field_error(f"{text[:80]!r} is no name of an HTTP header")
     return text
 
 
-def _query(text: str) -> str:
+def _check_query(text: str) -> str:
     if not _QUERY.fullmatch(text) or "${" in text:
-        raise fault(f"{text[:80]!r} is no name of a query parameter")
+        raise field_error(f"{text[:80]!r} is no name of a query parameter")
     return text
 
 
-def _category(text: str) -> str:
+def _check_category(text: str) -> str:
     if not _CATEGORY.fullmatch(text):
-        raise fault(f"{text[:80]!r} is no category: lower-case letters, digits, - and _")
+        raise field_error(f"{text[:80]!r} is no category: lower-case letters, digits, - and _")
     return text
 
 
-def _requirement(text: str) -> str:
+def _check_requirement(text: str) -> str:
     if len(text) > 200 or not _REQUIREMENT.fullmatch(text):
-        raise fault(f"{text[:80]!r} is no requirement such as 'httpx>=0.27'; addresses and options are not taken")
+        raise field_error(f"{text[:80]!r} is no requirement such as 'httpx>=0.27'; addresses and options are not taken")
     return text
 
 
-def _line(text: str) -> str:
+def _check_line(text: str) -> str:
     if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
-        raise fault("this must be one line of text without control characters")
+        raise field_error("this must be one line of text without control characters")
     return text
 
 
-def _prose(text: str) -> str:
+def _check_prose(text: str) -> str:
     if len(text.encode("utf-8", "replace")) > TEXT_LIMIT:
-        raise fault(f"this text is longer than {TEXT_LIMIT} bytes")
-    _line(text.replace("\n", " ").replace("\t", " "))
+        raise field_error(f"this text is longer than {TEXT_LIMIT} bytes")
+    _check_line(text.replace("\n", " ").replace("\t", " "))
     return text
 
 
-def _relative(text: str) -> str:
-    path_fault(text)
+def _check_relative(text: str) -> str:
+    check_path(text)
     return text
 
 
-def _plain(text: str) -> str:
+def _check_plain(text: str) -> str:
     if "${" in text:
-        raise fault("a ${reference} is taken only in env, headers, url and args")
+        raise field_error("a ${reference} is taken only in env, headers, url and args")
     return text
 
 
-def _with_variables(text: str) -> str:
-    variables(text)
+def _check_variables(text: str) -> str:
+    environment_names(text)
     return text
 
 
-def _template(text: str) -> str:
+def _check_template(text: str) -> str:
     references(text)
     return text
 
 
-def _templates(value: Any) -> Any:
-    for text in texts(value):
+def _check_templates(value: Any) -> Any:
+    for text in iterate_texts(value):
         references(text)
     return value
 
 
-Id = Annotated[str, AfterValidator(_id)]
-ToolId = Annotated[str, AfterValidator(_tool_id)]
-AnyTool = Annotated[str, AfterValidator(_any_tool)]
-SemanticVersion = Annotated[str, AfterValidator(_version)]
-Variable = Annotated[str, AfterValidator(_variable)]
-Header = Annotated[str, AfterValidator(_header)]
-QueryName = Annotated[str, AfterValidator(_query)]
-Category = Annotated[str, AfterValidator(_category)]
-Requirement = Annotated[str, AfterValidator(_requirement)]
-Line = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_line)]
-Prose = Annotated[str, AfterValidator(_prose)]
-Directory = Annotated[str, AfterValidator(_relative), AfterValidator(_plain)]
+Id = Annotated[str, AfterValidator(_check_id)]
+ToolId = Annotated[str, AfterValidator(_check_tool_id)]
+AnyTool = Annotated[str, AfterValidator(_check_any_tool)]
+SemanticVersion = Annotated[str, AfterValidator(_check_version)]
+Variable = Annotated[str, AfterValidator(_check_variable)]
+Header = Annotated[str, AfterValidator(_check_header)]
+QueryName = Annotated[str, AfterValidator(_check_query)]
+Category = Annotated[str, AfterValidator(_check_category)]
+Requirement = Annotated[str, AfterValidator(_check_requirement)]
+Line = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_line)]
+Prose = Annotated[str, AfterValidator(_check_prose)]
+Directory = Annotated[str, AfterValidator(_check_relative), AfterValidator(_check_plain)]
 Argument = Annotated[str, Field(max_length=TEXT_LIMIT)]
-Value = Annotated[Argument, AfterValidator(_line)]
-PlainValue = Annotated[Value, AfterValidator(_plain)]
-# A value whose `${NAME}`s are variables of the environment.
-Setting = Annotated[Value, AfterValidator(_with_variables)]
-# A value whose `${name}`s are arguments of the call or declared secrets.
-Template = Annotated[Value, AfterValidator(_template)]
-Content = Annotated[Argument, AfterValidator(_template)]
-Body = Annotated[Any, AfterValidator(_templates)]
+Value = Annotated[Argument, AfterValidator(_check_line)]
+PlainValue = Annotated[Value, AfterValidator(_check_plain)]
+# A value in which `${NAME}` is an environment variable.
+Setting = Annotated[Value, AfterValidator(_check_variables)]
+# A value in which `${name}` is an argument of the call or a declared secret.
+Template = Annotated[Value, AfterValidator(_check_template)]
+Content = Annotated[Argument, AfterValidator(_check_template)]
+Body = Annotated[Any, AfterValidator(_check_templates)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 _Key = TypeVar("_Key")

@@ -1,4 +1,4 @@
-"""An installed toolset as a value: what it says now, with the person's changes on top, and where its files are."""
+"""An installed toolset as a value: its declarations with the person's overrides, its files, its servers' consents."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ def describe_server(server: Server) -> Iterator[tuple[str, str]]:
 
 
 def quote(text: str) -> str:
-    """The text as one word of a shell command, in printable ASCII: what is invisible or looks like something else is
-    escaped."""
+    """Quote a text as one shell word in printable ASCII; invisible and look-alike characters are escaped."""
     if _SAFE.fullmatch(text):
         return text
     if text.isascii() and text.isprintable() and "  " not in text:
@@ -90,16 +89,19 @@ _CHANGES = tuple(field.name for field in fields(UserOverrideRow) if field.name n
 
 @dataclass(frozen=True)
 class InstalledTool:
-    """One tool. `described` is what its code says, for Python tools; `override` what the toolset and then
-    the person changed. `enabled` is its own switch; a `missing` tool is not offered, whatever that says. `asks` is
-    what the person alone says about asking first."""
+    """One tool of an installed toolset.
+
+    `described` has the declarations of its code, for Python tools; `override` those of the toolset's overrides, then
+    the person's. A `missing` tool is not offered, even when `enabled`. `confirmation_override` is the person's own
+    choice whether to ask first.
+    """
 
     id: str
     spec: ToolSpec
     described: Mapping[str, Any] | None
     override: ToolOverride
     missing: str | None = None
-    asks: bool | None = None
+    confirmation_override: bool | None = None
 
     @property
     def enabled(self) -> bool:
@@ -107,34 +109,37 @@ class InstalledTool:
 
     @property
     def name(self) -> str:
-        return str(self.override.name_override or self.said("name", self.spec.id))
+        return str(self.override.name_override or self.get_field("name", self.spec.id))
 
     @property
     def description(self) -> str:
-        return str(self.override.description_override or self.said("description", ""))
+        return str(self.override.description_override or self.get_field("description", ""))
 
     @property
     def requires_confirmation(self) -> bool:
-        """True if a person must agree first. A destructive tool asks unless the person who installed it says
-        otherwise: what its author says can add a question, and take none away."""
-        if self.asks is not None:
-            return self.asks
+        """True if a person must agree first. A destructive tool asks unless the person who installed it decides
+        otherwise: its author can add the question, but not remove it."""
+        if self.confirmation_override is not None:
+            return self.confirmation_override
         own = self.override.requires_confirmation
-        said = self.said("requires_confirmation", False) if own is None else own
-        return bool(said or self.said("destructive", False))
+        values = self.get_field("requires_confirmation", False) if own is None else own
+        return bool(values or self.get_field("destructive", False))
 
-    def said(self, key: str, otherwise: Any = None) -> Any:
-        """What `toolset.yaml` says under a key, else what the code says."""
+    def get_field(self, key: str, otherwise: Any = None) -> Any:
+        """Return a field as declared in `toolset.yaml`, else in the code."""
         own = getattr(self.spec, key)
         return own if own not in (None, ()) else (self.described or {}).get(key, otherwise)
 
 
 @dataclass(frozen=True)
 class InstalledToolset:
-    """One toolset. `spec` is what an export would say: the tools that are there, the person's changes among
-    the overrides. `tools` has those that are gone too, and `overrides` every override by its full id, also
-    those of servers' tools. `consents` has the servers a person agreed to as they are now. What install alone
-    knows: whether it `changed` anything, and the variables that were `masked` and must be set in the environment."""
+    """One installed toolset.
+
+    `spec` is what an export would write: the tools present, with the person's overrides. `tools` includes missing
+    ones; `overrides` has every override by full tool id, also for tools of servers. `consents` has the servers a
+    person agreed to in their current form. Only `install` sets `changed`, and `masked`: the variables that replaced
+    literal secrets and must be set in the environment.
+    """
 
     spec: Toolset
     directory: Path
@@ -186,8 +191,8 @@ class InstalledToolset:
         return server_digest(self.id, server, self.digest)
 
 
-def installed(stored: StoredToolset, directory: Path) -> InstalledToolset:
-    """The toolset in its rows; a `ValueError` when they hold none, which only another version could have written."""
+def load_toolset(stored: StoredToolset, directory: Path) -> InstalledToolset:
+    """Build a toolset from its rows; `ValueError` when they are invalid, as only another release could write them."""
     row, user = stored.toolset, {change.tool_id: override_fields(change) for change in stored.user_overrides}
     spec = _spec(stored, user)
     overrides = {override.tool_id: override for override in spec.overrides()}
@@ -205,14 +210,14 @@ def installed(stored: StoredToolset, directory: Path) -> InstalledToolset:
         updated_at=row.updated_at,
         tools=tuple(_tool(tool, own, overrides, user) for tool in stored.tools),
         overrides=overrides,
-        consents={each.server_id: each for each in stored.consents if digests.get(each.server_id) == each.digest},
+        consents={row.server_id: row for row in stored.consents if digests.get(row.server_id) == row.digest},
     )
 
 
 def override_fields(row: UserOverrideRow) -> dict[str, Any]:
-    """What a person changed, as an override says it."""
-    said = {key: getattr(row, key) for key in _CHANGES if getattr(row, key) is not None}
-    return said | ({"renderer_config": json.loads(row.renderer_config)} if row.renderer_config is not None else {})
+    """Return the fields a person overrode, as in an entry of `tool_overrides`."""
+    values = {key: getattr(row, key) for key in _CHANGES if getattr(row, key) is not None}
+    return values | ({"renderer_config": json.loads(row.renderer_config)} if row.renderer_config is not None else {})
 
 
 def _tool(
@@ -226,30 +231,30 @@ def _tool(
         spec = _TOOL.validate_json(row.spec)
     override = overrides.get(row.tool_id) or _override(row.tool_id, user.get(row.tool_id, {}))
     described = None if row.described is None else json.loads(row.described)
-    asks = user.get(row.tool_id, {}).get("requires_confirmation")
-    return InstalledTool(row.tool_id, spec, described, override, row.missing, asks)
+    confirmation_override = user.get(row.tool_id, {}).get("requires_confirmation")
+    return InstalledTool(row.tool_id, spec, described, override, row.missing, confirmation_override)
 
 
 def _spec(stored: StoredToolset, user: Mapping[str, Mapping[str, Any]]) -> Toolset:
-    said = json.loads(stored.toolset.spec)
-    said["tools"] = [json.loads(row.spec) for row in stored.tools if row.missing is None]
-    said["tool_overrides"] = list(_overrides(stored, user))
-    said["mcp_servers"] = [json.loads(row.spec) for row in stored.servers]
-    return Toolset.model_validate_json(to_json(said))
+    values = json.loads(stored.toolset.spec)
+    values["tools"] = [json.loads(row.spec) for row in stored.tools if row.missing is None]
+    values["tool_overrides"] = list(_overrides(stored, user))
+    values["mcp_servers"] = [json.loads(row.spec) for row in stored.servers]
+    return Toolset.model_validate_json(to_json(values))
 
 
 def _overrides(stored: StoredToolset, user: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The toolset's own in their order, each with the person's on top, then what only the person changed."""
-    there = {row.tool_id: row.tool_id.partition(":")[2] for row in stored.tools if row.missing is None}
+    """The toolset's overrides in their order, each with the person's merged in, then those of the person alone."""
+    present = {row.tool_id: row.tool_id.partition(":")[2] for row in stored.tools if row.missing is None}
     servers = {row.id for row in stored.servers}
     written = {row.tool_id: json.loads(row.spec) for row in stored.overrides if row.spec is not None}
     for tool_id in [*written, *(tool_id for tool_id in user if tool_id not in written)]:
-        if tool_id in there or tool_id.partition(":")[0] in servers:
-            said, own = written.get(tool_id, {"tool_id": there.get(tool_id, tool_id)}), user.get(tool_id, {})
+        if tool_id in present or tool_id.partition(":")[0] in servers:
+            values, own = written.get(tool_id, {"tool_id": present.get(tool_id, tool_id)}), user.get(tool_id, {})
             if "renderer" in own:
-                said.pop("renderer_config", None)
-            yield said | own
+                values.pop("renderer_config", None)
+            yield values | own
 
 
-def _override(tool_id: str, said: Mapping[str, Any]) -> ToolOverride:
-    return ToolOverride.model_validate_json(to_json({"tool_id": tool_id, **said}))
+def _override(tool_id: str, values: Mapping[str, Any]) -> ToolOverride:
+    return ToolOverride.model_validate_json(to_json({"tool_id": tool_id, **values}))

@@ -1,4 +1,4 @@
-"""Installed toolsets: taken in whole or not at all, switched, changed, handed on as bundles, and removed."""
+"""The library of installed toolsets: install, enable, override, export and uninstall, each as one transaction."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gateway import yamldoc
 from gateway.bundles import spec, store
 from gateway.bundles.archive import LIMITS, Bundle, BundleFile, BundleLimits, module_file, open_bundle, write_zip
 from gateway.bundles.field_types import Category, Line, Prose, Seconds
-from gateway.bundles.installed import InstalledToolset, installed, override_fields
-from gateway.bundles.paths import shown
-from gateway.bundles.rows import BundleOrigin, PreparedVersion, SourceType, stored
+from gateway.bundles.installed import InstalledToolset, load_toolset, override_fields
+from gateway.bundles.paths import quote_path
+from gateway.bundles.rows import BundleOrigin, PreparedVersion, SourceType, build_rows
 from gateway.bundles.secret_references import mask_url
 from gateway.bundles.spec import ToolOverride, Toolset
-from gateway.bundles.store import ToolsetStore, held
+from gateway.bundles.store import ToolsetStore, hold_version
 from gateway.bundles.tool_kinds import ObjectSchema, PythonTool, Schema, artifact_path
 from gateway.bundles.zip_reader import CHUNK
 from gateway.calls import Progress, no_progress, to_json
@@ -38,33 +38,33 @@ from gateway.yamldoc import YamlDocument
 
 
 def export_bundle(toolset: InstalledToolset, rows: Sequence[FileRow], file: BinaryIO) -> None:
-    """Pack the toolset into a file; refused before the first byte when a stored file is not what it was."""
-    with held(toolset.directory):
-        files = {row.path: _file(toolset, row) for row in rows}
-        for stored in files.values():
-            for _ in stored.chunks():
+    """Write the toolset as a ZIP file; refused before the first byte when a stored file was changed."""
+    with hold_version(toolset.directory):
+        files = {row.path: _bundle_file(toolset, row) for row in rows}
+        for build_rows in files.values():
+            for _ in build_rows.chunks():
                 pass
         write_zip(Bundle(toolset.spec, files), file)
 
 
-def _file(toolset: InstalledToolset, row: FileRow) -> BundleFile:
+def _bundle_file(toolset: InstalledToolset, row: FileRow) -> BundleFile:
     def source() -> Iterator[bytes]:
         digest = hashlib.sha256()
         try:
-            with (toolset.directory / row.path).open("rb") as stored:
-                while chunk := stored.read(CHUNK):
+            with (toolset.directory / row.path).open("rb") as build_rows:
+                while chunk := build_rows.read(CHUNK):
                     digest.update(chunk)
                     yield chunk
         except OSError as error:
-            raise _changed(toolset, row, f"cannot be read ({error.strerror})") from error
+            raise _file_changed(toolset, row, f"cannot be read ({error.strerror})") from error
         if digest.hexdigest() != row.sha256:
-            raise _changed(toolset, row, "is no longer what was installed")
+            raise _file_changed(toolset, row, "was changed since it was installed")
 
     return BundleFile(row.path, row.size, row.sha256, row.executable, source)
 
 
-def _changed(toolset: InstalledToolset, row: FileRow, what: str) -> Unavailable:
-    reason = f"the stored file {shown(row.path)} of toolset {toolset.id!r} {what}; install the toolset again"
+def _file_changed(toolset: InstalledToolset, row: FileRow, what: str) -> Unavailable:
+    reason = f"the stored file {quote_path(row.path)} of toolset {toolset.id!r} {what}; install the toolset again"
     return Unavailable(reason, code="STORED_FILE_CHANGED", toolset=toolset.id, path=row.path)
 
 
@@ -74,18 +74,18 @@ _PROBLEM_LIMIT = 500
 
 
 class Inspector(Protocol):
-    """Loads a toolset's code where it can do no harm, and asks it what its tools are."""
+    """Loads a toolset's code in a sandbox and asks it for the descriptions of its tools."""
 
     async def describe(
         self, spec: Toolset, directory: Path, progress: Progress
     ) -> Mapping[str, Mapping[str, Any] | str]:
-        """For each Python tool by its id: what its code says of it (`Description`), or in words why its
-        entrypoint cannot be loaded. The directory is only read. `Invalid` refuses the whole toolset."""
+        """Return for each Python tool, by id, its `Description` as a mapping, or the reason why its entrypoint
+        cannot be loaded. The directory is only read. `Invalid` refuses the whole toolset."""
         ...
 
 
 class Description(BaseModel):
-    """What code may say of a tool; data from strangers, and whatever else they say is passed over."""
+    """The fields that code may declare about a tool. The data is untrusted; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -107,21 +107,23 @@ class Description(BaseModel):
 async def inspect_code(
     inspector: Inspector, bundle: Bundle, directory: Path, progress: Progress
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """What the code of each Python tool says, and the problem of each that says nothing; the tools whose
-    code is not there are among the latter. Refused when a tool is described as none could be."""
+    """Return the descriptions of the Python tools, and the reason for each tool that has none.
+
+    A tool whose code is absent from the bundle is among the latter. Refused when a description is invalid.
+    """
     present = [tool for tool in bundle.spec.tools if tool.id not in bundle.absent]
     wanted = {tool.id for tool in present if isinstance(tool, PythonTool)}
     toolset = bundle.spec.model_copy(update={"tools": tuple(present)})
-    answers = await inspector.describe(toolset, directory, progress) if wanted else {}
+    descriptions = await inspector.describe(toolset, directory, progress) if wanted else {}
     described: dict[str, dict[str, Any]] = {}
     problems: dict[str, str] = dict(bundle.absent)
     size = 0
     for index, tool in enumerate(bundle.spec.tools):
-        answer = answers.get(tool.id, "its code was not found") if tool.id in wanted else None
-        if isinstance(answer, str):
-            problems[tool.id] = " ".join(answer.split())[:_PROBLEM_LIMIT] or "its code cannot be loaded"
-        elif answer is not None:
-            described[tool.id] = _validate_description(answer, bundle, index)
+        description = descriptions.get(tool.id, "its code was not found") if tool.id in wanted else None
+        if isinstance(description, str):
+            problems[tool.id] = " ".join(description.split())[:_PROBLEM_LIMIT] or "its code cannot be loaded"
+        elif description is not None:
+            described[tool.id] = _validate_description(description, bundle, index)
             size += len(to_json(described[tool.id]))
     if size > DESCRIPTIONS_LIMIT:
         raise bundle.refusal(f"its tools describe themselves in more than {DESCRIPTIONS_LIMIT} bytes", "tools")
@@ -129,8 +131,8 @@ async def inspect_code(
 
 
 def is_function_missing(tool: PythonTool, bundle: Bundle) -> bool:
-    """Whether the function of a tool is gone, rather than there and broken: its module is not in the
-    bundle, or does not so much as mention it."""
+    """Return whether the function of a tool is gone rather than broken: its module is not in the bundle, or does
+    not mention its name."""
     path = module_file(tool.entrypoint, bundle.files)
     if path is None:
         return True
@@ -138,9 +140,9 @@ def is_function_missing(tool: PythonTool, bundle: Bundle) -> bool:
     return not re.search(rf"\b{re.escape(function)}\b", bundle.files[path].read().decode(errors="replace"))
 
 
-def _validate_description(said: Mapping[str, Any], bundle: Bundle, index: int) -> dict[str, Any]:
+def _validate_description(description: Mapping[str, Any], bundle: Bundle, index: int) -> dict[str, Any]:
     try:
-        content = to_json(dict(said))
+        content = to_json(dict(description))
         if len(content) > DESCRIPTION_LIMIT:
             raise Invalid(f"it is longer than {DESCRIPTION_LIMIT} bytes")
         return Description.model_validate_json(content).model_dump(mode="json", exclude_none=True)
@@ -149,7 +151,7 @@ def _validate_description(said: Mapping[str, Any], bundle: Bundle, index: int) -
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    raise bundle.refusal(f"what its code says of it is refused: {reason}", "tools", index)
+    raise bundle.refusal(f"the description in its code is refused: {reason}", "tools", index)
 
 
 # Refuses a renderer or its config with `Invalid`; the renderers are defined above this package.
@@ -157,8 +159,8 @@ CheckRenderer = Callable[[str, Mapping[str, Any]], object]
 
 
 def check_bundle(bundle: Bundle, check_renderer: CheckRenderer) -> None:
-    """Refuse what can be judged without the bundle's code: its renderers."""
-    spec.load(spec.dump(bundle.spec))  # what could not be exported is not taken in
+    """Refuse what can be checked without running the bundle's code: its renderers."""
+    spec.load(spec.dump(bundle.spec))  # what could not be exported is not installed
     for index, tool in enumerate(bundle.spec.tools):
         if tool.renderer is not None:
             with _locate_errors(bundle, "tools", index, "renderer"):
@@ -170,8 +172,8 @@ def check_bundle(bundle: Bundle, check_renderer: CheckRenderer) -> None:
 
 
 def check_ids(bundle: Bundle, toolsets: Mapping[str, str], servers: Mapping[str, str]) -> None:
-    """Refuse an id under which another toolset (`{id: digest}`) or its server (`{id: toolset}`) already has
-    tools: the tools of the two would meet."""
+    """Refuse an id that another toolset (`{id: digest}`) or its server (`{id: toolset}`) already uses: their tools
+    would have the same names."""
     own = bundle.spec.id
     if servers.get(own, own) != own:
         raise _id_taken(f"toolset {servers[own]!r} brings a server with the id {own!r}")
@@ -185,7 +187,7 @@ def check_ids(bundle: Bundle, toolsets: Mapping[str, str], servers: Mapping[str,
 def find_missing_tools(
     bundle: Bundle, problems: Mapping[str, str], previous: StoredToolset | None
 ) -> Mapping[str, str]:
-    """The tools that are gone, with the reason; refused when one was never there, or is there and broken."""
+    """Return the missing tools with the reason; refused when a tool is new, or is present but broken."""
     known = {row.tool_id for row in previous.tools} if previous else set[str]()
     for index, tool in enumerate(bundle.spec.tools):
         if tool.id not in problems or not isinstance(tool, PythonTool):
@@ -197,7 +199,7 @@ def find_missing_tools(
 
 @contextmanager
 def _locate_errors(bundle: Bundle, *place: str | int) -> Iterator[None]:
-    """A refusal in here is about that place of `toolset.yaml`."""
+    """Report an `Invalid` raised inside as an error at that place of `toolset.yaml`."""
     try:
         yield
     except Invalid as error:
@@ -212,7 +214,7 @@ INVALID_OVERRIDE = "INVALID_OVERRIDE"
 
 
 def resolve_tool_id(toolset: InstalledToolset, tool_id: str) -> str:
-    """The id a merge_override is kept under; refused when neither a tool nor a server of the toolset answers to it."""
+    """Return the full id of a tool; refused when neither a tool nor a server of the toolset has it."""
     own = {tool.id for tool in toolset.tools}
     wanted = tool_id if ":" in tool_id else f"{toolset.id}:{tool_id}"
     if wanted not in own and wanted.partition(":")[0] not in {server.id for server in toolset.servers}:
@@ -222,20 +224,22 @@ def resolve_tool_id(toolset: InstalledToolset, tool_id: str) -> str:
 
 
 def merge_override(
-    stored: StoredToolset, toolset: InstalledToolset, tool_id: str, changes: Mapping[str, Any]
+    build_rows: StoredToolset, toolset: InstalledToolset, tool_id: str, changes: Mapping[str, Any]
 ) -> tuple[UserOverrideRow, ToolOverride]:
-    """What was changed about a tool before, with `changes` on top, as a row and as an override; None takes a
-    merge_override back, and another renderer leaves nothing of the config of the one before."""
+    """Merge `changes` into a person's override of a tool; return it as a row and as an override.
+
+    None removes a change. Another renderer discards the config of the previous one.
+    """
     wanted = resolve_tool_id(toolset, tool_id)
-    before = next((override_fields(row) for row in stored.user_overrides if row.tool_id == wanted), {})
+    before = next((override_fields(row) for row in build_rows.user_overrides if row.tool_id == wanted), {})
     if "renderer" in changes:
         before.pop("renderer_config", None)
-    said = {key: value for key, value in (before | dict(changes)).items() if value is not None}
-    document = YamlDocument(f"the merge_override of {wanted}", INVALID_OVERRIDE, {**said, "tool_id": wanted})
+    merged = {key: value for key, value in (before | dict(changes)).items() if value is not None}
+    document = YamlDocument(f"the change of {wanted}", INVALID_OVERRIDE, {**merged, "tool_id": wanted})
     override = yamldoc.validate(document, ToolOverride)
     artifact = artifact_path(override.renderer_config or {})
-    if artifact is not None and artifact not in {file.path for file in stored.files}:
-        near = did_you_mean(artifact, [file.path for file in stored.files])
+    if artifact is not None and artifact not in {file.path for file in build_rows.files}:
+        near = did_you_mean(artifact, [file.path for file in build_rows.files])
         raise Invalid(f"there is no {artifact} in toolset {toolset.id!r}{near}", code=INVALID_OVERRIDE)
     return _override_row(toolset.id, override), override
 
@@ -260,8 +264,8 @@ log = logging.getLogger(__name__)
 class ToolsetLibrary:
     """The installed toolsets of one data directory, shared by any number of processes.
 
-    The database says what there is. The files of a version lie in a folder of their own, which is never
-    changed: another version is put beside it, and one transaction switches.
+    The database is authoritative. The files of a version are in a folder of their own that never changes:
+    a new version is put beside it, and one transaction switches to it.
     """
 
     def __init__(
@@ -273,7 +277,7 @@ class ToolsetLibrary:
         limits: BundleLimits = LIMITS,
     ) -> None:
         self._rows = Toolsets(db)
-        self._shelf = ToolsetStore(data_dir)
+        self._store = ToolsetStore(data_dir)
         self._inspector = inspector
         self._check_renderer = check_renderer
         self._limits = limits
@@ -288,11 +292,11 @@ class ToolsetLibrary:
         live: bool = False,
         progress: Progress = no_progress,
     ) -> InstalledToolset:
-        """Take in a ZIP file, a folder or a bundle, over the toolset of the same id if there is one.
+        """Install a ZIP file, a folder or a bundle, replacing the toolset of the same id if there is one.
 
-        Refused whole, with the line or the path at fault; then everything is as it was. Of a toolset that
-        is there already, a tool that is no longer named or whose function is gone is kept as `missing`, and
-        what the person switched and changed stays. The same content again changes nothing.
+        A refusal names the line or the path at fault and changes nothing. On replacement, a tool that is no
+        longer declared or whose function is gone is kept as `missing`, and the person's switches and overrides
+        stay. Installing the same content again changes nothing.
         """
         origin = BundleOrigin(
             source_type, mask_url(source_ref) if source_ref and source_type == "url" else source_ref, live
@@ -301,47 +305,47 @@ class ToolsetLibrary:
         with ExitStack() as opened:
             await progress(0, None, "reading the bundle")
             given, bundle = await to_thread.run_sync(self._open, source, known, opened)
-            changed = await self._renew(bundle, origin)
+            changed = await self._update_origin(bundle, origin)
             if changed is None:
                 changed = True
-                await self._take_in(bundle, origin, progress)
+                await self._install_version(bundle, origin, progress)
         masked = sorted(bundle.spec.variables() - given.spec.variables())
         return replace(await self.get(bundle.spec.id), changed=changed, masked=tuple(masked))
 
     async def list(self) -> tuple[InstalledToolset, ...]:
-        """Every toolset, by id. One whose rows cannot be read is left out, with a word in the log."""
+        """Return every toolset, by id. One whose rows cannot be read is left out and logged."""
         if self._listed[0] != await self._rows.revision():
             revision, rows = await self._rows.load()
-            self._listed = revision, await to_thread.run_sync(tuple, self._readable(rows))
+            self._listed = revision, await to_thread.run_sync(tuple, self._load_readable(rows))
         return self._listed[1]
 
     async def get(self, toolset_id: str) -> InstalledToolset:
-        return await to_thread.run_sync(self._installed, await self._find(toolset_id))
+        return await to_thread.run_sync(self._load, await self._find(toolset_id))
 
     async def revision(self) -> int:
-        """A number that grows with every change, by any process."""
+        """Return a number that grows with every change, by any process."""
         return await self._rows.revision()
 
     async def enable(self, toolset_id: str, enabled: bool) -> InstalledToolset:
         """Switch a whole toolset on or off."""
         if not await self._rows.enable(toolset_id, enabled):
-            raise await self._unknown(toolset_id)
+            raise await self._not_found(toolset_id)
         return await self.get(toolset_id)
 
     async def override(self, toolset_id: str, tool_id: str, changes: Mapping[str, Any]) -> InstalledToolset:
-        """Change a tool for this gateway, by any key of an entry of `tool_overrides`; None takes a change back.
+        """Override fields of a tool, by any key of an entry of `tool_overrides`; None removes an override.
 
-        It outlasts every new version of the toolset, and goes with an export.
+        It is kept when a new version is installed, and is part of an export.
         """
-        async with self._shelf.locked():  # two that change one tool at once do so one after the other
+        async with self._store.locked():  # two changes of one tool must not interleave
             found = await self._find(toolset_id)
-            now = await to_thread.run_sync(self._installed, found)
+            now = await to_thread.run_sync(self._load, found)
             row, override = merge_override(found, now, tool_id, changes)
             if override.renderer is not None:
                 self._check_renderer(override.renderer, override.renderer_config or {})
             others = tuple(other for other in found.user_overrides if other.tool_id != row.tool_id)
-            after = await to_thread.run_sync(self._installed, replace(found, user_overrides=(*others, row)))
-            await to_thread.run_sync(lambda: spec.load(spec.dump(after.spec)))  # else it could not be exported
+            after = await to_thread.run_sync(self._load, replace(found, user_overrides=(*others, row)))
+            await to_thread.run_sync(lambda: spec.load(spec.dump(after.spec)))  # refuses what could not be exported
             if override_fields(row):
                 await self._rows.set_override(row)
             else:
@@ -349,7 +353,7 @@ class ToolsetLibrary:
         return await self.get(toolset_id)
 
     async def clear_override(self, toolset_id: str, tool_id: str) -> InstalledToolset:
-        """Let a tool be as the toolset has it."""
+        """Remove a person's override of a tool."""
         now = await self.get(toolset_id)
         await self._rows.remove_override(toolset_id, resolve_tool_id(now, tool_id))
         return await self.get(toolset_id)
@@ -359,7 +363,7 @@ class ToolsetLibrary:
 
         Refused with `Conflict`, and nothing recorded, when one of them has another digest by now.
         """
-        async with self._shelf.locked():  # no other version is put in place between the comparison and the record
+        async with self._store.locked():  # no other version is activated between the comparison and the record
             now = await self.get(toolset_id)
             current = {server.id: now.server_digest(server) for server in now.servers}
             for server_id, digest in digests.items():
@@ -369,7 +373,7 @@ class ToolsetLibrary:
                         code="SERVER_CHANGED",
                     )
             moment = timestamp(time.time())
-            await self._rows.agree([ConsentRow(toolset_id, *shown, by, moment) for shown in digests.items()])
+            await self._rows.agree([ConsentRow(toolset_id, *quote_path, by, moment) for quote_path in digests.items()])
         return await self.get(toolset_id)
 
     async def disallow_servers(self, toolset_id: str) -> InstalledToolset:
@@ -379,38 +383,40 @@ class ToolsetLibrary:
         return await self.get(toolset_id)
 
     async def uninstall(self, toolset_id: str) -> None:
-        """Remove a toolset, its files, all that was changed about it, and the consents to its servers."""
-        async with self._shelf.locked():
+        """Remove a toolset with its files, overrides, and consents to its servers."""
+        async with self._store.locked():
             with anyio.CancelScope(shield=True):
                 if not await self._rows.remove(toolset_id):
-                    raise await self._unknown(toolset_id)
-                await to_thread.run_sync(self._shelf.remove, toolset_id)
+                    raise await self._not_found(toolset_id)
+                await to_thread.run_sync(self._store.remove, toolset_id)
 
     async def export(self, toolset_id: str, file: BinaryIO) -> None:
-        """Pack a toolset: its `toolset.yaml` anew from the database, its files as they were taken in. The same
-        state gives the same bytes. Refused before the first byte when a stored file is not what it was."""
+        """Write a toolset as a ZIP file: its `toolset.yaml` from the database, its files as installed.
+
+        The same state gives the same bytes. Refused before the first byte when a stored file was changed.
+        """
         found = await self._find(toolset_id)
-        now = await to_thread.run_sync(self._installed, found)
+        now = await to_thread.run_sync(self._load, found)
         await to_thread.run_sync(export_bundle, now, found.files, file)
 
     async def clean(self) -> int:
-        """Remove what killed processes left behind and versions that nobody uses; how many folders."""
-        async with self._shelf.locked():
-            return await to_thread.run_sync(self._shelf.clean, await self._rows.digests())
+        """Remove leftovers of killed processes and unused versions; return the number of folders."""
+        async with self._store.locked():
+            return await to_thread.run_sync(self._store.clean, await self._rows.digests())
 
     def _open(self, source: Path | Bundle, known: frozenset[str], opened: ExitStack) -> tuple[Bundle, Bundle]:
-        """The bundle as it is given, and as it will be stored."""
+        """Return the bundle as given, and as it will be stored."""
         given = source if isinstance(source, Bundle) else opened.enter_context(open_bundle(source, self._limits, known))
-        bundle = given.masked()
+        bundle = given.without_secrets()
         check_bundle(bundle, self._check_renderer)
         return given, bundle
 
-    async def _renew(self, bundle: Bundle, origin: BundleOrigin) -> bool | None:
-        """None when the content is not there yet; else whether at least its origin is new."""
+    async def _update_origin(self, bundle: Bundle, origin: BundleOrigin) -> bool | None:
+        """Record the origin of content that is installed already; return whether it is new, or None for new content."""
         found = await self._rows.find(bundle.spec.id)
         if found is None or found.toolset.digest != bundle.digest:
             return None
-        if not await to_thread.run_sync(self._is_whole, found, bundle):
+        if not await to_thread.run_sync(self._is_complete, found, bundle):
             return None
         row = found.toolset
         if (row.source_type, row.source_ref, row.live) == (origin.source_type, origin.source_ref, origin.live):
@@ -418,24 +424,24 @@ class ToolsetLibrary:
         await self._rows.set_source(row.id, origin.source_type, origin.source_ref, origin.live)
         return True
 
-    def _is_whole(self, found: StoredToolset, bundle: Bundle) -> bool:
+    def _is_complete(self, found: StoredToolset, bundle: Bundle) -> bool:
         try:
-            return store.is_complete(self._installed(found).directory, bundle)
+            return store.is_complete(self._load(found).directory, bundle)
         except Unavailable:
             return False
 
-    async def _take_in(self, bundle: Bundle, origin: BundleOrigin, progress: Progress) -> None:
-        async with self._shelf.staging() as made:
+    async def _install_version(self, bundle: Bundle, origin: BundleOrigin, progress: Progress) -> None:
+        async with self._store.staging() as made:
             await progress(0, None, "unpacking")
             await to_thread.run_sync(store.unpack, bundle, made)
-            await progress(0, None, "asking its code what its tools are")
+            await progress(0, None, "loading descriptions of its tools")
             described, problems = await inspect_code(self._inspector, bundle, made, progress)
-            await to_thread.run_sync(_finish, made, bundle)
-            async with self._shelf.locked():
+            await to_thread.run_sync(_verify_and_sync, made, bundle)
+            async with self._store.locked():
                 with anyio.CancelScope(shield=True):
-                    await self._switch(bundle, made, described, problems, origin)
+                    await self._activate(bundle, made, described, problems, origin)
 
-    async def _switch(
+    async def _activate(
         self,
         bundle: Bundle,
         made: Path,
@@ -443,55 +449,55 @@ class ToolsetLibrary:
         problems: Mapping[str, str],
         origin: BundleOrigin,
     ) -> None:
-        """Put the version in its place and make it the one that counts."""
+        """Move the version into place and make it the current one."""
         toolset_id = bundle.spec.id
         check_ids(bundle, await self._rows.digests(), await self._rows.servers())
         previous = await self._rows.find(toolset_id)
         missing = await to_thread.run_sync(find_missing_tools, bundle, problems, previous)
-        place = self._shelf.version(toolset_id, bundle.digest)
+        place = self._store.version_path(toolset_id, bundle.digest)
         version = PreparedVersion(bundle, described, missing, origin, place, timestamp(time.time()))
         before = previous.toolset.digest if previous else None
         try:
-            await to_thread.run_sync(self._shelf.put, made, toolset_id, bundle)
-            await self._rows.put(stored(version, previous), before)
+            await to_thread.run_sync(self._store.add_version, made, toolset_id, bundle)
+            await self._rows.put(build_rows(version, previous), before)
         except BaseException:
-            with suppress(GatewayError):  # the next clean-up does it
+            with suppress(GatewayError):  # left to the next clean-up
                 now = (await self._rows.digests()).get(toolset_id)
-                await to_thread.run_sync(self._shelf.keep, toolset_id, [now or "", before or ""])
+                await to_thread.run_sync(self._store.remove_other_versions, toolset_id, [now or "", before or ""])
             raise
-        # The version before stays for now: other processes have yet to notice, and a power failure could take
-        # the transaction back.
-        await to_thread.run_sync(self._shelf.keep, toolset_id, [bundle.digest, before or ""])
+        # The previous version stays for now: other processes have not noticed yet, and a power failure could undo
+        # the transaction.
+        await to_thread.run_sync(self._store.remove_other_versions, toolset_id, [bundle.digest, before or ""])
 
     async def _find(self, toolset_id: str) -> StoredToolset:
         found = await self._rows.find(toolset_id)
         if found is None:
-            raise await self._unknown(toolset_id)
+            raise await self._not_found(toolset_id)
         return found
 
-    async def _unknown(self, toolset_id: str) -> NotFound:
+    async def _not_found(self, toolset_id: str) -> NotFound:
         near = did_you_mean(toolset_id, await self._rows.digests())
         return NotFound(f"no toolset {toolset_id!r} is installed{near}", code="UNKNOWN_TOOLSET")
 
-    def _installed(self, found: StoredToolset) -> InstalledToolset:
+    def _load(self, found: StoredToolset) -> InstalledToolset:
         row = found.toolset
         try:
-            return installed(found, self._shelf.version(row.id, row.digest))
+            return load_toolset(found, self._store.version_path(row.id, row.digest))
         except ValueError as error:
-            reason = f"what is stored of toolset {row.id!r} cannot be read; install it again"
+            reason = f"the stored rows of toolset {row.id!r} cannot be read; install it again"
             raise Unavailable(reason, code="TOOLSET_UNREADABLE") from error
 
-    def _readable(self, rows: Iterable[StoredToolset]) -> Iterator[InstalledToolset]:
+    def _load_readable(self, rows: Iterable[StoredToolset]) -> Iterator[InstalledToolset]:
         for row in rows:
             try:
-                yield self._installed(row)
+                yield self._load(row)
             except Unavailable as problem:
                 log.warning("%s", problem)
 
 
-def _finish(made: Path, bundle: Bundle) -> None:
-    """Strangers' code was run beside the files: they must still be what was checked, and then be durable."""
-    path = store.difference(made, bundle)
+def _verify_and_sync(made: Path, bundle: Bundle) -> None:
+    """Check that running the toolset's code left its files unchanged, then sync them."""
+    path = store.find_difference(made, bundle)
     if path is not None:
         raise Conflict(f"{path!r} was changed while the toolset was being installed", code="BUNDLE_CHANGED")
     store.sync(made)

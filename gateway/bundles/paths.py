@@ -1,4 +1,4 @@
-"""What a file in a bundle may be called: a name that means one and the same file on every system."""
+"""Rules for paths in a bundle: each must name the same file on every operating system."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ DEPTH_LIMIT = 16
 PATH_LIMIT = 512
 NAME_LIMIT = 128
 
-# Names that Windows gives to devices, whatever stands after a dot.
+# Device names on Windows, with or without an extension.
 DEVICES = frozenset(
     ["con", "prn", "aux", "nul", "conin$", "conout$"]
     + [f"{port}{number}" for port in ("com", "lpt") for number in "0123456789¹²³"]
 )
 
-# What tools leave in folders and archives; never part of a bundle.
+# Leftovers of other programs; never part of a bundle.
 SKIPPED = frozenset([".git", ".DS_Store", "__pycache__", "__MACOSX"])
 
 _SECRETS = re.compile(
     r"\.env(?:\..+)?|\.?_?netrc|\.pypirc|\.git-credentials|\.htpasswd|\.vault[-_]pass(?:word)?|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?"
     r"|.*\.(?:pem|key|p12|pfx|jks|keystore|kdbx|ppk|ovpn)"
 )
-# An example of a file with secrets has none.
+# Examples of secret files have no secrets.
 _SECRETS_SHOWN = re.compile(r"\.env\.(?:example|sample|template|dist)")
 
 _DRIVE = re.compile(r"[A-Za-z]:")
 _FOREIGN = re.compile(r'[<>:"|?*]')
-_TEMPORARY = ".toolgate-"  # names of files being written; nothing lists them
+_TEMPORARY = ".toolgate-"  # prefix of files being written; nothing lists them
 
 
-def fault(path: str) -> str | None:
-    """Why no file may have this path, or None when one may."""
+def path_problem(path: str) -> str | None:
+    """Return the reason why a path is not allowed, or None."""
     if any(unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") for character in path):
         return "has a control or invisible character in it"
     if "\\" in path:
@@ -44,29 +44,29 @@ def fault(path: str) -> str | None:
     parts = path.split("/")
     if len(parts) > DEPTH_LIMIT:
         return f"is deeper than {DEPTH_LIMIT} directories"
-    return next(filter(None, map(_name_fault, parts)), None)
+    return next(filter(None, map(_name_problem, parts)), None)
 
 
-def secret_fault(path: str) -> str | None:
-    """Why a file of this name is no part of a toolset: it holds secrets wherever it is found."""
+def secret_problem(path: str) -> str | None:
+    """Return the reason why a file usually holds secrets and must not be in a bundle, or None."""
     name = path.rpartition("/")[2].lower()
     if not _SECRETS.fullmatch(name) or _SECRETS_SHOWN.fullmatch(name):
         return None
-    return "is where secrets are kept, and a toolset is handed over; declare the variable under 'secrets' instead"
+    return "usually holds secrets, and a toolset is shared; declare the variable under 'secrets' instead"
 
 
-def clash(paths: Iterable[str]) -> tuple[str, str] | None:
-    """Two paths that some system takes for one, or of which one is a file and a directory; else None.
+def find_clash(paths: Iterable[str]) -> tuple[str, str] | None:
+    """Return two paths that are one path on some system, or of which one is both file and directory; else None.
 
-    Systems that ignore case or Unicode's spellings merge directories as well as files. A path that
-    ends in a slash is a directory's.
+    Systems that ignore case or Unicode normalization merge directories as well as files. The path of a
+    directory ends in a slash.
     """
     spelled: dict[str, tuple[str, bool]] = {}
     for path in paths:
         parts = path.removesuffix("/").split("/")
         for depth in range(1, len(parts) + 1):
             here, is_file = "/".join(parts[:depth]), depth == len(parts) and not path.endswith("/")
-            other, was_file = spelled.setdefault(_folded(here), (here, is_file))
+            other, was_file = spelled.setdefault(_fold(here), (here, is_file))
             if other != here or was_file != is_file:
                 return other, path
     return None
@@ -76,12 +76,12 @@ def is_skipped(path: str) -> bool:
     return not SKIPPED.isdisjoint(path.split("/"))
 
 
-def shown(path: str) -> str:
-    """A path for a message: on one line, quoted, not endless."""
+def quote_path(path: str) -> str:
+    """Quote a path for a message, shortened to 200 characters."""
     return repr(path if len(path) <= 200 else f"{path[:200]}…")
 
 
-def _name_fault(name: str) -> str | None:
+def _name_problem(name: str) -> str | None:
     if name == "..":
         return "has '..' in it"
     if name in ("", "."):
@@ -97,5 +97,5 @@ def _name_fault(name: str) -> str | None:
     return None
 
 
-def _folded(path: str) -> str:
+def _fold(path: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFKC", path).casefold())

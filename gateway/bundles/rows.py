@@ -1,4 +1,4 @@
-"""A bundle as rows: what the database is told when a version of a toolset is taken in."""
+"""Database rows of a toolset version, built when it is installed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gateway.db.toolsets import FileRow, OverrideRow, ServerRow, StoredToolset, 
 from gateway.names import new_id
 
 SourceType = Literal["zip", "local", "url"]
-# How many tools that are gone are remembered of a toolset, the latest first.
-KEPT_LIMIT = 1000
+# Limit of missing tools kept per toolset, the latest first.
+MISSING_LIMIT = 1000
 
 
 @dataclass(frozen=True)
 class BundleOrigin:
-    """Where a bundle comes from, and whether it is followed there."""
+    """The origin of a bundle; `live` if edits in its folder are installed as they happen."""
 
     source_type: SourceType
     source_ref: str | None
@@ -32,7 +32,7 @@ class BundleOrigin:
 
 @dataclass(frozen=True)
 class PreparedVersion:
-    """A bundle about to be stored: what its code says of its tools, and which of them are gone and why."""
+    """A bundle ready to be stored, with the descriptions from its code, and the reason for each missing tool."""
 
     bundle: Bundle
     described: Mapping[str, Mapping[str, Any]]
@@ -42,12 +42,12 @@ class PreparedVersion:
     moment: str
 
 
-def stored(version: PreparedVersion, previous: StoredToolset | None) -> StoredToolset:
-    """The rows of a version; the tools of the previous one that it no longer names stay, as gone."""
+def build_rows(version: PreparedVersion, previous: StoredToolset | None) -> StoredToolset:
+    """Build the rows of a version. Tools that only the previous version declared are kept as missing."""
     spec = version.bundle.spec
     known = {row.tool_id: row for row in previous.tools} if previous else {}
     tools = [_tool(spec, tool, index, version, known) for index, tool in enumerate(spec.tools)]
-    kept = list(_gone(spec, known, len(tools)))[:KEPT_LIMIT]
+    kept = list(_missing_tools(spec, known, len(tools)))[:MISSING_LIMIT]
     return StoredToolset(
         _toolset(version, previous),
         tuple(_files(version)),
@@ -72,7 +72,7 @@ def _toolset(version: PreparedVersion, previous: StoredToolset | None) -> Toolse
         digest=version.bundle.digest,
         live=origin.live,
         updated_at=version.moment,
-        spec=_said(spec, "tools", "tool_overrides", "mcp_servers"),
+        spec=_dump_section(spec, "tools", "tool_overrides", "mcp_servers"),
     )
 
 
@@ -101,16 +101,16 @@ def _tool(
         entrypoint=tool.entrypoint if isinstance(tool, PythonTool) else None,
         kind=getattr(tool, "type"),  # noqa: B009 - every kind has one, the base has none
         position=position,
-        spec=_said(tool),
+        spec=_dump_section(tool),
         described=before.described if before else _json(version.described.get(tool.id)),
         missing=version.missing.get(tool.id),
     )
 
 
-def _gone(spec: Toolset, known: Mapping[str, ToolRow], position: int) -> Iterator[ToolRow]:
+def _missing_tools(spec: Toolset, known: Mapping[str, ToolRow], position: int) -> Iterator[ToolRow]:
     named = {f"{spec.id}:{tool.id}" for tool in spec.tools}
     for number, row in enumerate(row for tool_id, row in known.items() if tool_id not in named):
-        reason = row.missing or f"the toolset.yaml of version {spec.version} no longer names it"
+        reason = row.missing or f"the toolset.yaml of version {spec.version} no longer declares it"
         yield replace(row, missing=reason, position=position + number)
 
 
@@ -129,7 +129,7 @@ def _overrides(spec: Toolset) -> Iterator[OverrideRow]:
             requires_confirmation=override.requires_confirmation,
             enabled=override.enabled is not False,
             position=position,
-            spec=_said(own) if own is not None else None,
+            spec=_dump_section(own) if own is not None else None,
         )
 
 
@@ -148,12 +148,12 @@ def _server(toolset_id: str, server: Server, position: int, moment: str) -> Serv
         requires_confirmation=bool(server.requires_confirmation),
         created_at=moment,
         position=position,
-        spec=_said(server),
+        spec=_dump_section(server),
     )
 
 
-def _said(section: BaseModel, *without: str) -> str:
-    """What a section of toolset.yaml says, defaults left out."""
+def _dump_section(section: BaseModel, *without: str) -> str:
+    """A section of toolset.yaml as JSON, without defaults."""
     return to_json(section.model_dump(mode="json", exclude_defaults=True, exclude=set(without))).decode()
 
 

@@ -1,4 +1,4 @@
-"""What a `toolset.yaml` says: a toolset as a value that is checked whole, written back always the same way."""
+"""The model of `toolset.yaml`: validated as a whole, and written back in one canonical form."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from gateway.bundles.field_types import (
     Setting,
     Table,
     Variable,
-    fault,
-    inside,
-    texts,
-    variables,
+    environment_names,
+    error_inside,
+    field_error,
+    iterate_texts,
 )
 from gateway.bundles.tool_kinds import (
     ARGUMENTS_LIMIT,
@@ -37,7 +37,7 @@ from gateway.bundles.tool_kinds import (
     ShellTool,
     StepsTool,
     check_artifact,
-    checked_url,
+    check_url,
 )
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
@@ -73,7 +73,7 @@ AnyToolSpec = Annotated[
 
 
 class ToolOverride(ManifestSection):
-    """What the toolset changes about a tool, its own or one of its servers'; None leaves it as it is."""
+    """An override of a tool of the toolset or of one of its servers; None leaves a field unchanged."""
 
     tool_id: AnyTool
     renderer: RendererKind | None = None
@@ -84,10 +84,10 @@ class ToolOverride(ManifestSection):
     enabled: bool | None = None
 
     @model_validator(mode="after")
-    def _has_a_renderer_for_its_config(self) -> ToolOverride:
+    def _check_renderer_config(self) -> ToolOverride:
         if self.renderer_config is not None and self.renderer is None:
-            raise fault("a config needs its 'renderer' beside it", "renderer_config")
-        with inside("renderer_config"):
+            raise field_error("a config needs its 'renderer' beside it", "renderer_config")
+        with error_inside("renderer_config"):
             check_artifact(self.renderer_config or {})
         return self
 
@@ -101,20 +101,20 @@ def _check_host(text: str) -> str:
     try:
         NetworkPolicy((text,), hosts_setting="network")
     except Invalid as error:
-        raise fault(error.message.removeprefix("network: ")) from None
+        raise field_error(error.message.removeprefix("network: ")) from None
     return text
 
 
 def _check_path(text: str) -> str:
-    """A relative path is in the toolset's own directory, which is readable in any case and never writable."""
+    """Refuse a relative path with write access or `..`: it is in the toolset's directory, which is always read-only."""
     is_own = not text.startswith(("/", "~", "${"))
     if is_own and (text.endswith(":rw") or ".." in text.split("/")):
-        raise fault(f"{text!r} is no path inside the toolset to read; a server can write to its HOME")
+        raise field_error(f"{text!r} is no path inside the toolset to read; a server can write to its HOME")
     return text
 
 
 class SandboxRights(ManifestSection):
-    """What a server in the sandbox is given beside the toolset's own directory: `paths`, read-only unless one ends in
+    """Rights of a sandboxed server besides reading the toolset's directory: `paths`, read-only unless one ends in
     `:rw`, and the hosts of `network`."""
 
     tag: ClassVar[str] = "<rights>"
@@ -124,9 +124,9 @@ class SandboxRights(ManifestSection):
 
 
 class Server(ManifestSection):
-    """An MCP server the toolset brings: a command to start, or a URL to reach.
+    """An MCP server that the toolset brings: a command to start, or a URL to connect to.
 
-    `${NAME}` in args, env, url, headers and the sandbox's paths is a variable of the environment, resolved when the
+    `${NAME}` in args, env, url, headers and the sandbox's paths is an environment variable, resolved when the
     server is started. A command runs in the sandbox unless `sandbox` is false.
     """
 
@@ -136,7 +136,7 @@ class Server(ManifestSection):
     args: Annotated[tuple[Setting, ...], Field(max_length=ARGUMENTS_LIMIT)] = ()
     env: Table[Variable, Setting] = Field(default_factory=dict)
     cwd: Directory | None = None
-    url: Annotated[Setting, AfterValidator(checked_url)] | None = None
+    url: Annotated[Setting, AfterValidator(check_url)] | None = None
     headers: Table[Header, Setting] = Field(default_factory=dict)
     transport: Literal["stdio", "sse", "streamable-http"] | None = Field(
         default=None, validation_alias=AliasChoices("transport", "type", "server_type", "serverType")
@@ -158,28 +158,30 @@ class Server(ManifestSection):
     tools: ServerTools = ServerTools()
 
     @model_validator(mode="after")
-    def _is_started_or_reached(self) -> Server:
+    def _check_connection(self) -> Server:
         if (self.command is None) == (self.url is None):
-            raise fault("a server has either a 'command' to start or a 'url' to reach")
+            raise field_error("a server has either a 'command' to start or a 'url' to reach")
         started = ("url", "headers") if self.command is not None else ("args", "env", "cwd", "sandbox")
         for key in started:
             if getattr(self, key) not in (None, (), {}):
-                raise fault(f"this belongs to a server with a {'url' if self.command else 'command'!r}", key)
+                raise field_error(f"this belongs to a server with a {'url' if self.command else 'command'!r}", key)
         if self.transport is not None and (self.transport == "stdio") != (self.command is not None):
-            raise fault("a server with a 'command' speaks stdio, one with a 'url' sse or streamable-http", "transport")
+            raise field_error(
+                "a server with a 'command' speaks stdio, one with a 'url' sse or streamable-http", "transport"
+            )
         return self
 
     def variables(self) -> frozenset[str]:
-        """The environment's variables it needs."""
+        """The environment variables it needs."""
         paths = self.sandbox.paths if isinstance(self.sandbox, SandboxRights) else ()
         values = (self.args, self.env, self.url, self.headers, paths)
-        return frozenset(name for text in texts(values) for name in variables(text))
+        return frozenset(name for text in iterate_texts(values) for name in environment_names(text))
 
 
 class Toolset(ManifestSection):
-    """A whole `toolset.yaml`. Nothing is ever changed in it; what is changed is a copy."""
+    """A whole `toolset.yaml`, immutable."""
 
-    manifest_version: Annotated[Literal["1"], BeforeValidator(lambda said: "1" if said == 1 else said)] = "1"
+    manifest_version: Annotated[Literal["1"], BeforeValidator(lambda version: "1" if version == 1 else version)] = "1"
     id: Id
     name: Line
     version: SemanticVersion
@@ -193,41 +195,41 @@ class Toolset(ManifestSection):
     mcp_servers: Annotated[tuple[Server, ...], Field(max_length=SERVERS_LIMIT)] = ()
 
     @model_validator(mode="after")
-    def _holds_together(self) -> Toolset:
-        _refuse_twice("secrets", self.secrets)
-        _refuse_twice("tools", [tool.id for tool in self.tools], "id")
-        _refuse_twice("mcp_servers", [server.id for server in self.mcp_servers], "id")
-        _refuse_twice("tool_overrides", [self.full_id(item.tool_id) for item in self.tool_overrides], "tool_id")
+    def _check_consistency(self) -> Toolset:
+        _check_unique("secrets", self.secrets)
+        _check_unique("tools", [tool.id for tool in self.tools], "id")
+        _check_unique("mcp_servers", [server.id for server in self.mcp_servers], "id")
+        _check_unique("tool_overrides", [self.full_id(item.tool_id) for item in self.tool_overrides], "tool_id")
         self._check_servers()
         self._check_overrides()
         self._check_placeholders()
-        _refuse_circles([tool for tool in self.tools if isinstance(tool, StepsTool)], self.full_id)
+        _check_cycles([tool for tool in self.tools if isinstance(tool, StepsTool)], self.full_id)
         return self
 
     def full_id(self, tool_id: str) -> str:
-        """`toolset:tool` for a tool of this toolset, however it was named; other ids as they are."""
+        """Return `toolset:tool` for a tool of this toolset, and other ids unchanged."""
         return f"{self.id}:{tool_id}" if tool_id in {tool.id for tool in self.tools} else tool_id
 
     def overrides(self) -> tuple[ToolOverride, ...]:
-        """Every override under its full id, with the legacy renderers of the tools among them; where
-        both say a renderer, `tool_overrides` wins."""
-        said = {self.full_id(item.tool_id): item for item in self.tool_overrides}
+        """Return every override under its full id, including the tools' legacy `renderer` fields; `tool_overrides`
+        wins over these."""
+        overrides = {self.full_id(item.tool_id): item for item in self.tool_overrides}
         for tool in self.tools:
             if tool.renderer is not None:
-                own = said.get(self.full_id(tool.id), ToolOverride(tool_id=tool.id))
+                own = overrides.get(self.full_id(tool.id), ToolOverride(tool_id=tool.id))
                 legacy = {"renderer": tool.renderer.type, "renderer_config": tool.renderer.config}
-                said[self.full_id(tool.id)] = own.model_copy(update={} if own.renderer else legacy)
-        return tuple(item.model_copy(update={"tool_id": tool_id}) for tool_id, item in said.items())
+                overrides[self.full_id(tool.id)] = own.model_copy(update={} if own.renderer else legacy)
+        return tuple(item.model_copy(update={"tool_id": tool_id}) for tool_id, item in overrides.items())
 
     def variables(self) -> frozenset[str]:
-        """Every variable of the environment the toolset needs: its secrets and its servers'."""
+        """Every environment variable the toolset needs: its secrets, and its servers' variables."""
         return frozenset(self.secrets).union(*(server.variables() for server in self.mcp_servers))
 
     def _check_servers(self) -> None:
         for index, server in enumerate(self.mcp_servers):
             if server.id == self.id and self.tools:
-                reason = "a toolset with tools of its own cannot share its id with a server: their tools would meet"
-                raise fault(reason, "mcp_servers", index, "id")
+                reason = "a toolset with tools cannot have the id of a server: their tools would have the same names"
+                raise field_error(reason, "mcp_servers", index, "id")
 
     def _check_overrides(self) -> None:
         own = {f"{self.id}:{tool.id}" for tool in self.tools}
@@ -237,21 +239,21 @@ class Toolset(ManifestSection):
             if tool_id not in own and tool_id.partition(":")[0] not in servers:
                 near = did_you_mean(tool_id, [*own, *(tool.id for tool in self.tools)])
                 reason = f"{override.tool_id!r} is no tool or server of this toolset{near}"
-                raise fault(reason, "tool_overrides", index, "tool_id")
+                raise field_error(reason, "tool_overrides", index, "tool_id")
 
     def _check_placeholders(self) -> None:
         for index, tool in enumerate(self.tools):
-            with inside("tools", index):
+            with error_inside("tools", index):
                 tool.check_placeholders(frozenset(self.secrets))
 
 
 def load(content: bytes | str, name: str = FILE_NAME) -> Toolset:
-    """The toolset a file describes. Refused with `INVALID_TOOLSET`, the file, the line, the key and the fix."""
+    """Parse a `toolset.yaml`. Refused with `INVALID_TOOLSET`, the file, the line, the key and the fix."""
     return read(content, name)[0]
 
 
 def read(content: bytes | str, name: str = FILE_NAME) -> tuple[Toolset, YamlDocument]:
-    """As `load`, with the document, which knows the line of every key."""
+    """Like `load`, but also return the document, which has the line of every key."""
     document = yamldoc.read_plain(content.encode() if isinstance(content, str) else content, name, INVALID_TOOLSET)
     if not isinstance(document.value, dict):
         raise document.refusal("the file must hold keys and values at its top level")
@@ -262,32 +264,32 @@ def read(content: bytes | str, name: str = FILE_NAME) -> tuple[Toolset, YamlDocu
 
 
 def dump(toolset: Toolset) -> str:
-    """The toolset as YAML: keys in the order of the models, defaults left out, yours in the order you wrote them."""
-    said = toolset.model_dump(mode="json", exclude_defaults=True)
+    """Write the toolset as YAML: fields in model order without defaults, entries of mappings in their own order."""
+    values = toolset.model_dump(mode="json", exclude_defaults=True)
     if toolset.tools:
-        said["tools"] = [{"id": tool["id"], **_first(tool, "type"), **tool} for tool in said["tools"]]
-    return yamldoc.write({"manifest_version": toolset.manifest_version, **said})
+        values["tools"] = [{"id": tool["id"], **_only(tool, "type"), **tool} for tool in values["tools"]]
+    return yamldoc.write({"manifest_version": toolset.manifest_version, **values})
 
 
-def _first(said: dict[str, Any], key: str) -> dict[str, Any]:
-    return {key: said[key]} if key in said else {}
+def _only(values: dict[str, Any], key: str) -> dict[str, Any]:
+    return {key: values[key]} if key in values else {}
 
 
-def _refuse_twice(key: str, words: Sequence[str], *at: str) -> None:
+def _check_unique(key: str, words: Sequence[str], *at: str) -> None:
     first: dict[str, int] = {}
     for index, word in enumerate(words):
         if first.setdefault(word, index) != index:
-            raise fault(f"{word!r} is there twice, as number {first[word] + 1} and {index + 1}", key, index, *at)
+            raise field_error(f"{word!r} is there twice, as number {first[word] + 1} and {index + 1}", key, index, *at)
 
 
-def _refuse_circles(tools: Sequence[StepsTool], full_id: Callable[[str], str]) -> None:
-    """A tool of steps that comes back to itself would never end."""
+def _check_cycles(tools: Sequence[StepsTool], full_id: Callable[[str], str]) -> None:
+    """Refuse a tool of steps that calls itself, directly or through others: it would never end."""
     calls = {full_id(tool.id): [full_id(step.tool) for step in tool.steps] for tool in tools}
     done: set[str] = set()
 
     def visit(tool_id: str, above: tuple[str, ...]) -> None:
         if tool_id in above:
-            raise fault(f"its steps lead back to itself: {' → '.join([*above, tool_id])}", "tools")
+            raise field_error(f"its steps lead back to itself: {' → '.join([*above, tool_id])}", "tools")
         if tool_id in calls and tool_id not in done:
             for called in calls[tool_id]:
                 visit(called, (*above, tool_id))

@@ -1,8 +1,8 @@
-"""Where installed toolsets lie: one folder per version, never changed once it is there, and what came half-way aside.
+"""Folders of installed toolsets: one per version, immutable once in place; versions being made are kept apart.
 
 toolsets/<id>/<digest>/…          the files of one version and its toolset.yaml
-toolsets/.staging/<new id>/…      a version being made; its maker holds a lock on the folder
-toolsets.lock                     held by whoever puts a version in its place, or removes one
+toolsets/.staging/<new id>/…      a version being made; its process holds a lock on the folder
+toolsets.lock                     held while a version is put in place or removed
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from gateway.names import new_id
 DIGEST_SHOWN = 32  # hexadecimal digits of a digest in the name of a version's folder
 _VERSION = re.compile(f"[0-9a-f]{{{DIGEST_SHOWN}}}")
 _PRIVATE = 0o700
-_EACH = 8  # up to here syncing one by one costs less than syncing the whole file system
+# Up to this many files, syncing each costs less than syncing the whole file system.
+_SYNC_EACH_LIMIT = 8
 
 
 class ToolsetStore:
@@ -41,13 +42,13 @@ class ToolsetStore:
         self._staging = self.directory / ".staging"
         self._lock = self.directory.with_name("toolsets.lock")
 
-    def version(self, toolset_id: str, digest: str) -> Path:
-        """Where the files of a version are, or will be."""
+    def version_path(self, toolset_id: str, digest: str) -> Path:
+        """Return the folder of a version, whether it exists yet or not."""
         return self.directory / toolset_id / digest[:DIGEST_SHOWN]
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
-        """Alone among all processes."""
+        """Hold the lock of the store, which excludes all other processes."""
         self._lock.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
         with closing(FileLock(self._lock)) as lock:
             await lock.acquire()
@@ -55,8 +56,8 @@ class ToolsetStore:
 
     @asynccontextmanager
     async def staging(self) -> AsyncIterator[Path]:
-        """A path to make a version at, gone afterwards unless it was put in its place."""
-        async with self.locked():  # else a clean-up could find the folder before it is ours
+        """Yield a path at which to make a version; it is removed afterwards unless it was put in place."""
+        async with self.locked():  # else a clean-up could see the folder before it is locked
             place, descriptor = await to_thread.run_sync(self._new_staging)
         try:
             yield place / "toolset"
@@ -66,15 +67,15 @@ class ToolsetStore:
                     await to_thread.run_sync(self._remove_staging, place)
             os.close(descriptor)
 
-    def put(self, made: Path, toolset_id: str, bundle: Bundle) -> None:
-        """Put a version that was made and synced in its place; call it while locked.
+    def add_version(self, made: Path, toolset_id: str, bundle: Bundle) -> None:
+        """Move a version that was made and synced into its place; call it while locked.
 
-        One that is there already is kept when it is whole, since somebody may be using it.
+        An existing version is kept when it is intact, since it may be in use.
         """
-        target = self.version(toolset_id, bundle.digest)
-        with storing():
+        target = self.version_path(toolset_id, bundle.digest)
+        with storage_errors():
             target.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
-            if target.exists() and difference(target, bundle) is None:
+            if target.exists() and find_difference(target, bundle) is None:
                 return
             with suppress(FileNotFoundError):
                 target.rename(made.with_name("damaged"))
@@ -82,37 +83,39 @@ class ToolsetStore:
             sync_directory(str(target.parent))
             sync_directory(str(self.directory))
 
-    def keep(self, toolset_id: str, digests: Collection[str]) -> int:
-        """Remove the other versions of a toolset, but for those in use; how many. Call it while locked."""
+    def remove_other_versions(self, toolset_id: str, digests: Collection[str]) -> int:
+        """Remove the other versions of a toolset unless they are in use; return how many. Call it while locked."""
         home = self.directory / toolset_id
         kept = {digest[:DIGEST_SHOWN] for digest in digests}
-        removed = sum(_remove_unused(version) for version in _versions(home) if version.name not in kept)
+        removed = sum(_remove_unused(version_path) for version_path in _versions(home) if version_path.name not in kept)
         with suppress(OSError):
             home.rmdir()
         return removed
 
     def remove(self, toolset_id: str) -> None:
-        """Remove all of a toolset, whoever uses it. Call it while locked."""
+        """Remove every version of a toolset, even those in use. Call it while locked."""
         home = self.directory / toolset_id
-        for version in _versions(home):
-            shutil.rmtree(version, ignore_errors=True)
+        for version_path in _versions(home):
+            shutil.rmtree(version_path, ignore_errors=True)
         with suppress(OSError):
             home.rmdir()
 
     def clean(self, digests: Mapping[str, str]) -> int:
-        """Remove what is neither the version of a toolset (`{id: digest}`) nor in use nor being made; how
-        many folders. Call it while locked."""
-        removed = sum(_remove_unused(place) for place in _listed(self._staging) if place.is_dir())
+        """Remove every folder except current versions (`{id: digest}`), versions in use and versions being made.
+
+        Return the number of folders removed. Call it while locked.
+        """
+        removed = sum(_remove_unused(place) for place in _list_directory(self._staging) if place.is_dir())
         with suppress(OSError):
             self._staging.rmdir()
-        for home in _listed(self.directory):
+        for home in _list_directory(self.directory):
             if home != self._staging and not home.is_symlink():
-                removed += self.keep(home.name, [digests[home.name]] if home.name in digests else [])
+                removed += self.remove_other_versions(home.name, [digests[home.name]] if home.name in digests else [])
         return removed
 
     def _new_staging(self) -> tuple[Path, int]:
         place = self._staging / new_id()
-        with storing():
+        with storage_errors():
             place.mkdir(_PRIVATE, parents=True)
             descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         lock(descriptor)
@@ -126,23 +129,23 @@ class ToolsetStore:
 
 
 @contextmanager
-def held(version: Path) -> Iterator[None]:
-    """The version stays where it is meanwhile, whatever is installed or cleaned up; `Unavailable` when it is gone."""
+def hold_version(version_path: Path) -> Iterator[None]:
+    """Keep a version from being removed meanwhile, except by uninstall; `Unavailable` when it is gone."""
     try:
-        descriptor = os.open(version, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(version_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        raise _gone(version) from None
+        raise _version_missing(version_path) from None
     try:
-        if not try_lock(descriptor, shared=True) or not _is_at(descriptor, version):
-            raise _gone(version)
+        if not try_lock(descriptor, shared=True) or not _is_same_file(descriptor, version_path):
+            raise _version_missing(version_path)
         yield
     finally:
         os.close(descriptor)
 
 
 def unpack(bundle: Bundle, directory: Path) -> None:
-    """Write the bundle into a new directory; nothing of it can be written again."""
-    with storing():
+    """Write the bundle into a new directory, as read-only files."""
+    with storage_errors():
         directory.mkdir(_PRIVATE)
         for path, file in bundle.files.items():
             (directory / path).parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
@@ -150,8 +153,8 @@ def unpack(bundle: Bundle, directory: Path) -> None:
         _write(directory / FILE_NAME, [_manifest(bundle)], 0o444)
 
 
-def difference(directory: Path, bundle: Bundle) -> str | None:
-    """The first path at which a directory is not what `unpack` made of the bundle; None when it is."""
+def find_difference(directory: Path, bundle: Bundle) -> str | None:
+    """Return the first path that differs from what `unpack` wrote, or None when the directory is intact."""
     wanted = {path: (file.sha256, file.executable) for path, file in bundle.files.items()}
     wanted[FILE_NAME] = (hashlib.sha256(_manifest(bundle)).hexdigest(), False)
     for path in _files(directory):
@@ -163,7 +166,7 @@ def difference(directory: Path, bundle: Bundle) -> str | None:
 
 
 def is_complete(directory: Path, bundle: Bundle) -> bool:
-    """Whether every file of the bundle is there at its size: what can be seen without reading them."""
+    """Return whether every file of the bundle exists with its size; contents are not read."""
     sizes = {path: file.size for path, file in bundle.files.items()} | {FILE_NAME: len(_manifest(bundle))}
     try:
         return all((directory / path).stat().st_size == size for path, size in sizes.items())
@@ -173,9 +176,9 @@ def is_complete(directory: Path, bundle: Bundle) -> bool:
 
 def sync(directory: Path) -> None:
     """Return when everything in the directory survives a loss of power."""
-    with storing():
+    with storage_errors():
         files = list(_files(directory))
-        if len(files) > _EACH and sync_file_system(directory):
+        if len(files) > _SYNC_EACH_LIMIT and sync_file_system(directory):
             return
         for path in files:
             sync_file(str(path))
@@ -184,8 +187,8 @@ def sync(directory: Path) -> None:
 
 
 @contextmanager
-def storing() -> Iterator[None]:
-    """A full or broken disk is told as such."""
+def storage_errors() -> Iterator[None]:
+    """Turn errors of the file system into `STORAGE_UNAVAILABLE`."""
     try:
         yield
     except OSError as error:
@@ -205,7 +208,7 @@ def _write(path: Path, chunks: Iterable[bytes], mode: int) -> None:
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """Everything in a directory that is no directory, at any depth; links are not followed."""
+    """Every file and symbolic link in a directory, at any depth; links are not followed."""
     for folder, folders, names in os.walk(directory):
         yield from (Path(folder, name) for name in names)
         yield from (path for name in folders if (path := Path(folder, name)).is_symlink())
@@ -219,7 +222,7 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _listed(directory: Path) -> list[Path]:
+def _list_directory(directory: Path) -> list[Path]:
     try:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -227,12 +230,12 @@ def _listed(directory: Path) -> list[Path]:
 
 
 def _versions(home: Path) -> list[Path]:
-    """What is ours in a toolset's folder: the data directory may be one that holds somebody's own work."""
-    return [path for path in _listed(home) if _VERSION.fullmatch(path.name) and not path.is_symlink()]
+    """The versions in a toolset's folder. Other entries are left alone: they may be a person's own files."""
+    return [path for path in _list_directory(home) if _VERSION.fullmatch(path.name) and not path.is_symlink()]
 
 
 def _remove_unused(folder: Path) -> bool:
-    """Whether the folder is gone; it stays while somebody holds it."""
+    """Remove a folder unless a process holds it; return whether it was removed."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not try_lock(descriptor):
@@ -243,14 +246,14 @@ def _remove_unused(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
 
 
-def _gone(version: Path) -> Unavailable:
+def _version_missing(version: Path) -> Unavailable:
     where = f"{version.parent.name}/{version.name}"
     reason = f"the files of toolset {where} are gone; ask for the toolset again, or install it again"
     return Unavailable(reason, code="TOOLSET_GONE")

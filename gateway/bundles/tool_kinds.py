@@ -36,11 +36,11 @@ from gateway.bundles.field_types import (
     Template,
     ToolId,
     Variable,
-    fault,
-    inside,
-    path_fault,
+    check_path,
+    error_inside,
+    field_error,
+    iterate_texts,
     references,
-    texts,
 )
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
@@ -53,8 +53,8 @@ _SAVED = re.compile(r"\$steps\.(\w+)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _OLD_PLACEHOLDER = re.compile(r"\$?\{\s*([A-Za-z_]\w*)\s*\}")
 
-# Programs that run text as code and the option before that text, and programs that hand their arguments to a
-# shell: an argument of the call there would be code. The list spares authors a mistake; the wall is the sandbox.
+# Programs that run text as code, the options before that text, and programs that pass their arguments to a shell:
+# an argument of the call there would be code. The list catches authors' mistakes; the sandbox is the protection.
 _INTERPRETER = re.compile(
     r"(?:ba|da|z|k|c|tc|fi|a)?sh|busybox|cmd|powershell|pwsh|python|pypy|perl|ruby|node|deno|bun|php|lua|osascript|rscript"
 )
@@ -68,7 +68,7 @@ RendererKind = Literal["code", "document", "html", "frame"]
 
 
 class RendererSpec(ManifestSection):
-    """The legacy alias of a renderer override: its type, and its config beside it."""
+    """The legacy form of a renderer override: its type, with its config beside it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -79,16 +79,16 @@ class RendererSpec(ManifestSection):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _stays_inside(self) -> RendererSpec:
+    def _check_artifact(self) -> RendererSpec:
         check_artifact(self.config)
         return self
 
 
 def check_artifact(config: Mapping[str, Any]) -> None:
-    """Refuse an `artifact` outside the bundle; all else in a config is the renderers' to judge."""
+    """Refuse an `artifact` outside the bundle; the renderers check the rest of a config."""
     if (path := artifact_path(config)) is not None:
-        with inside("artifact"):
-            path_fault(path)
+        with error_inside("artifact"):
+            check_path(path)
 
 
 def artifact_path(config: Mapping[str, Any]) -> str | None:
@@ -96,26 +96,26 @@ def artifact_path(config: Mapping[str, Any]) -> str | None:
     return artifact.removeprefix("$toolset/").removeprefix("./") if isinstance(artifact, str) else None
 
 
-def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     try:
         Tool(id="schema", description="", input_schema=schema).compile()
     except Invalid as error:
-        raise fault(error.message.partition("its input ")[2] or error.message) from None
+        raise field_error(error.message.partition("its input ")[2] or error.message) from None
     return schema
 
 
-def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
+def _check_object_schema(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type") != "object":
-        raise fault("the arguments of a tool are an object; write 'type: object'", "type")
+        raise field_error("the arguments of a tool are an object; write 'type: object'", "type")
     return schema
 
 
-Schema = Annotated[dict[str, Any], AfterValidator(_schema)]
-ObjectSchema = Annotated[Schema, AfterValidator(_object_schema)]
+Schema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
+ObjectSchema = Annotated[Schema, AfterValidator(_check_object_schema)]
 
 
 class ToolSpec(ManifestSection):
-    """What every kind of tool says. What is left unsaid (None) is decided by the tool's code, or its category."""
+    """Fields of every kind of tool. A field that is None is decided by the tool's code, or its category."""
 
     id: ToolId
     name: Line | None = None
@@ -136,33 +136,35 @@ class ToolSpec(ManifestSection):
     renderer: RendererSpec | None = None
 
     def placeholders(self) -> Iterator[tuple[str, str]]:
-        """Each `${name}` of the tool with the key it stands under; what fills it is an argument or a secret."""
+        """Yield each `${name}` of the tool with its key; it is filled by an argument or a secret."""
         yield from ()
 
     def secret_keys(self) -> frozenset[str]:
-        """The keys that take declared secrets and no arguments."""
+        """Keys in which only declared secrets are allowed."""
         return frozenset()
 
     def open_keys(self) -> frozenset[str]:
-        """The keys that take arguments and no secrets: what is written there can be seen by others."""
+        """Keys in which only arguments are allowed, since other users of the machine can see their values."""
         return frozenset()
 
     def check_placeholders(self, secrets: frozenset[str]) -> None:
-        """Refuse a placeholder that nothing fills, or that the wrong thing would."""
+        """Refuse a placeholder that nothing fills, or that is filled by the wrong kind of value."""
         properties = (self.input_schema or {}).get("properties", {})
         for shadow in sorted(secrets.intersection(properties)):
-            raise fault(f"the argument {shadow!r} has the name of a secret; rename one", "input_schema", "properties")
+            raise field_error(
+                f"the argument {shadow!r} has the name of a secret; rename one", "input_schema", "properties"
+            )
         for key, name in self.placeholders():
             if name in secrets and key in self.open_keys():
-                raise fault(f"${{{name}}} is a secret, and others could read it here; pass it in env", key)
+                raise field_error(f"${{{name}}} is a secret, and others could read it here; pass it in env", key)
             if name not in secrets and (key in self.secret_keys() or name.isupper()) and name not in properties:
-                raise fault(f"${{{name}}} is not among the toolset's 'secrets'{did_you_mean(name, secrets)}", key)
+                raise field_error(f"${{{name}}} is not among the toolset's 'secrets'{did_you_mean(name, secrets)}", key)
             if name not in secrets and self.input_schema is not None and name not in properties:
-                raise fault(f"nothing fills ${{{name}}}{did_you_mean(name, [*properties, *secrets])}", key)
+                raise field_error(f"nothing fills ${{{name}}}{did_you_mean(name, [*properties, *secrets])}", key)
 
 
 class PythonTool(ToolSpec):
-    """A function of the bundle's own code; its schema comes from there unless it is said here."""
+    """A function of the bundle's code; its schema comes from the code unless declared here."""
 
     tag: ClassVar[str] = "<python>"
 
@@ -170,26 +172,26 @@ class PythonTool(ToolSpec):
     entrypoint: Annotated[str, Field(max_length=256)]
 
     @model_validator(mode="after")
-    def _names_a_function(self) -> PythonTool:
+    def _check_entrypoint(self) -> PythonTool:
         if not _ENTRYPOINT.fullmatch(self.entrypoint):
-            raise fault(f"{self.entrypoint!r} is not of the form 'module.path:function'", "entrypoint")
+            raise field_error(f"{self.entrypoint!r} is not of the form 'module.path:function'", "entrypoint")
         return self
 
 
-def _argv(command: Any) -> Any:
-    """A string would have to be taken apart by a shell, and an argument in it could become a command."""
+def _check_argv(command: Any) -> Any:
+    """Refuse a command given as a string: a shell would have to split it, and an argument could become a command."""
     if not isinstance(command, str):
         return tuple(command) if isinstance(command, list) else command
     try:
         words = [_OLD_PLACEHOLDER.sub(r"${\1}", word) for word in shlex.split(command[:200])]
     except ValueError:
         words = ["program", "${argument}"]
-    raise fault(f"write the command as a list, one argument each: {words}")
+    raise field_error(f"write the command as a list, one argument each: {words}")
 
 
 class ShellTool(ToolSpec):
-    """A program and its arguments, one list element each. An argument of the call fills its place in
-    one element and is never taken apart; no shell reads it."""
+    """A program and its arguments, one list element each. An argument of the call fills one element and is never
+    split; no shell is involved."""
 
     tag: ClassVar[str] = "<shell>"
 
@@ -197,7 +199,7 @@ class ShellTool(ToolSpec):
     command: Annotated[
         tuple[Argument, ...],
         Field(min_length=1, max_length=ARGUMENTS_LIMIT),
-        BeforeValidator(_argv),
+        BeforeValidator(_check_argv),
     ]
     env: Table[Variable, Template] = Field(default_factory=dict)
     cwd: Directory | None = None
@@ -205,25 +207,25 @@ class ShellTool(ToolSpec):
     success_codes: Annotated[tuple[Annotated[int, Field(ge=0, le=255)], ...], Field(max_length=256)] = (0,)
 
     @model_validator(mode="after")
-    def _runs_one_program(self) -> ShellTool:
+    def _check_command(self) -> ShellTool:
         for index, element in enumerate(self.command):
             if "\0" in element:
-                raise fault("an argument cannot hold a NUL character", "command", index)
+                raise field_error("an argument cannot hold a NUL character", "command", index)
             if references(element):
-                self._check_place(index)
+                self._check_element(index)
         return self
 
-    def _check_place(self, index: int) -> None:
+    def _check_element(self, index: int) -> None:
         if index == 0:
-            raise fault("the program is fixed; an argument of the call cannot choose it", "command", 0)
+            raise field_error("the program is fixed; an argument of the call cannot choose it", "command", 0)
         before = self.command[:index]
         if _is_code(self.command[index], before):
             fix = 'refer to it as "$1" and pass it in an element of its own, after the code and a name for $0'
-            raise fault(f"a reference in code that {before[0]!r} runs would become code; {fix}", "command", index)
+            raise field_error(f"a reference in code that {before[0]!r} runs would become code; {fix}", "command", index)
 
     def placeholders(self) -> Iterator[tuple[str, str]]:
         for key, value in (("command", self.command), ("env", self.env), ("stdin", self.stdin)):
-            yield from ((key, name) for text in texts(value) for name in references(text))
+            yield from ((key, name) for text in iterate_texts(value) for name in references(text))
 
     def open_keys(self) -> frozenset[str]:
         return frozenset(["command"])
@@ -238,8 +240,8 @@ def _is_code(element: str, before: tuple[str, ...]) -> bool:
 
 
 class Step(ManifestSection):
-    """One call of another tool. In its args, `$args.x` is an argument of the whole tool and
-    `$steps.name.x` the value an earlier step saved."""
+    """One call of another tool. In its args, `$args.x` is an argument of the whole tool and `$steps.name.x` a value
+    that an earlier step saved."""
 
     tool: AnyTool
     args: Annotated[dict[str, Any], Field(max_length=ENTRIES_LIMIT)] = Field(default_factory=dict)
@@ -249,7 +251,7 @@ class Step(ManifestSection):
 
 
 class StepsTool(ToolSpec):
-    """Several calls shown as one tool. Its value is `result`, or the last step's."""
+    """Several calls offered as one tool. Its value is `result`, or that of the last step."""
 
     tag: ClassVar[str] = "<steps>"
 
@@ -258,21 +260,21 @@ class StepsTool(ToolSpec):
     result: Any = None
 
     @model_validator(mode="after")
-    def _refers_back_only(self) -> StepsTool:
+    def _check_references(self) -> StepsTool:
         saved: list[str] = []
         for index, step in enumerate(self.steps):
             _check_saved(step.args, saved, "steps", index, "args")
             if step.save_as in saved:
-                raise fault(f"{step.save_as!r} is saved twice", "steps", index, "save_as")
+                raise field_error(f"{step.save_as!r} is saved twice", "steps", index, "save_as")
             saved += [step.save_as] if step.save_as else []
         _check_saved(self.result, saved, "result")
         return self
 
 
 def _check_saved(value: Any, saved: list[str], *at: str | int) -> None:
-    for name in (name for text in texts(value) for name in _SAVED.findall(text)):
+    for name in (name for text in iterate_texts(value) for name in _SAVED.findall(text)):
         if name not in saved:
-            raise fault(f"no earlier step saves {name!r}{did_you_mean(name, saved)}", *at)
+            raise field_error(f"no earlier step saves {name!r}{did_you_mean(name, saved)}", *at)
 
 
 BYTES_LIMIT = 64 * 1024 * 1024
@@ -284,20 +286,20 @@ _Bytes = Annotated[int, Field(ge=1, le=BYTES_LIMIT)]
 
 
 def host_of(url: str) -> str:
-    """The host and port of an http or https URL; refused when it is none, or says a user or a fragment."""
+    """Return the host and port of an http or https URL; refused when it is none, or has a user or a fragment."""
     match = _URL.fullmatch(url)
     if match is None:
-        raise fault(f"{url[:80]!r} must begin with http:// or https:// and a host, and have no spaces")
+        raise field_error(f"{url[:80]!r} must begin with http:// or https:// and a host, and have no spaces")
     if "@" in match["host"]:
-        raise fault("a user or password in a URL is not taken; use auth or headers")
+        raise field_error("a user or password in a URL is not taken; use auth or headers")
     if "#" in (match["rest"] or ""):
-        raise fault("a fragment (#) is never sent; leave it out")
+        raise field_error("a fragment (#) is never sent; leave it out")
     if not _HOST.fullmatch(re.sub(r"\$\{[^}]*\}", "x", match["host"])):
-        raise fault(f"{match['host'][:80]!r} is no host")
+        raise field_error(f"{match['host'][:80]!r} is no host")
     return match["host"]
 
 
-def checked_url(url: str) -> str:
+def check_url(url: str) -> str:
     host_of(url)
     return url
 
@@ -350,12 +352,12 @@ class HmacAuth(ManifestSection):
 
 
 class OAuth2Auth(ManifestSection):
-    """A token fetched with client credentials, and fetched anew when it ends."""
+    """A token fetched with client credentials, and fetched again when it expires."""
 
     tag: ClassVar[str] = "<oauth2>"
 
     type: Literal["oauth2"]
-    token_url: Annotated[Template, AfterValidator(checked_url)]
+    token_url: Annotated[Template, AfterValidator(check_url)]
     client_id: Template
     client_secret: Template
     scopes: Annotated[tuple[Line, ...], Field(max_length=100)] = ()
@@ -384,7 +386,7 @@ Auth = Annotated[
 
 
 class ResponseSpec(ManifestSection):
-    """What counts as success (2xx unless said), what becomes of a failure, and which part of the answer
+    """The status codes that are success (default 2xx), the result of a failure, and the part of the response that
     is the tool's value."""
 
     success_codes: Annotated[tuple[Annotated[int, Field(ge=100, le=599)], ...], Field(max_length=100)] = ()
@@ -393,20 +395,20 @@ class ResponseSpec(ManifestSection):
     extract: Annotated[str, Field(max_length=512)] | None = None
 
     @model_validator(mode="after")
-    def _extracts_a_place(self) -> ResponseSpec:
+    def _check_extract(self) -> ResponseSpec:
         if self.extract is not None and not _PLACE.fullmatch(self.extract):
-            raise fault(f"{self.extract!r} is no place in a value, such as 'data.items[0].name'", "extract")
+            raise field_error(f"{self.extract!r} is no place in a value, such as 'data.items[0].name'", "extract")
         return self
 
 
 class HttpTool(ToolSpec):
-    """One request. Arguments of the call fill `${name}` in the path, the query, headers and body, never the
-    host, which only a declared secret may name."""
+    """One HTTP request. Arguments of the call fill `${name}` in the path, query, headers and body; only a declared
+    secret may fill the host."""
 
     tag: ClassVar[str] = "<http>"
 
     type: Literal["http"]
-    url_template: Annotated[Template, AfterValidator(checked_url)]
+    url_template: Annotated[Template, AfterValidator(check_url)]
     method: Annotated[
         Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"],
         BeforeValidator(lambda method: method.upper() if isinstance(method, str) else method),
@@ -421,16 +423,16 @@ class HttpTool(ToolSpec):
     max_response_bytes: _Bytes | None = None
 
     @model_validator(mode="after")
-    def _says_a_header_once(self) -> HttpTool:
+    def _check_headers(self) -> HttpTool:
         if len({name.lower() for name in self.headers}) < len(self.headers):
-            raise fault("a header is there twice; upper and lower case are the same", "headers")
+            raise field_error("a header is there twice; upper and lower case are the same", "headers")
         return self
 
     def placeholders(self) -> Iterator[tuple[str, str]]:
         parts = {"url_template": self.url_template, "query": self.query, "headers": self.headers, "body": self.body}
         parts["auth"] = self.auth.model_dump(mode="json") if self.auth else None
         for key, value in parts.items():
-            yield from ((key, name) for text in texts(value) for name in references(text))
+            yield from ((key, name) for text in iterate_texts(value) for name in references(text))
 
     def secret_keys(self) -> frozenset[str]:
         return frozenset(["auth"])
@@ -438,5 +440,5 @@ class HttpTool(ToolSpec):
     def check_placeholders(self, secrets: frozenset[str]) -> None:
         for name in references(host_of(self.url_template)):
             if name not in secrets:
-                raise fault(f"${{{name}}} would choose the host; only a declared secret may", "url_template")
+                raise field_error(f"${{{name}}} would choose the host; only a declared secret may", "url_template")
         super().check_placeholders(secrets)

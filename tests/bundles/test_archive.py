@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.bundles import Bundle, BundleLimits, open_bundle, read_folder, read_zip, write_zip
-from gateway.bundles.archive import kind_of
+from gateway.bundles.archive import file_kind
 from gateway.errors import Conflict, Invalid, NotFound
 
 from .forging import MANIFEST, Forged, bundle, forge
@@ -227,7 +227,7 @@ def test_a_digest_tells_content_names_and_permissions_apart() -> None:
     ],
 )
 def test_a_file_is_of_the_kind_its_folder_or_its_name_says(path: str, kind: str) -> None:
-    assert kind_of(path) == kind
+    assert file_kind(path) == kind
 
 
 def test_a_path_that_is_neither_folder_nor_file_is_not_found(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.bundles import read_folder
-from gateway.bundles.store import difference
+from gateway.bundles.store import find_difference
 
 from .libraries import CODE, NO_ROWS, TWO_TOOLS, exported, folder, install, on_disk, opened, rows
 
@@ -91,7 +91,7 @@ async def test_an_install_killed_at_any_step_leaves_the_old_or_the_new_version_w
             found = await library.get("demo")
             outcomes.append((placed, found.digest == before))
             assert found.digest in (before, read_folder(sources[number % 3]).digest)
-            assert difference(found.directory, bundles[found.digest].masked()) is None
+            assert find_difference(found.directory, bundles[found.digest].without_secrets()) is None
             assert {path.split("/")[1] for path in on_disk(data) if "/" in path} == {found.directory.name}
             assert len(await exported(library)) > 1000
             assert rows(data)["tools"] == 2
@@ -111,7 +111,7 @@ async def test_a_first_install_or_an_uninstall_killed_at_any_step_is_whole_or_no
             toolsets = await library.list()
             outcomes.add((action, bool(toolsets)))
             if toolsets:
-                assert difference(toolsets[0].directory, read_folder(source).masked()) is None
+                assert find_difference(toolsets[0].directory, read_folder(source).without_secrets()) is None
             else:
                 assert (on_disk(data), rows(data)) == (set(), NO_ROWS)
     assert len(outcomes) >= 3
@@ -128,7 +128,7 @@ async def test_processes_that_install_and_clean_up_at_once_disturb_nobody(tmp_pa
         await library.clean()
         found = await library.get("demo")
         bundle = read_folder(sources[int(found.spec.version[0]) - 1])
-        assert (found.digest, difference(found.directory, bundle.masked())) == (bundle.digest, None)
+        assert (found.digest, find_difference(found.directory, bundle.without_secrets())) == (bundle.digest, None)
         assert {path.split("/")[1] for path in on_disk(data) if "/" in path} == {found.directory.name}
 
 

@@ -85,10 +85,10 @@ MANIFESTS: dict[str, tuple[BytesIO, str]] = {
     ),
     "a file of secrets": (
         said(TOOL, Forged("assets/.env", b"KEY=x")),
-        "'assets/.env' is where secrets are kept, and a toolset is handed over; declare the variable under 'secrets'",
+        "'assets/.env' usually holds secrets, and a toolset is shared; declare the variable under 'secrets'",
     ),
-    "a key": (said(TOOL, Forged("assets/server.pem", b"-----BEGIN")), "'assets/server.pem' is where secrets are kept"),
-    "another key": (said(TOOL, Forged("ID_RSA", b"-----BEGIN")), "'ID_RSA' is where secrets are kept"),
+    "a key": (said(TOOL, Forged("assets/server.pem", b"-----BEGIN")), "'assets/server.pem' usually holds secrets"),
+    "another key": (said(TOOL, Forged("ID_RSA", b"-----BEGIN")), "'ID_RSA' usually holds secrets"),
     "a local environment": (said(TOOL, Forged(".env.production", b"K=x")), "declare the variable under 'secrets'"),
 }
 
@@ -147,7 +147,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pipe": (lambda place: os.mkfifo(place / "x"), "'x' is a pipe"),
     "a manifest that is a link": (lambda place: _linked(place), "'toolset.yaml' is a symbolic link"),
     "names that differ by case": (lambda place: _both(place), "are one path on some systems"),
-    "a file of secrets": (lambda place: (place / ".env").write_text("K=v"), "'.env' is where secrets are kept"),
+    "a file of secrets": (lambda place: (place / ".env").write_text("K=v"), "'.env' usually holds secrets"),
 }
 
 

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from gateway.bundles.library import ToolsetLibrary
-from gateway.bundles.store import held
+from gateway.bundles.store import hold_version
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
 
 from .libraries import CODE, HEAD, NO_ROWS, TWO_TOOLS, Reading, exported, folder, install, on_disk, opened, rows
@@ -57,7 +57,8 @@ async def test_an_installed_toolset_says_everything_its_sources_need(tmp_path: P
         assert first.described == {
             "name": "a", "description": "The a.", "input_schema": {"type": "object"}, "tags": [],
         }  # fmt: skip
-        assert (first.description, first.said("tags"), first.said("output_schema")) == ("The a.", ("x",), None)
+        assert (first.description, first.get_field("tags")) == ("The a.", ("x",))
+        assert first.get_field("output_schema") is None
         assert (first.override.renderer, first.override.renderer_config) == ("code", {"content": "$return"})
         assert found.overrides["srv:search"].requires_confirmation is True
         assert [server.id for server in found.servers] == ["srv", "far"]
@@ -160,7 +161,7 @@ async def test_a_tool_that_disappears_is_kept_aside_and_comes_back_as_it_was(tmp
         a, b = gone.tools
         assert (a.missing, [tool.id for tool in gone.spec.tools]) == (None, ["a"])
         assert b.missing is not None
-        assert {"file": "no more.py", "function": "no 'b'", "unnamed": "no longer names it"}[how] in b.missing
+        assert {"file": "no more.py", "function": "no 'b'", "unnamed": "no longer declares it"}[how] in b.missing
         assert (b.enabled, b.description, b.described and b.described["description"]) == (False, "Mine", "The b.")
         assert b"more:b" not in (await exported(library))[:400]
         again = await install(library, folder(tmp_path / "src", *without_b[how]))
@@ -395,13 +396,13 @@ async def test_two_toolsets_whose_tools_would_meet_are_refused(tmp_path: Path, f
 async def test_a_version_in_use_outlasts_every_clean_up(tmp_path: Path) -> None:
     async with opened(tmp_path) as library:
         first = await install(library, folder(tmp_path / "src", TWO_TOOLS))
-        with held(first.directory):
+        with hold_version(first.directory):
             for number in (2, 3):
                 await install(library, folder(tmp_path / "src", TWO_TOOLS.replace("1.0.0", f"{number}.0.0")))
             await library.clean()
             assert (first.directory / "tools/files.py").is_file()
         assert await library.clean() == 1
-        with pytest.raises(Unavailable, match="are gone"), held(first.directory):
+        with pytest.raises(Unavailable, match="are gone"), hold_version(first.directory):
             pass
 
 

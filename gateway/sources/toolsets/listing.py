@@ -25,7 +25,7 @@ def build_tools(toolset: InstalledToolset) -> Iterator[Tool]:
 
 
 def _tool(toolset: InstalledToolset, item: InstalledTool) -> Tool:
-    said, spec = item.said, toolset.spec
+    said, spec = item.get_field, toolset.spec
     return Tool(
         id=item.id,
         description=item.description,
@@ -51,7 +51,7 @@ def _tool(toolset: InstalledToolset, item: InstalledTool) -> Tool:
 
 
 def _input_schema(item: InstalledTool) -> Mapping[str, Any]:
-    schema: Mapping[str, Any] = item.said("input_schema") or {}
+    schema: Mapping[str, Any] = item.get_field("input_schema") or {}
     if schema or not isinstance(item.spec, ShellTool):
         return {"type": "object", **schema}
     names = sorted({name for _, name in item.spec.placeholders() if not name.isupper()})
