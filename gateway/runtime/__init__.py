@@ -1,4 +1,4 @@
-"""Toolset code in sandboxed worker processes: one per toolset and workspace for calls, one in passing for schemas."""
+"""Toolset code in sandboxed worker processes: one per toolset and workspace for calls, a temporary one for schemas."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 from gateway.bundles.spec import Toolset
 from gateway.calls import Progress, no_progress
 from gateway.config import SandboxSettings
-from gateway.runtime import worker_packages as shelves
 from gateway.runtime.environments import PackageEnvironments, ResolvedPackages
 from gateway.runtime.function_call import FunctionCall, WorkerSpec
 from gateway.runtime.pool import WorkerPool
 from gateway.runtime.start import Descriptions, describe_tools, start_worker
+from gateway.runtime.worker_packages import WorkerPackages, link_packages
 from gateway.runtime.worker_process import Worker
 from gateway.sandbox import Limits, Sandbox
 
 __all__ = ["Descriptions", "FunctionCall", "PackageEnvironments", "ResolvedPackages", "WorkerRuntime"]
 
-# How large one call's arguments or result may be, as JSON.
+# Limit of one call's arguments or result, as JSON.
 FRAME_BYTES = 32 * 1024 * 1024
 
+# Temporary workers that describe tools at the same time.
 _DESCRIPTIONS = 2
 _MEBIBYTE = 1024 * 1024
 
 
 class WorkerRuntime:
-    """Runs toolsets' functions. Nothing is started or looked up before the first call needs it.
+    """Runs functions of toolsets. Nothing is started before the first call needs it.
 
-    `sandbox` is asked for the sandbox whenever a worker is to be started, and remembers its own answer.
-    `directory` is a folder of the runtime's own.
+    `sandbox` is called for each worker start, and caches its result. `directory` belongs to the runtime alone.
     """
 
     def __init__(
@@ -46,29 +46,29 @@ class WorkerRuntime:
         self._limits = Limits(memory=settings.memory_mb * _MEBIBYTE)
         self._frame_bytes = frame_bytes
         self._pool = WorkerPool(self._start, settings.workers, settings.worker_idle)
-        self._shelf: asyncio.Task[shelves.WorkerPackages] | None = None
+        self._library: asyncio.Task[WorkerPackages] | None = None
         self._describing = asyncio.Semaphore(_DESCRIPTIONS)
         self.environments = PackageEnvironments(directory / "environments", settings.allow_source_packages)
 
     @property
     def workers(self) -> int:
-        """How many worker processes there are."""
-        return self._pool.living
+        """The number of worker processes."""
+        return self._pool.worker_count
 
-    async def call(self, job: FunctionCall) -> Any:
-        """What the function returned, as JSON. Refused with `INVALID_ARGUMENTS`; fails with `EXECUTION_ERROR`,
-        `INVALID_OUTPUT`, `OUTPUT_LIMIT` or `WORKER_DIED`. Cancelled, it returns at once, and so does the tool."""
-        packages = await self.environments.ensure(job.requirements) if job.requirements else None
-        async with self._pool.worker(WorkerSpec.of(job, packages)) as worker:
+    async def call(self, call: FunctionCall) -> Any:
+        """Call the function and return its result as JSON. Refused with `INVALID_ARGUMENTS`; fails with
+        `EXECUTION_ERROR`, `INVALID_OUTPUT`, `OUTPUT_LIMIT` or `WORKER_DIED`. Cancellation also cancels the function."""
+        packages = await self.environments.ensure(call.requirements) if call.requirements else None
+        async with self._pool.worker(WorkerSpec.of(call, packages)) as worker:
             return await worker.request(
                 {
                     "do": "call",
-                    "entrypoint": job.entrypoint,
-                    "arguments": job.arguments,
-                    "chat": job.chat,
-                    "call": job.id,
+                    "entrypoint": call.entrypoint,
+                    "arguments": call.arguments,
+                    "chat": call.chat,
+                    "call": call.id,
                 },
-                job.progress,
+                call.progress,
             )
 
     async def describe(
@@ -78,27 +78,27 @@ class WorkerRuntime:
         progress: Progress = no_progress,
         env: Mapping[str, str] | None = None,
     ) -> Descriptions:
-        """What each Python tool of the toolset in `directory` takes and gives, from its code, run in a worker
-        of its own with an empty workspace. `INVALID_TOOLSET` when the code ends or hangs the worker."""
+        """Describe each Python tool of the toolset in `directory` from its code, in a temporary worker with an empty
+        workspace. `INVALID_TOOLSET` when the code ends or blocks the worker."""
         packages = await self.environments.ensure(spec.dependencies, progress) if spec.dependencies else None
         async with self._describing:
             return await describe_tools(self._start, spec, directory, packages, env or {}, self._directory / "scratch")
 
     async def retire(self, directory: Path) -> None:
-        """After a toolset's version was replaced or removed: no further call goes to its workers."""
+        """Send no further call to the workers of a toolset version that was replaced or removed."""
         self._pool.retire(directory)
 
     async def close(self) -> None:
-        """End every worker and what is being installed; returns within seconds, whatever they do."""
+        """End every worker and every installation of packages; returns within seconds."""
         await self._pool.close()
         await self.environments.close()
 
     async def _start(self, place: WorkerSpec) -> Worker:
         sandbox = await self._sandbox()
-        return await start_worker(sandbox, place, await self._shelved(), self._limits, self._frame_bytes)
+        return await start_worker(sandbox, place, await self._link_packages(), self._limits, self._frame_bytes)
 
-    async def _shelved(self) -> shelves.WorkerPackages:
-        if self._shelf is None or (self._shelf.done() and self._shelf.exception() is not None):
-            making = asyncio.to_thread(shelves.make, self._directory)
-            self._shelf = asyncio.get_running_loop().create_task(making)
-        return await asyncio.shield(self._shelf)
+    async def _link_packages(self) -> WorkerPackages:
+        if self._library is None or (self._library.done() and self._library.exception() is not None):
+            linking = asyncio.to_thread(link_packages, self._directory)
+            self._library = asyncio.get_running_loop().create_task(linking)
+        return await asyncio.shield(self._library)

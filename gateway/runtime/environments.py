@@ -1,4 +1,4 @@
-"""A toolset's own packages: resolved and locked once, installed whole or not at all, shared by who needs the same."""
+"""Packages that toolsets depend on: resolved and locked once, installed atomically, shared by equal requirements."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ _PINNED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE
 
 @dataclass(frozen=True)
 class ResolvedPackages:
-    """One set of requirements as it was resolved: the versions, by name of the package."""
+    """One set of requirements as resolved: the version of each package."""
 
     digest: str
     versions: dict[str, str]
 
 
 class PackageEnvironments:
-    """Folders of packages, one per set of requirements, interpreter and platform, in `directory`.
+    """Folders of packages in `directory`, one per set of requirements, interpreter and platform.
 
-    uv resolves and installs them, outside the sandbox: only wheels, which are unpacked and not run.
-    With `allow_source`, packages that are source only are built, and building one runs its code with
-    all rights of the gateway. Indexes and proxies are uv's own (`UV_…`, `HTTPS_PROXY`); its
-    configuration files are not read.
+    uv resolves and installs them outside the sandbox: only wheels, which are unpacked and not run. With
+    `allow_source`, source packages are built too, which runs their code with all rights of the gateway.
+    uv reads its own variables for indexes and proxies (`UV_…`, `HTTPS_PROXY`), but no configuration files.
     """
 
     def __init__(self, directory: Path, allow_source: bool = False) -> None:
@@ -47,10 +46,9 @@ class PackageEnvironments:
         self._building: dict[str, asyncio.Task[None]] = {}
 
     async def ensure(self, requirements: tuple[str, ...], progress: Progress = no_progress) -> Path | None:
-        """The folder to put on the path, installed first when it is not there; None when nothing is required.
+        """Return the folder to put on the path, after installing it if needed; None for no requirements.
 
-        `DEPENDENCY_FAILED` says what could not be had. Who is cancelled here stops waiting, and the next
-        to ask finds it done.
+        Fails with `DEPENDENCY_FAILED` and the reason. Cancellation stops only the wait: the installation goes on.
         """
         if not requirements:
             return None
@@ -63,8 +61,8 @@ class PackageEnvironments:
         self._ready[requirements] = folder
         return folder
 
-    def installed(self, requirements: tuple[str, ...]) -> ResolvedPackages | None:
-        """What `ensure` installed for these requirements, or None when it has not."""
+    def find_installed(self, requirements: tuple[str, ...]) -> ResolvedPackages | None:
+        """Return what `ensure` installed for these requirements, or None."""
         digest = digest_of(requirements)
         try:
             text = (self._directory / digest / _LOCK).read_text(encoding="utf-8")
@@ -73,14 +71,16 @@ class PackageEnvironments:
         return ResolvedPackages(digest, dict(_PINNED.findall(text)))
 
     def sweep(self, keep: set[str]) -> list[str]:
-        """Remove every set of packages but those whose digests are in `keep`, and leftovers of builds that
-        died; blocking, for a thread. Returns what was removed. What is just being built is left alone."""
+        """Remove packages whose digest is not in `keep`, and leftovers of killed builds; return what was removed.
+
+        Blocking, for a thread. Builds in progress are left alone.
+        """
         self._ready.clear()
         removed = []
         for lock in sorted(self._directory.glob("*.lock")):
             digest = lock.name.removesuffix(".lock")
-            with _locked_now(lock) as alone:
-                if alone:
+            with _locked_now(lock) as is_locked:
+                if is_locked:
                     self._remove_leftovers(digest)
                     if digest not in keep and (self._directory / digest).is_dir():
                         _remove(self._directory / digest)
@@ -88,7 +88,7 @@ class PackageEnvironments:
         return removed
 
     async def close(self) -> None:
-        """Stop what is being installed."""
+        """Stop running installations."""
         tasks = list(self._building.values())
         for task in tasks:
             task.cancel()
@@ -99,18 +99,18 @@ class PackageEnvironments:
         if task is None:
             task = asyncio.get_running_loop().create_task(self._install(digest, requirements, progress))
             self._building[digest] = task
-            task.add_done_callback(lambda done: self._built(digest, done))
+            task.add_done_callback(lambda done: self._end_build(digest, done))
         return task
 
-    def _built(self, digest: str, task: asyncio.Task[None]) -> None:
+    def _end_build(self, digest: str, task: asyncio.Task[None]) -> None:
         del self._building[digest]
         if not task.cancelled():
-            task.exception()  # told to whoever waits; nobody may
+            task.exception()  # waiters raise it; there may be none
 
     async def _install(self, digest: str, requirements: tuple[str, ...], progress: Progress) -> None:
         self._directory.mkdir(0o700, parents=True, exist_ok=True)
         async with _locked(self._directory / f"{digest}.lock") as lock:
-            if (self._directory / digest).is_dir():  # someone else was first
+            if (self._directory / digest).is_dir():  # another process was first
                 return
             await asyncio.to_thread(self._remove_leftovers, digest)
             aside = self._directory / f"{digest}.{secrets.token_hex(4)}{_ASIDE}"
@@ -124,7 +124,7 @@ class PackageEnvironments:
                 raise
 
     async def _fill(self, aside: Path, requirements: tuple[str, ...], progress: Progress, lock: int) -> None:
-        """Resolve, lock by hash, and install what the lock says."""
+        """Resolve the requirements, lock them by hash, and install the lock file."""
         wanted, limits, locked = aside / "requirements.in", aside / "constraints.txt", aside / _LOCK
         wanted.write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
         limits.write_text("".join(f"{line}\n" for line in worker_packages.minimum_versions()), encoding="utf-8")
@@ -143,7 +143,7 @@ class PackageEnvironments:
 
 
 def digest_of(requirements: tuple[str, ...]) -> str:
-    """What a set of packages is kept under: the requirements, and all that decides how they are met."""
+    """Return the key of a set of packages: the requirements, and everything else that decides their resolution."""
     python = (sys.implementation.cache_tag, sysconfig.get_platform(), *sys.version_info[:3])
     parts = (*sorted(requirements), "", *python, "", *worker_packages.minimum_versions())
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
@@ -151,7 +151,7 @@ def digest_of(requirements: tuple[str, ...]) -> str:
 
 @contextlib.asynccontextmanager
 async def _locked(path: Path) -> AsyncIterator[int]:
-    """Alone with one set of packages, between processes."""
+    """Hold the lock of one set of packages among all processes."""
     with contextlib.closing(FileLock(path)) as lock:
         await lock.acquire()
         yield lock.descriptor
@@ -167,7 +167,7 @@ def _locked_now(path: Path) -> Iterator[bool]:
 
 
 def _remove(folder: Path) -> None:
-    """Out of the way first, so that a removal cut short leaves nothing that looks whole."""
+    """Rename the folder, then remove it, so that an interrupted removal leaves nothing that looks complete."""
     gone = folder if folder.name.endswith(_ASIDE) else folder.with_name(f"{folder.name}.{secrets.token_hex(4)}{_ASIDE}")
     with contextlib.suppress(FileNotFoundError):
         if gone != folder:

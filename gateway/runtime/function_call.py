@@ -1,4 +1,4 @@
-"""What a worker is asked to do, and what it must be started with for that."""
+"""A call of a toolset's function, and the worker it needs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from typing import Any
 from gateway.calls import Progress, no_progress
 from gateway.workspace.hidden import Hidden
 
-Key = tuple[Path, Path, bool, bool]
+WorkerKey = tuple[Path, Path, bool, bool]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionCall:
-    """One call of a toolset's function. `directory` holds the toolset's version and never changes; `env` has the
-    values of the secrets it declares, `id` names the call. A call that is not `writable` cannot change the workspace,
-    and one without `programs` can start none. `protected` are paths in the workspace that it cannot change, `hidden`
-    those that it cannot see either. One of `single_use` has a worker of its own, of which nothing is left when the
-    call has ended."""
+    """One call of a toolset's function.
+
+    `directory` holds the toolset version and never changes; `env` has the secrets that the toolset declares; `id` is
+    the call's id. Without `writable` the call cannot change the workspace, without `programs` it cannot start
+    processes. `protected` are paths in the workspace that it cannot change, `hidden` paths that it cannot see. With
+    `single_use` it has a worker of its own, which is ended with the call.
+    """
 
     toolset: str
     directory: Path
@@ -41,9 +43,11 @@ class FunctionCall:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker is started with. One that was started with something else cannot serve the call: another secret,
-    other packages, other files to hide, or a workspace that was made anew under the same name. One of `single_use` is
-    ended after its first call: code that goes on in it could change files that have been looked at already."""
+    """Everything a worker is started with. A worker serves only calls with an equal spec: other secrets, packages or
+    hidden files need another worker, and so does a workspace that was created again under the same name (`inode`).
+
+    A `single_use` worker is ended after its first call: remaining code could change files that were checked already.
+    """
 
     toolset: str
     directory: Path
@@ -58,11 +62,11 @@ class WorkerSpec:
     single_use: bool = False
 
     @classmethod
-    def of(cls, job: FunctionCall, packages: Path | None) -> WorkerSpec:
-        inode = os.stat(job.workspace).st_ino  # noqa: PTH116 - on the way of every call
-        rights = job.writable, job.programs, job.protected, job.hidden, job.single_use
-        return cls(job.toolset, job.directory, job.workspace, packages, job.env, inode, *rights)
+    def of(cls, call: FunctionCall, packages: Path | None) -> WorkerSpec:
+        inode = os.stat(call.workspace).st_ino  # noqa: PTH116 - faster than Path.stat, for every call
+        rights = call.writable, call.programs, call.protected, call.hidden, call.single_use
+        return cls(call.toolset, call.directory, call.workspace, packages, call.env, inode, *rights)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> WorkerKey:
         return self.directory, self.workspace, self.writable, self.programs

@@ -1,4 +1,4 @@
-"""From a place to a worker that runs there: what its process is given, and the channel to it."""
+"""Starting workers: the sandboxed program and the channel to it; and describing tools in a temporary worker."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _ENVIRONMENT = {
 
 
 async def start_worker(
-    sandbox: Sandbox, place: WorkerSpec, shelf: WorkerPackages, limits: Limits, frame_bytes: int
+    sandbox: Sandbox, spec: WorkerSpec, library: WorkerPackages, limits: Limits, frame_bytes: int
 ) -> Worker:
-    """A worker in its sandbox. It reads its first call when its interpreter is up; nobody waits for that here."""
+    """Start a worker in its sandbox, without waiting for its interpreter; it reads its first call when ready."""
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            program, root = _program(sandbox, place, shelf, limits, theirs.fileno(), frame_bytes)
+            program, root = _program(sandbox, spec, library, limits, theirs.fileno(), frame_bytes)
             process = await sandbox.start(program)
-        worker = Worker(process, place.toolset, root, limits, frame_bytes)
+        worker = Worker(process, spec.toolset, root, limits, frame_bytes)
         try:
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: worker.channel, sock=ours)
@@ -56,23 +56,23 @@ async def start_worker(
 
 
 def _program(
-    sandbox: Sandbox, place: WorkerSpec, shelf: WorkerPackages, limits: Limits, channel: int, frame_bytes: int
+    sandbox: Sandbox, spec: WorkerSpec, library: WorkerPackages, limits: Limits, channel: int, frame_bytes: int
 ) -> tuple[Program, str]:
-    hidden = hidden_paths(place.hidden)
-    kept = place.protected
-    workspace = Mount(place.workspace.resolve(), WORKSPACE, writable=place.writable, protected=kept, hidden=hidden)
-    toolset = Mount(place.directory.resolve(), TOOLSET)
-    packages = [] if place.packages is None else [Mount(place.packages, PACKAGES)]
+    hidden = hidden_paths(spec.hidden)
+    kept = spec.protected
+    workspace = Mount(spec.workspace.resolve(), WORKSPACE, writable=spec.writable, protected=kept, hidden=hidden)
+    toolset = Mount(spec.directory.resolve(), TOOLSET)
+    packages = [] if spec.packages is None else [Mount(spec.packages, PACKAGES)]
     root, home = sandbox.inside(toolset), sandbox.inside(workspace)
-    setup = {"channel": channel, "limit": frame_bytes, "toolset": place.toolset, "directory": root, "workspace": home}
-    if not place.programs and seccomp.supported():
+    setup = {"channel": channel, "limit": frame_bytes, "toolset": spec.toolset, "directory": root, "workspace": home}
+    if not spec.programs and seccomp.supported():
         setup["filter"] = seccomp.build_without_programs().hex()
-    path = [*(sandbox.inside(mount) for mount in packages), str(shelf.directory)]
+    path = [*(sandbox.inside(mount) for mount in packages), str(library.directory)]
     program = Program(
-        argv=(str(shelf.interpreter), *_FLAGS, "-c", _LAUNCH, orjson.dumps(setup).decode(), *path),
+        argv=(str(library.interpreter), *_FLAGS, "-c", _LAUNCH, orjson.dumps(setup).decode(), *path),
         mounts=(workspace, toolset, *packages),
-        readable=shelf.readable,
-        env={**_ENVIRONMENT, **place.env},
+        readable=library.readable,
+        env={**_ENVIRONMENT, **spec.env},
         cwd=home,
         pass_fds=(channel,),
         limits=limits,
@@ -84,7 +84,7 @@ DESCRIBE_SECONDS = 20.0
 _KILL_SECONDS = 5.0
 
 
-# By tool id: a `covalt_toolset.ToolDescription` as a mapping, or in words why there is none.
+# By tool id: a `covalt_toolset.ToolDescription` as a mapping, or the reason why there is none.
 Descriptions = dict[str, Mapping[str, Any] | str]
 
 
@@ -96,7 +96,10 @@ async def describe_tools(
     env: Mapping[str, str],
     scratch: Path,
 ) -> Descriptions:
-    """Ask a worker of its own for each Python tool in turn; refused when the code ends or hangs it."""
+    """Describe each Python tool in a worker that is thrown away, since loading code runs it.
+
+    Refused when the code ends or blocks the worker.
+    """
     tools = [tool for tool in spec.tools if isinstance(tool, PythonTool)]
     if not tools:
         return {}
@@ -113,24 +116,24 @@ async def _describe_each(worker: Worker, tools: list[PythonTool]) -> Description
     described: Descriptions = {}
     deadline = asyncio.get_running_loop().time() + DESCRIBE_SECONDS
     for tool in tools:
-        question = {"do": "describe", "entrypoint": tool.entrypoint, "input_schema": tool.input_schema}
+        request = {"do": "describe", "entrypoint": tool.entrypoint, "input_schema": tool.input_schema}
         try:
             async with asyncio.timeout_at(deadline):
-                answer = await worker.request(question)
+                description = await worker.request(request)
         except TimeoutError:
             raise _load_failed(tool, f"its code was not loaded within {DESCRIBE_SECONDS:g} s") from None
         except GatewayError as error:
             if error.code in (WORKER_DIED, OUTPUT_LIMIT):
-                told = error.message.partition("; the next call")[0]
-                raise _load_failed(tool, f"while its code was loaded, {told}", **error.details) from None
+                reason = error.message.partition("; the next call")[0]
+                raise _load_failed(tool, f"while its code was loaded, {reason}", **error.details) from None
             described[tool.id] = error.message
         else:
-            described[tool.id] = answer
+            described[tool.id] = description
     return described
 
 
-def _load_failed(tool: PythonTool, why: str, **details: Any) -> Invalid:
-    return Invalid(f"tool {tool.id!r} ({tool.entrypoint}): {why}", code=INVALID_TOOLSET, tool=tool.id, **details)
+def _load_failed(tool: PythonTool, reason: str, **details: Any) -> Invalid:
+    return Invalid(f"tool {tool.id!r} ({tool.entrypoint}): {reason}", code=INVALID_TOOLSET, tool=tool.id, **details)
 
 
 def _make_workspace(scratch: Path) -> Path:
@@ -140,7 +143,7 @@ def _make_workspace(scratch: Path) -> Path:
 
 async def _clean_up(worker: Worker | None, workspace: Path) -> None:
     if worker is not None:
-        worker.kill("was of no more use")
+        worker.kill("was no longer needed")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(worker.wait(), _KILL_SECONDS)
     await asyncio.to_thread(shutil.rmtree, workspace, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""uv, the program that resolves and installs packages: found, run within bounds, its complaints made readable."""
+"""Runs uv, which resolves and installs packages, within a time limit, and makes its errors readable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.runtime import worker_packages
 
 DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
 SECONDS = 600.0
-_TOLD_BYTES = 64 * 1024
+_STDERR_BYTES = 64 * 1024
 _INHERITED = re.compile(r"(PATH|HOME|LANG|TMPDIR|SSL_CERT_(FILE|DIR)|UV_.*|(HTTPS?|ALL|NO)_PROXY)", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
 _FRAME = re.compile(r"^[\s×╰─▶├│]*(?:error:|cause:|Caused by:)?\s*")
@@ -25,8 +25,8 @@ _UNREACHABLE = re.compile(r"Request failed|[Ff]ailed to fetch|error sending requ
 
 
 class Uv:
-    """Runs `uv pip …` in the folder `cwd`. `lock` is a descriptor it inherits, so that a lock held by it
-    lasts as long as uv does, even when we are killed."""
+    """Runs `uv pip …` in the folder `cwd`. uv inherits the descriptor `lock`, so that the lock is held until uv has
+    ended, even when the gateway is killed."""
 
     def __init__(self, cwd: Path, cache: Path, lock: int, options: Sequence[str]) -> None:
         self._cwd = cwd
@@ -34,7 +34,7 @@ class Uv:
         self._options = (*options, "--no-config", "--no-progress", "--color", "never", "--cache-dir", str(cache))
 
     async def __call__(self, command: str, *arguments: str) -> None:
-        """Refused with `DEPENDENCY_FAILED` and the first useful line of what uv says."""
+        """Run a command; fails with `DEPENDENCY_FAILED` and the first useful line of uv's error."""
         python = ("--python", str(worker_packages.interpreter()), "--no-python-downloads")
         process = await asyncio.create_subprocess_exec(
             *(find(), "pip", command, *python, *self._options, *arguments),
@@ -48,7 +48,7 @@ class Uv:
         )
         try:
             async with asyncio.timeout(SECONDS):
-                told = await _read(process)
+                stderr = await _read(process)
                 code = await process.wait()
         except TimeoutError:
             message = f"installing packages took longer than {SECONDS / 60:.0f} minutes"
@@ -56,33 +56,33 @@ class Uv:
         finally:
             await _end(process)
         if code:
-            raise _refusal(told)
+            raise _refusal(stderr)
 
 
 def find() -> str:
-    """The program, as the package `uv` brings it, or as it is on the PATH."""
+    """Return the path of uv: from the package `uv`, else from PATH."""
     with contextlib.suppress(ImportError, FileNotFoundError, AttributeError):
-        found: str = importlib.import_module("uv").find_uv_bin()
-        return found
+        path: str = importlib.import_module("uv").find_uv_bin()
+        return path
     on_path = shutil.which("uv")
     if on_path is None:
-        message = "toolsets with dependencies need uv, which is not here; install it with 'pip install uv'"
+        message = "toolsets with dependencies need uv, which is not installed; install it with 'pip install uv'"
         raise Unavailable(message, code=DEPENDENCY_FAILED)
     return on_path
 
 
 def inherits(name: str) -> bool:
-    """Whether uv needs this variable of our environment; with `allow_source`, what it builds sees it too."""
+    """Return whether uv gets this environment variable; with `allow_source`, builds see it too."""
     return _INHERITED.fullmatch(name) is not None
 
 
 async def _read(process: asyncio.subprocess.Process) -> str:
-    """All it says on stderr, of which the end is kept."""
-    told = b""
-    assert process.stderr is not None  # noqa: S101 - it was asked for
-    while chunk := await process.stderr.read(_TOLD_BYTES):
-        told = (told + chunk)[-_TOLD_BYTES:]
-    return told.decode("utf-8", "replace")
+    """Read stderr to its end; return the last part."""
+    stderr = b""
+    assert process.stderr is not None  # noqa: S101 - it is a pipe
+    while chunk := await process.stderr.read(_STDERR_BYTES):
+        stderr = (stderr + chunk)[-_STDERR_BYTES:]
+    return stderr.decode("utf-8", "replace")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -92,11 +92,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await asyncio.shield(process.wait())
 
 
-def _refusal(told: str) -> GatewayError:
-    lines = [_CREDENTIALS.sub("//", _FRAME.sub("", line)).strip() for line in _complaint(told)]
-    lines = [line for line in lines if line] or ["uv failed without a word"]
+def _refusal(stderr: str) -> GatewayError:
+    lines = [_CREDENTIALS.sub("//", _FRAME.sub("", line)).strip() for line in _error_lines(stderr)]
+    lines = [line for line in lines if line] or ["uv failed without a message"]
     first = lines[1] if len(lines) > 1 and lines[0].startswith("No solution found") else lines[0]
-    if "building from source is disabled" in told or "--no-build" in told:
+    if "building from source is disabled" in stderr or "--no-build" in stderr:
         first += "; allow building from source with sandbox.allow_source_packages, which runs the package's code"
     message = f"the toolset's packages could not be installed: {first[:1000]}"
     if _UNREACHABLE.search("\n".join(lines)):
@@ -104,8 +104,8 @@ def _refusal(told: str) -> GatewayError:
     return Invalid(message, code=DEPENDENCY_FAILED)
 
 
-def _complaint(told: str) -> list[str]:
-    """From the first line that complains; before it uv says what it is doing."""
-    lines = told.splitlines()
+def _error_lines(stderr: str) -> list[str]:
+    """Return the lines from the first error on; uv reports its steps before."""
+    lines = stderr.splitlines()
     start = next((index for index, line in enumerate(lines) if re.match(r"\s*(error:|×)", line)), 0)
     return lines[start : start + 20]

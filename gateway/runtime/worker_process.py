@@ -1,4 +1,4 @@
-"""One worker process as the gateway sees it: calls go in, answers come out, and it may end at any moment."""
+"""One worker process, seen from the gateway: its channel, its pending calls, its output and its end."""
 
 from __future__ import annotations
 
@@ -19,28 +19,64 @@ from gateway.sandbox import Exit, Limits, Process
 
 WORKER_DIED = "WORKER_DIED"
 OUTPUT_LIMIT = "OUTPUT_LIMIT"
+
+# Time for a cancelled coroutine to end before its worker is retired.
+CANCEL_SECONDS = 1.0
+
+# Time for a worker that closed its channel to exit, so that its exit code is known.
+LEAVE_SECONDS = 0.5
+
+# Time without calls after which the sandbox counts a worker as idle; switching at each call would cost too much.
+IDLE_SECONDS = 1.0
+
+# Time for the last progress report of a call to be delivered.
+FLUSH_SECONDS = 1.0
+
+# Limit of reports; a worker that follows the protocol sends far fewer.
+REPORTS_PER_SECOND = 1000
+
+# Limit of output of one call, on stdout and stderr together.
+OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
+
+STDERR_TAIL_BYTES = 8 * 1024
+
+Message = dict[str, Any]
 _TEXT_LIMIT = 16 * 1024
 _MEBIBYTE = 1024 * 1024
+_HEADER_BYTES = 4
+_LONG_INTEGER = re.compile(rb"[0-9]{19}")
+_CHUNK = 64 * 1024
+_DRAIN_SECONDS = 0.5
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_SIGNALS = {
+    "SIGSEGV": "SIGSEGV: invalid memory access",
+    "SIGKILL": "SIGKILL: killed from outside, perhaps for lack of memory",
+    "SIGABRT": "SIGABRT: aborted",
+    "SIGXCPU": "SIGXCPU: out of processor time",
+    "SIGSYS": "SIGSYS: forbidden system call",
+}
+_log = logging.getLogger(__name__)
+_toolset_log = logging.getLogger("gateway.toolset")
 
 
-def tool_error(said: Any) -> GatewayError:
-    """The worker's word on a call that failed, as one of our errors."""
-    told: Mapping[str, Any] = said if isinstance(said, dict) else {}
-    message = _text(told.get("message")) or "it failed without a word"
-    match told.get("kind"):
+def make_tool_error(failure: Any) -> GatewayError:
+    """Convert a failure that the worker sent; it is untrusted."""
+    fields: Mapping[str, Any] = failure if isinstance(failure, dict) else {}
+    message = _text(fields.get("message")) or "it failed without a message"
+    match fields.get("kind"):
         case "arguments":
             return Invalid(message)
         case "output":
             return ToolFailed(message, code="INVALID_OUTPUT")
         case "toolset":
             return ToolFailed(message)
-    kind, place = _text(told.get("type")) or "Exception", _text(told.get("place"))
+    kind, place = _text(fields.get("type")) or "Exception", _text(fields.get("place"))
     where = f" ({place})" if place else ""
-    own = _text(told.get("message"))
-    return ToolFailed(f"{kind}: {own}{where}" if own else f"{kind}{where}", type=kind, text=own, place=place)
+    text = _text(fields.get("message"))
+    return ToolFailed(f"{kind}: {text}{where}" if text else f"{kind}{where}", type=kind, text=text, place=place)
 
 
-def too_much_output(limit: int) -> ToolFailed:
+def make_output_error(limit: int) -> ToolFailed:
     printed = f"more than {limit // _MEBIBYTE} MiB" if limit >= _MEBIBYTE else f"more than {limit:,} bytes"
     return ToolFailed(
         f"the tool printed {printed} during one call and was ended; have it write to a file instead",
@@ -49,8 +85,8 @@ def too_much_output(limit: int) -> ToolFailed:
     )
 
 
-def worker_died(toolset: str, how: str, ended: Exit | None, stderr: str) -> ToolFailed:
-    """`how` completes "the process of … "; the details have what an author needs to find out why."""
+def worker_died_error(toolset: str, how: str, ended: Exit | None, stderr: str) -> ToolFailed:
+    """Return the error of calls whose worker died. `how` completes "the process of toolset … "."""
     return ToolFailed(
         f"the process of toolset {toolset!r} {how}; the next call starts a new one",
         code=WORKER_DIED,
@@ -65,8 +101,8 @@ def exit_details(ended: Exit) -> dict[str, Any]:
     return code if ended.killed is None else {**code, "limit": ended.killed}
 
 
-def how_it_ended(ended: Exit, limits: Limits, stderr: str) -> str:
-    """In words for someone who never saw the code."""
+def describe_exit(ended: Exit, limits: Limits, stderr: str) -> str:
+    """Describe the end of a worker, to complete "the process of toolset … "."""
     match ended.killed:
         case "memory":
             return f"used more than the {limits.memory // _MEBIBYTE} MiB of memory it may use (sandbox.memory_mb)"
@@ -80,11 +116,11 @@ def how_it_ended(ended: Exit, limits: Limits, stderr: str) -> str:
     last = stderr.strip().rpartition("\n")[2][:300]
     if name is not None:
         return f"crashed ({_SIGNALS.get(name, name)})"
-    return f"ended itself with exit code {ended.code}" + (f", saying {last!r}" if last else "")
+    return f"exited with code {ended.code}" + (f"; its last line on stderr: {last!r}" if last else "")
 
 
 def signal_name(code: int) -> str | None:
-    """The signal behind an exit code, as `SIGSEGV`; None for a code the program chose."""
+    """Return the signal behind an exit code, such as `SIGSEGV`; None for a code the program chose."""
     number = code - 128 if code > 128 else -code
     try:
         return signal.Signals(number).name if number > 0 else None
@@ -92,38 +128,28 @@ def signal_name(code: int) -> str | None:
         return None
 
 
-_SIGNALS = {
-    "SIGSEGV": "SIGSEGV: it touched memory that is not its own",
-    "SIGKILL": "SIGKILL: it was killed from outside, perhaps for lack of memory",
-    "SIGABRT": "SIGABRT: it gave itself up",
-    "SIGXCPU": "SIGXCPU: it used up its processor time",
-    "SIGSYS": "SIGSYS: it asked the system for something it may not do",
-}
-
-
 def _text(value: Any) -> str | None:
     return value[:_TEXT_LIMIT] if isinstance(value, str) else None
 
 
-_HEADER = 4
-_LONG_INTEGER = re.compile(rb"[0-9]{19}")
-
-
 class WorkerChannel(asyncio.Protocol):
-    """Hands each message to `receive`; `lost` is told once, with what was wrong, or None for a plain end."""
+    """The gateway's end of a worker's channel: length-prefixed JSON, all of it untrusted.
+
+    `on_message` is called for each message, `on_closed` once, with the violation of the protocol or None.
+    """
 
     def __init__(
-        self, receive: Callable[[dict[str, Any]], None], lost: Callable[[str | None], None], limit: int
+        self, on_message: Callable[[dict[str, Any]], None], on_closed: Callable[[str | None], None], limit: int
     ) -> None:
-        self._receive = receive
-        self._lost = lost
+        self._on_message = on_message
+        self._on_closed = on_closed
         self._limit = limit
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
 
     def send(self, message: bytes) -> None:
         if self._transport is not None:
-            self._transport.write(len(message).to_bytes(_HEADER, "big") + message)
+            self._transport.write(len(message).to_bytes(_HEADER_BYTES, "big") + message)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -134,18 +160,18 @@ class WorkerChannel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._lost(None)
+        self._on_closed(None)
 
     def data_received(self, data: bytes) -> None:
         received = self._received
         received += data
-        while self._transport is not None and len(received) >= _HEADER:
-            end = _HEADER + int.from_bytes(received[:_HEADER], "big")
-            if end > _HEADER + self._limit:
-                self._refuse(f"announced a message of {end - _HEADER:,} bytes")
+        while self._transport is not None and len(received) >= _HEADER_BYTES:
+            end = _HEADER_BYTES + int.from_bytes(received[:_HEADER_BYTES], "big")
+            if end > _HEADER_BYTES + self._limit:
+                self._refuse(f"announced a message of {end - _HEADER_BYTES:,} bytes")
             if len(received) < end or self._transport is None:
                 return
-            frame = bytes(received[_HEADER:end])
+            frame = bytes(received[_HEADER_BYTES:end])
             del received[:end]
             self._dispatch(frame)
 
@@ -155,21 +181,20 @@ class WorkerChannel(asyncio.Protocol):
         except (ValueError, RecursionError):
             message = None
         if isinstance(message, dict):
-            self._receive(message)
+            self._on_message(message)
         else:
-            self._refuse("sent what is no message")
+            self._refuse("sent an invalid message")
 
     def _refuse(self, reason: str) -> None:
-        """Nothing after this is read: a stream that is wrong in one place is wrong from there on."""
+        """Close the channel and read nothing more: after one invalid frame the stream cannot be trusted."""
         self.close()
         self._transport = None
         self._received.clear()
-        self._lost(reason)
+        self._on_closed(reason)
 
 
 def _parse_frame(frame: bytes) -> Any:
-    """orjson is fast, and rounds integers of more than 64 bits."""
-    if _LONG_INTEGER.search(frame):
+    if _LONG_INTEGER.search(frame):  # orjson rounds integers of more than 64 bits
         return json.loads(frame, parse_constant=_refuse_constant)
     return orjson.loads(frame)
 
@@ -178,25 +203,24 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"JSON has no {name}")
 
 
-_FLUSH_SECONDS = 1.0
-_log = logging.getLogger(__name__)
-
-
 class PendingCall:
-    """Its answer, and its reports: while one is being told, only the newest of those that come is kept."""
+    """A call in a worker: the future of its result, and its progress reports.
 
-    def __init__(self, answer: asyncio.Future[Any], progress: Progress, printed_before: int) -> None:
-        self.answer = answer
+    While one report is being delivered, only the newest of the following is kept.
+    """
+
+    def __init__(self, result: asyncio.Future[Any], progress: Progress, printed_before: int) -> None:
+        self.result = result
         self.printed_before = printed_before
         self._progress = progress
         self._newest: tuple[float, float | None, str | None] | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
 
-    def answered(self, message: dict[str, Any], error: Callable[[Any], GatewayError]) -> bool:
-        """Whether the message is an answer; if so, whoever waits has it."""
+    def resolve(self, message: dict[str, Any], error: Callable[[Any], GatewayError]) -> bool:
+        """Set the result from a message; return False when the message is no result."""
         if "value" in message:
-            if not self.answer.done():
-                self.answer.set_result(message["value"])
+            if not self.result.done():
+                self.result.set_result(message["value"])
         elif "error" in message:
             self.fail(error(message["error"]))
         else:
@@ -204,46 +228,43 @@ class PendingCall:
         return True
 
     def fail(self, error: GatewayError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
+        if not self.result.done():
+            self.result.set_exception(error)
 
-    def report(self, said: Any) -> None:
-        match said:
+    def report(self, values: Any) -> None:
+        match values:
             case [float() | int() as done, (float() | int() | None) as total, (str() | None) as message]:
                 self._newest = (done, total, message)
-                if self._telling is None:
-                    self._telling = asyncio.get_running_loop().create_task(self._tell())
+                if self._sending is None:
+                    self._sending = asyncio.get_running_loop().create_task(self._send_progress())
 
-    async def reported(self) -> None:
-        """Wait until the last report was told, but not for ever."""
-        if (telling := self._telling) is not None:
-            await asyncio.wait([telling], timeout=_FLUSH_SECONDS)
-            telling.cancel()
+    async def flush_progress(self) -> None:
+        """Wait until the last report was delivered, for a limited time."""
+        if (sending := self._sending) is not None:
+            await asyncio.wait([sending], timeout=FLUSH_SECONDS)
+            sending.cancel()
 
     def close(self) -> None:
-        """A call that is cancelled has nobody to tell any more."""
-        if self.answer.cancelled() and self._telling is not None:
-            self._telling.cancel()
+        """Stop reports of a cancelled call."""
+        if self.result.cancelled() and self._sending is not None:
+            self._sending.cancel()
 
-    async def _tell(self) -> None:
+    async def _send_progress(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             while self._newest is not None:
                 newest, self._newest = self._newest, None
                 try:
                     await self._progress(*newest)
-                except Exception:  # whoever watches must not break the call
-                    _log.debug("a progress report was not taken", exc_info=True)
-        self._telling = None
-
-
-TAIL_BYTES = 8 * 1024
-OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
-_CHUNK = 64 * 1024
-_DRAIN_SECONDS = 0.5
+                except Exception:  # a failing progress callback must not break the call
+                    _log.debug("a progress report was not delivered", exc_info=True)
+        self._sending = None
 
 
 class WorkerOutput:
-    """`printed` counts the bytes of both streams; `check` is called whenever it grew."""
+    """Reads stdout and stderr of a worker, counts their bytes and keeps the end of stderr.
+
+    `check` is called whenever the count `printed` has grown.
+    """
 
     def __init__(self, process: Process, check: Callable[[], None]) -> None:
         self.printed = 0
@@ -258,18 +279,18 @@ class WorkerOutput:
         ]
 
     def tail(self) -> str:
-        """The end of what it printed on stderr."""
+        """Return the end of stderr."""
         return self._tail.decode("utf-8", "replace")
 
     def since_idle(self) -> int:
         return self.printed - self._idle_from
 
     def note_idle(self) -> None:
-        """From here on what is printed belongs to no call."""
+        """Count further output as output outside any call."""
         self._idle_from = self.printed
 
     async def end(self) -> None:
-        """Read what is left of a process that has ended."""
+        """Read the rest of the output of a process that has ended."""
         await asyncio.wait(self._reading, timeout=_DRAIN_SECONDS)
         for task in self._reading:
             task.cancel()
@@ -279,31 +300,15 @@ class WorkerOutput:
             while chunk := await stream.read(_CHUNK):
                 self.printed += len(chunk)
                 if keep:
-                    self._tail = (self._tail + chunk)[-TAIL_BYTES:]
+                    self._tail = (self._tail + chunk)[-STDERR_TAIL_BYTES:]
                 self._check()
 
 
-# How long a cancelled coroutine has to give up before its worker is retired.
-CANCEL_SECONDS = 1.0
-
-# How long a worker that closed its channel has to end by itself, so that we learn how.
-LEAVE_SECONDS = 0.5
-
-# After so long without a call a worker is told to the sandbox as idle; at each call it would cost too much.
-REST_SECONDS = 1.0
-
-# More reports than this are no accident: the worker itself sends far fewer.
-REPORTS_PER_SECOND = 1000
-
-Message = dict[str, Any]
-_toolset_log = logging.getLogger("gateway.toolset")
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
-
 class Worker:
-    """Runs calls until it ends. A *retired* one takes no new calls and is killed after its last.
+    """A worker process. A *retired* worker takes no new calls and is killed after its last.
 
-    `changed` is called when the worker may have become idle, and when it has ended.
+    `claims` counts calls that are about to use it. `on_change` is called when the worker may have become idle,
+    and when it has ended.
     """
 
     def __init__(self, process: Process, toolset: str, root: str, limits: Limits, frame_bytes: int) -> None:
@@ -315,25 +320,25 @@ class Worker:
         self.used_at = 0.0
         self.idle_timer: asyncio.TimerHandle | None = None
         self.ended_by_us = False
-        self.changed: Callable[[], None] = lambda: None
-        self.channel = WorkerChannel(self._receive, self._lost, frame_bytes)
+        self.on_change: Callable[[], None] = lambda: None
+        self.channel = WorkerChannel(self._on_message, self._on_closed, frame_bytes)
         self._process = process
         self._root = root
         self._limits = limits
         self._frame_bytes = frame_bytes
         self._number = 0
         self._calls: dict[int, PendingCall] = {}
-        self._abandoned: dict[int, asyncio.TimerHandle] = {}
+        self._cancelled: dict[int, asyncio.TimerHandle] = {}
         self._given_up: set[int] = set()
         self._reason: str | None = None
-        self._told: GatewayError | None = None
-        self._resting: asyncio.TimerHandle | None = None
+        self._error: GatewayError | None = None
+        self._busy_timer: asyncio.TimerHandle | None = None
         self._worked_at = 0.0
-        self._reports = 0
-        self._second = 0
+        self._report_count = 0
+        self._report_second = 0
         self._loop = asyncio.get_running_loop()
         self._output = WorkerOutput(process, self._check_output)
-        self._watching = self._loop.create_task(self._watch())
+        self._watch_task = self._loop.create_task(self._watch())
 
     @property
     def usable(self) -> bool:
@@ -341,52 +346,52 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        return not (self.claims or self._calls or self._abandoned)
+        return not (self.claims or self._calls or self._cancelled)
 
     async def request(self, message: Mapping[str, Any], progress: Progress = no_progress) -> Any:
-        """The answer to one request; cancelled, it returns at once, and the worker is told."""
+        """Send one request and return its result. Cancellation returns at once, and is passed on to the worker."""
         self._number = number = self._number + 1
         frame = to_json({"id": number, **message})
         if len(frame) > self._frame_bytes:
             size = f"{len(frame):,} bytes as JSON, and the limit is {self._frame_bytes:,}"
             raise Invalid(f"the arguments have {size}", code="REQUEST_TOO_LARGE", limit=self._frame_bytes)
         if self.ended:
-            raise worker_died(self.toolset, "had just ended", None, "")
-        running = PendingCall(self._loop.create_future(), progress, self._output.printed)
-        self._calls[number] = running
-        self._stir()
+            raise worker_died_error(self.toolset, "had just ended", None, "")
+        pending = PendingCall(self._loop.create_future(), progress, self._output.printed)
+        self._calls[number] = pending
+        self._mark_busy()
         self.channel.send(frame)
         try:
-            value = await self._wait_for_answer(number, running)
-        except GatewayError:  # the last report of a call comes before its error, too
-            await running.reported()
+            value = await self._wait_for_result(number, pending)
+        except GatewayError:  # the last report must arrive before the error
+            await pending.flush_progress()
             raise
-        await running.reported()
+        await pending.flush_progress()
         return value
 
-    async def _wait_for_answer(self, number: int, running: PendingCall) -> Any:
+    async def _wait_for_result(self, number: int, pending: PendingCall) -> Any:
         try:
-            return await running.answer
+            return await pending.result
         except asyncio.CancelledError:
-            self._abandon(number)
+            self._cancel_call(number)
             raise
         finally:
             self._calls.pop(number, None)
-            running.close()
+            pending.close()
             if not self._calls:
                 self._output.note_idle()
                 self._worked_at = self._loop.time()
 
     def retire(self) -> None:
-        """Take no new calls; end when those inside have."""
+        """Take no new calls; end after the calls inside."""
         self.retired = True
         self._end_if_done()
 
-    def kill(self, reason: str, told: GatewayError | None = None) -> None:
-        """End it now, through no fault of its own. The calls inside are told `told`, or else `reason`, which
-        completes "the process of … "."""
+    def kill(self, reason: str, error_for_calls: GatewayError | None = None) -> None:
+        """End it now, not because of a failure of its own. The calls inside fail with `error_for_calls`, or else with
+        `reason`, which completes "the process of toolset … "."""
         if self._reason is None:
-            self.ended_by_us, self._told = True, told
+            self.ended_by_us, self._error = True, error_for_calls
         self._kill(reason)
 
     def _kill(self, reason: str) -> None:
@@ -395,46 +400,46 @@ class Worker:
         self._process.kill()
 
     async def wait(self) -> None:
-        """Until nothing is left of it."""
-        await asyncio.shield(self._watching)
+        """Wait until the process and its output have ended."""
+        await asyncio.shield(self._watch_task)
 
-    def _stir(self) -> None:
-        """The sandbox looks closely at a worker with calls, and at one that has just had some."""
-        if self._resting is None:
+    def _mark_busy(self) -> None:
+        """Have the sandbox check limits often, until the worker has been idle for a while."""
+        if self._busy_timer is None:
             self._process.busy = True
-            self._resting = self._loop.call_later(REST_SECONDS, self._rest)
+            self._busy_timer = self._loop.call_later(IDLE_SECONDS, self._check_idle)
 
-    def _rest(self) -> None:
-        self._resting = None
-        wait = REST_SECONDS if not self.idle else self._worked_at + REST_SECONDS - self._loop.time()
+    def _check_idle(self) -> None:
+        self._busy_timer = None
+        wait = IDLE_SECONDS if not self.idle else self._worked_at + IDLE_SECONDS - self._loop.time()
         if self.ended:
             return
         if wait > 0:
-            self._resting = self._loop.call_later(wait, self._rest)
+            self._busy_timer = self._loop.call_later(wait, self._check_idle)
         else:
             self._process.busy = False
 
-    def _abandon(self, number: int) -> None:
+    def _cancel_call(self, number: int) -> None:
         if not self.ended:
-            self._abandoned[number] = self._loop.call_later(CANCEL_SECONDS, self._give_up, number)
+            self._cancelled[number] = self._loop.call_later(CANCEL_SECONDS, self._give_up, number)
             self.channel.send(to_json({"id": number, "do": "cancel"}))
 
     def _give_up(self, number: int) -> None:
-        """Its code goes on although nobody waits for it; only the end of the process stops it."""
-        self._abandoned.pop(number).cancel()
+        """Retire the worker: the code of a cancelled call goes on, and only the end of the process stops it."""
+        self._cancelled.pop(number).cancel()
         self._given_up.add(number)
         self.retire()
-        self.changed()
+        self.on_change()
 
     def _end_if_done(self) -> None:
         if self.retired and not self._calls and not self.claims:
             self.kill("was retired")
 
-    def released(self) -> None:
+    def release(self) -> None:
         self.claims -= 1
         self._end_if_done()
 
-    def _receive(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if "loaded" in message:
             self.loaded = True
             return
@@ -443,51 +448,51 @@ class Worker:
             number = 0
         if number in self._given_up:
             return
-        if number not in self._calls and number not in self._abandoned:
-            self._violated("answered a call that nobody made")
+        if number not in self._calls and number not in self._cancelled:
+            self._kill_for_violation("answered an unknown call")
         elif "progress" in message or "log" in message:
             self._report(number, message)
-        elif number in self._abandoned:
-            self._abandoned_answer(number, message)
-        elif not self._calls[number].answered(message, tool_error):
-            self._violated("sent an answer that is none")
+        elif number in self._cancelled:
+            self._finish_cancelled(number, message)
+        elif not self._calls[number].resolve(message, make_tool_error):
+            self._kill_for_violation("sent an invalid answer")
 
-    def _abandoned_answer(self, number: int, message: Message) -> None:
+    def _finish_cancelled(self, number: int, message: Message) -> None:
         if "stuck" in message:
             self._give_up(number)
         else:
-            self._abandoned.pop(number).cancel()
-            self.changed()
+            self._cancelled.pop(number).cancel()
+            self.on_change()
 
     def _report(self, number: int, message: Message) -> None:
         second = int(self._loop.time())
-        self._reports = self._reports + 1 if second == self._second else 1
-        self._second = second
-        if self._reports > REPORTS_PER_SECOND:
-            self._violated(f"sent more than {REPORTS_PER_SECOND} reports in a second")
+        self._report_count = self._report_count + 1 if second == self._report_second else 1
+        self._report_second = second
+        if self._report_count > REPORTS_PER_SECOND:
+            self._kill_for_violation(f"sent more than {REPORTS_PER_SECOND} reports in a second")
         elif "log" in message:
             self._log(message["log"])
         elif number in self._calls:
             self._calls[number].report(message["progress"])
 
-    def _log(self, said: Any) -> None:
-        match said:
+    def _log(self, line: Any) -> None:
+        match line:
             case [str() as level, str() as text]:
                 _toolset_log.getChild(self.toolset).log(_LEVELS.get(level, logging.INFO), "%s", text[:4096])
 
-    def _violated(self, how: str) -> None:
+    def _kill_for_violation(self, how: str) -> None:
         self.channel.close()
         self._kill(f"{how} and was ended")
 
-    def _lost(self, reason: str | None) -> None:
-        """The channel is gone, and soon the process: it is given a moment, so that we learn how it ended."""
+    def _on_closed(self, reason: str | None) -> None:
+        """Give the process a moment to exit after its channel closed, so that its exit code is known."""
         self.retired = True
         if reason is not None:
             self._kill(f"{reason} and was ended")
         elif not self.ended:
-            self._loop.call_later(LEAVE_SECONDS, self._left)
+            self._loop.call_later(LEAVE_SECONDS, self._kill_if_alive)
 
-    def _left(self) -> None:
+    def _kill_if_alive(self) -> None:
         if not self.ended:
             self._kill("closed its connection to the gateway")
 
@@ -495,27 +500,27 @@ class Worker:
         limit = self._output.limit
         over = [call for call in self._calls.values() if self._output.printed - call.printed_before > limit]
         for call in over:
-            call.fail(too_much_output(limit))
+            call.fail(make_output_error(limit))
         if over or (not self._calls and self._output.since_idle() > limit):
-            self._kill("printed without end and was ended")
+            self._kill("printed too much and was ended")
 
     async def _watch(self) -> None:
         ended = Exit(-1)
         try:
             ended = await self._process.wait()
-        except GatewayError as error:  # the sandbox could not begin
-            self._told = self._told or error
+        except GatewayError as error:  # the sandbox could not be set up
+            self._error = self._error or error
         await self._output.end()
         self.ended = self.retired = True
         self.channel.close()
-        for handle in filter(None, [*self._abandoned.values(), self._resting]):
+        for handle in filter(None, [*self._cancelled.values(), self._busy_timer]):
             handle.cancel()
-        self._abandoned.clear()
+        self._cancelled.clear()
         for call in list(self._calls.values()):
-            call.fail(self._told or self._died(ended))
-        self.changed()
+            call.fail(self._error or self._make_died_error(ended))
+        self.on_change()
 
-    def _died(self, ended: Exit) -> GatewayError:
+    def _make_died_error(self, ended: Exit) -> GatewayError:
         stderr = self._output.tail().replace(f"{self._root}/", "")
-        how = self._reason or how_it_ended(ended, self._limits, stderr)
-        return worker_died(self.toolset, how, None if self._reason else ended, stderr)
+        how = self._reason or describe_exit(ended, self._limits, stderr)
+        return worker_died_error(self.toolset, how, None if self._reason else ended, stderr)

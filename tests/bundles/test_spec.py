@@ -260,7 +260,7 @@ def test_a_mistake_in_a_tool_is_named_with_line_key_and_fix(tool: str, expected:
         ("{id: s, url: 'file:///etc'}", "'mcp_servers.0.url': 'file:///etc' must begin with http://"),
         ("{id: s, url: 'http://h/', transport: stdio}", "'mcp_servers.0.transport': a server with a 'command'"),
         ("{id: s, url: 'http://h/', transport: carrier-pigeon}", "'mcp_servers.0.transport': Input should be"),
-        ("{id: demo, command: x}", "cannot share its id with a server"),
+        ("{id: demo, command: x}", "cannot have the id of a server"),
     ],
 )
 def test_a_mistake_in_a_server_is_named_with_line_key_and_fix(server: str, expected: str) -> None:

@@ -66,7 +66,7 @@ async def test_a_toolset_without_python_starts_nothing(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("source", "cause"),
     [
-        ("import os\nos._exit(4)", "ended itself with exit code 4"),
+        ("import os\nos._exit(4)", "exited with code 4"),
         ("import ctypes\nctypes.string_at(0)", "crashed (SIGSEGV"),
         pytest.param("import os\nos.kill(os.getpid(), 9)", "crashed (SIGKILL", marks=pytest.mark.slow),
         ("print('x' * 20_000_000, flush=True)\nimport time\ntime.sleep(30)", "printed more than 16 MiB"),

@@ -63,7 +63,7 @@ async def test_an_exit_from_below_is_named_with_its_code_and_last_words(boxed: B
     )
     assert error.code == "WORKER_DIED"
     assert error.details["exit_code"] == 7
-    assert "exit code 7, saying 'out of paper'" in error.message
+    assert "exited with code 7; its last line on stderr: 'out of paper'" in error.message
 
 
 async def test_what_ends_other_programs_is_an_error_like_any(bench: Bench) -> None:
@@ -172,14 +172,14 @@ CHANNEL = """
     ("bad", "told"),
     [
         ("os.write(channel(), b'garbage' * 1000)", "announced a message of"),
-        ("os.write(channel(), bytes(100))", "sent what is no message"),
-        ("send(b'not json')", "sent what is no message"),
-        ("send(b'[' * 100_000)", "sent what is no message"),
-        ("send(b'[1]')", "sent what is no message"),
-        ("send(b'{}')", "answered a call that nobody made"),
-        ('send(b\'{"id":999,"value":1}\')', "answered a call that nobody made"),
-        ('send(b\'{"id":[1],"value":1}\')', "answered a call that nobody made"),
-        ("send(b'{\"id\":1}')", "sent an answer that is none"),
+        ("os.write(channel(), bytes(100))", "sent an invalid message"),
+        ("send(b'not json')", "sent an invalid message"),
+        ("send(b'[' * 100_000)", "sent an invalid message"),
+        ("send(b'[1]')", "sent an invalid message"),
+        ("send(b'{}')", "answered an unknown call"),
+        ('send(b\'{"id":999,"value":1}\')', "answered an unknown call"),
+        ('send(b\'{"id":[1],"value":1}\')', "answered an unknown call"),
+        ("send(b'{\"id\":1}')", "sent an invalid answer"),
         ('[send(b\'{"id":1,"progress":[1,null,null]}\') for _ in range(5000)]', "reports in a second"),
     ],
 )
@@ -305,7 +305,7 @@ async def test_a_toolset_that_dies_while_it_is_imported_is_not_started_in_a_hot_
             await bench.call("run")
         assert failed.value.code == "WORKER_DIED"
         told.append(failed.value.message)
-    assert "ended itself with exit code 1" in told[0]
+    assert "exited with code 1" in told[0]
     assert "2 times in a row while it started" in told[2]
     assert sum("in a row" in each for each in told) == 28
     await bench.runtime.retire(bench.directory)

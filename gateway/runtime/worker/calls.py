@@ -33,17 +33,18 @@ from .channel import FrameTooLarge, GatewayChannel, end
 if TYPE_CHECKING:
     import asyncio
 
-THREADS = 8
 Message = dict[str, Any]
-_INTERVAL = 0.02
-_LINES_LIMIT = 500
-_LINE_LIMIT = 4 * 1024
 Finish = Callable[[Any, BaseException | None], None]
+
+THREADS = 8
 TEXT_LIMIT = 8 * 1024
+_PROGRESS_INTERVAL = 0.02
+_LOG_LINES_LIMIT = 500
+_LINE_LIMIT = 4 * 1024
 
 
 class CallReporter:
-    """One call's way out. Of reporter that come too fast the last one is sent, a moment later."""
+    """Sends progress and log lines of one call. Of reports in quick succession only the last is sent."""
 
     def __init__(self, channel: GatewayChannel, number: int) -> None:
         self._channel = channel
@@ -51,12 +52,12 @@ class CallReporter:
         self._lock = threading.Lock()
         self._sent_at = 0.0
         self._pending: Progress | None = None
-        self._later: threading.Timer | None = None
+        self._timer: threading.Timer | None = None
         self._lines = 0
         self._closed = False
 
     def __call__(self, report: Progress | Log) -> None:
-        if not self._channel.ours:
+        if not self._channel.is_ours:
             return
         with self._lock:
             if self._closed:
@@ -67,24 +68,24 @@ class CallReporter:
                 self._progress(Progress(*_validate(report)))
 
     def close(self) -> None:
-        """The answer comes next: what is pending goes out before it, and nothing after."""
+        """Send the pending report before the result, and nothing after it."""
         with self._lock:
             self._flush()
             self._closed = True
 
     def _progress(self, report: Progress) -> None:
         self._pending = report
-        wait = self._sent_at + _INTERVAL - time.monotonic()
+        wait = self._sent_at + _PROGRESS_INTERVAL - time.monotonic()
         if wait <= 0:
             self._flush()
-        elif self._later is None:
-            self._later = threading.Timer(wait, self._flush_later)
-            self._later.daemon = True
-            self._later.start()
+        elif self._timer is None:
+            self._timer = threading.Timer(wait, self._flush_on_timer)
+            self._timer.daemon = True
+            self._timer.start()
 
-    def _flush_later(self) -> None:
+    def _flush_on_timer(self) -> None:
         with self._lock:
-            self._later = None
+            self._timer = None
             self._flush()
 
     def _flush(self) -> None:
@@ -95,7 +96,7 @@ class CallReporter:
 
     def _log(self, line: Log) -> None:
         self._lines += 1
-        if self._lines <= _LINES_LIMIT:
+        if self._lines <= _LOG_LINES_LIMIT:
             self._channel.send({"id": self._number, "log": [line.level, str(line.message)[:_LINE_LIMIT]]})
 
 
@@ -106,7 +107,7 @@ def _validate(report: Progress) -> tuple[float, float | None, str | None]:
 
 
 class Coroutines:
-    """Where coroutines run. The loop is made when the first one is to begin."""
+    """The event loop of coroutines, in the main thread; created when the first one starts."""
 
     def __init__(self) -> None:
         self._wanted = threading.Event()
@@ -114,9 +115,9 @@ class Coroutines:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def serve(self) -> None:
-        """Run coroutines in this thread, for ever."""
+        """Run coroutines in this thread, until the process ends."""
         self._wanted.wait()
-        asyncio = importlib.import_module("asyncio")  # 20 ms and 4 MiB that most toolsets do without
+        asyncio = importlib.import_module("asyncio")  # 20 ms and 4 MiB that most toolsets do not need
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._made.set()
@@ -135,7 +136,7 @@ class Coroutines:
 
 
 class Coroutine:
-    """One call's coroutine, begun and cancelled from other threads; whatever comes of it, `finish` is told."""
+    """The coroutine of one call, started and cancelled from other threads; `finish` gets its result or error."""
 
     def __init__(self, coroutines: Coroutines, awaitable: Awaitable[Any], finish: Finish) -> None:
         self._coroutines = coroutines
@@ -143,37 +144,37 @@ class Coroutine:
         self._finish = finish
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
-        """Run it from now on, in the context this is called in."""
-        self._coroutines.loop.call_soon_threadsafe(self._begin)
+    def start(self) -> None:
+        """Start it in the calling context."""
+        self._coroutines.loop.call_soon_threadsafe(self._start)
 
     def cancel(self) -> None:
         self._coroutines.loop.call_soon_threadsafe(self._cancel)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._task = self._coroutines.loop.create_task(self._run())
 
     def _cancel(self) -> None:
-        if self._task is None:  # not begun: the next round of the loop will find it
+        if self._task is None:  # not started yet: try again in the next iteration of the loop
             self._coroutines.loop.call_later(0.001, self._cancel)
-        else:  # its first step is before this, so that `_run` is there to tell
+        else:  # after its first step, so that `_run` catches the cancellation
             self._coroutines.loop.call_soon(self._task.cancel)
 
     async def _run(self) -> None:
         try:
             value = await self._awaitable
-        except BaseException as error:  # `SystemExit` too: it would end the loop, and every call on it
+        except BaseException as error:  # `SystemExit` too: it would end the loop with every call on it
             self._finish(None, error)
         else:
             self._finish(value, None)
 
 
-def failure(error: BaseException, root: Path) -> dict[str, Any]:
-    """The error as a message's `error`. Paths are told relative to the toolset's directory `root`."""
-    told: dict[str, Any] = {"kind": _kind(error), "message": _text(error, root)}
-    if told["kind"] == "raised":
-        told |= {"type": type(error).__name__[:200], "place": _place(error, root)}
-    return told
+def describe_error(error: BaseException, root: Path) -> dict[str, Any]:
+    """Describe an exception for a message's `error`. Paths are relative to the toolset's directory `root`."""
+    fields: dict[str, Any] = {"kind": _kind(error), "message": _text(error, root)}
+    if fields["kind"] == "raised":
+        fields |= {"type": type(error).__name__[:200], "place": _place(error, root)}
+    return fields
 
 
 def _kind(error: BaseException) -> str:
@@ -187,25 +188,25 @@ def _kind(error: BaseException) -> str:
 def _text(error: BaseException, root: Path) -> str:
     try:
         text = str(error)
-    except BaseException:  # a stranger's `__str__`
-        return "its text cannot be read"
+    except BaseException:  # an untrusted `__str__`
+        return "its message cannot be read"
     text = text.replace(f"{root}/", "").replace(f" in {root}", "").replace(str(root), "the toolset")
     return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}…"
 
 
 def _place(error: BaseException, root: Path) -> str | None:
-    """The last line of the toolset's own files that had a part in it."""
-    found = None
+    """Return the last line of the traceback that is in the toolset's files."""
+    place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         if file.startswith(f"{root}/"):
-            found = f"{file[len(str(root)) + 1 :]} line {line}"
-    return found
+            place = f"{file[len(str(root)) + 1 :]} line {line}"
+    return place
 
 
 class CallRunner:
-    """One thread reads; the one that reads a call also runs it, and another reads on. So a call on its
-    own waits for no other thread. When all threads run calls, further ones queue in the order they came."""
+    """Runs calls in threads. The thread that reads a call also runs it while another thread goes on reading, so a
+    single call needs no thread switch. When all threads are busy, calls queue in order."""
 
     def __init__(self, channel: GatewayChannel, toolset: str, root: Path, workspace: Path) -> None:
         self._channel = channel
@@ -223,14 +224,14 @@ class CallRunner:
         self._coroutines = Coroutines()
 
     def serve(self) -> None:
-        """For ever: the process ends with its channel. The main thread is the coroutines'."""
+        """Serve until the process ends with its channel. The main thread runs coroutines."""
         self._start_thread()
         self._coroutines.serve()
 
     def _start_thread(self) -> None:
         try:
             threading.Thread(target=self._work, daemon=True).start()
-        except RuntimeError:  # no more threads for us: whoever runs now reads again afterwards
+        except RuntimeError:  # no thread left: a busy thread reads again after its call
             return
         self._threads += 1
 
@@ -238,19 +239,20 @@ class CallRunner:
         message = self._next()
         while True:
             contextvars.Context().run(self._run, message)
-            message = self._queued() or self._next()
+            message = self._pop_queued() or self._next()
 
     def _next(self) -> Message:
-        """The next call for this thread to run; everything else that is read is done on the way."""
+        """Return the next call for this thread; cancellations are handled while reading."""
         with self._reading:
             while True:
                 message = self._channel.receive()
                 if message["do"] == "cancel":
                     self._cancel(message["id"])
-                elif self._is_mine(message):
+                elif self._accept(message):
                     return message
 
-    def _is_mine(self, message: Message) -> bool:
+    def _accept(self, message: Message) -> bool:
+        """Accept a call for this thread, or queue it and return False."""
         with self._state:
             if self._running == THREADS:
                 self._queue.append(message)
@@ -261,7 +263,7 @@ class CallRunner:
                 self._start_thread()
             return True
 
-    def _queued(self) -> Message | None:
+    def _pop_queued(self) -> Message | None:
         with self._state:
             if not self._queue:
                 self._running -= 1
@@ -271,15 +273,15 @@ class CallRunner:
             return message
 
     def _cancel(self, number: int) -> None:
-        """A coroutine is cancelled, a waiting call forgotten; a running function can only be told of."""
+        """Cancel a coroutine, drop a queued call, or report that a running function cannot be stopped."""
         with self._state:
             waiting = next((message for message in self._queue if message["id"] == number), None)
             if waiting is not None:
                 self._queue.remove(waiting)
             coroutine = self._active.get(number)
-            told = "cancelled" if waiting is not None else "stuck" if number in self._active else None
-            if told is not None and coroutine is None:
-                self._channel.send({"id": number, told: True})  # held, so that it comes before the answer
+            state = "cancelled" if waiting is not None else "stuck" if number in self._active else None
+            if state is not None and coroutine is None:
+                self._channel.send({"id": number, state: True})  # under the lock, to arrive before the result
         if coroutine is not None:
             coroutine.cancel()
 
@@ -288,7 +290,7 @@ class CallRunner:
         reporter = CallReporter(self._channel, number)
         try:
             result = self._describe(message) if message["do"] == "describe" else self._call(message, reporter)
-        except BaseException as error:  # a stranger's code may raise anything, `SystemExit` too
+        except BaseException as error:  # untrusted code may raise anything, also `SystemExit`
             self._finish(number, reporter, error=error)
             return
         if not inspect.isawaitable(result):
@@ -297,39 +299,39 @@ class CallRunner:
         coroutine = self._coroutines.make(result, functools.partial(self._finish, number, reporter))
         with self._state:
             self._active[number] = coroutine
-        coroutine.begin()
+        coroutine.start()
 
     def _call(self, message: Message, reporter: CallReporter) -> Any:
-        function = self._function(message["entrypoint"])
+        function = self._load_function(message["entrypoint"])
         call = message["call"]
         set_context(ToolContext(self._workspace, message["chat"], self._toolset, call, self._root, reporter))
         return invoke(function, message["arguments"])
 
     def _describe(self, message: Message) -> Any:
-        return dataclasses.asdict(describe(self._function(message["entrypoint"]), message["input_schema"]))
+        return dataclasses.asdict(describe(self._load_function(message["entrypoint"]), message["input_schema"]))
 
-    def _function(self, entrypoint: str) -> Callable[..., Any]:
-        found = self._functions.get(entrypoint)
-        if found is None:
+    def _load_function(self, entrypoint: str) -> Callable[..., Any]:
+        function = self._functions.get(entrypoint)
+        if function is None:
             with self._loading:
-                found = self._functions[entrypoint] = load(entrypoint, self._root)
+                function = self._functions[entrypoint] = load(entrypoint, self._root)
             self._channel.send({"loaded": entrypoint})
-        return found
+        return function
 
     def _finish(
         self, number: int, reporter: CallReporter, value: Any = None, error: BaseException | None = None
     ) -> None:
-        """Send the answer, the last that is heard of the call; a tool's fork must not give it a second time."""
-        if not self._channel.ours:
+        """Send the result or error. A fork of the worker made by the tool ends here, so that it is not sent twice."""
+        if not self._channel.is_ours:
             end()
         reporter.close()
         with self._state:
             self._active.pop(number, None)
         if error is not None:
-            self._channel.send({"id": number, "error": failure(error, self._root)})
+            self._channel.send({"id": number, "error": describe_error(error, self._root)})
             return
         try:
             self._channel.send({"id": number, "value": value})
         except (FrameTooLarge, ValueError, TypeError, RecursionError) as refusal:
-            told = failure(BadReturn(f"returned what cannot be sent: {refusal}"), self._root)
-            self._channel.send({"id": number, "error": told})
+            error = BadReturn(f"returned what cannot be sent: {refusal}")
+            self._channel.send({"id": number, "error": describe_error(error, self._root)})

@@ -1,4 +1,4 @@
-"""The worker's end of the channel: length-prefixed JSON on a file descriptor that nobody meets by accident."""
+"""The worker's end of the channel: length-prefixed JSON on a high file descriptor, out of the way of tools."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ import os
 import threading
 from typing import Any, NoReturn
 
-# The channel's descriptor is at least this: above what a tool opens, below the limit of open files.
-_HIGH = 200
+# Lowest descriptor for the channel: above those a tool opens, below the limit of open files.
+_MIN_DESCRIPTOR = 200
 
 _CHUNK = 64 * 1024
-_HEADER = 4
+_HEADER_BYTES = 4
 
 
 class FrameTooLarge(Exception):
-    """The message does not fit into a frame."""
+    """The message is larger than the limit of a frame."""
 
 
 class GatewayChannel:
-    """`receive` is called by one thread at a time, `send` by any. No process started from here has the
-    descriptor; in a fork that comes back to our code it is closed, and no longer `ours`."""
+    """`receive` is called by one thread at a time, `send` by any. Child processes do not inherit the descriptor; in a
+    fork of the worker it is closed, and `is_ours` is false."""
 
     def __init__(self, descriptor: int, limit: int) -> None:
-        self._descriptor = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+        self._descriptor = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _MIN_DESCRIPTOR)
         os.close(descriptor)
         self._limit = limit
         self._received = bytearray()
         self._sending = threading.Lock()
         self._process = os.getpid()
-        os.register_at_fork(after_in_child=self._let_go)
+        os.register_at_fork(after_in_child=self._close_in_fork)
 
     def receive(self) -> dict[str, Any]:
-        """The next message; the process ends when there is none any more."""
-        size = _HEADER + int.from_bytes(self._take(_HEADER, keep=True), "big")
-        message: dict[str, Any] = json.loads(self._take(size)[_HEADER:])
+        """Return the next message; end the process when the channel is closed."""
+        size = _HEADER_BYTES + int.from_bytes(self._read(_HEADER_BYTES, keep=True), "big")
+        message: dict[str, Any] = json.loads(self._read(size)[_HEADER_BYTES:])
         return message
 
     def send(self, message: dict[str, Any]) -> None:
-        """Refuses with `FrameTooLarge`, `ValueError` or `RecursionError` what cannot be sent; nothing is sent then."""
+        """Send a message, or raise `FrameTooLarge`, `ValueError` or `RecursionError` and send nothing."""
         text = json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         frame = text.encode("utf-8", "replace")
         if len(frame) > self._limit:
             raise FrameTooLarge(f"{len(frame):,} bytes as JSON, and the limit is {self._limit:,}")
         with self._sending:
-            self._write(len(frame).to_bytes(_HEADER, "big") + frame)
+            self._write(len(frame).to_bytes(_HEADER_BYTES, "big") + frame)
 
     @property
-    def ours(self) -> bool:
-        """Whether this is still the worker. In a fork of it nothing may wait for a lock: whoever held one is gone."""
+    def is_ours(self) -> bool:
+        """True in the worker itself. In a fork of it nothing may wait for a lock, since its holder was not forked."""
         return os.getpid() == self._process
 
-    def _take(self, size: int, keep: bool = False) -> bytes:
+    def _read(self, size: int, keep: bool = False) -> bytes:
         while len(self._received) < size:
             try:
                 chunk = os.read(self._descriptor, max(_CHUNK, size - len(self._received)))
@@ -61,10 +61,10 @@ class GatewayChannel:
             if not chunk:
                 end()
             self._received += chunk
-        taken = bytes(self._received[:size])
+        data = bytes(self._received[:size])
         if not keep:
             del self._received[:size]
-        return taken
+        return data
 
     def _write(self, frame: bytes) -> None:
         rest = memoryview(frame)
@@ -74,11 +74,11 @@ class GatewayChannel:
         except OSError:
             end()
 
-    def _let_go(self) -> None:
+    def _close_in_fork(self) -> None:
         os.close(self._descriptor)
         self._descriptor = -1
 
 
 def end() -> NoReturn:
-    """Without a channel there is nobody to work for; a tool's threads and handlers are not asked."""
+    """End the process at once, without waiting for a tool's threads or exit handlers."""
     os._exit(0)

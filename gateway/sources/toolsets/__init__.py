@@ -1,4 +1,4 @@
-"""Tools of installed toolsets: listed from the library, run in workers and programs apart from us."""
+"""The source of toolset tools: listed from the library, run in sandboxed workers and programs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from gateway.workspace.protected_copies import protect_files
 
 
 @dataclass(frozen=True)
-class _Files:
-    """The chat's files as a call may use them. `protected` are paths that it cannot change; in a folder `of_a_person`
-    nothing of it may go on once it has ended."""
+class _WorkspaceRights:
+    """The chat's folder with the rights of one call. `protected` are paths that it cannot change. In an `attached`
+    folder, which belongs to a person, no process of the call may outlive it."""
 
     folder: Path
     writable: bool
-    of_a_person: bool = False
+    attached: bool = False
     protected: tuple[str, ...] = ()
 
 
 class ToolsetSource:
-    """Lists what is installed and runs it; `environment` is where the secrets are that toolsets declare."""
+    """Lists and runs the tools of installed toolsets; their declared secrets are read from `environment`."""
 
     name = "toolsets"
 
@@ -48,7 +48,7 @@ class ToolsetSource:
         self,
         library: ToolsetLibrary,
         runtime: WorkerRuntime,
-        programs: ShellRunner,
+        shell: ShellRunner,
         workspaces: Workspaces,
         environment: Mapping[str, str] = os.environ,
         hides: HidesFor = hide_nothing_for,
@@ -57,7 +57,7 @@ class ToolsetSource:
         self._hidden: Mapping[str, Hides] = {}
         self._library = library
         self._runtime = runtime
-        self._programs = programs
+        self._shell = shell
         self._workspaces = workspaces
         self._environment = environment
         self._installed: Mapping[str, tuple[InstalledToolset, InstalledTool]] = {}
@@ -76,28 +76,33 @@ class ToolsetSource:
         for value in env.values():
             KNOWN.add(value)
         reads_only = call.target.permission is Permission.READ_ONLY
-        files = _Files(workspace, call.target.access is Access.WRITE and not reads_only)
+        files = _WorkspaceRights(workspace, call.target.access is Access.WRITE and not reads_only)
         if not files.writable or not self._workspaces.is_attached(call.chat):
             return Outcome(await self._run(toolset, item, call, files, env))
         before = await anyio.to_thread.run_sync(find_protected, workspace)
         approved = relative(workspace, call.approved_paths, WORKSPACE)
-        mounts = paths_to_mount(before, approved) if await self._programs.can_keep_paths() else ()
+        mounts = paths_to_mount(before, approved) if await self._shell.can_protect_paths() else ()
         store = self._workspaces.protection_store(call.chat) / call.id
         async with protect_files(call.target.id, workspace, store, before, mounts, approved):
-            files = _Files(workspace, True, of_a_person=True, protected=mounts)
+            files = _WorkspaceRights(workspace, True, attached=True, protected=mounts)
             return Outcome(await self._run(toolset, item, call, files, env))
 
     async def _run(
-        self, toolset: InstalledToolset, item: InstalledTool, call: Call, files: _Files, env: Mapping[str, str]
+        self,
+        toolset: InstalledToolset,
+        item: InstalledTool,
+        call: Call,
+        files: _WorkspaceRights,
+        env: Mapping[str, str],
     ) -> Any:
-        """Run the tool with no more rights than it declares, and without a way to change protected files."""
+        """Run the tool with no more rights than it declares, and without access to hidden and protected files."""
         hidden = await self._find_hidden(call, files.folder)
         if isinstance(item.spec, ShellTool):
             paths = hidden_paths(hidden)
             mount = Mount(files.folder, WORKSPACE, writable=files.writable, protected=files.protected, hidden=paths)
-            return await self._programs.run(item.spec, call, toolset.directory, mount, env)
+            return await self._shell.run(item.spec, call, toolset.directory, mount, env)
         assert isinstance(item.spec, PythonTool)  # noqa: S101 - no other kind is offered
-        job = FunctionCall(
+        function_call = FunctionCall(
             toolset=toolset.id,
             directory=toolset.directory,
             entrypoint=item.spec.entrypoint,
@@ -112,19 +117,19 @@ class ToolsetSource:
             programs=call.target.permission is not Permission.READ_ONLY,
             protected=files.protected,
             hidden=hidden,
-            single_use=files.of_a_person,
+            single_use=files.attached,
         )
-        return await self._runtime.call(job)
+        return await self._runtime.call(function_call)
 
     async def _find_hidden(self, call: Call, workspace: Path) -> Hidden:
-        """The files that rules keep from the tool."""
+        """Return the files that approval rules hide from the tool."""
         hides = self._hidden[call.target.id]
         if hides is hide_nothing:
             return ()
         return await anyio.to_thread.run_sync(find_hidden, workspace, partial(hides, agreed=call.agreed))
 
     def _find(self, tool_id: str) -> tuple[InstalledToolset, InstalledTool]:
-        found = self._installed.get(tool_id)
-        if found is None:
-            raise NotFound(f"{tool_id} has just been uninstalled", code="UNKNOWN_TOOL")
-        return found
+        try:
+            return self._installed[tool_id]
+        except KeyError:
+            raise NotFound(f"{tool_id} has just been uninstalled", code="UNKNOWN_TOOL") from None

@@ -1,4 +1,7 @@
-"""Everything installed toolsets need, put together; a process without toolsets never imports it."""
+"""Installed toolsets put together: library, workers, source, and the watch over live folders.
+
+A process without toolsets never imports this module.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +56,12 @@ class FetchedBundle:
 async def fetch_bundle(
     source: str, http: HttpSettings, progress: Progress = no_progress
 ) -> AsyncIterator[FetchedBundle]:
-    """The bundle a person named, for as long as it is used."""
+    """Yield the bundle at a path or URL; a download is removed afterwards."""
     if "://" not in source:
         path = Path(source).expanduser().resolve()
         yield FetchedBundle(path, "local" if path.is_dir() else "zip", str(path))
         return
-    # The HTTP client takes a tenth of a second to load, and folders and files need none.
+    # Importing the HTTP client takes 0.1 s; folders and files do not need it.
     download = importlib.import_module("gateway.net.download").download
     with tempfile.NamedTemporaryFile(prefix="toolgate-", suffix=".zip") as file:
         policy = NetworkPolicy(any_host=True, allow_private=http.allow_private)
@@ -70,18 +73,18 @@ async def fetch_bundle(
 log = logging.getLogger(__name__)
 
 _TIMES: Any = {"step": 50, "debounce": 300, "rust_timeout": 1000}  # milliseconds
-_AWAY_SECONDS = 2.0
+_RETRY_SECONDS = 2.0
 
 
 class FolderWatcher:
-    """Watches folders; `edited` is told whenever an edit has been installed."""
+    """Installs edits in watched folders, and calls `edited` after each. An invalid edit changes nothing."""
 
     def __init__(self, library: ToolsetLibrary) -> None:
         self._library = library
         self._watching: dict[Path, asyncio.Task[None]] = {}
 
-    def follow(self, folders: Collection[Path], edited: Callable[[], None]) -> None:
-        """From now on watch these folders and no others."""
+    def watch(self, folders: Collection[Path], edited: Callable[[], None]) -> None:
+        """Watch these folders and no others from now on."""
         for folder in [folder for folder in self._watching if folder not in folders]:
             self._watching.pop(folder).cancel()
         for folder in folders:
@@ -102,9 +105,9 @@ class FolderWatcher:
                 async for edits in awatch(folder, watch_filter=None, **_TIMES):
                     if any(_matters(Path(path), folder) for _, path in edits):
                         await self._install(folder, edited)
-            except (FileNotFoundError, RuntimeError) as error:  # the folder itself is gone for now
+            except (FileNotFoundError, RuntimeError) as error:  # the folder does not exist at the moment
                 log.warning("%s cannot be watched: %s", folder, error)
-            await asyncio.sleep(_AWAY_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)
             if folder.is_dir():
                 await self._install(folder, edited)
 
@@ -142,45 +145,45 @@ class ToolsetRuntime:
         limits = Limits(memory=settings.sandbox.memory_mb * _MEBIBYTE, cpu_seconds=settings.sandbox.cpu_seconds)
         self.runtime = WorkerRuntime(sandbox, settings.data_dir / "runtime", settings.sandbox)
         self.library = ToolsetLibrary(db, settings.data_dir, self.runtime, declare)
-        programs = ShellRunner(sandbox, limits, settings.sandbox.timeout)
-        self.source = ToolsetSource(self.library, self.runtime, programs, workspaces, hides=hides)
-        self._follower = FolderWatcher(self.library)
+        shell = ShellRunner(sandbox, limits, settings.sandbox.timeout)
+        self.source = ToolsetSource(self.library, self.runtime, shell, workspaces, hides=hides)
+        self._watcher = FolderWatcher(self.library)
         self._settings = settings
         self._workspaces = workspaces
         self._sandbox: Sandbox | None = None
 
     async def install_configured(self) -> list[GatewayError]:
-        """Install what the settings name, as it is now; what is refused is told, and stops nothing else."""
+        """Install the toolsets named in the settings; return the errors of those that were refused."""
         problems = []
-        for kept in self._settings.toolsets:
+        for source in self._settings.toolsets:
             try:
-                async with fetch_bundle(kept, self._settings.http) as found:
+                async with fetch_bundle(source, self._settings.http) as bundle:
                     await self.library.install(
-                        found.path, source_type=found.type, source_ref=found.ref, live=found.is_folder
+                        bundle.path, source_type=bundle.type, source_ref=bundle.ref, live=bundle.is_folder
                     )
             except GatewayError as refusal:
-                log.warning("toolset %s: %s", kept, refusal)
+                log.warning("toolset %s: %s", source, refusal)
                 problems.append(refusal)
         return problems
 
-    async def follow(self, edited: Callable[[], None]) -> None:
-        """Install every edit of the folders that are followed, from now until `close`."""
-        self._follower.follow([folder async for folder in self._live()], edited)
+    async def watch(self, edited: Callable[[], None]) -> None:
+        """Install every edit of live toolsets, from now until `close`."""
+        self._watcher.watch([folder async for folder in self._live_folders()], edited)
 
-    async def _live(self) -> AsyncIterator[Path]:
+    async def _live_folders(self) -> AsyncIterator[Path]:
         for toolset in await self.library.list():
             folder = Path(toolset.source_ref or "").resolve()
             if not toolset.live or not folder.is_dir():
                 continue
             attached = self._settings.workspace
             if attached is not None and folder.is_relative_to(attached.resolve()):
-                # A tool that writes files could otherwise make itself another tool.
-                log.warning("toolset %s is not followed: its folder lies in the attached workspace", toolset.id)
+                # A tool that writes files could otherwise change its own code.
+                log.warning("toolset %s is not watched: its folder is in the attached workspace", toolset.id)
                 continue
             yield folder
 
-    def seen(self, call: Call) -> tuple[str, str]:
-        """Under which paths the call's tool sees the chat's workspace and its own toolset."""
+    def sandbox_paths(self, call: Call) -> tuple[str, str]:
+        """Return the paths under which the call's tool sees the chat's workspace and its own toolset."""
         files, own = Mount(self._workspaces.path(call.chat), WORKSPACE), Mount(call.target.home or Path(), HOME)
         if self._sandbox is None:
             return files.target, own.target
@@ -191,5 +194,5 @@ class ToolsetRuntime:
         return self._sandbox
 
     async def close(self) -> None:
-        await self._follower.close()
+        await self._watcher.close()
         await self.runtime.close()

@@ -1,4 +1,4 @@
-"""An installed toolset's tools as the catalog lists them."""
+"""Builds catalog tools from an installed toolset."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from gateway.errors import Invalid
 from gateway.render import declare
 from gateway.tools import Access, Permission, Renderer, Tool
 
-# Where a tool stands that names no category.
+# Default category.
 CATEGORY = "toolsets"
 
-# Where a toolset's program finds the chat's files and its own.
+# Mount points of the chat's files and the toolset's own in the sandbox.
 WORKSPACE, HOME = "/workspace", "/toolset"
 
 
 def build_tools(toolset: InstalledToolset) -> Iterator[Tool]:
-    """Every tool of the toolset; one that cannot be called says why."""
+    """Yield every tool of the toolset; one that cannot be called has the reason in `withheld`."""
     for item in toolset.tools:
-        yield _tool(toolset, item)
+        yield _build_tool(toolset, item)
 
 
-def _tool(toolset: InstalledToolset, item: InstalledTool) -> Tool:
-    said, spec = item.get_field, toolset.spec
+def _build_tool(toolset: InstalledToolset, item: InstalledTool) -> Tool:
+    field, spec = item.get_field, toolset.spec
     return Tool(
         id=item.id,
         description=item.description,
-        input_schema=_input_schema(item),
-        output_schema=said("output_schema"),
+        input_schema=_build_input_schema(item),
+        output_schema=field("output_schema"),
         kind=item.spec.type,  # type: ignore[attr-defined]  # each kind of tool has one
         owner=toolset.id,
         title=item.name,
-        category=said("category") or spec.category or CATEGORY,
-        permission=Permission(said("permission") or spec.permission or Permission.READ_WRITE),
-        access=Access(said("access") or Access.WRITE),
+        category=field("category") or spec.category or CATEGORY,
+        permission=Permission(field("permission") or spec.permission or Permission.READ_WRITE),
+        access=Access(field("access") or Access.WRITE),
         requires_confirmation=item.requires_confirmation,
-        destructive=bool(said("destructive", False)),
-        idempotent=bool(said("idempotent", False)),
-        open_world=bool(said("open_world", False)),
-        tags=tuple(said("tags", ())),
-        timeout=said("timeout"),
+        destructive=bool(field("destructive", False)),
+        idempotent=bool(field("idempotent", False)),
+        open_world=bool(field("open_world", False)),
+        tags=tuple(field("tags", ())),
+        timeout=field("timeout"),
         calls_per_minute=item.spec.calls_per_minute,
-        renderer=_renderer(item),
+        renderer=_build_renderer(item),
         home=toolset.directory,
-        withheld=_withheld(toolset, item),
+        withheld=_reason_withheld(toolset, item),
     )
 
 
-def _input_schema(item: InstalledTool) -> Mapping[str, Any]:
+def _build_input_schema(item: InstalledTool) -> Mapping[str, Any]:
     schema: Mapping[str, Any] = item.get_field("input_schema") or {}
     if schema or not isinstance(item.spec, ShellTool):
         return {"type": "object", **schema}
@@ -58,16 +58,16 @@ def _input_schema(item: InstalledTool) -> Mapping[str, Any]:
     return {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
 
 
-def _renderer(item: InstalledTool) -> Renderer | None:
+def _build_renderer(item: InstalledTool) -> Renderer | None:
     if item.override.renderer is None:
         return None
     try:
         return declare(item.override.renderer, item.override.renderer_config or {})
-    except Invalid:  # refused at install; a person's own change may still say what cannot be shown
+    except Invalid:  # checked at install, but a person's override may be older than the renderers
         return None
 
 
-def _withheld(toolset: InstalledToolset, item: InstalledTool) -> str | None:
+def _reason_withheld(toolset: InstalledToolset, item: InstalledTool) -> str | None:
     if not toolset.enabled:
         return f"the toolset {toolset.id!r} is off; turn it on with: toolgate toolset enable {toolset.id}"
     if item.missing is not None:

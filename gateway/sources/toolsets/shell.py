@@ -18,25 +18,25 @@ from gateway.sources.toolsets.listing import HOME
 
 Values = Mapping[str, Any]
 
-ARGUMENT_LIMIT = 128 * 1024  # what Linux takes for one element
+ARGUMENT_LIMIT = 128 * 1024  # Linux's limit for one element
 TOTAL_LIMIT = 1024 * 1024
 
 
 def build_argv(tool: ShellTool, values: Values) -> list[str]:
-    """The program and its arguments. An element that is one reference to a list becomes one element for each
-    item, and to nothing, none; no value becomes an option where the template did not make it an option's value."""
-    found = [argument for index in range(len(tool.command)) for argument in _element(tool, index, values)]
-    if sum(len(argument.encode()) for argument in found) > TOTAL_LIMIT:
+    """Return the program and its arguments. An element that is one reference becomes one element per item of a list,
+    and none for a missing value. A value that would be read as an option is refused unless it follows an option."""
+    argv = [argument for index in range(len(tool.command)) for argument in _fill_element(tool, index, values)]
+    if sum(len(argument.encode()) for argument in argv) > TOTAL_LIMIT:
         raise Invalid(f"the arguments are longer than {TOTAL_LIMIT} bytes together; put large texts in a file")
-    return found
+    return argv
 
 
 def fill_template(text: str, values: Values) -> str:
-    """`text` with each `${name}` and `${name.path[0]}` replaced; what is missing is nothing."""
+    """Replace each `${name}` and `${name.path[0]}` in `text`; a missing value becomes an empty text."""
     return REFERENCE.sub(lambda match: _to_text(_resolve(match["whole"], values)), text)
 
 
-def _element(tool: ShellTool, index: int, values: Values) -> Iterator[str]:
+def _fill_element(tool: ShellTool, index: int, values: Values) -> Iterator[str]:
     element = tool.command[index]
     whole = REFERENCE.fullmatch(element)
     if whole is None:
@@ -45,7 +45,7 @@ def _element(tool: ShellTool, index: int, values: Values) -> Iterator[str]:
     value = _resolve(whole["whole"], values)
     for item in [] if value is None else value if isinstance(value, list) else [value]:
         text = _check_argument(_to_text(item), whole["name"])
-        if isinstance(item, str) and text.startswith("-") and not _takes_anything(tool.command[:index]):
+        if isinstance(item, str) and text.startswith("-") and not _may_start_with_dash(tool.command[:index]):
             raise Invalid(
                 f"{whole['name']!r} begins with '-', which {tool.command[0]!r} would take for an option; "
                 "write a path as './-name'"
@@ -53,22 +53,22 @@ def _element(tool: ShellTool, index: int, values: Values) -> Iterator[str]:
         yield text
 
 
-def _takes_anything(before: tuple[str, ...]) -> bool:
-    """After `--` nothing is an option any more, and right after an option stands its value."""
+def _may_start_with_dash(before: tuple[str, ...]) -> bool:
+    """Return whether the next element is no option: after `--`, or right after an option, whose value it is."""
     return "--" in before or (len(before) > 1 and before[-1].startswith("-") and not REFERENCE.search(before[-1]))
 
 
 def _resolve(reference: str, values: Values) -> Any:
-    """What `name.path[0]` leads to; None where it leads nowhere."""
-    found: Any = values
+    """Return the value of `name.path[0]`, or None when it does not exist."""
+    value: Any = values
     for step in reference.replace("[", ".").replace("]", "").split("."):
-        if isinstance(found, Mapping):
-            found = found.get(step)
-        elif isinstance(found, list) and step.isdigit() and int(step) < len(found):
-            found = found[int(step)]
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+            value = value[int(step)]
         else:
             return None
-    return found
+    return value
 
 
 def _to_text(value: Any) -> str:
@@ -86,34 +86,34 @@ def _check_argument(text: str, name: str) -> str:
 
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
-_TOLD = 2000  # characters of a failed program's own words
+_ERROR_TEXT_LIMIT = 2000  # characters of a failed program's own words
 
 
 class ShellRunner:
-    """Runs shell tools; `timeout` is the longest a program may take when its tool names no limit of its own."""
+    """Runs shell tools; `timeout` applies to tools without a timeout of their own."""
 
     def __init__(self, sandbox: Callable[[], Awaitable[Sandbox]], limits: Limits, timeout: float) -> None:
         self._sandbox = sandbox
         self._limits = limits
         self._timeout = timeout
 
-    async def can_keep_paths(self) -> bool:
-        """Return whether the sandbox holds the paths of a mount that are to stay as they are."""
+    async def can_protect_paths(self) -> bool:
+        """Return whether the sandbox can make single paths of a mount read-only."""
         return (await self._sandbox()).protects_paths
 
     async def run(self, tool: ShellTool, call: Call, home: Path, files: Mount, env: Mapping[str, str]) -> Any:
-        """What the program printed: its output as JSON where the tool has an output schema, else its texts and
-        exit code. A code the tool does not count as success fails with what the program said."""
+        """Run the program; return its output parsed as JSON if the tool has an output schema, else its output texts
+        and exit code. Other exit codes than the tool's success codes fail with the program's error text."""
         values = {**env, **call.arguments}
         sandbox = await self._sandbox()
         own = Mount(home, HOME)
         argv = build_argv(tool, values)
         program = Program(
-            argv=(_program(argv[0], home, sandbox.inside(own)), *argv[1:]),
+            argv=(_find_program(argv[0], home, sandbox.inside(own)), *argv[1:]),
             mounts=(files, own),
             env={
                 "PATH": SEARCH_PATH,
-                "HOME": "/tmp",  # noqa: S108 - the sandbox's own
+                "HOME": "/tmp",  # noqa: S108 - private to the sandbox
                 "LANG": "C.UTF-8",
                 **{name: fill_template(value, values) for name, value in tool.env.items()},
             },
@@ -124,16 +124,16 @@ class ShellRunner:
         return _parse_output(tool, await run(sandbox, program, input=stdin, timeout=tool.timeout or self._timeout))
 
 
-def _program(name: str, home: Path, inside: str) -> str:
-    """Where the program is: one of the toolset's own, `./bin/program`, or one of the machine's."""
+def _find_program(name: str, home: Path, inside: str) -> str:
+    """Return the path of the program: the toolset's own (`./bin/program`) or the machine's."""
     if name.startswith("./"):
         if not (home / name).is_file():
             raise Unavailable(f"the toolset has no program {name!r}", code="PROGRAM_NOT_FOUND")
         return f"{inside}/{name.removeprefix('./')}"
-    found = shutil.which(name, path=SEARCH_PATH)
-    if found is None:
+    path = shutil.which(name, path=SEARCH_PATH)
+    if path is None:
         raise Unavailable(f"there is no program {name!r} on this machine; install it", code="PROGRAM_NOT_FOUND")
-    return found
+    return path
 
 
 def _parse_output(tool: ShellTool, done: FinishedProgram) -> Any:
@@ -143,16 +143,16 @@ def _parse_output(tool: ShellTool, done: FinishedProgram) -> Any:
             f"{tool.id}: {tool.command[0]!r} was ended: it went over its limit of {done.exit.killed}",
             code="LIMIT_EXCEEDED",
             limit=done.exit.killed,
-            stderr=stderr[-_TOLD:],
+            stderr=stderr[-_ERROR_TEXT_LIMIT:],
         )
     if done.exit.code not in tool.success_codes:
-        said = (stderr.strip() or stdout.strip())[-_TOLD:]
-        raise ToolFailed(f"{tool.command[0]!r} ended with code {done.exit.code}: {said}", exit_code=done.exit.code)
+        text = (stderr.strip() or stdout.strip())[-_ERROR_TEXT_LIMIT:]
+        raise ToolFailed(f"{tool.command[0]!r} ended with code {done.exit.code}: {text}", exit_code=done.exit.code)
     if tool.output_schema is None:
         truncated = done.stdout_truncated or done.stderr_truncated
         return {"stdout": stdout, "stderr": stderr, "exitCode": done.exit.code, "truncated": truncated}
     try:
         return json.loads(stdout)
     except ValueError as error:
-        message = f"{tool.id} promises JSON, but {tool.command[0]!r} printed something else: {error}"
+        message = f"{tool.id} declares JSON output, but {tool.command[0]!r} printed something else: {error}"
         raise ToolFailed(message, code="INVALID_OUTPUT") from None

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 URI = "lab://plain"
 
 
-class FolderWatcher:
+class Follower:
     """Remembers that it was told."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ async def lazy(directory: Path, era: str) -> AsyncIterator[Upstream]:
 @pytest.mark.parametrize("era", labs.LAB_ERAS)
 async def test_all_followers_are_told_until_they_leave_and_the_server_once(tmp_path: Path, era: str) -> None:
     async with lazy(tmp_path, era) as upstream:
-        one, other = FolderWatcher(), FolderWatcher()
+        one, other = Follower(), Follower()
         leave = await upstream.subscriptions.subscribe(URI, one)
         leave_too = await upstream.subscriptions.subscribe(URI, other)
         await touch(upstream, "lab://ask")
@@ -83,7 +83,7 @@ async def test_a_server_does_not_rest_while_it_is_followed(
 ) -> None:
     monkeypatch.setattr(upstream_module, "IDLE_SECONDS", 0.1)
     async with lazy(tmp_path, era) as upstream:
-        told = FolderWatcher()
+        told = Follower()
         leave = await upstream.subscriptions.subscribe(URI, told)
         ours = await pid(upstream, "local")
         theirs = await pid(upstream, "bob")
@@ -98,7 +98,7 @@ async def test_a_server_does_not_rest_while_it_is_followed(
 @pytest.mark.parametrize("era", labs.LAB_ERAS)
 async def test_a_server_that_is_lost_comes_back_for_its_listeners(tmp_path: Path, era: str) -> None:
     async with lazy(tmp_path, era) as upstream:
-        told = FolderWatcher()
+        told = Follower()
         await upstream.subscriptions.subscribe(URI, told)
         assert told.times == 0
         labs.kill(await pid(upstream, "local"))
@@ -119,7 +119,7 @@ async def test_one_that_is_reached_over_http_is_heard_again_once_it_is_back(
         running = stack.enter_context(ExitStack())
         url = running.enter_context(labs.on_http(era, LAB_PORT=port))
         async with upstream_of(tmp_path, {"url": url, "lazy": True}) as upstream:
-            told = FolderWatcher()
+            told = Follower()
             await upstream.subscriptions.subscribe(URI, told)
             running.close()
             stack.enter_context(labs.on_http(era, LAB_PORT=port))
@@ -153,7 +153,7 @@ async def test_many_resources_take_few_streams(tmp_path: Path, monkeypatch: pyte
             return listening
 
         monkeypatch.setattr(link, "listen", counted)
-        followers = {f"lab://{number}": FolderWatcher() for number in range(20)}
+        followers = {f"lab://{number}": Follower() for number in range(20)}
         leave = [await upstream.subscriptions.subscribe(uri, told) for uri, told in followers.items()]
         for uri, told in followers.items():
             await touch(upstream, uri)
@@ -172,13 +172,13 @@ async def test_what_cannot_be_followed_is_refused_and_holds_nothing(
     said: dict[str, Any] = labs.on_stdio("handshake", LAB_FILE=str(tmp_path / "notes"), LAB_HABITS="dies")
     async with upstream_of(tmp_path, {**said, "lazy": True}) as upstream:
         with pytest.raises(Unavailable):
-            await upstream.subscriptions.subscribe(URI, FolderWatcher())
+            await upstream.subscriptions.subscribe(URI, Follower())
         await async_eventually(lambda: not upstream.subscriptions._listeners)
     async with lazy(tmp_path, "handshake") as upstream:
-        leave = await upstream.subscriptions.subscribe(URI, FolderWatcher())
+        leave = await upstream.subscriptions.subscribe(URI, Follower())
         with pytest.raises(Invalid, match="1 resources of this server have subscriptions already"):
-            await upstream.subscriptions.subscribe("lab://ask", FolderWatcher())
+            await upstream.subscriptions.subscribe("lab://ask", Follower())
         leave()
         await labs.noted(tmp_path / "notes", f"resources/unsubscribe {URI}")
         await async_eventually(lambda: not upstream.subscriptions._listeners)
-        await upstream.subscriptions.subscribe("lab://ask", FolderWatcher())
+        await upstream.subscriptions.subscribe("lab://ask", Follower())
