@@ -91,7 +91,7 @@ class Subscriber:
         if (unfollow := self._upstream.pop(uri, None)) is not None:
             unfollow()
 
-    def override_fields(self, chat: str, what: Changes) -> list[Change]:
+    def changes_in(self, chat: str, what: Changes) -> list[Change]:
         """Return what of a change in a chat concerns this subscriber."""
         return list(self._changes_in(chat, what))
 
@@ -208,7 +208,7 @@ class Notifications:
         followers = self._followers.get(chat)
         if not followers:
             return
-        changes = {subscriber: found for subscriber in followers if (found := subscriber.override_fields(chat, what))}
+        changes = {subscriber: found for subscriber in followers if (found := subscriber.changes_in(chat, what))}
         if changes:
             self._tasks.start(self._notify(chat, changes))
 
