@@ -289,7 +289,7 @@ def _check_kind(entry: ZipEntry) -> None:
     if entry.flags & _ENCRYPTION:
         raise bundle_error("is encrypted", entry.name)
     if entry.flags & ~_KNOWN_FLAGS or entry.method not in (STORED, DEFLATED):
-        raise bundle_error(f"has an unsupported compression (method {entry.method}); use deflate", entry.name)
+        raise bundle_error(f"has unsupported flags or compression (method {entry.method}); use deflate", entry.name)
     if stat.S_ISLNK(entry.mode):
         raise bundle_error("is a symbolic link; a bundle holds files only", entry.name)
     wanted = stat.S_IFDIR if entry.is_directory else stat.S_IFREG

@@ -157,7 +157,7 @@ def test_the_code_of_a_tool_that_is_known_may_have_gone(tmp_path: Path) -> None:
     "name", [".env", "assets/.env.local", "a.pem", "tls/server.KEY", "id_ed25519", ".netrc", "x.p12", ".pypirc"]
 )
 def test_a_file_where_secrets_are_kept_is_refused_by_name_with_the_fix(name: str) -> None:
-    with pytest.raises(Invalid, match=r"secrets are kept.*declare the variable under 'secrets' instead") as refused:
+    with pytest.raises(Invalid, match=r"holds secrets.*declare the variable under 'secrets' instead") as refused:
         read_zip(bundle(Forged(name, b"x")))
     assert refused.value.details["path"] == name
 
