@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gateway.bundles.installed import InstalledToolset, describe_server
-from gateway.bundles.scaffold import create_toolset
+from gateway.bundles.scaffold import write_scaffold
 from gateway.bundles.spec import Server
 from gateway.calls import Progress, no_progress
 from gateway.config import Settings
@@ -196,7 +196,7 @@ async def disallow_servers(gateway: Gateway, toolset_id: str) -> list[str]:
 
 def create_toolset(directory: Path, toolset_id: str | None = None) -> list[Path]:
     """Write the files of a new toolset."""
-    return list(create_toolset(directory, toolset_id))
+    return list(write_scaffold(directory, toolset_id))
 
 
 def _info(installed: InstalledToolset) -> ToolsetInfo:

@@ -22,7 +22,7 @@ _FALLBACK = "my-toolset"
 _ID_LIMIT = 64
 
 
-def create_toolset(directory: Path, toolset_id: str | None = None) -> list[Path]:
+def write_scaffold(directory: Path, toolset_id: str | None = None) -> list[Path]:
     """Write a new toolset into an empty or new folder; return its files in order.
 
     Its id is `toolset_id`, else derived from the folder's name. Refused when the id is invalid or the folder is

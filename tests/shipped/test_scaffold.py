@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from covalt_toolset import context, describe, invoke, load
 from gateway.bundles import PythonTool, read_folder
 from gateway.bundles.field_types import Id
-from gateway.bundles.scaffold import create_toolset, make_id
+from gateway.bundles.scaffold import make_id, write_scaffold
 from gateway.errors import Conflict, Invalid
 
 FILES = ["README.md", "artifacts/words.html", "pytest.ini", "tests/test_text.py", "tools/text.py", "toolset.yaml"]
@@ -23,7 +23,7 @@ FILES = ["README.md", "artifacts/words.html", "pytest.ini", "tests/test_text.py"
 
 def test_what_is_written_is_a_bundle_whose_tools_run(tmp_path: Path) -> None:
     folder = tmp_path / "not/yet/Word Games"
-    written = create_toolset(folder)
+    written = write_scaffold(folder)
     assert sorted(path.relative_to(folder).as_posix() for path in written) == FILES
     bundle = read_folder(folder)
     assert (bundle.spec.id, bundle.spec.name) == ("word-games", "Word Games")
@@ -41,7 +41,7 @@ def test_what_is_written_is_a_bundle_whose_tools_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_its_own_tests_pass(tmp_path: Path) -> None:
-    create_toolset(tmp_path / "fresh")
+    write_scaffold(tmp_path / "fresh")
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     ran = subprocess.run(
         [Path(sys.executable).with_name("pytest"), "-q"],
@@ -73,7 +73,7 @@ def test_its_own_tests_pass(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_of_any_name_gives_an_id(name: str, toolset_id: str, tmp_path: Path) -> None:
-    create_toolset(tmp_path / name)
+    write_scaffold(tmp_path / name)
     assert read_folder(tmp_path / name).spec.id == toolset_id
 
 
@@ -83,11 +83,11 @@ def test_no_name_gives_an_id_that_is_none(name: str) -> None:
 
 
 def test_an_id_of_ones_own_is_taken_or_refused(tmp_path: Path) -> None:
-    create_toolset(tmp_path / "a", "word-lab")
+    write_scaffold(tmp_path / "a", "word-lab")
     assert read_folder(tmp_path / "a").spec.id == "word-lab"
     for wrong, told in [("Word Lab", "'Word Lab' is no id: lower-case letters"), ("mcp", "'mcp' is reserved")]:
         with pytest.raises(Invalid) as refused:
-            create_toolset(tmp_path / "b", wrong)
+            write_scaffold(tmp_path / "b", wrong)
         assert refused.value.message.startswith(told)
     assert not (tmp_path / "b").exists()
 
@@ -95,16 +95,16 @@ def test_an_id_of_ones_own_is_taken_or_refused(tmp_path: Path) -> None:
 def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(Conflict) as refused:
-        create_toolset(tmp_path)
+        write_scaffold(tmp_path)
     assert refused.value.message == f"{str(tmp_path)!r} is not empty: it holds 'mine.txt'; name a new folder"
     with pytest.raises(Conflict, match="is a file; name a new folder"):
-        create_toolset(tmp_path / "mine.txt")
+        write_scaffold(tmp_path / "mine.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_an_empty_folder_is_filled_and_what_git_keeps_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "new" / ".git").mkdir(parents=True)
-    create_toolset(tmp_path / "new")
+    write_scaffold(tmp_path / "new")
     assert read_folder(tmp_path / "new").spec.id == "new"
 
 
@@ -123,6 +123,6 @@ def test_what_cannot_be_written_whole_is_not_written(
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(Invalid, match="No space left on device; choose another folder"):
-        create_toolset(tmp_path / "deep" / "new")
+        write_scaffold(tmp_path / "deep" / "new")
     left = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))]
     assert left == (["deep", "deep/new", "deep/new/.git"] if is_there else [])

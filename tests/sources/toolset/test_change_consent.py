@@ -17,7 +17,7 @@ from eventually import TIMEOUT, async_eventually
 
 from gateway import Gateway
 from gateway.approval.question import Answer, Question
-from gateway.bundles.scaffold import create_toolset
+from gateway.bundles.scaffold import write_scaffold
 from gateway.calls import Outcome
 from gateway.sandbox import Sandbox
 from gateway.sandbox.bwrap import Bubblewrap
@@ -179,7 +179,7 @@ async def test_destructive_toolset_tool_asks_unless_the_person_who_installed_it_
 
 async def test_scaffold_replace_text_asks_first(tmp_path: Path) -> None:
     async with gardening(tmp_path) as garden:
-        create_toolset(tmp_path / "words")
+        write_scaffold(tmp_path / "words")
         await install(garden.gateway, tmp_path / "words")
         person = Person()
         arguments = {"replacement": {"path": "notes.txt", "old": "mine", "new": "yours"}}
