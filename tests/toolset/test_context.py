@@ -43,9 +43,9 @@ def test_outside_of_a_call_the_message_says_how_to_test() -> None:
     with pytest.raises(RuntimeError) as refused:
         note("x")
     assert str(refused.value) == (
-        "get_context() called outside of tool execution; in a unit test, stand inside "
-        "'with covalt_toolset.context(workspace=tmp_path):', and in a thread of your own, "
-        "pass it what you need of the context"
+        "get_context() called outside of tool execution; in a unit test, call it inside "
+        "'with covalt_toolset.context(workspace=tmp_path):', and to a thread of your own, "
+        "pass the values it needs"
     )
 
 

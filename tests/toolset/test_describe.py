@@ -123,4 +123,4 @@ def test_star_arguments_are_refused_without_the_decorator_too() -> None:
     for refuse in (lambda: describe(run, {"type": "object"}), lambda: invoke(run, {})):
         with pytest.raises(BadDefinition) as refused:
             refuse()
-        assert str(refused.value) == f"{where}: '**options' cannot be told to a client; name each parameter"
+        assert str(refused.value) == f"{where}: '**options' has no JSON schema; name each parameter"

@@ -276,7 +276,7 @@ def test_a_value_that_breaks_its_annotation_is_refused() -> None:
     with pytest.raises(BadReturn) as refused:
         invoke(adopt, {})
     assert str(refused.value) == (
-        "adopt: returned what its annotation does not promise: 'kind' should be 'cat'; 'lives' is required"
+        "adopt: returned a value that does not fit its annotation: 'kind' should be 'cat'; 'lives' is required"
     )
 
 
@@ -297,8 +297,8 @@ def cycle() -> list[Any]:
         ({"file": "\udcff"}, "returned '\\udcff' at 'file', which is no Unicode text"),
         ({"\udcff": 1}, "returned '\\udcff', which is no Unicode text"),
         (b"\xff", "returned bytes that are no UTF-8; write them to a file, or encode them as base64"),
-        ([object], "returned what JSON cannot carry: unable to serialize unknown type: <class 'type'>"),
-        (cycle(), "returned what JSON cannot carry: circular reference detected (id repeated)"),
+        ([object], "returned what JSON cannot represent: unable to serialize unknown type: <class 'type'>"),
+        (cycle(), "returned what JSON cannot represent: circular reference detected (id repeated)"),
     ],
 )
 def test_what_json_cannot_carry_is_refused(value: Any, complaint: str) -> None:

@@ -226,7 +226,7 @@ def test_a_tool_that_cannot_be_one_is_told_with_its_line(tmp_path: Path) -> None
     file = tmp_path / "tools/star.py"
     assert refusal("tools.star:run", tmp_path) == (
         "entrypoint 'tools.star:run': tools/star.py line 3: BadDefinition: "
-        f"run ({file}:3): '*args' cannot be told to a client; name each parameter"
+        f"run ({file}:3): '*args' has no JSON schema; name each parameter"
     )
 
 

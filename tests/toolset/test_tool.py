@@ -126,10 +126,10 @@ def test_star_arguments_are_refused_with_the_file_and_line() -> None:
 
     with pytest.raises(BadDefinition) as refused:
         tool(many)
-    assert str(refused.value) == f"{line_of(many)}: '*args' cannot be told to a client; name each parameter"
+    assert str(refused.value) == f"{line_of(many)}: '*args' has no JSON schema; name each parameter"
     with pytest.raises(BadDefinition) as refused:
         tool(name="Open")(open_ended)
-    assert str(refused.value) == f"{line_of(open_ended)}: '**options' cannot be told to a client; name each parameter"
+    assert str(refused.value) == f"{line_of(open_ended)}: '**options' has no JSON schema; name each parameter"
     assert __file__ in str(refused.value)
 
 
@@ -139,7 +139,7 @@ def test_positional_only_parameters_are_refused() -> None:
     with pytest.raises(BadDefinition) as refused:
         tool(divide)
     assert str(refused.value) == (
-        f"{line_of(divide)}: 'a' is positional-only, and arguments come by name; remove the '/'"
+        f"{line_of(divide)}: 'a' is positional-only, and arguments are passed by name; remove the '/'"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a toolset's author imports: functions become tools, and a call knows its workspace."""
+"""The library for authors of toolsets: turns functions into tools and gives calls their context."""
 
 from .context import Log, Progress, ToolContext, clear_context, context, get_context, set_context
 from .errors import BadArguments, BadDefinition, BadEntrypoint, BadReturn, ToolsetError

@@ -1,4 +1,4 @@
-"""Where a tool runs: its chat's workspace, who called, and the way to report back while it works."""
+"""The context of a running call: its workspace, its ids, and the way to report progress and log lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 class Progress(NamedTuple):
-    """How far a call has come; without `total` nobody knows how far it has to go."""
+    """Progress of a call; `total` is None when it is unknown."""
 
     done: float
     total: float | None = None
@@ -22,7 +22,7 @@ class Progress(NamedTuple):
 
 
 class Log(NamedTuple):
-    """A line for whoever watches the call; the model does not read it."""
+    """A log line for people who watch the call; the model does not read it."""
 
     message: str
     level: Level = "info"
@@ -30,10 +30,10 @@ class Log(NamedTuple):
 
 @dataclass(frozen=True)
 class ToolContext:
-    """What a tool knows besides its arguments.
+    """The context of a call, besides its arguments.
 
-    `send` carries reports to whoever runs the tool. Without it, as in a unit test, they are
-    collected in `progress_reports` and `log_lines`.
+    `send` delivers reports. Without it, as in a unit test, they are collected in `progress_reports` and
+    `log_lines`.
     """
 
     workspace: Path
@@ -46,12 +46,12 @@ class ToolContext:
     log_lines: list[Log] = field(default_factory=list, repr=False, compare=False)
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        """Say how far the call has come."""
+        """Report progress."""
         report = Progress(done, total, message)
         self.progress_reports.append(report) if self.send is None else self.send(report)
 
     def log(self, message: str, level: Level = "info") -> None:
-        """Write a line for whoever watches the call; an unknown level is refused."""
+        """Write a log line for people who watch the call; an unknown level is refused."""
         if level not in _LEVELS:
             raise ValueError(f"level {level!r} is none of {', '.join(_LEVELS)}")
         line = Log(message, level)
@@ -63,7 +63,7 @@ _current: ContextVar[ToolContext | None] = ContextVar("covalt_toolset.context", 
 
 
 def get_context() -> ToolContext:
-    """The context of the call that is running; refused where none is."""
+    """Return the context of the running call; `RuntimeError` when there is none."""
     current = _current.get()
     if current is None:
         raise RuntimeError(_OUTSIDE)
@@ -71,19 +71,19 @@ def get_context() -> ToolContext:
 
 
 _OUTSIDE = (
-    "get_context() called outside of tool execution; in a unit test, stand inside "
-    "'with covalt_toolset.context(workspace=tmp_path):', and in a thread of your own, "
-    "pass it what you need of the context"
+    "get_context() called outside of tool execution; in a unit test, call it inside "
+    "'with covalt_toolset.context(workspace=tmp_path):', and to a thread of your own, "
+    "pass the values it needs"
 )
 
 
 def set_context(context: ToolContext) -> None:
-    """From here on `get_context()` answers `context`, in this task or thread."""
+    """Make `get_context()` return `context` in this task or thread."""
     _current.set(context)
 
 
 def clear_context() -> None:
-    """From here on no tool is running, in this task or thread."""
+    """Remove the context from this task or thread."""
     _current.set(None)
 
 
@@ -97,10 +97,10 @@ def context(
     toolset_dir: Path | None = None,
     send: Callable[[Progress | Log], None] | None = None,
 ) -> Iterator[ToolContext]:
-    """A call's context for the length of a `with` block; the one around it comes back afterwards."""
-    here = ToolContext(workspace, chat_id, toolset_id, tool_call_id, toolset_dir or Path.cwd(), send)
-    token = _current.set(here)
+    """Set a call's context during a `with` block; the previous one is restored afterwards."""
+    current = ToolContext(workspace, chat_id, toolset_id, tool_call_id, toolset_dir or Path.cwd(), send)
+    token = _current.set(current)
     try:
-        yield here
+        yield current
     finally:
         _current.reset(token)

@@ -1,4 +1,4 @@
-"""What a docstring says: its first paragraph, and its words on each parameter in Google, NumPy or Sphinx style."""
+"""Parses docstrings: the first paragraph, and descriptions of parameters in Google, NumPy or Sphinx style."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMPY_ITEM = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?$")
 
 
 def summary(docstring: str | None) -> str:
-    """The first paragraph as one line; empty where the docstring starts with a section."""
+    """Return the first paragraph as one line; empty when the docstring starts with a section."""
     lines = inspect.cleandoc(docstring or "").splitlines()
     paragraph = []
     for index, line in enumerate(lines):
@@ -28,14 +28,14 @@ def summary(docstring: str | None) -> str:
 
 
 def parameters(docstring: str | None) -> dict[str, str]:
-    """What is said of each parameter, by name; the text of several lines is joined."""
+    """Return the description of each parameter, by name, as one line."""
     lines = inspect.cleandoc(docstring or "").splitlines()
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for names, text in [*_google(lines), *_numpy(lines), *_sphinx(lines)]:
         for name in names:
             if text:
-                found.setdefault(name, text)
-    return found
+                descriptions.setdefault(name, text)
+    return descriptions
 
 
 def _starts_section(lines: list[str], index: int) -> bool:
@@ -49,7 +49,7 @@ def _google(lines: list[str]) -> Iterator[tuple[list[str], str]]:
         if _GOOGLE.fullmatch(line.strip()):
             for item, rest in _items(_block(lines, index + 1, _indent(line))):
                 if match := _GOOGLE_ITEM.match(item):
-                    yield [match[1]], _joined([match[2] or "", *rest])
+                    yield [match[1]], _join([match[2] or "", *rest])
 
 
 def _numpy(lines: list[str]) -> Iterator[tuple[list[str], str]]:
@@ -57,17 +57,17 @@ def _numpy(lines: list[str]) -> Iterator[tuple[list[str], str]]:
         if _NUMPY.fullmatch(line.strip()) and re.fullmatch(r"-{3,}", lines[index + 1].strip()):
             for item, rest in _items(_numpy_block(lines, index + 2)):
                 if match := _NUMPY_ITEM.match(item):
-                    yield [name.strip().lstrip("*") for name in match[1].split(",")], _joined(rest)
+                    yield [name.strip().lstrip("*") for name in match[1].split(",")], _join(rest)
 
 
 def _sphinx(lines: list[str]) -> Iterator[tuple[list[str], str]]:
     for index, line in enumerate(lines):
         if match := _SPHINX.match(line.strip()):
-            yield [match[1]], _joined([match[2], *_block(lines, index + 1, _indent(line))])
+            yield [match[1]], _join([match[2], *_block(lines, index + 1, _indent(line))])
 
 
 def _block(lines: list[str], start: int, indent: int) -> list[str]:
-    """The lines from `start` that stand deeper than `indent`, blank ones among them."""
+    """The lines from `start` that are indented deeper than `indent`, including blank ones."""
     end = start
     while end < len(lines) and (not lines[end].strip() or _indent(lines[end]) > indent):
         end += 1
@@ -83,17 +83,17 @@ def _numpy_block(lines: list[str], start: int) -> list[str]:
 
 
 def _items(block: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each line at the block's own indent, with the deeper lines below it."""
-    written = [line for line in block if line.strip()]
-    margin = min(map(_indent, written), default=0)
-    for index, line in enumerate(written):
+    """Each line at the block's indent, with the deeper lines below it."""
+    filled = [line for line in block if line.strip()]
+    margin = min(map(_indent, filled), default=0)
+    for index, line in enumerate(filled):
         if _indent(line) == margin:
-            yield line.strip(), _block(written, index + 1, margin)
+            yield line.strip(), _block(filled, index + 1, margin)
 
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _joined(lines: list[str]) -> str:
+def _join(lines: list[str]) -> str:
     return " ".join(line.strip() for line in lines if line.strip())

@@ -1,12 +1,12 @@
-"""Every way a toolset is told no.
+"""The errors of this library.
 
 ToolsetError
 ├── BadDefinition   the function cannot be a tool as it is written
 ├── BadEntrypoint   the entrypoint leads to no function
 ├── BadArguments    the caller's arguments do not fit the signature
-└── BadReturn       what the function returned does not fit its annotation, or JSON
+└── BadReturn       the returned value does not fit its annotation, or JSON
 
-An exception the tool itself raises is none of these: it passes through as it is.
+An exception that the tool itself raises is none of these; it passes through unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 
 class ToolsetError(Exception):
-    """Any of the above; the text says what to mend, and where."""
+    """Base of the above; the message names what to correct, and where."""
 
 
 class BadDefinition(ToolsetError):
@@ -28,7 +28,7 @@ class BadEntrypoint(ToolsetError):
 
 
 class BadArguments(ToolsetError):
-    """The caller's arguments do not fit; `problems` has one sentence for each thing to mend."""
+    """The caller's arguments do not fit; `problems` has one sentence per thing to correct."""
 
     def __init__(self, tool: str, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -36,10 +36,10 @@ class BadArguments(ToolsetError):
 
 
 class BadReturn(ToolsetError):
-    """What the function returned does not fit its annotation, or JSON."""
+    """The value that the function returned does not fit its annotation, or JSON."""
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"`, or nothing when no word is near."""
+    """Return `"; did you mean 'x'?"`, or an empty text when no word is similar."""
     near = difflib.get_close_matches(word, list(words), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,9 +1,9 @@
-"""A toolset's modules as a package of their own, so that two toolsets in one process never meet.
+"""Imports a toolset's modules as a package of their own, so that toolsets in one process do not clash.
 
-The package has a name made from the toolset's directory, and its modules import each other as their
-author would expect: `from .files import x`, `from tools.files import x` and `import files` all lead
-to the same module. For the last two, each module gets its own `__import__`, which looks into the
-toolset first. `sys.path` is not touched, and no other module sees anything of it.
+The package name is derived from the toolset's directory, and its modules import each other as their
+author expects: `from .files import x`, `from tools.files import x` and `import files` all give the
+same module. For the last two, each module gets its own `__import__`, which searches the toolset before
+other packages. `sys.path` is unchanged, and no other module is affected.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-# The folder whose modules are also found without naming it.
+# The folder whose modules can be imported without its name.
 TOOLS = "tools"
 
 
 @functools.cache
 def modules_of(root: Path) -> ToolsetModules:
-    """The modules under the directory `root`, importable from now on."""
+    """Make the modules under the directory `root` importable."""
     modules = ToolsetModules(root)
     sys.meta_path.insert(0, modules)
     return modules
 
 
 class ToolsetModules:
-    """Finds the modules of one toolset under its package name; stands in `sys.meta_path`."""
+    """A finder in `sys.meta_path` for the modules of one toolset."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -55,10 +55,10 @@ class ToolsetModules:
             return spec
         if not fullname.startswith(f"{self.package}."):
             return None
-        found = PathFinder.find_spec(fullname, path, target)
-        if found is not None and isinstance(found.loader, SourceFileLoader):
-            found.loader = _Source(fullname, found.loader.path, self._builtins)
-        return found
+        module = PathFinder.find_spec(fullname, path, target)
+        if module is not None and isinstance(module.loader, SourceFileLoader):
+            module.loader = _SourceLoader(fullname, module.loader.path, self._builtins)
+        return module
 
     def _import(
         self,
@@ -70,24 +70,24 @@ class ToolsetModules:
     ) -> ModuleType:
         """`__import__` for the toolset's modules: the standard library, then the toolset, then the rest."""
         first = name.partition(".")[0]
-        home = None if level else self._home(first)
-        if home is None:
+        package = None if level else self._package_of(first)
+        if package is None:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         if fromlist:
-            return builtins.__import__(f"{home}.{name}", globals, locals, fromlist, 0)
-        importlib.import_module(f"{home}.{name}")
-        return sys.modules[f"{home}.{first}"]
+            return builtins.__import__(f"{package}.{name}", globals, locals, fromlist, 0)
+        importlib.import_module(f"{package}.{name}")
+        return sys.modules[f"{package}.{first}"]
 
-    def _home(self, first: str) -> str | None:
+    def _package_of(self, first: str) -> str | None:
         if first in sys.stdlib_module_names:
             return None
-        if _holds(self.root, first):
+        if _contains(self.root, first):
             return self.package
-        return f"{self.package}.{TOOLS}" if _holds(self.root / TOOLS, first) else None
+        return f"{self.package}.{TOOLS}" if _contains(self.root / TOOLS, first) else None
 
 
-class _Source(SourceFileLoader):
-    """Runs the source itself: bytecode that came with a bundle is not read, and none is left in it."""
+class _SourceLoader(SourceFileLoader):
+    """Always compiles the source: bytecode in a bundle is neither read nor written."""
 
     def __init__(self, fullname: str, path: str, names: dict[str, Any]) -> None:
         super().__init__(fullname, path)
@@ -103,6 +103,6 @@ class _Source(SourceFileLoader):
         super().exec_module(module)
 
 
-def _holds(directory: Path, name: str) -> bool:
-    """Whether the module is here; a folder without Python in it, such as `assets`, is none."""
+def _contains(directory: Path, name: str) -> bool:
+    """Return whether the module exists; a folder without Python files, such as `assets`, is none."""
     return (directory / f"{name}.py").is_file() or next((directory / name).rglob("*.py"), None) is not None

@@ -1,4 +1,4 @@
-"""What a tool returned, as JSON can carry it."""
+"""Converts returned values to JSON."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from .errors import BadReturn
 
 
 def to_jsonable(value: Any) -> Any:
-    """`value` with models, dataclasses, paths, dates, sets, enums and the like as JSON has them.
+    """Convert models, dataclasses, paths, dates, sets, enums and the like to plain JSON values.
 
-    Refused, because JSON has no such thing: an object of an unknown class, a cycle, bytes that are
-    no UTF-8, text with half a surrogate pair, and NaN and the infinities. A `null` in their place
-    would say something else than the tool did.
+    Refused, since JSON cannot represent them: objects of unknown classes, cycles, bytes that are not UTF-8,
+    lone surrogates, NaN and infinities. A `null` in their place would change the result.
     """
-    return carried(lambda: to_jsonable_python(value, by_alias=True))
+    return dump_json(lambda: to_jsonable_python(value, by_alias=True))
 
 
-def carried(dump: Callable[[], Any]) -> Any:
-    """What `dump` makes, if JSON can carry it."""
+def dump_json(dump: Callable[[], Any]) -> Any:
+    """Return the result of `dump`, or raise `BadReturn` when JSON cannot represent it."""
     try:
         plain = dump()
     except UnicodeDecodeError as error:
@@ -30,18 +29,18 @@ def carried(dump: Callable[[], Any]) -> Any:
     except UnicodeEncodeError as error:
         raise BadReturn(f"returned {error.object!a}, which is no Unicode text") from error
     except ValueError as error:
-        raise BadReturn(f"returned what JSON cannot carry: {_lowered(str(error))}") from error
+        raise BadReturn(f"returned what JSON cannot represent: {_lowercase_first(str(error))}") from error
     _check(plain, ())
     return plain
 
 
 def _check(value: Any, path: tuple[str, ...]) -> None:
     if isinstance(value, dict):
-        for key, each in value.items():
-            _check(each, (*path, key))
+        for key, item in value.items():
+            _check(item, (*path, key))
     elif isinstance(value, list):
-        for index, each in enumerate(value):
-            _check(each, (*path, str(index)))
+        for index, item in enumerate(value):
+            _check(item, (*path, str(index)))
     elif isinstance(value, float) and not math.isfinite(value):
         raise BadReturn(f"returned {value}{_at(path)}, and JSON has no such number; return None or a text instead")
     elif isinstance(value, str) and not _is_unicode(value):
@@ -60,5 +59,5 @@ def _at(path: tuple[str, ...]) -> str:
     return f" at '{'.'.join(path)}'" if path else ""
 
 
-def _lowered(text: str) -> str:
+def _lowercase_first(text: str) -> str:
     return f"{text[:1].lower()}{text[1:]}"

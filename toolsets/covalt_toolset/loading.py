@@ -1,4 +1,4 @@
-"""From an entrypoint such as `tools.files:write_file` to the function it names."""
+"""Loads the function of an entrypoint such as `tools.files:write_file`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ENTRYPOINT = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
 
 
 def load(entrypoint: str, root: Path) -> Function:
-    """The function `module.path:function` of the toolset in `root`.
+    """Return the function `module.path:function` of the toolset in `root`.
 
-    The module is looked for in `root`, then in its `tools/`. Refused with the file looked for, the
-    nearest name, or the line of the toolset's own file at which importing it failed.
+    The module is searched in `root`, then in its `tools/`. A refusal names the missing file, a similar name, or
+    the line of the toolset's file at which the import failed.
     """
     match = _ENTRYPOINT.fullmatch(entrypoint)
     if match is None:
@@ -31,33 +31,33 @@ def load(entrypoint: str, root: Path) -> Function:
 
 
 def _find(name: str, entrypoint: str, root: Path) -> str:
-    """The module's name relative to the root."""
+    """Return the module's name relative to the root."""
     for candidate in (name, f"{TOOLS}.{name}"):
         if (root / _file(root, candidate)).is_file():
             return candidate
-    looked = " nor ".join(_file(root, candidate) for candidate in (name, f"{TOOLS}.{name}"))
+    files = " nor ".join(_file(root, candidate) for candidate in (name, f"{TOOLS}.{name}"))
     hint = did_you_mean(name, _module_names(root))
-    raise BadEntrypoint(f"entrypoint {entrypoint!r}: there is no {looked} in {root}{hint}")
+    raise BadEntrypoint(f"entrypoint {entrypoint!r}: there is no {files} in {root}{hint}")
 
 
 def _import(name: str, entrypoint: str, modules: ToolsetModules) -> ModuleType:
     try:
         return modules.module(name)
-    except (Exception, SystemExit) as error:  # a stranger's module may raise anything while it is imported
-        told = f"{type(error).__name__}: {_message(error)}".replace(f"{modules.package}.", "")
+    except (Exception, SystemExit) as error:  # untrusted code may raise anything on import
+        reason = f"{type(error).__name__}: {_message(error)}".replace(f"{modules.package}.", "")
         place = _place(error, modules.root) or _file(modules.root, name)
-        raise BadEntrypoint(f"entrypoint {entrypoint!r}: {place}: {told}") from error
+        raise BadEntrypoint(f"entrypoint {entrypoint!r}: {place}: {reason}") from error
 
 
 def _function(module: ModuleType, name: str, entrypoint: str, file: str) -> Function:
-    found: Any = getattr(module, name, None)
-    if found is None:
+    function: Any = getattr(module, name, None)
+    if function is None:
         functions = [key for key, value in vars(module).items() if _is_function(value) and not key.startswith("_")]
         raise BadEntrypoint(f"entrypoint {entrypoint!r}: {file} has no {name!r}{did_you_mean(name, functions)}")
-    if not _is_function(found):
+    if not _is_function(function):
         raise BadEntrypoint(f"entrypoint {entrypoint!r}: {name!r} in {file} is not a function")
-    function: Function = found
-    return function
+    checked: Function = function
+    return checked
 
 
 def _is_function(value: Any) -> bool:
@@ -77,7 +77,7 @@ def _module_names(root: Path) -> Iterator[str]:
 
 
 def _place(error: BaseException, root: Path) -> str | None:
-    """The last line of the toolset's own files that had a part in the error."""
+    """Return the last line of the traceback that is in the toolset's files."""
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno))

@@ -1,4 +1,4 @@
-"""What is wrong with a value, in one readable sentence for each place where something is."""
+"""Turns validation errors into readable sentences, one for each place."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from .errors import did_you_mean
 
 
 def sentences(error: ValidationError, value: Any, known: Iterable[str] = ()) -> tuple[str, ...]:
-    """One sentence for each place in `value`; `known` are the names that may stand at its top."""
-    complaints: dict[tuple[str, str], list[str]] = {}
-    for each in error.errors(include_url=False, include_input=False):
-        path, form = _place(each, value)
-        complaint = _complaint(each, path, known)
-        found = complaints.setdefault((".".join(path), form), [])
-        if complaint not in found:
-            found.append(complaint)
-    return tuple(_sentence(path, form, found) for (path, form), found in complaints.items())
+    """Return one sentence for each place in `value`; `known` are the names allowed at its top."""
+    problems: dict[tuple[str, str], list[str]] = {}
+    for problem in error.errors(include_url=False, include_input=False):
+        path, form = _place(problem, value)
+        text = _describe(problem, path, known)
+        texts = problems.setdefault((".".join(path), form), [])
+        if text not in texts:
+            texts.append(text)
+    return tuple(_sentence(path, form, texts) for (path, form), texts in problems.items())
 
 
-def _sentence(path: str, form: str, complaints: list[str]) -> str:
-    told = " or ".join(complaints)
+def _sentence(path: str, form: str, texts: list[str]) -> str:
+    text = " or ".join(texts)
     if not path:
-        return told.removeprefix(": ") + form
-    return f"'{path}'{told if told.startswith(':') else f' {told}'}{form}"
+        return text.removeprefix(": ") + form
+    return f"'{path}'{text if text.startswith(':') else f' {text}'}{form}"
 
 
 def _place(problem: ErrorDetails, value: Any) -> tuple[list[str], str]:
-    """Where the problem is in `value`, and as which form of a union it was read there.
+    """Return the path of a problem in `value`, and the member of a union as which the value was read.
 
-    Pydantic mixes the names of a union's forms into the location; what is no key of the value is
-    such a name, unless it is the very key that is missing.
+    Pydantic mixes the names of union members into the location. A part that is no key of the value is such a
+    name, unless it is the missing key itself.
     """
     *parts, last = problem["loc"] or ("",)
     path: list[str] = []
@@ -58,7 +58,7 @@ def _has(value: Any, part: int | str) -> bool:
     return isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
 
 
-def _complaint(problem: ErrorDetails, path: list[str], known: Iterable[str]) -> str:
+def _describe(problem: ErrorDetails, path: list[str], known: Iterable[str]) -> str:
     kind, message = problem["type"], problem["msg"]
     if kind.startswith("missing"):
         return "is required"

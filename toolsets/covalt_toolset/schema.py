@@ -1,4 +1,4 @@
-"""JSON Schema (draft 2020-12) of Python types, with only the words an author wrote."""
+"""JSON Schema (draft 2020-12) of Python types, without generated titles."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Schema = dict[str, Any]
 
 
 def schema_of(adapter: TypeAdapter[Any], mode: JsonSchemaMode) -> Schema:
-    """The schema with its top spelled out: a recursive type has it among its `$defs` too."""
-    schema = adapter.json_schema(schema_generator=_Untitled, mode=mode)
+    """Return the schema with its top level inlined; a recursive type also has it among its `$defs`."""
+    schema = adapter.json_schema(schema_generator=_UntitledGenerator, mode=mode)
     for definition in schema.get("$defs", {}).values():
-        if "enum" in definition:  # an enum gets its title after the generator has seen it
+        if "enum" in definition:  # the title of an enum is added after the generator ran
             definition.pop("title", None)
     top = schema.pop("$ref", None)
     return schema if top is None else {**schema["$defs"][top.removeprefix("#/$defs/")], **schema}
 
 
-class _Untitled(GenerateJsonSchema):
-    """Leaves out the titles pydantic makes up from names, and the defaults JSON cannot carry."""
+class _UntitledGenerator(GenerateJsonSchema):
+    """Omits titles that pydantic derives from names, and defaults that JSON cannot represent."""
 
     ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}  # noqa: RUF012 - as the parent declares it
 
@@ -31,13 +31,13 @@ class _Untitled(GenerateJsonSchema):
         return False
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        return _untitled(super().model_schema(schema), schema["cls"])
+        return _remove_title(super().model_schema(schema), schema["cls"])
 
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
-        return _untitled(super().dataclass_schema(schema), schema["cls"])
+        return _remove_title(super().dataclass_schema(schema), schema["cls"])
 
     def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
-        return _untitled(super().typed_dict_schema(schema), schema.get("cls"))
+        return _remove_title(super().typed_dict_schema(schema), schema.get("cls"))
 
     def encode_default(self, dft: Any) -> Any:
         encoded = super().encode_default(dft)
@@ -46,7 +46,7 @@ class _Untitled(GenerateJsonSchema):
         return encoded
 
 
-def _untitled(schema: JsonSchemaValue, cls: type | None) -> JsonSchemaValue:
+def _remove_title(schema: JsonSchemaValue, cls: type | None) -> JsonSchemaValue:
     if cls is not None and schema.get("title") == cls.__name__:
         return {key: value for key, value in schema.items() if key != "title"}
     return schema

@@ -1,4 +1,4 @@
-"""How a function is called as a tool: what a client may send, what the function gets, what comes back."""
+"""The signature of a function as a tool: its schemas, binding of arguments, and conversion of the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pydantic.errors import PydanticUserError
 from . import docstrings
 from .context import get_context
 from .errors import BadArguments, BadDefinition, BadReturn
-from .jsonable import carried, to_jsonable
+from .jsonable import dump_json, to_jsonable
 from .problems import sentences
 from .schema import Schema, schema_of
 
@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 @functools.cache
 def signature_of(function: Function) -> Signature:
-    """The signature, read once; refuses a function that cannot be a tool."""
+    """Return the cached signature; refuses a function that cannot be a tool."""
     return Signature(function)
 
 
 class Signature:
-    """Parameters and annotations are read when needed: they may name classes that stand further down."""
+    """A function's signature. Annotations are evaluated lazily, since they may name classes defined later."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -44,36 +44,36 @@ class Signature:
 
     @cached_property
     def takes_workspace(self) -> bool:
-        """The older form: a first parameter `workspace: Path` is filled from the context."""
+        """True for the older form: a first parameter `workspace: Path` is filled from the context."""
         first = next(iter(self._all), None)
         return first is not None and first.name == "workspace" and self._types.get("workspace", Path) is Path
 
     @cached_property
     def input_schema(self) -> Schema:
-        schema = self._defined(lambda: schema_of(TypeAdapter(self._arguments), "validation"))
+        schema = self._define(lambda: schema_of(TypeAdapter(self._arguments), "validation"))
         if len(schema["properties"]) < len(self._fields):
             raise BadDefinition(f"{self.where}: two parameters have the same alias")
         return schema
 
     @cached_property
     def output_schema(self) -> Schema | None:
-        """The schema of a model, dataclass or TypedDict; anything else promises nothing."""
+        """The schema of a returned model, dataclass or TypedDict; None for other types."""
         return None if self._answer is None else schema_of(self._answer, "serialization")
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """JSON arguments as the keyword arguments the signature asks for."""
+        """Convert JSON arguments to keyword arguments of the function."""
         try:
             parsed = self._arguments.model_validate_json(self._text(arguments))
         except ValidationError as error:
             known = self.input_schema["properties"]
             raise BadArguments(self.name, sentences(error, arguments, known)) from error
-        bound = {each.name: getattr(parsed, field) for field, each in self._fields.items()}
+        bound = {parameter.name: getattr(parsed, field) for field, parameter in self._fields.items()}
         return bound | ({"workspace": get_context().workspace} if self.takes_workspace else {})
 
     def answer(self, value: Any) -> Any:
-        """What the function returned, as JSON; a dict returned for a model must fit it."""
+        """Convert the returned value to JSON; a dict returned for a model must fit it."""
         try:
-            return to_jsonable(value) if self._answer is None else _promised(self._answer, value)
+            return to_jsonable(value) if self._answer is None else _dump_checked(self._answer, value)
         except BadReturn as error:
             raise BadReturn(f"{self.name}: {error}") from error
 
@@ -85,34 +85,34 @@ class Signature:
 
     @cached_property
     def _fields(self) -> dict[str, inspect.Parameter]:
-        """The parameters a client fills, under names that clash with nothing of pydantic's."""
+        """The parameters a client fills, under field names that cannot clash with pydantic's."""
         filled = self._all[1:] if self.takes_workspace else self._all
-        return {f"argument_{index}": each for index, each in enumerate(filled)}
+        return {f"argument_{index}": parameter for index, parameter in enumerate(filled)}
 
     @cached_property
     def _arguments(self) -> type[BaseModel]:
-        said = docstrings.parameters(self.function.__doc__)
+        descriptions = docstrings.parameters(self.function.__doc__)
         fields: dict[str, Any] = {
             field: (
-                _described(self._types.get(each.name, Any), each.name, said.get(each.name)),
-                ... if each.default is each.empty else each.default,
+                _annotate(self._types.get(parameter.name, Any), parameter.name, descriptions.get(parameter.name)),
+                ... if parameter.default is parameter.empty else parameter.default,
             )
-            for field, each in self._fields.items()
+            for field, parameter in self._fields.items()
         }
         config = ConfigDict(extra="forbid")
-        model: type[BaseModel] = self._defined(lambda: create_model(self.name, __config__=config, **fields))
+        model: type[BaseModel] = self._define(lambda: create_model(self.name, __config__=config, **fields))
         return model
 
     @cached_property
     def _answer(self) -> TypeAdapter[Any] | None:
         returned: Any = self._types.get("return")
-        return self._defined(lambda: _object_adapter(returned)) if _is_object(returned) else None
+        return self._define(lambda: _object_adapter(returned)) if _is_object(returned) else None
 
     @cached_property
     def _types(self) -> dict[str, Any]:
-        return self._defined(lambda: typing.get_type_hints(self.function, include_extras=True))
+        return self._define(lambda: typing.get_type_hints(self.function, include_extras=True))
 
-    def _defined(self, make: Callable[[], T]) -> T:
+    def _define(self, make: Callable[[], T]) -> T:
         try:
             return make()
         except NameError as error:
@@ -135,22 +135,22 @@ def _parameters(function: Function, where: str) -> list[inspect.Parameter]:
             f"{where}: a tool returns its answer and does not yield; report with get_context().progress"
         )
     parameters = list(inspect.signature(function).parameters.values())
-    for each in parameters:
-        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            raise BadDefinition(f"{where}: '{_starred(each)}' cannot be told to a client; name each parameter")
-        if each.kind is each.POSITIONAL_ONLY:
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise BadDefinition(f"{where}: '{_star_name(parameter)}' has no JSON schema; name each parameter")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
             raise BadDefinition(
-                f"{where}: '{each.name}' is positional-only, and arguments come by name; remove the '/'"
+                f"{where}: '{parameter.name}' is positional-only, and arguments are passed by name; remove the '/'"
             )
     return parameters
 
 
-def _starred(parameter: inspect.Parameter) -> str:
+def _star_name(parameter: inspect.Parameter) -> str:
     return f"{'*' if parameter.kind is parameter.VAR_POSITIONAL else '**'}{parameter.name}"
 
 
-def _described(annotation: Any, name: str, description: str | None) -> Any:
-    """The annotation with the parameter's name and description; the author's own `Field` comes later and wins."""
+def _annotate(annotation: Any, name: str, description: str | None) -> Any:
+    """Add the parameter's name and description to its annotation; the author's own `Field` comes later and wins."""
     own = Field(alias=name, description=description)
     if typing.get_origin(annotation) is Annotated:
         return Annotated[(annotation.__origin__, own, *annotation.__metadata__)]
@@ -166,18 +166,18 @@ def _is_object(annotation: Any) -> bool:
 
 
 def _object_adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    """None for a model that is no object after all, such as a `RootModel` of a list."""
+    """Return the adapter, or None for a model that is no object in JSON, such as a `RootModel` of a list."""
     adapter: TypeAdapter[Any] = TypeAdapter(annotation)
     return adapter if schema_of(adapter, "serialization").get("type") == "object" else None
 
 
-def _promised(answer: TypeAdapter[Any], value: Any) -> Any:
+def _dump_checked(answer: TypeAdapter[Any], value: Any) -> Any:
     try:
         valid = answer.validate_python(value)
     except ValidationError as error:
         problems = "; ".join(sentences(error, value))
-        raise BadReturn(f"returned what its annotation does not promise: {problems}") from error
-    return carried(lambda: answer.dump_python(valid, mode="json", by_alias=True, warnings="none"))
+        raise BadReturn(f"returned a value that does not fit its annotation: {problems}") from error
+    return dump_json(lambda: answer.dump_python(valid, mode="json", by_alias=True, warnings="none"))
 
 
 def _first_line(error: Exception) -> str:

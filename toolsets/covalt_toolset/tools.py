@@ -1,4 +1,4 @@
-"""A function as a tool: marked with `tool`, told to clients by `describe`, called by `invoke`."""
+"""Functions as tools: marked with `tool`, described to clients by `describe`, called by `invoke`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ F = TypeVar("F", bound=Function)
 
 @dataclass(frozen=True, kw_only=True)
 class ToolMetadata:
-    """What an author says of a tool. None means: not said here, and the manifest or the gateway decides.
+    """The metadata that an author declares for a tool. For None, the manifest or the gateway decides.
 
     `permission` is the level the tool needs, `access` what it does to the chat's workspace,
-    `timeout` its limit in seconds. A person must agree to a `destructive` tool, whatever
-    `requires_confirmation` says; `idempotent` and `open_world` are hints for clients.
+    `timeout` its limit in seconds. A person must agree to a `destructive` tool, regardless of
+    `requires_confirmation`; `idempotent` and `open_world` are hints for clients.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ToolMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolDescription(ToolMetadata):
-    """All a gateway needs to list a tool and to choose how to run it."""
+    """Everything a gateway needs to list a tool and to run it."""
 
     input_schema: Schema = field(default_factory=dict)
     output_schema: Schema | None = None
@@ -85,14 +85,14 @@ def tool(
     open_world: bool = False,
     tags: Sequence[str] = (),
 ) -> Any:
-    """Make a tool of a function, as `@tool` or `@tool(name=…, …)`; the function itself stays as it is.
+    """Mark a function as a tool, as `@tool` or `@tool(name=…, …)`; the function itself is unchanged.
 
     The name and description default to the function's name and its docstring's first paragraph. A
     function that cannot be a tool is refused here, with its file and line.
     """
     if callable(name):
-        return _marked(name, {})
-    said = {
+        return _mark(name, {})
+    metadata = {
         "name": name,
         "description": description,
         "requires_confirmation": requires_confirmation,
@@ -105,23 +105,23 @@ def tool(
         "open_world": open_world,
         "tags": tuple(tags),
     }
-    return lambda function: _marked(function, said)
+    return lambda function: _mark(function, metadata)
 
 
 def is_tool(function: object) -> bool:
-    """Whether `tool` has marked the function."""
+    """Return whether the function is marked with `tool`."""
     return get_tool_metadata(function) is not None
 
 
 def get_tool_metadata(function: object) -> ToolMetadata | None:
-    """What `tool` has noted, or None for a function it never saw."""
-    return getattr(function, _NOTED, None)
+    """Return the metadata of a marked function, or None."""
+    return getattr(function, _METADATA, None)
 
 
 def describe(function: Function, input_schema: Mapping[str, Any] | None = None) -> ToolDescription:
-    """The tool as data, marked or not; `input_schema` stands in for the inferred one.
+    """Describe a function, marked or not; `input_schema` replaces the inferred one.
 
-    Refuses annotations no client can be told, and an `input_schema` that does not fit the function.
+    Refuses annotations without a JSON schema, and an `input_schema` that does not fit the function.
     """
     signature = signature_of(function)
     if input_schema is not None:
@@ -137,38 +137,38 @@ def describe(function: Function, input_schema: Mapping[str, Any] | None = None) 
 def invoke(function: Function, arguments: Mapping[str, Any]) -> Any:
     """Call the function with JSON arguments and return JSON; for an `async` function, an awaitable of it.
 
-    Arguments that do not fit raise `BadArguments` before anything runs. What the function raises
-    passes through. A fork of the function that comes back ends here: whoever held a lock is not in it, and the
-    answer is not its to give.
+    Arguments that do not fit raise `BadArguments` before the function runs. Its own exceptions pass through. A
+    fork of the process that returns from the function ends here: it has no other threads, which may hold locks,
+    and must not answer.
     """
     signature = signature_of(function)
     process = os.getpid()
     result = function(**signature.bind(arguments))
     if os.getpid() != process:
         os._exit(0)
-    return _awaited(signature, result) if inspect.isawaitable(result) else signature.answer(result)
+    return _await_answer(signature, result) if inspect.isawaitable(result) else signature.answer(result)
 
 
-_NOTED = "__tool_metadata__"
+_METADATA = "__tool_metadata__"
 
 
-async def _awaited(signature: Signature, result: Awaitable[Any]) -> Any:
+async def _await_answer(signature: Signature, result: Awaitable[Any]) -> Any:
     return signature.answer(await result)
 
 
-def _marked(function: F, said: Mapping[str, Any]) -> F:
+def _mark(function: F, declared: Mapping[str, Any]) -> F:
     signature = signature_of(function)
-    metadata = _metadata(function, said)
+    metadata = _metadata(function, declared)
     _check_choice(signature, "permission", metadata.permission, typing.get_args(Permission))
     _check_choice(signature, "access", metadata.access, typing.get_args(Access))
     if metadata.timeout is not None and not metadata.timeout > 0:
         raise BadDefinition(f"{signature.where}: timeout is {metadata.timeout}; give seconds above zero")
-    setattr(function, _NOTED, metadata)
+    setattr(function, _METADATA, metadata)
     return function
 
 
-def _metadata(function: Function, said: Mapping[str, Any]) -> ToolMetadata:
-    given = {key: value for key, value in said.items() if value is not None}
+def _metadata(function: Function, declared: Mapping[str, Any]) -> ToolMetadata:
+    given = {key: value for key, value in declared.items() if value is not None}
     defaults = {"name": function.__name__, "description": docstrings.summary(function.__doc__)}
     return ToolMetadata(**(defaults | given))
 
@@ -179,7 +179,7 @@ def _check_choice(signature: Signature, what: str, chosen: str | None, choices: 
 
 
 def _check_schema(signature: Signature, schema: Mapping[str, Any]) -> None:
-    """Refuse a schema by which no call could succeed, or one that promises what the function does not take."""
+    """Refuse a schema that lacks a required argument, or has one that the function does not take."""
     if schema.get("type") != "object":
         raise BadDefinition(f"{signature.where}: input_schema must have 'type: object'")
     if "properties" not in schema:

@@ -9,7 +9,7 @@ from gateway.bundles import PythonTool, ShellTool
 from gateway.bundles.installed import InstalledTool, InstalledToolset
 from gateway.errors import Invalid
 from gateway.render import declare
-from gateway.tools import Access, Permission, Renderer, Tool
+from gateway.tools import Access, Permission, Renderer, Tool, inline_references
 
 # Default category.
 CATEGORY = "toolsets"
@@ -53,7 +53,7 @@ def _build_tool(toolset: InstalledToolset, item: InstalledTool) -> Tool:
 def _build_input_schema(item: InstalledTool) -> Mapping[str, Any]:
     schema: Mapping[str, Any] = item.get_field("input_schema") or {}
     if schema or not isinstance(item.spec, ShellTool):
-        return {"type": "object", **schema}
+        return inline_references({"type": "object", **schema})
     names = sorted({name for _, name in item.spec.placeholders() if not name.isupper()})
     return {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
 

@@ -138,6 +138,28 @@ async def test_a_category_of_its_own_is_read_write_and_no_more(gateway: Gateway,
     assert "allows only read-write; raise categories.weather.permission" in refused
 
 
+async def test_toolset_input_schema_has_its_references_inlined(gateway: Gateway, tmp_path: Path) -> None:
+    code = dedent(
+        """
+        from pydantic import BaseModel
+
+        class Point(BaseModel):
+            x: int
+
+        def first(point: Point) -> int:
+            return point.x
+
+        def second() -> int:
+            return 2
+        """
+    )
+    await install(gateway, write_toolset(tmp_path / "lab", MANIFEST, code=code))
+    schema = gateway.catalog.find("lab:first").tool.input_schema
+    assert "$defs" not in schema
+    assert schema["properties"]["point"]["properties"] == {"x": {"type": "integer"}}
+    assert (await gateway.call("lab:first", {"point": {"x": 3}})).value == 3
+
+
 @pytest.mark.promise("X4")
 async def test_shell_tools_get_arguments_as_data(gateway: Gateway, tmp_path: Path) -> None:
     manifest = dedent(
