@@ -11,10 +11,10 @@ from pydantic import BaseModel, Field
 
 from covalt_toolset import tool
 
-from .workspace import inside, shown
+from .workspace import relative_path, resolve_path
 
+# Bytes of text in one result: about what a model can still read carefully.
 READ_LIMIT = 128 * 1024
-"""Bytes of text in one answer: about what a model can still read with care."""
 
 
 class Written(BaseModel):
@@ -41,14 +41,14 @@ def write_file(path: str, content: str) -> Written:
         path: Path relative to the workspace, such as 'src/app.py'
         content: The file's whole text, written as UTF-8
     """
-    target = inside(path)
+    target = resolve_path(path)
     if target.is_dir():
         raise IsADirectoryError(f"{path!r} is a folder; name a file in it, such as '{path.rstrip('/')}/index.html'")
     created = not target.exists()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise NotADirectoryError(f"{path!r} has a file where a folder should be: {_file_on_the_way(target)}") from None
+        raise NotADirectoryError(f"{path!r} has a file where a folder should be: {_parent_file(target)}") from None
     data = content.encode()
     target.write_bytes(data)
     return Written(written=path, size=len(data), created=created)
@@ -68,12 +68,12 @@ def read_file(
         first_line: The line to begin with
         lines: How many lines to read at most; fewer come when they are long
     """
-    target = inside(path)
+    target = resolve_path(path)
     if target.is_dir():
         raise IsADirectoryError(f"{path!r} is a folder; it holds {_names(target)}")
     if not target.is_file():
         folder = next(each for each in target.parents if each.is_dir())
-        raise FileNotFoundError(f"there is no file {path!r}; {_shown(folder)} holds {_names(folder)}")
+        raise FileNotFoundError(f"there is no file {path!r}; {_quote_folder(folder)} holds {_names(folder)}")
     with target.open("rb") as file:
         _skip(file, first_line - 1, path)
         data, count, cut = _take(file, lines)
@@ -93,7 +93,7 @@ def _skip(file: BinaryIO, lines: int, path: str) -> None:
 
 
 def _take(file: BinaryIO, lines: int) -> tuple[bytes, int, bool]:
-    """As many whole lines as fit, how many that is, and whether the first alone was too long and is cut."""
+    """Return as many whole lines as fit, their number, and whether the first line was too long and was cut."""
     data = bytearray()
     for count in range(lines):
         start = file.tell()
@@ -111,7 +111,7 @@ def _take(file: BinaryIO, lines: int) -> tuple[bytes, int, bool]:
 
 
 def _end_of_line(file: BinaryIO) -> None:
-    """Go to the end of a line of which a piece was read."""
+    """Skip to the end of a line of which a part was read."""
     file.seek(-1, 1)
     while (piece := file.readline(READ_LIMIT)) and not piece.endswith(b"\n"):
         pass
@@ -129,12 +129,12 @@ def _text(data: bytes, path: str, cut: bool) -> str:
     )
 
 
-def _file_on_the_way(target: Path) -> str:
-    return next(shown(each) for each in target.parents if each.is_file())
+def _parent_file(target: Path) -> str:
+    return next(relative_path(each) for each in target.parents if each.is_file())
 
 
-def _shown(folder: Path) -> str:
-    return "the workspace" if shown(folder) == "." else repr(shown(folder))
+def _quote_folder(folder: Path) -> str:
+    return "the workspace" if relative_path(folder) == "." else repr(relative_path(folder))
 
 
 def _names(folder: Path) -> str:

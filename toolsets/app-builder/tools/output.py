@@ -1,4 +1,4 @@
-"""What a command writes, of which only the beginning and the end are kept."""
+"""The output of a command; only its beginning and end are kept."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import deque
 from typing import BinaryIO
 
 HEAD = 24 * 1024
-TAIL = 40 * 1024  # more than the head: errors stand at the end
+TAIL = 40 * 1024  # more than the head: errors are at the end
 _CHUNK = 8 * 1024
 _LINE = 200
 
 
 class Output:
-    """Filled by one thread while another looks at it."""
+    """Output written by one thread while another reads it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,7 +23,7 @@ class Output:
         self._dropped = 0
 
     def fill(self, pipe: BinaryIO) -> None:
-        """Read until the pipe ends, whatever comes: a full pipe would hold the command up."""
+        """Read the pipe to its end, without limit: a full pipe would block the command."""
         with pipe:
             while chunk := pipe.read1(_CHUNK):  # type: ignore[attr-defined]
                 with self._lock:

@@ -18,8 +18,7 @@ from covalt_toolset import get_context, tool
 from .output import Output
 
 TIME_LIMIT = 600
-TIMED_OUT = 124
-"""The exit code of a command that was stopped, as `timeout` has it."""
+TIMED_OUT = 124  # exit code of a command that was stopped, as of `timeout`
 _REPORT_EVERY = 1.0
 _QUIET = {"TERM": "dumb", "NO_COLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
 
@@ -64,7 +63,7 @@ def run_command(command: str, timeout: Annotated[int, Field(ge=1, le=TIME_LIMIT)
         code = _wait(process, timeout, output)
     finally:
         _end(process)
-    reader.join(timeout=2)  # not for ever: a process that left the group may hold the pipe
+    reader.join(timeout=2)  # limited: a process that left the group may hold the pipe
     if code is None:
         stopped = f"[stopped after {timeout} seconds; give a larger 'timeout', at most {TIME_LIMIT}]"
         return Ran(command=command, output=f"{output.text()}\n{stopped}".lstrip("\n"), exit_code=TIMED_OUT)
@@ -72,7 +71,7 @@ def run_command(command: str, timeout: Annotated[int, Field(ge=1, le=TIME_LIMIT)
 
 
 def _wait(process: subprocess.Popen[bytes], timeout: float, output: Output) -> int | None:
-    """The exit code, or None when the time is up; meanwhile whoever watches is told the latest line."""
+    """Return the exit code, or None after the timeout; meanwhile report the latest line as progress."""
     started = time.monotonic()
     while (passed := time.monotonic() - started) < timeout:
         try:
@@ -83,7 +82,7 @@ def _wait(process: subprocess.Popen[bytes], timeout: float, output: Output) -> i
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the command and everything it started, but for what left its group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+    """Kill the command's process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a group of zombies
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""Paths of the workspace: where they lead, and that they stay inside."""
+"""Paths in the workspace."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pathlib import Path
 from covalt_toolset import get_context
 
 
-def inside(path: str) -> Path:
-    """The file or folder a path names; refused when it leads out, also by way of a link.
+def resolve_path(path: str) -> Path:
+    """Resolve a path; refused when it leads out of the workspace, also through a link.
 
-    The sandbox is the wall. This is the sign in front of it, which says where to go instead.
+    The sandbox enforces this anyway; the check gives a readable error.
     """
     workspace = get_context().workspace.resolve()
     try:
         target = (workspace / path).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # a NUL character, links in a circle
+    except (OSError, RuntimeError, ValueError) as error:  # a NUL character or a cycle of links
         raise ValueError(f"{path!r} is no path: {error}") from None
     if not target.is_relative_to(workspace):
         raise ValueError(f"{path!r} leads out of the workspace; give a path relative to it, such as 'src/app.py'")
     return target
 
 
-def shown(target: Path) -> str:
-    """A path as `inside` takes it."""
+def relative_path(target: Path) -> str:
+    """Return a path relative to the workspace."""
     return target.relative_to(get_context().workspace.resolve()).as_posix()

@@ -14,7 +14,7 @@ from .groups import Aggregate, Groups, Key, Period, axis_of, begin, plain
 from .selection import Selection
 from .sketches import SAMPLE, Numbers, Sample
 from .tables import open_table
-from .values import Value, reader, spelled
+from .values import Value, format_value, reader
 
 ChartKind = Literal["line", "area", "bar", "scatter", "histogram"]
 AxisType = Literal["number", "date", "datetime", "category"]
@@ -121,7 +121,7 @@ def _histogram(selection: Selection, x: str, title: str | None) -> Chart:
         rows=selection.rows,
         remarks=[
             *(sampled if numbers.is_sampled else []),
-            *_left_out(selection.rows - numbers.count, f"have no number in {x!r}"),
+            *_count_left_out(selection.rows - numbers.count, f"have no number in {x!r}"),
         ],
     )
 
@@ -138,7 +138,7 @@ def _scatter(selection: Selection, wanted: Sequence[str], series: str | None, ti
     axis = axis_of(left[0] for left, _, _ in sample.values)
     lines: dict[str, list[Point]] = {}
     for left, right, name in sample.values:
-        lines.setdefault(_name(name), []).append((_spelled(left[1], axis), plain(right[1])))
+        lines.setdefault(_name(name), []).append((_format_value(left[1], axis), plain(right[1])))
     names = sorted(lines, key=lambda name: -len(lines[name]))
     drawn = [f"{len(sample.values):,} of {sample.seen:,} points are drawn, chosen by chance"]
     return Chart(
@@ -151,7 +151,7 @@ def _scatter(selection: Selection, wanted: Sequence[str], series: str | None, ti
         rows=selection.rows,
         remarks=[
             *(drawn if sample.seen > len(sample.values) else []),
-            *_left_out(selection.rows - sample.seen, f"have no number in {x!r} or {y!r}"),
+            *_count_left_out(selection.rows - sample.seen, f"have no number in {x!r} or {y!r}"),
             *_series_left_out(names),
         ],
     )
@@ -202,7 +202,7 @@ class _Course:
             series=[Series(name=name, points=self._points(name)) for name in names[:SERIES_LIMIT]],
             width=groups.width or None,
             rows=self.selection.rows,
-            remarks=[*remarks, *_left_out(self.selection.rows - used, f"lack {self._needed()}")],
+            remarks=[*remarks, *_count_left_out(self.selection.rows - used, f"lack {self._needed()}")],
         )
 
     def _add(self, row: Sequence[str]) -> None:
@@ -241,12 +241,12 @@ class _Course:
     def _points(self, name: str) -> list[Point]:
         points = self.groups.series[name]
         keys = sorted(points, key=self._order.__getitem__ if self.axis == "category" else None)
-        return [(_spelled(key, self.axis or "category"), points[key].value(self.how)) for key in keys]
+        return [(_format_value(key, self.axis or "category"), points[key].value(self.how)) for key in keys]
 
     def _is_whole_days(self) -> bool:
         return all(isinstance(key, float) and key % 86_400 == 0 for key in self.groups.every_x())
 
-    def _needed(self) -> str:
+    def _required_columns(self) -> str:
         return f"{self.x!r} and a number in {self.y!r}" if self.y is not None else f"{self.x!r}"
 
 
@@ -258,13 +258,13 @@ def _name(cell: str) -> str:
     return name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}…"
 
 
-def _spelled(key: Key, axis: AxisType) -> float | str:
+def _format_value(key: Key, axis: AxisType) -> float | str:
     if isinstance(key, str):
         return key
-    return spelled(key, axis) if axis == "date" or axis == "datetime" else plain(key)
+    return format_value(key, axis) if axis == "date" or axis == "datetime" else plain(key)
 
 
-def _left_out(count: int, why: str) -> list[str]:
+def _count_left_out(count: int, why: str) -> list[str]:
     return [f"{count:,} rows {why} and are left out"] if count > 0 else []
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from .sketches import Distinct, Frequent, Numbers
-from .values import Kind, Value, reader, spelled
+from .values import Kind, Value, format_value, reader
 
 BINS = 16
 _MOSTLY = 0.95
@@ -35,7 +35,7 @@ class Quantiles(BaseModel):
 
 
 class Column(BaseModel):
-    """What is known of a column. Dates are ISO texts."""
+    """Statistics of a column. Dates are ISO texts."""
 
     name: str
     type: Type
@@ -157,7 +157,7 @@ def _type(kinds: Counter[Kind]) -> Type:
 
 
 def _worth(cells: Sequence[str], parsed: Mapping[str, Value], kinds: Collection[Kind]) -> list[float]:
-    """What the cells of these kinds are worth, in their order."""
+    """Return the numeric values of the cells of these kinds, in order."""
     worth = {text: value for text, (kind, value) in parsed.items() if kind in kinds}
     if len(worth) == len(parsed):
         return [worth[text] for text in cells]
@@ -166,9 +166,9 @@ def _worth(cells: Sequence[str], parsed: Mapping[str, Value], kinds: Collection[
 
 def _measure(column: Column, numbers: Numbers, ends: Kind, between: Kind) -> None:
     """The least and the greatest are values of the column; what lies between may be a broken number."""
-    column.minimum, column.maximum = spelled(numbers.minimum, ends), spelled(numbers.maximum, ends)
-    column.mean = _short(spelled(numbers.mean, between))
-    shares = [_short(spelled(each, between)) for each in numbers.quantiles(0.05, 0.25, 0.5, 0.75, 0.95)]
+    column.minimum, column.maximum = format_value(numbers.minimum, ends), format_value(numbers.maximum, ends)
+    column.mean = _short(format_value(numbers.mean, between))
+    shares = [_short(format_value(each, between)) for each in numbers.quantiles(0.05, 0.25, 0.5, 0.75, 0.95)]
     column.quantiles = Quantiles(**dict(zip(Quantiles.model_fields, shares, strict=True)))
     column.histogram = numbers.histogram(BINS)
 

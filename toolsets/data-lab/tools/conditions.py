@@ -1,4 +1,4 @@
-"""Which rows are meant: conditions on columns, all of which must hold."""
+"""Selection of rows by conditions on columns, all of which must hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = Sequence[str]
 
 
 def holds(where: Sequence[Condition], columns: Mapping[str, int], decimal_comma: bool) -> Callable[[Row], bool]:
-    """Whether all conditions hold for a row; a cell that is not there is missing."""
+    """Return a predicate that is true if all conditions hold for a row; an absent cell counts as missing."""
     tests = [(columns[each.column], _test(each, decimal_comma)) for each in where]
     return lambda row: all(test(row[at] if at < len(row) else "") for at, test in tests)
 
@@ -49,7 +49,7 @@ def _test(condition: Condition, decimal_comma: bool) -> Callable[[str], bool]:
     wanted_key = _key(text, decimal_comma)
     if operator in ("=", "!="):
         return lambda cell: (_key(cell, decimal_comma) == wanted_key) == (operator == "=")
-    return lambda cell: _ordered(_key(cell, decimal_comma), wanted_key, operator)
+    return lambda cell: _compare_order(_key(cell, decimal_comma), wanted_key, operator)
 
 
 def _text(value: Any) -> str:
@@ -59,14 +59,14 @@ def _text(value: Any) -> str:
 
 
 def _key(cell: str, decimal_comma: bool) -> tuple[str, float | str]:
-    """What is compared: numbers and dates by what they are worth, everything else as text."""
+    """Return the key for comparison: the value of numbers and dates, else the text."""
     kind, worth = parse(cell, decimal_comma)
     if kind in ("integer", "number"):
         return "number", worth
     return ("moment", worth) if kind in ("date", "datetime") else (kind, cell.strip())
 
 
-def _ordered(cell: tuple[str, float | str], wanted: tuple[str, float | str], operator: str) -> bool:
+def _compare_order(cell: tuple[str, float | str], wanted: tuple[str, float | str], operator: str) -> bool:
     if cell[0] != wanted[0]:
         return False
     left, right = cell[1], wanted[1]

@@ -16,7 +16,7 @@ from covalt_toolset import tool
 
 from .conditions import Where, holds
 from .jsons import cell
-from .problems import known_columns
+from .problems import check_columns
 from .tables import COLUMNS_LIMIT, FORMATS, Table, open_table
 from .values import Kind, parse, reader
 from .workspace import inside
@@ -61,7 +61,7 @@ def convert_data(
         raise IsADirectoryError(f"{output!r} is a folder; name a file in it")
     found = _columns(table)
     chosen = columns or list(found)
-    known_columns([*chosen, *(each.column for each in where or [])], found, path)
+    check_columns([*chosen, *(each.column for each in where or [])], found, path)
     meant = holds(where or [], {name: index for index, name in enumerate(found)}, table.decimal_comma)
     with _replacing(target) as file:
         if kind == "csv":
@@ -109,7 +109,7 @@ def _records(
 
 
 def _maker(kinds: set[Kind], decimal_comma: bool) -> Callable[[str], Any]:
-    """How the cells of a column become JSON; a column of several kinds stays text."""
+    """Return the conversion of a column's cells to JSON; a column of several kinds stays text."""
     kinds = kinds - {"missing"}
     if not kinds <= {"integer", "number"} and kinds != {"boolean"}:
         return lambda text: None if parse(text)[0] == "missing" else text

@@ -57,7 +57,7 @@ def titles(first: list[str]) -> list[str]:
 
 
 def _evenness(sample: str, delimiter: str) -> tuple[float, int]:
-    """How many of the first rows have as many cells as the first, and how many that are; one cell is no table."""
+    """Return the share of the first rows with as many cells as the first, and that number; one cell is no table."""
     lines = sample.splitlines(keepends=True)
     try:
         found = [row for row in itertools.islice(csv.reader(lines, delimiter=delimiter), _SAMPLE_ROWS) if row]

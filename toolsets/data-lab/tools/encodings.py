@@ -1,4 +1,4 @@
-"""Which encoding a text file is in."""
+"""Detects the encoding of a text file."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _TIMES = (1, 5, 15, 30, 60, 300, 900, 1800, 3600, 10_800, 21_600, 43_200, *(_DAY
 
 
 class Group:
-    """What is kept of the rows of one point; enough for every aggregate, and two groups can become one."""
+    """Running statistics of the rows of one point, for every aggregate; two groups can be merged."""
 
     __slots__ = ("count", "maximum", "minimum", "sum")
 
@@ -127,7 +127,7 @@ def plain(value: float) -> float:
 
 
 def axis_of(kinds: Iterable[Kind]) -> Literal["number", "date", "datetime", "category"]:
-    """What nearly all values along an axis are."""
+    """Return the kind of nearly all values along an axis."""
     counts = Counter(kind for kind in kinds if kind != "missing")
     most = 0.95 * counts.total()
     if counts["integer"] + counts["number"] >= most > 0:

@@ -50,7 +50,7 @@ def objects(file: BinaryIO, encoding: str, name: str) -> Iterator[Object]:
     while text.first() not in ("]", ""):
         number += 1
         where = f"{name!r} element {number}"
-        yield _checked(_element(text, where), where)
+        yield _check_rows(_element(text, where), where)
         if text.first() == ",":
             text.drop(1)
         elif text.first() != "]":
@@ -113,12 +113,12 @@ def _element(text: _Text, where: str) -> Any:
 
 def _object(line: str, where: str) -> Object:
     try:
-        return _checked(json.loads(line), where)
+        return _check_rows(json.loads(line), where)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{where}: {error}") from None
 
 
-def _checked(value: Any, where: str) -> Object:
+def _check_rows(value: Any, where: str) -> Object:
     if not isinstance(value, dict):
         raise ValueError(f'{where} is no object; each row must be one, such as {{"name": "Ada", "born": 1815}}')
     return value

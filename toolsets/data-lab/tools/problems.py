@@ -1,4 +1,4 @@
-"""Refusals that name the way out."""
+"""Errors that name the fix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 _SHOWN = 20
 
 
-def known_columns(wanted: Iterable[str], columns: Collection[str], path: str) -> None:
+def check_columns(wanted: Iterable[str], columns: Collection[str], path: str) -> None:
     """Refuse the first column that is not there, with the nearest name and all of them."""
     for name in wanted:
         if name not in columns:

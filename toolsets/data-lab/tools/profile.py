@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from covalt_toolset import tool
 
 from .columns import Cells, Column
-from .problems import known_columns
+from .problems import check_columns
 from .tables import Table, open_table
 
 COLUMNS_SHOWN = 40
@@ -50,7 +50,7 @@ def profile_data(
     table = open_table(path, header)
     cells, rows, sample = _read(table, columns)
     wanted = columns if columns is not None else list(cells)[:COLUMNS_SHOWN]
-    known_columns(wanted, cells, path)
+    check_columns(wanted, cells, path)
     return Profile(
         file=path,
         format=table.format,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .conditions import Condition, holds
-from .problems import known_columns
+from .problems import check_columns
 from .tables import Table
 
 
@@ -34,4 +34,4 @@ class Selection:
             rows = [[row[place] if place < len(row) else "" for place in places] for row in batch.rows if meant(row)]
             self.rows += len(rows)
             yield rows
-        known_columns(asked, seen, self._path)
+        check_columns(asked, seen, self._path)

@@ -50,7 +50,7 @@ class Sample(Generic[T]):
 
 
 class Distinct:
-    """How many different values there are: exact while they are few, else estimated from the smallest hashes."""
+    """The number of distinct values: exact while they are few, else estimated from the smallest hashes."""
 
     def __init__(self) -> None:
         self._smallest: set[int] = set()
@@ -129,7 +129,7 @@ class Numbers:
         return [_quantile(ordered, share) for share in shares]
 
     def histogram(self, bins: int) -> list[int]:
-        """How many numbers are in each of so many equal parts of the range; estimated when sampled."""
+        """Return the count of numbers in each of `bins` equal parts of the range; estimated when sampled."""
         if self.minimum == self.maximum:
             return [self.count]
         width = (self.maximum - self.minimum) / bins

@@ -52,7 +52,7 @@ class Table:
 
     @property
     def decimal_comma(self) -> bool:
-        """Whether a comma may stand in numbers: where it does not stand between them."""
+        """True if numbers may have a decimal comma: only when the delimiter is no comma."""
         return self.dialect is not None and self.dialect.delimiter == ";"
 
     def batches(self) -> Iterator[Batch]:

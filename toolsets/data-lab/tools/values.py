@@ -1,4 +1,4 @@
-"""What the text of a cell stands for: a number, a date, a truth, nothing, or just text."""
+"""Parses cells: a number, a date, a boolean, missing, or text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["integer", "number", "boolean", "date", "datetime", "text", "miss
 MISSING = frozenset(["", "na", "n/a", "#n/a", "nan", "null", "none", "nil"])
 _LONGEST = 40  # no number or date is longer
 _CACHE = 10_000
-_LARGEST = 1e100  # the square of what is larger, and the sum of such squares, may be no number any more
+_LARGEST = 1e100  # squares of larger numbers, and sums of these, may overflow
 
 # A leading zero makes a code of digits, such as a postcode, which is no number.
 # So do more digits than a float holds.
@@ -22,15 +22,15 @@ _COMMA = re.compile(r"[-+]?(?:[0-9]{1,3}(?:\.[0-9]{3})+|0|[1-9][0-9]{0,14}),[0-9
 _DATE = re.compile(r"([0-9]{4})[-/]([0-9]{2})(?:[-/]([0-9]{2}))?")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}.*")
 
+# The kind, and the value of numbers, dates (seconds since 1970, UTC) and booleans; else 0.
 Value = tuple[Kind, float]
-"""The kind, and for numbers, dates (seconds since 1970, UTC) and truths what they are worth; else 0."""
 
 _NOTHING: Value = ("missing", 0.0)
 _TEXT: Value = ("text", 0.0)
 
 
 def parse(text: str, decimal_comma: bool = False) -> Value:
-    """What a cell stands for."""
+    """Return the kind and value of a cell."""
     plain = text.strip()
     if len(plain) > _LONGEST:
         return _TEXT
@@ -49,13 +49,13 @@ def parse(text: str, decimal_comma: bool = False) -> Value:
 
 
 def reader(decimal_comma: bool = False) -> Callable[[str], Value]:
-    """`parse`, which remembers what it has seen; long texts, which could be any size, it does not keep."""
-    remembered = lru_cache(_CACHE)(partial(parse, decimal_comma=decimal_comma))
-    return lambda text: remembered(text) if len(text) <= _LONGEST else parse(text, decimal_comma)
+    """Return `parse` with a cache; long texts are not cached, since they could be of any size."""
+    cached = lru_cache(_CACHE)(partial(parse, decimal_comma=decimal_comma))
+    return lambda text: cached(text) if len(text) <= _LONGEST else parse(text, decimal_comma)
 
 
-def spelled(value: float, kind: Kind) -> float | int | str:
-    """A number, or a date as ISO has it."""
+def format_value(value: float, kind: Kind) -> float | int | str:
+    """Return a number, or a date in ISO format."""
     if kind in ("date", "datetime"):
         moment = datetime.fromtimestamp(value, UTC).replace(tzinfo=None)
         return moment.date().isoformat() if kind == "date" else moment.isoformat(timespec="seconds")
