@@ -97,7 +97,7 @@ async def test_when_all_are_busy_calls_wait_their_turn_in_order(bench: Bench) ->
 async def test_a_worker_that_is_never_idle_does_not_starve_the_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE", 0.2)
+    monkeypatch.setattr(pool, "STARVATION_SECONDS", 0.2)
     bench.write("import time\ndef run():\n    time.sleep(0.05)\n")
     bench.open(workers=1)
     served = asyncio.Event()

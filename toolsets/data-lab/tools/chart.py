@@ -184,7 +184,9 @@ class _Course:
     def chart(self, kind: ChartKind, title: str | None, points: int) -> Chart:
         groups, x = self.groups, self.x
         if self.axis is None or not groups.series:
-            raise ValueError(f"there is nothing to draw: of {self.selection.rows} rows, none has both {self._needed()}")
+            raise ValueError(
+                f"there is nothing to draw: of {self.selection.rows} rows, none has both {self._required_columns()}"
+            )
         if self.period and self.axis == "category":
             raise ValueError(f"'period' is for dates, and {x!r} has none that are written as 2024-01-31")
         names = [name for name, _ in groups.rows.most_common()]
@@ -202,7 +204,7 @@ class _Course:
             series=[Series(name=name, points=self._points(name)) for name in names[:SERIES_LIMIT]],
             width=groups.width or None,
             rows=self.selection.rows,
-            remarks=[*remarks, *_count_left_out(self.selection.rows - used, f"lack {self._needed()}")],
+            remarks=[*remarks, *_count_left_out(self.selection.rows - used, f"lack {self._required_columns()}")],
         )
 
     def _add(self, row: Sequence[str]) -> None:
