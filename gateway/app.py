@@ -198,7 +198,7 @@ class GatewayParts:
 
     def _directories(self, call: Call) -> Directories:
         """The paths under which the tool of a call sees the chat's workspace and its own toolset."""
-        return RELATIVE if call.target.home is None else Directories(*self.toolsets.get().seen(call))
+        return RELATIVE if call.target.home is None else Directories(*self.toolsets.get().sandbox_paths(call))
 
     def _large_result_bytes(self, call: Call) -> int | None:
         """The size from which a result is stored in the workspace; None for callers that may only read."""

@@ -241,7 +241,7 @@ class Gateway:
                     await self.refresh()
                     followed = revisions
                 if self._revisions[0]:
-                    await self.toolsets.follow(edited.set)
+                    await self.toolsets.watch(edited.set)
             with suppress(TimeoutError):
                 await asyncio.wait_for(edited.wait(), FOLLOW_SECONDS)
             edited.clear()
