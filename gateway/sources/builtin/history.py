@@ -87,7 +87,7 @@ class FileDifference(Shape):
     note: str | None = None
 
 
-class VersionDiff(Shape):
+class DiffOfVersions(Shape):
     from_: str | None = None
     to: str | None = None
     files: list[FileDifference]
@@ -110,7 +110,7 @@ async def workspace_diff(
         Field(min_length=3, description="Version, or 'now' for the current files; default the latest version"),
     ] = None,
     paths: Paths = None,
-) -> tuple[VersionDiff, str]:
+) -> tuple[DiffOfVersions, str]:
     """Show how two versions of the workspace's files differ, as a unified diff; without arguments, what the latest
     version changed. Ids come from workspace_history; a unique prefix is enough.
 
@@ -122,7 +122,7 @@ async def workspace_diff(
     selection = Selection(paths or (), context.hides)
     found = await versions.compare(chat, old, new, selection)
     files = [FileDifference(**vars(file)) for file in found.files]
-    result = VersionDiff(
+    result = DiffOfVersions(
         from_=before,
         to=after,
         files=files,
@@ -277,10 +277,10 @@ def _restore_result(previous: str | None, manifest: str | None, what: Changes) -
 
 
 def _summary(what: Changes) -> ChangeSummary:
-    return ChangeSummary(**{name: _changed_paths(paths) for name, paths in vars(what).items() if paths})
+    return ChangeSummary(**{name: _shorten_paths(paths) for name, paths in vars(what).items() if paths})
 
 
-def _changed_paths(paths: Sequence[str]) -> ChangedPaths:
+def _shorten_paths(paths: Sequence[str]) -> ChangedPaths:
     return ChangedPaths(count=len(paths), paths=[readable(path) for path in paths[:_PATHS_SHOWN]])
 
 

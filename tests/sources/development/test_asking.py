@@ -138,8 +138,8 @@ async def test_an_interpreter_begins_once_nobody_has_to_agree(
         call = Call(name="run_code", tool=tool, arguments={"language": language, "code": "print(1)"}, chat=chat)
         assert (await rule(call) is None) is (chat == "own")
         spares = at.code_tools.python._prestarted  # type: ignore[union-attr]
-        assert len(spares._coming) + spares.waiting == begun
-        coming = [*spares._coming.values()]
+        assert len(spares._starting) + spares.waiting == begun
+        coming = [*spares._starting.values()]
         outcome = await at.source.call_tool(call if begun else replace(call, confirmed=True))
         assert outcome.value["stdout"] == "1\n" if language == "python" else not outcome.value["stdout"], outcome
         assert all(task.result().process.pid for task in coming)

@@ -151,7 +151,7 @@ async def test_without_a_formatter_it_says_what_to_install(tmp_path: Path) -> No
         (at.folder / "a.go").write_text("package x\n")
         error = await at.refusal("format_code", paths=["a.py"])
         assert error.code == "NO_FORMATTER"
-        wanted = "no formatter for .py is here; install ruff or black into the workspace with install_package"
+        wanted = "no formatter for .py is installed; install ruff or black into the workspace with install_package"
         assert error.message == wanted
         error = await at.refusal("format_code", paths=["a.go"])
         assert "install gofmt on this machine" in error.message and "install_package" not in error.message

@@ -296,7 +296,7 @@ async def test_a_push_names_where_it_goes_and_goes_nowhere_else(online: Desk, pl
     assert (await online.refusal("git_push")).code == "UNKNOWN_REMOTE"
     plant.git("remote", "add", "origin", "https://user:secret@example.org/x.git")
     reason = await online.reason("git_push", force=True)
-    assert reason == "git_push sends branch 'main' to https://…@example.org/x.git, replacing what is there"
+    assert reason == "git_push sends branch 'main' to https://…@example.org/x.git, replacing the remote branch"
     plant.set("url.https://evil.example/.insteadOf", "https://user:secret@example.org/")
     error = await online.refusal("git_push")
     assert (error.code, "insteadof" in error.message) == ("INVALID_URL", True)

@@ -283,7 +283,7 @@ def _command(pid: str) -> bytes:
 @pytest.fixture
 def barren(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which every sandbox was tried and none works."""
-    monkeypatch.setattr("gateway.sandbox.detect._known", [Survey(None)])
+    monkeypatch.setattr("gateway.sandbox.detect._cached_survey", [Survey(None)])
 
 
 @pytest.mark.promise("T1")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.sources.builtin.code import test_runners
-from gateway.sources.builtin.code.test_runners import FailedTest, TestReport
+from gateway.sources.builtin.code.test_runners import FailedTest, RunnerReport
 
 from .desks import Desk, desk
 from .environments import with_pytest
@@ -162,7 +162,7 @@ def test_entities_and_other_than_xml_are_not_read() -> None:
     bomb = b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><testsuite><testcase name="&b;"/></testsuite>'
     assert test_runners.parse_junit(bomb) is None
     assert test_runners.parse_junit(b"no xml") is None
-    assert test_runners.parse_junit(b"<testsuites/>") == TestReport()
+    assert test_runners.parse_junit(b"<testsuites/>") == RunnerReport()
 
 
 def test_go_is_read_from_its_events() -> None:
@@ -177,7 +177,7 @@ def test_go_is_read_from_its_events() -> None:
             "FAIL",
         ]
     )
-    assert test_runners.parse_go(text) == TestReport(1, 1, 1, 0, (FailedTest("x/y.TestB", "b_test.go:3: oh"),))
+    assert test_runners.parse_go(text) == RunnerReport(1, 1, 1, 0, (FailedTest("x/y.TestB", "b_test.go:3: oh"),))
     assert test_runners.parse_go("x.go:1: syntax error") is None
 
 
@@ -200,7 +200,7 @@ failures:
 test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out
 """
     message = "thread 'tests::wrong' panicked at src/lib.rs:9:9:\noh"
-    assert test_runners.parse_cargo(text) == TestReport(1, 1, 1, 0, (FailedTest("tests::wrong", message),))
+    assert test_runners.parse_cargo(text) == RunnerReport(1, 1, 1, 0, (FailedTest("tests::wrong", message),))
     assert test_runners.parse_cargo("error: could not compile") is None
 
 

@@ -153,7 +153,7 @@ async def test_the_model_is_told_where_it_reads_and_how_to_go_on() -> None:
         site.replies["/x"] = answer(200, b"<div id=app></div><script>x()</script>", "Content-Type: text/html")
         outcome = await call(source, "web_fetch", url="http://a.test/")
         assert outcome.content is not None
-        assert "put together by its scripts" in outcome.content[0]["text"]
+        assert "its scripts create the content" in outcome.content[0]["text"]
 
 
 async def test_what_is_sent_is_ours_and_what_the_caller_adds() -> None:

@@ -194,7 +194,7 @@ async def _list_branches(repository: Repository) -> BranchList:
     return BranchList(current=current, branches=listed[:_BRANCH_LIMIT], truncated=len(listed) > _BRANCH_LIMIT)
 
 
-class CheckoutResult(Shape):
+class GitCheckoutResult(Shape):
     branch: str | None = Field(default=None, description="Missing when no branch is checked out")
     commit: str | None = None
     files: list[FileState] = Field(description="Files that differ from the commit afterwards")
@@ -221,7 +221,7 @@ async def git_checkout(
         list[str],
         Field(max_length=1000, description="Restore only these files, from the revision or the index"),
     ] = [],  # noqa: B006
-) -> tuple[CheckoutResult, str]:
+) -> tuple[GitCheckoutResult, str]:
     """Switch to another branch or revision of a git repository, or restore single files.
 
     Switching is refused if it would overwrite changes; commit or stash them first. Restoring files overwrites them;
@@ -237,7 +237,7 @@ async def git_checkout(
     track = ["--no-track"] if create else [] if paths else ["--no-guess"]
     await found.change("checkout", "--quiet", "--no-recurse-submodules", *track, *branch, *target, *restored)
     status = await read_status(found, untracked=False)
-    result = CheckoutResult(
+    result = GitCheckoutResult(
         branch=status.branch, commit=status.commit, files=status.files, filters_not_run=found.filters or None
     )
     return (

@@ -13,7 +13,7 @@ from gateway.sandbox import Killed
 from gateway.sandbox.run import FinishedProgram
 from gateway.sources.builtin.code.call_context import CodeContext, in_thread
 from gateway.sources.builtin.code.run_code import TIMED_OUT, Timeout
-from gateway.sources.builtin.code.test_runners import RunnerName, TestCommand, TestReport, detect, prepare
+from gateway.sources.builtin.code.test_runners import RunnerCommand, RunnerName, RunnerReport, detect, prepare
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.tools import Access, Permission
 from gateway.workspace import parse
@@ -83,12 +83,12 @@ _OUTPUT_LENGTH = 64 * 1024
 _OUTPUT_BYTES = 4 * 1024 * 1024
 
 
-class TestFailure(Shape):
+class FailureDetail(Shape):
     name: str
     message: str
 
 
-class TestResult(Shape):
+class TestRunResult(Shape):
     """The result of a test run. The numbers are missing if the runner does not report them in a known format."""
 
     runner: RunnerName
@@ -96,7 +96,7 @@ class TestResult(Shape):
     failed: int | None = None
     skipped: int | None = None
     errors: int | None = Field(default=None, description="Tests that could not be run")
-    failures: list[TestFailure]
+    failures: list[FailureDetail]
     output: str = Field(description="Output; the middle of a long output is left out")
     exit_code: int
     duration: int = Field(description="Milliseconds")
@@ -136,7 +136,7 @@ async def run_tests(
         ),
     ] = [],  # noqa: B006 - a default in a schema; it is copied before use
     timeout: Timeout = None,
-) -> tuple[TestResult, str]:
+) -> tuple[TestRunResult, str]:
     """Run the tests of a project in the workspace and report the failures.
 
     Detects pytest, unittest, npm, go, cargo or make, and runs it in the sandbox. In a folder that a person attached,
@@ -158,7 +158,7 @@ async def run_tests(
     return result, _text(result)
 
 
-def _parse_report(tests: TestCommand, finished: FinishedProgram, written: bytes | None) -> TestReport | None:
+def _parse_report(tests: RunnerCommand, finished: FinishedProgram, written: bytes | None) -> RunnerReport | None:
     if tests.parse_report is not None:
         return tests.parse_report(written) if written else None
     assert tests.parse_output is not None  # noqa: S101 - each command has one of them
@@ -166,18 +166,18 @@ def _parse_report(tests: TestCommand, finished: FinishedProgram, written: bytes 
 
 
 def _result(
-    context: CodeContext, tests: TestCommand, finished: FinishedProgram, report: TestReport | None
-) -> TestResult:
+    context: CodeContext, tests: RunnerCommand, finished: FinishedProgram, report: RunnerReport | None
+) -> TestRunResult:
     printed = (finished.stdout + finished.stderr).decode("utf-8", "replace")
     timed_out = finished.exit.killed == "timeout"
     failures = report.failures if report else ()
-    return TestResult(
+    return TestRunResult(
         runner=tests.runner,
         passed=report.passed if report else None,
         failed=report.failed if report else None,
         skipped=report.skipped if report else None,
         errors=report.errors if report else None,
-        failures=[TestFailure(name=test.name, message=test.message) for test in failures[:_FAILURE_LIMIT]],
+        failures=[FailureDetail(name=test.name, message=test.message) for test in failures[:_FAILURE_LIMIT]],
         output=_shorten(printed),
         exit_code=TIMED_OUT if timed_out else finished.exit.code,
         duration=round(finished.duration * 1000),
@@ -195,7 +195,7 @@ def _shorten(text: str) -> str:
     return f"{text[:half]}\n... {len(text) - _OUTPUT_LENGTH} characters left out ...\n{text[-half:]}"
 
 
-def _text(result: TestResult) -> str:
+def _text(result: TestRunResult) -> str:
     if result.passed is None:
         return f"{result.runner} ended with exit code {result.exit_code}\n{result.output}"
     counts = f"{result.passed} passed, {result.failed} failed, {result.errors} errors, {result.skipped} skipped"

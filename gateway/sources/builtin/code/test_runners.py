@@ -31,7 +31,7 @@ class FailedTest:
 
 
 @dataclass(frozen=True)
-class TestReport:
+class RunnerReport:
     """Numbers of tests by result, and the failures. `errors` are tests that could not be run."""
 
     passed: int = 0
@@ -46,7 +46,7 @@ class TestReport:
         return not (self.passed or self.failed or self.skipped or self.errors or self.failures)
 
 
-def parse_junit(content: bytes) -> TestReport | None:
+def parse_junit(content: bytes) -> RunnerReport | None:
     """Parse JUnit XML as pytest writes it; None for other content."""
     if b"<!DOCTYPE" in content or b"<!ENTITY" in content:  # test runners declare no entities
         return None
@@ -74,7 +74,7 @@ def _test_name(case: ElementTree.Element) -> str:
     return "::".join(part for part in (owner, name) if part)
 
 
-def parse_lines(content: bytes) -> TestReport | None:
+def parse_lines(content: bytes) -> RunnerReport | None:
     """Parse lines of `[kind, name, message]`, as our unittest script writes them; None for an incomplete report."""
     entries = [entry for entry in _json_lines(content.decode("utf-8", "replace")) if isinstance(entry, list)]
     if not entries or entries.pop() != ["end"]:
@@ -82,7 +82,7 @@ def parse_lines(content: bytes) -> TestReport | None:
     return _count((str(entry[0]), str(entry[1]), str(entry[2])) for entry in entries if len(entry) == 3)
 
 
-def parse_go(text: str) -> TestReport | None:
+def parse_go(text: str) -> RunnerReport | None:
     """Parse the output of `go test -json`; None if the build failed."""
     output: dict[tuple[str, str], list[str]] = {}
     results: dict[tuple[str, str], str] = {}
@@ -99,7 +99,7 @@ def parse_go(text: str) -> TestReport | None:
     return _count((kind, ".".join(test), "".join(output.get(test, ()))) for test, kind in results.items())
 
 
-def parse_cargo(text: str) -> TestReport | None:
+def parse_cargo(text: str) -> RunnerReport | None:
     """Parse the output of `cargo test`; None if the build failed."""
     output = {match[1]: match[2] for match in _CARGO_OUTPUT.finditer(text)}
     kinds = {"ok": "passed", "FAILED": "failure", "ignored": "skipped"}
@@ -107,7 +107,7 @@ def parse_cargo(text: str) -> TestReport | None:
     return _count(cases) if cases else None
 
 
-def parse_tap(text: str) -> TestReport | None:
+def parse_tap(text: str) -> RunnerReport | None:
     """Parse the Test Anything Protocol. Subtests are counted, their parents are not. None for other output."""
     cases: list[tuple[str, str, list[str]]] = []
     last, output = 0, list[str]()
@@ -124,14 +124,14 @@ def parse_tap(text: str) -> TestReport | None:
     return _count((kind, name, "\n".join(more)) for kind, name, more in cases) if cases else None
 
 
-def _count(cases: Iterable[tuple[str, str, str]]) -> TestReport:
+def _count(cases: Iterable[tuple[str, str, str]]) -> RunnerReport:
     counts = {"passed": 0, "failure": 0, "skipped": 0, "error": 0}
     failures = []
     for kind, name, message in cases:
         counts[kind if kind in counts else "error"] += 1
         if kind not in ("passed", "skipped"):
             failures.append(FailedTest(_clean(name)[:500], _clean(message).strip()[-MESSAGE_LENGTH:]))
-    return TestReport(counts["passed"], counts["failure"], counts["skipped"], counts["error"], tuple(failures))
+    return RunnerReport(counts["passed"], counts["failure"], counts["skipped"], counts["error"], tuple(failures))
 
 
 def _json_lines(text: str) -> Iterator[Any]:
@@ -184,7 +184,7 @@ sys.exit(not result.wasSuccessful())
 
 
 @dataclass(frozen=True)
-class TestCommand:
+class RunnerCommand:
     """The command that runs a project's tests. With a `report_option` the runner writes a report to the path that is
     filled in there, for `parse_report`; else `parse_output` reads what it prints."""
 
@@ -193,8 +193,8 @@ class TestCommand:
     env: dict[str, str] = field(default_factory=dict)
     readable: tuple[Path, ...] = ()
     report_option: str | None = None
-    parse_report: Callable[[bytes], TestReport | None] | None = None
-    parse_output: Callable[[str], TestReport | None] | None = None
+    parse_report: Callable[[bytes], RunnerReport | None] | None = None
+    parse_output: Callable[[str], RunnerReport | None] | None = None
 
 
 def detect(context: CodeContext, directory: Parts) -> RunnerName:
@@ -209,14 +209,14 @@ def detect(context: CodeContext, directory: Parts) -> RunnerName:
     )
 
 
-def prepare(context: CodeContext, runner: RunnerName, only: Sequence[str]) -> TestCommand:
+def prepare(context: CodeContext, runner: RunnerName, only: Sequence[str]) -> RunnerCommand:
     """Return the command for a runner; refuse one that is not installed, with what to install."""
     if any(name.startswith("-") or "\0" in name for name in only):
         raise Invalid("'only' takes files and tests, not options", code="INVALID_ARGUMENTS")
     return _COMMANDS[runner](context, tuple(only))
 
 
-def _pytest(context: CodeContext, only: tuple[str, ...]) -> TestCommand:
+def _pytest(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
     options = ("-q", "--color=no", "-p", "no:cacheprovider", "-o", "junit_family=xunit1")
     python = context.python()
     if _has_pytest(context):
@@ -225,7 +225,7 @@ def _pytest(context: CodeContext, only: tuple[str, ...]) -> TestCommand:
         command = (path,)
     else:
         raise _missing("pytest", context.install_hint("pytest"))
-    return TestCommand(
+    return RunnerCommand(
         "pytest",
         (*command, *options, *only),
         {"PYTHONDONTWRITEBYTECODE": "1"},
@@ -235,43 +235,43 @@ def _pytest(context: CodeContext, only: tuple[str, ...]) -> TestCommand:
     )
 
 
-def _unittest(context: CodeContext, only: tuple[str, ...]) -> TestCommand:
+def _unittest(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
     python = context.python()
     names = tuple(name.removesuffix(".py").replace("/", ".") for name in only) or ("discover",)
     command = (python.path, "-B", "-c", UNITTEST, *names)
-    return TestCommand("unittest", command, {}, python.readable, report_option="{}", parse_report=parse_lines)
+    return RunnerCommand("unittest", command, {}, python.readable, report_option="{}", parse_report=parse_lines)
 
 
-def _npm(context: CodeContext, only: tuple[str, ...]) -> TestCommand:
+def _npm(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
     if "npm" not in context.host.programs:
         raise _missing("npm", "install Node.js")
     env = {"npm_config_update_notifier": "false", "npm_config_cache": "/tmp/npm", "CI": "1"}  # noqa: S108 - the sandbox's
     argv = (context.host.programs["npm"], "test", "--silent", *(("--", *only) if only else ()))
-    return TestCommand("npm", argv, env, parse_output=parse_tap)
+    return RunnerCommand("npm", argv, env, parse_output=parse_tap)
 
 
-def _go(context: CodeContext, only: tuple[str, ...]) -> TestCommand:
+def _go(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
     if "go" not in context.host.programs:
         raise _missing("go", "install Go")
     env = {"GOTOOLCHAIN": "local", "GOCACHE": "/tmp/go", **({} if context.network else {"GOPROXY": "off"})}  # noqa: S108
     argv = (context.host.programs["go"], "test", "-json", *(only or ("./...",)))
-    return TestCommand("go", argv, env, parse_output=parse_go)
+    return RunnerCommand("go", argv, env, parse_output=parse_go)
 
 
-def _cargo(context: CodeContext, only: tuple[str, ...]) -> TestCommand:
+def _cargo(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
     if "cargo" not in context.host.programs:
         raise _missing("cargo", "install Rust")
     env = {"CARGO_TERM_COLOR": "never", "CARGO_HOME": "/tmp/cargo"}  # noqa: S108 - the sandbox's
     if context.network is None:
         env["CARGO_NET_OFFLINE"] = "true"
     argv = (context.host.programs["cargo"], "test", "--no-fail-fast", *only)
-    return TestCommand("cargo", argv, env, parse_output=parse_cargo)
+    return RunnerCommand("cargo", argv, env, parse_output=parse_cargo)
 
 
-def _make(context: CodeContext, only: tuple[str, ...]) -> TestCommand:
+def _make(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
     if "make" not in context.host.programs:
         raise _missing("make", "install it")
-    return TestCommand("make", (context.host.programs["make"], *(only or ("test",))), parse_output=parse_tap)
+    return RunnerCommand("make", (context.host.programs["make"], *(only or ("test",))), parse_output=parse_tap)
 
 
 _COMMANDS = {"pytest": _pytest, "unittest": _unittest, "npm": _npm, "go": _go, "cargo": _cargo, "make": _make}

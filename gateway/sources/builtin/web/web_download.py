@@ -23,7 +23,7 @@ from gateway.workspace.versions import HeldChat
 FILE_BYTES = 64 * 1024 * 1024
 
 
-class DownloadResult(Shape):
+class SavedFile(Shape):
     path: str
     size: int
     created: bool
@@ -61,7 +61,7 @@ async def web_download(
     headers: Headers = None,
     create_dirs: Annotated[bool, Field(description="Create missing parent directories")] = False,
     timeout: Seconds = TIMEOUT_LIMIT,
-) -> tuple[DownloadResult, str, Versioned]:
+) -> tuple[SavedFile, str, Versioned]:
     """Save a URL (GET) as a file in the workspace, byte for byte: images, archives, data. Overwriting a file asks the
     user first.
 
@@ -87,7 +87,7 @@ async def web_download(
                         )
                 finally:
                     after = await files.save("tool_run", context.call.id)
-    result = DownloadResult(
+    result = SavedFile(
         path=show_path(parts),
         size=download.bytes,
         created=created,
