@@ -37,7 +37,6 @@ ROOMS = (
     "mcp_client",
     "oauth",
     "sources",
-    "exports",
     "catalog",
     "approval",
     "extensions",

@@ -4,18 +4,226 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import importlib
 import re
+import socket
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from ipaddress import IPv6Address
 from typing import Any
+from urllib.parse import unquote
 
-from gateway.approval.arguments import ArgumentsTooLarge, CallArguments
-from gateway.approval.patterns import UNREADABLE, CommandPatterns, HostPatterns, PathPatterns
+from gateway.approval.arguments import ArgumentsTooLarge, CallArguments, fold
 from gateway.calls import Call, to_json
 from gateway.config.settings import ApprovalCondition, ApprovalRule, ApprovalSettings
 from gateway.errors import Invalid
 from gateway.names import SEPARATOR, did_you_mean
 from gateway.tools import READ_RESOURCE, REQUESTS, Tool
+
+# Description of a text that cannot be read. It may mean anything, so it matches every pattern.
+UNREADABLE = "cannot be determined"
+
+MATCH_STEPS = 30
+COMMAND_CHARACTERS = 64 * 1024
+URL_CHARACTERS = 8192
+HOST_CHARACTERS = 300
+PREFIX_LIMIT = 16
+
+_LITERAL = re.compile(r"[^*?\[]*")
+_URL = re.compile(r"://([^\s/?#]+)")
+_HTTP_URL = re.compile(r"(?:https?|wss?|ftp):[/\\]*([^/?#]*)", re.IGNORECASE)
+_SCHEMELESS_URL = re.compile(r"[/\\]{2}([^/?#]+)")
+_BARE_HOST = re.compile(r"[\w.\u3002\uff0e\uff61-]+(?::\d+)?|\[?[0-9A-Fa-f:.]+\]?(?::\d+)?")
+_HOST_SEPARATORS = re.compile(r"[@\\\"'<>(),;|^`]+")
+_HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
+_NAME = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
+_NUMERIC_HOST = re.compile(r"(?:0x[0-9a-f]*|\d+)(?:\.(?:0x[0-9a-f]*|\d+)){0,3}")
+_DOTS = re.compile("[.\u3002\uff0e\uff61]")
+_COMMAND_SEPARATORS = re.compile(r"[;&|\n\r`()]+")
+_ASSIGNMENT = re.compile(r"\w+\+?=\S*|\d*[<>]+&?\S*")
+_PREFIX_WORDS = frozenset(
+    {"!", "{", "if", "then", "else", "elif", "while", "until", "do", "time", "exec", "command", "builtin", "eval"}
+    | {"env", "nohup", "nice", "sudo", "doas", "xargs"}
+)
+
+
+class PathPatterns:
+    """Patterns that match a path or an ending of it, so that `*.env` and `secrets/*` match at any depth; also the
+    directories in a pattern, because moving `secrets` moves all that is in it."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        texts = dict.fromkeys(text for pattern in patterns for text in _with_directories(fold(pattern)))
+        self._patterns = [(_literal_start(text), re.compile(fnmatch.translate(text))) for text in texts]
+
+    async def match(self, arguments: CallArguments) -> str | None:
+        paths = await arguments.paths()
+        if paths is None:
+            return f"path {UNREADABLE}"
+        for path in paths:
+            arguments.charge(MATCH_STEPS // 3 + len(path) // 8)
+            text = f"/{fold(path)}"
+            for start, pattern in self._patterns:
+                if _matches_ending(text, start, pattern, arguments):
+                    return f"path {path[:200]!r}"
+        return None
+
+
+class HostPatterns:
+    """Patterns that match a host as the network resolves it, in whatever notation. A text that is a URL whose host
+    cannot be read matches, too."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        # Imported here because the tables of international names take 10 ms: only rules by host need them.
+        self._canonical_host = importlib.import_module("gateway.net.policy").canonical_host
+        self._patterns = [self._canonical_pattern(pattern.strip()) for pattern in patterns]
+
+    async def match(self, arguments: CallArguments) -> str | None:
+        for host in arguments.read_once("hosts", lambda: self._read_hosts(arguments)):
+            if host is None:
+                return f"host {UNREADABLE}"
+            arguments.charge((MATCH_STEPS + len(host)) * len(self._patterns))
+            if any(fnmatch.fnmatchcase(host, pattern) for pattern in self._patterns):
+                return f"host {host[:200]!r}"
+        return None
+
+    def _read_hosts(self, arguments: CallArguments) -> Iterator[str | None]:
+        for text in arguments.texts():
+            yield from self.hosts(text, arguments)
+
+    def hosts(self, text: str, arguments: CallArguments) -> Iterator[str | None]:
+        """Yield the hosts that a text names; None for one that cannot be read."""
+        arguments.charge(MATCH_STEPS + len(text) // 64)
+        for match in _URL.finditer(text):
+            yield from self._parse_authority(match[1], arguments)
+        word = text.strip()
+        if not 0 < len(word) <= URL_CHARACTERS or len(word.split(maxsplit=1)) > 1:
+            return
+        if url := _HTTP_URL.match(word):
+            yield from self._parse_authority(url[1], arguments, is_url=True)
+        elif url := _SCHEMELESS_URL.match(word):
+            yield from self._parse_authority(url[1], arguments)
+        elif _BARE_HOST.fullmatch(word):
+            yield from self._parse_authority(word, arguments)
+
+    def _parse_authority(self, authority: str, arguments: CallArguments, is_url: bool = False) -> Iterator[str | None]:
+        """Yield every host between `//` and the next `/`: URL parsers disagree which of several is meant."""
+        arguments.charge(MATCH_STEPS + len(authority))
+        pieces = [piece for piece in _HOST_SEPARATORS.split(authority) if piece]
+        for number, piece in enumerate(pieces, 1):
+            match = _HOST_AND_PORT.fullmatch(piece)
+            try:
+                yield self._canonical(match[1] if match else piece, arguments)
+            except ValueError:
+                if is_url and number == len(pieces):
+                    yield None
+
+    def _canonical(self, host: str, arguments: CallArguments | None = None) -> str:
+        """Return the host as it is resolved; `ValueError` if it is not a host."""
+        name = (unquote(host) if "%" in host else host).lower().removesuffix(".")
+        if _NAME.fullmatch(name):
+            return _canonical_address(name)
+        if len(name) > HOST_CHARACTERS:
+            raise ValueError("too long for a host")
+        if arguments is not None:
+            arguments.charge(MATCH_STEPS * (10 if name.isascii() else 100))
+        return _canonical_address(str(self._canonical_host(name)))
+
+    def _canonical_pattern(self, pattern: str) -> str:
+        try:
+            return self._canonical(pattern)
+        except ValueError:
+            return ".".join(map(self._canonical_label, _DOTS.split(pattern.lower())))
+
+    def _canonical_label(self, label: str) -> str:
+        try:
+            return label if label.isascii() else str(self._canonical_host(label))
+        except ValueError:  # it contains a `*`: compared as written
+            return label
+
+
+class CommandPatterns:
+    """Patterns that match a line, or one command in it without prefixes such as `sudo`. They are a reminder and not a
+    barrier: a shell can express the same command in too many ways."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns = [re.compile(fnmatch.translate(pattern)) for pattern in patterns]
+
+    async def match(self, arguments: CallArguments) -> str | None:
+        for text in arguments.texts():
+            for command in split_commands(text):
+                if command is None:
+                    return f"command {UNREADABLE}"
+                arguments.charge((MATCH_STEPS + len(command)) * len(self._patterns))
+                if any(pattern.match(command) for pattern in self._patterns):
+                    return f"command {command[:200]!r}"
+        return None
+
+
+def split_commands(text: str) -> Iterator[str | None]:
+    """Yield a line and each command in it, with single spaces; None for one that is too long or too nested."""
+    if len(text) > COMMAND_CHARACTERS:
+        yield None
+        return
+    yield " ".join(text.split())
+    for part in _COMMAND_SEPARATORS.split(text):
+        yield from _strip_prefixes(part.split())
+
+
+def _strip_prefixes(words: list[str]) -> Iterator[str | None]:
+    """Yield the command as written, then without each prefix (`then`, `FOO=1`, `sudo -n`), quotes and directory."""
+    start = 0
+    for _ in range(PREFIX_LIMIT):
+        if start == len(words):
+            return
+        yield " ".join(words[start:])
+        first = re.sub(r"[\\\"']", "", words[start])
+        program = first.rpartition("/")[2]
+        if program != words[start]:
+            yield " ".join([program, *words[start + 1 :]])
+        if program not in _PREFIX_WORDS and not _ASSIGNMENT.fullmatch(first):
+            return
+        start += 1
+        while start < len(words) and words[start].startswith("-"):
+            start += 1
+    yield None
+
+
+def _with_directories(pattern: str) -> Iterator[str]:
+    path = pattern.removeprefix("./").removeprefix("**/")
+    parts = f"{path}*".split("/") if path.endswith("/") else path.split("/")
+    yield "/".join(parts)
+    for count in range(1, len(parts)):
+        if parts[count - 1].strip("*"):
+            yield "/".join(parts[:count])
+
+
+def _literal_start(pattern: str) -> str | None:
+    """Return the literal text at which the pattern can begin in a path; None for the start of the path alone, since a
+    leading `*` matches anything before it."""
+    return None if pattern.startswith("*") else f"/{_LITERAL.match(pattern)[0]}"  # type: ignore[index]
+
+
+def _matches_ending(text: str, start: str | None, pattern: re.Pattern[str], arguments: CallArguments) -> bool:
+    arguments.charge(MATCH_STEPS // 3 + len(text) // 64)
+    position = 0 if start is None else text.find(start)
+    while position >= 0:
+        arguments.charge(MATCH_STEPS + len(text) - position)
+        if pattern.match(text, position + 1):
+            return True
+        position = -1 if start is None else text.find(start, position + 1)
+    return False
+
+
+def _canonical_address(host: str) -> str:
+    """Return an IPv4 address in dotted form if the host is one: as a number, in hexadecimal, or mapped to IPv6."""
+    if _NUMERIC_HOST.fullmatch(host):
+        try:
+            return socket.inet_ntoa(socket.inet_aton(host))
+        except OSError:
+            return host
+    mapped = IPv6Address(host).ipv4_mapped if ":" in host else None
+    return host if mapped is None else str(mapped)
+
 
 # `Tool.kind` of upstream servers' tools.
 UPSTREAM = "mcp"

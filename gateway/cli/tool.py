@@ -12,11 +12,11 @@ import click
 
 from gateway.approval.question import ConsentNeeded
 from gateway.calls import Caller, Outcome
+from gateway.catalog import mcp_tool
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
 from gateway.cli.prompt import ask_on_terminal
 from gateway.config import Settings
 from gateway.errors import InputRequired, Invalid
-from gateway.exports import mcp_tool
 from gateway.gateway import Gateway
 from gateway.tools import Tool
 

@@ -7,8 +7,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, Protocol
 
-from gateway.approval.arguments import CallArguments, find_paths
-from gateway.approval.protected_files import ProtectedArguments, find_protected_arguments, names_changed_files
+from gateway.approval.arguments import (
+    CallArguments,
+    ProtectedArguments,
+    find_paths,
+    find_protected_arguments,
+    names_changed_files,
+)
 from gateway.approval.question import ConsentNeeded, Question, Route, arguments_digest, build_question
 from gateway.approval.rules import Rule, find_hiding_rule, find_rule, matches_any, rules_for
 from gateway.calls import Call, Outcome, Proceed

@@ -13,15 +13,69 @@ from pathlib import Path
 from gateway.errors import Conflict, NotFound
 from gateway.workspace import index as indexes
 from gateway.workspace.blobs import BlobStore, blob_missing
-from gateway.workspace.folder_access import inaccessible_error, restore_access
 from gateway.workspace.index import RACY_NANOSECONDS, File, Index
-from gateway.workspace.openat import DIRECTORY, Parts, PathOpener, choose_opener
+from gateway.workspace.openat import (
+    DIRECTORY,
+    READING,
+    Parts,
+    PathOpener,
+    choose_opener,
+    inaccessible_error,
+    restore_access,
+)
 from gateway.workspace.os_errors import show_path
-from gateway.workspace.package_dirs import without_packages
 from gateway.workspace.protected_copies import rename_aside
 from gateway.workspace.restore import Plan, Restore, plan
 from gateway.workspace.snapshot import UNREADABLE, IgnoreSource, file_clock, scan
 from gateway.workspace.tree import LINK, Changes, Patch, Tree, apply, changes, diff, encode, locate
+
+NAMES = (".venv", "node_modules")
+MARK = ".gitignore"
+# The whole `.gitignore` of a directory that ignores itself, as uv and Python write it.
+EVERYTHING = b"*"
+
+_KEY = "environment"
+
+
+class IgnoreAll:
+    """The rule inside a package directory: everything is ignored."""
+
+    key = _KEY
+
+    def ignores(self, path: str, is_directory: bool) -> bool:
+        return True
+
+
+class PackageDirectories:
+    """The ignore rules of a chat's own workspace."""
+
+    _rule = IgnoreAll()
+
+    def inside(self, above: IgnoreAll | None, path: str, directory: int, opener: PathOpener) -> IgnoreAll | None:
+        """Return the rule in the open directory `path`: none except in a package directory."""
+        return self._rule if path in NAMES and _ignores_itself(directory, opener) else above
+
+
+def without_packages(index: Index, target: Tree) -> Tree:
+    """Return a tree without files in today's package directories; older versions may contain some."""
+    below = tuple(f"{place}/" for place in NAMES if place in index.folders and index.folders[place].rules == _KEY)
+    if not below or not any(path.startswith(below) for path in (*target.files, *target.meta)):
+        return target
+    files, meta = (
+        {path: value for path, value in part.items() if not path.startswith(below)}
+        for part in (target.files, target.meta)
+    )
+    return Tree(files, meta)
+
+
+def _ignores_itself(directory: int, opener: PathOpener) -> bool:
+    try:
+        fd = opener.open(directory, (MARK,), READING)
+    except OSError:
+        return False
+    with os.fdopen(fd, "rb") as file:
+        return stat.S_ISREG(os.fstat(fd).st_mode) and file.read(64).strip() == EVERYTHING
+
 
 # Place of the mode in the stamp of a file.
 MODE = 4

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.openat import LISTING, Parts, PathOpener, choose_opener
-from gateway.workspace.remove_tree import remove_tree
-from gateway.workspace.walk import TEMPORARY, WALK_LIMIT
+from gateway.workspace.walk import TEMPORARY, WALK_LIMIT, remove_tree
 
 _SHARD = re.compile("[0-9a-f]{2}")
 _LEFTOVER = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")

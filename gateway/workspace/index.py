@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.workspace.openat import Parts
-from gateway.workspace.remove_tree import temporary_name
 from gateway.workspace.tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, PLAIN, Tree, decode, encode
+from gateway.workspace.walk import temporary_name
 
 # Change times of several files: all seconds, then all nanoseconds.
 ChangeTimes = tuple[list[int], list[int]]

@@ -14,8 +14,7 @@ from gateway.errors import Conflict, GatewayError, Invalid, NotFound
 from gateway.workspace import os_errors
 from gateway.workspace.openat import DIRECTORY, LISTING, READING, Parts, PathOpener, choose_opener
 from gateway.workspace.os_errors import show_path, translate_os_errors
-from gateway.workspace.remove_tree import Removed, remove_tree, temporary_name
-from gateway.workspace.walk import ANY_DEPTH, DEPTH_LIMIT, TEMPORARY, Entry, Walk
+from gateway.workspace.walk import ANY_DEPTH, DEPTH_LIMIT, TEMPORARY, Entry, Removed, Walk, remove_tree, temporary_name
 
 NAME_LIMIT = 255
 PATH_LIMIT = 4096

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway.errors import Unavailable
-from gateway.workspace.folder_access import restore_access_below
-from gateway.workspace.openat import LISTING
+from gateway.workspace.openat import LISTING, restore_access_below
 
 # Names of files, and of directories with all their content, at any depth.
 PROTECTED_NAMES = frozenset(

@@ -23,8 +23,7 @@ import anyio.to_thread
 import orjson
 
 from gateway.errors import GatewayError, ToolFailed, Unavailable
-from gateway.workspace.folder_access import restore_access_below
-from gateway.workspace.openat import DIRECTORY, READING, choose_opener, exchange
+from gateway.workspace.openat import DIRECTORY, READING, choose_opener, exchange, restore_access_below
 from gateway.workspace.protected import (
     DEPTH_LIMIT,
     SKIPPED_ERRORS,
@@ -37,8 +36,8 @@ from gateway.workspace.protected import (
     stat_if_exists,
     touches_approved,
 )
-from gateway.workspace.remove_tree import temporary_name
 from gateway.workspace.tree import decode, encode
+from gateway.workspace.walk import temporary_name
 
 log = logging.getLogger(__name__)
 

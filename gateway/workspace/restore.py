@@ -17,7 +17,6 @@ from gateway.workspace.blobs import BlobStore, copy
 from gateway.workspace.index import File, Index
 from gateway.workspace.openat import DIRECTORY, LISTING, Parts, PathOpener, exchange
 from gateway.workspace.os_errors import show_path, translate_os_errors
-from gateway.workspace.remove_tree import temporary_name
 from gateway.workspace.snapshot import ODD
 from gateway.workspace.tree import (
     EMPTY_DIRECTORY,
@@ -31,7 +30,7 @@ from gateway.workspace.tree import (
     locate,
     require_sound,
 )
-from gateway.workspace.walk import TEMPORARY
+from gateway.workspace.walk import TEMPORARY, temporary_name
 
 
 class Content(NamedTuple):

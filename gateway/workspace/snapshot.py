@@ -15,12 +15,18 @@ from functools import partial
 from typing import Any, BinaryIO, Protocol
 
 from gateway.workspace.blobs import BlobStore
-from gateway.workspace.folder_access import restore_access_below, restore_access_open
 from gateway.workspace.index import RACY_NANOSECONDS, File, Folder, Index, Stamp, change_times, stamp_of
-from gateway.workspace.openat import DIRECTORY, LISTING, READING, Parts, PathOpener
+from gateway.workspace.openat import (
+    DIRECTORY,
+    LISTING,
+    READING,
+    Parts,
+    PathOpener,
+    restore_access_below,
+    restore_access_open,
+)
 from gateway.workspace.os_errors import to_gateway_error
-from gateway.workspace.remove_tree import temporary_name
-from gateway.workspace.walk import TEMPORARY
+from gateway.workspace.walk import TEMPORARY, temporary_name
 
 ODD = "a pipe, socket or device"
 UNREADABLE = "not readable by the gateway"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -23,18 +24,91 @@ from gateway.db import timestamp
 from gateway.db.chats import Chats
 from gateway.db.manifests import Head, ManifestRow, Manifests
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, NotFound
+from gateway.files import FileLock
 from gateway.names import new_id
 from gateway.tasks import TaskSet
 from gateway.workspace import gc as sweeping
 from gateway.workspace import protected_copies
-from gateway.workspace.checkout import Review, graft, mode_changes
+from gateway.workspace.blobs import FileBlobs
+from gateway.workspace.checkout import Checkout, PackageDirectories, Review, graft, mode_changes
 from gateway.workspace.diff import OUTPUT_LIMIT, Comparison, compare
 from gateway.workspace.globs import Selection
 from gateway.workspace.index import Index
-from gateway.workspace.open_chat import OpenChat
+from gateway.workspace.openat import ensure_accessible
 from gateway.workspace.paths import Root
 from gateway.workspace.tree import EMPTY, Changes, Patch, Tree, apply, changes, diff
 from gateway.workspace.workspaces import Workspaces
+
+INDEX_SECONDS = 30.0
+# Age of a temporary file whose writer is certainly gone.
+LEFTOVER_SECONDS = 3600.0
+
+
+class ChatLock:
+    """`async with lock.held():` is alone with the chat's files, among the tasks of this process and among processes. A
+    killed holder releases it by dying."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tasks = anyio.Lock(fast_acquire=True)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        async with self._tasks:
+            with closing(FileLock(self._path)) as lock:
+                await lock.acquire()
+                yield
+
+
+class OpenChat:
+    """The part of a chat that stays in memory. Its methods block."""
+
+    def __init__(self, chat: str, directory: Path, folder: Path, attached: bool) -> None:
+        directory.mkdir(0o700, parents=True, exist_ok=True)
+        self.chat = chat
+        self.lock = ChatLock(directory / "lock")
+        self.blobs = FileBlobs(directory / "blobs")
+        self.running = directory / "running"
+        self.folder = folder
+        self.protected = directory / "protected" if attached else None
+        self._swept = directory / "swept"
+        if not self._swept.exists():
+            self._swept.touch(0o600)
+        self.swept_at = self._swept.stat().st_mtime
+        self._attached = attached
+        ignore = _ignore() if attached else PackageDirectories()
+        self.checkout = Checkout(folder, self.blobs, directory / "index", ignore, ours=not attached)
+        self.manifest: str | None = None
+        self.tree = EMPTY
+        self._index_saved = time.monotonic()
+
+    def diff_since(self, old: Tree) -> tuple[Tree, Patch]:
+        """Take a snapshot of the folder; return it and its difference from `old`."""
+        new = self.checkout.snapshot()
+        if time.monotonic() - self._index_saved > INDEX_SECONDS:
+            self._index_saved = time.monotonic()
+            self.checkout.save()
+        return new, diff(old, new)
+
+    def sweep(self, patches: Sequence[str], older_than: float) -> sweeping.SweepResult:
+        """Sweep; `patches` are those of all manifests of the chat."""
+        ensure_accessible(self.folder, ours=not self._attached)
+        self._swept.touch()
+        now = time.time()
+        leftovers = sweeping.remove_leftovers(self.folder, now - LEFTOVER_SECONDS)
+        swept = sweeping.sweep(self.blobs, _digests(patches), older_than, now)
+        return replace(swept, temporary=swept.temporary + leftovers)
+
+
+def _ignore() -> Any:
+    # pathspec is slow to import, and only attached folders need .gitignore rules
+    return importlib.import_module(".ignore", __package__).GitIgnore()
+
+
+def _digests(patches: Iterable[str]) -> set[str]:
+    """Return every digest that a patch adds: together, all blobs that any manifest needs."""
+    return {digest for patch in patches for digest in orjson.loads(patch).values() if digest is not None}
+
 
 DEPTH_LIMIT = 1024
 _ENTRY_BYTES = 71  # a digest, its quotes, colon and comma

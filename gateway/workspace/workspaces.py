@@ -10,8 +10,7 @@ from gateway.calls import check_chat
 from gateway.config import Settings
 from gateway.errors import Invalid, NotFound
 from gateway.names import chat_directory
-from gateway.workspace.folder_access import ensure_accessible
-from gateway.workspace.openat import PathOpener
+from gateway.workspace.openat import PathOpener, ensure_accessible
 from gateway.workspace.paths import Root
 
 _OWNER_ONLY = 0o700

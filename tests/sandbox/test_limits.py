@@ -12,8 +12,8 @@ import pytest
 from gateway.sandbox import Exit, Limits, Mount, Sandbox
 from gateway.sandbox.run import FinishedProgram, run
 from gateway.sandbox.supervisor_main import remove
-from gateway.workspace.open_chat import OpenChat
 from gateway.workspace.tree import EMPTY
+from gateway.workspace.versions import OpenChat
 from gateway.workspace.workspaces import Workspaces
 
 from .bombs import (

@@ -13,8 +13,7 @@ import pytest
 from gateway.errors import Forbidden
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
-from gateway.workspace.folder_access import restore_access, restore_access_below
-from gateway.workspace.openat import ComponentOpener, PathOpener, choose_opener
+from gateway.workspace.openat import ComponentOpener, PathOpener, choose_opener, restore_access, restore_access_below
 from gateway.workspace.tree import EMPTY, Tree
 from gateway.workspace.workspaces import Workspaces
 

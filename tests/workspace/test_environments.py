@@ -9,8 +9,7 @@ import pytest
 
 from gateway import Gateway
 from gateway.workspace.blobs import FileBlobs
-from gateway.workspace.checkout import Checkout
-from gateway.workspace.package_dirs import PackageDirectories
+from gateway.workspace.checkout import Checkout, PackageDirectories
 
 from .folders import let_it_age, new_checkout, write
 

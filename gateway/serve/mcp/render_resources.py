@@ -15,9 +15,9 @@ import anyio.to_thread
 import orjson
 
 from gateway.calls import PlannedCall
+from gateway.catalog import RENDERER
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.executor import Executor
-from gateway.exports import RENDERER
 from gateway.serve.mcp.uris import SPAN_LIMIT, FileAddress, RenderAddress, Span, parse, render_uri
 from gateway.tools import READ_RESOURCE
 from gateway.workspace.os_errors import is_directory, is_link

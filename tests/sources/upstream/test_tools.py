@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.bundles import ToolOverride
-from gateway.catalog import CatalogPolicy, Draft
+from gateway.catalog import CatalogPolicy, Draft, mcp_tool
 from gateway.config import DEFAULT_CATEGORIES
 from gateway.errors import Invalid
-from gateway.exports import mcp_tool
 from gateway.sources.builtin.source import BuiltinSource, FileTools
 from gateway.sources.upstreams import pinning
 from gateway.sources.upstreams.definitions import define_all

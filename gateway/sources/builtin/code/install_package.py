@@ -22,7 +22,7 @@ from gateway.sandbox.run import FinishedProgram
 from gateway.sources.builtin.code.call_context import NODE_MODULES, VENV, CodeContext, in_thread
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.tools import Access, Permission
-from gateway.workspace.package_dirs import MARK
+from gateway.workspace.checkout import MARK
 from gateway.workspace.walk import TEMPORARY
 
 # Refused hosts that are recorded.
