@@ -1,4 +1,4 @@
-"""Where tools come from. A source lists its tools and runs them; nothing else calls one but the executor."""
+"""The protocol of tool sources. A source lists its tools and runs them; only the executor calls it."""
 
 from __future__ import annotations
 

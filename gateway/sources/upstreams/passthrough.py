@@ -112,8 +112,8 @@ class UpstreamPassthrough:
             ]
         return result
 
-    async def follow(self, uri: str, told: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]:
-        """Call `told` when the resource changes, until the returned function is called."""
+    async def follow(self, uri: str, listener: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]:
+        """Call `listener` when the resource changes, until the returned function is called."""
         owner = self._owner(uri)
         if owner is None:
             raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
@@ -123,7 +123,7 @@ class UpstreamPassthrough:
             call, _tool(upstream, call.name), partial(asyncio.sleep, 0)
         )  # permissions are checked before subscribing
         try:
-            return await upstream.subscriptions.subscribe(own, told)
+            return await upstream.subscriptions.subscribe(own, listener)
         except RpcError as fault:
             raise label_fault(upstream.spec.name, fault, upstream.spec.terms.trusted) from None
 
