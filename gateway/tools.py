@@ -163,6 +163,10 @@ LIST_RESOURCES = Tool(
     permission=Permission.READ_ONLY,
     is_tool=False,
 )
+# In the category of the tool whose call is shown.
+READ_RENDER = Tool(
+    "read_render", "Read how the outcome of a call is shown", permission=Permission.READ_ONLY, is_tool=False
+)
 
 
 # Requests to an upstream besides its tools; in rules and limits it has the id `server:method`.

@@ -18,7 +18,7 @@ from gateway.calls import Call, to_json
 from gateway.config.settings import ApprovalCondition, ApprovalRule, ApprovalSettings
 from gateway.errors import Invalid
 from gateway.names import SEPARATOR, did_you_mean
-from gateway.tools import READ_RESOURCE, REQUESTS, Tool
+from gateway.tools import READ_RENDER, READ_RESOURCE, REQUESTS, Tool
 
 # Description of a text that cannot be read. It may mean anything, so it matches every pattern.
 UNREADABLE = "cannot be determined"
@@ -323,7 +323,7 @@ def check_tool_patterns(
     """Yield an error for each pattern of tools that matches none of the ids. A pattern that may match a tool of one of
     the `unlisted` servers or toolsets, whose tools are not known yet, is passed over; None stands for any of them."""
     owners = {tool_id.partition(":")[0] for tool_id in tool_ids if ":" in tool_id}
-    ids = {*tool_ids, *(f"{owner}:{method}" for owner in owners for method in REQUESTS)}
+    ids = {*tool_ids, READ_RENDER.id, *(f"{owner}:{method}" for owner in owners for method in REQUESTS)}
     places = [(f"rule {number} of approval.rules", rule.tool) for number, rule in enumerate(settings.rules, 1)]
     for place, patterns in [*places, ("approval.out_of_band", settings.out_of_band)]:
         for pattern in patterns:

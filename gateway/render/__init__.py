@@ -1,7 +1,7 @@
-"""What an outcome looks like: the renderers a toolset declares, and the plan a view is given.
+"""Rendering of outcomes: the renderers a toolset declares, the render plan of a call, and the page made of it.
 
-Pure: nothing here opens a file or a connection. `pages`, `highlight` and `markdown` are imported by name
-where something is shown; they bring in Pygments and markdown-it, which most processes never need.
+Nothing here opens a file or a connection. `pages`, `highlight` and `markdown` are not imported here: they import
+Pygments and markdown-it, which most processes never need.
 """
 
 from gateway.calls import PLAN_LIMIT

@@ -1,7 +1,6 @@
-"""Source code as HTML: escaped text in spans whose classes name what each piece is."""
+"""Source code as highlighted HTML: escaped text in spans with a class per kind of token."""
 
-# Importing Pygments takes 10 ms from a warm cache and 80 from a cold one, and each language more: nothing
-# imports this module but what shows code.
+# Imported only where code is shown: Pygments takes 10 ms from a warm cache and 80 from a cold one, each language more.
 from __future__ import annotations
 
 import html
@@ -18,7 +17,7 @@ from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
 from pygments.token import Text
 from pygments.util import ClassNotFound
 
-# Characters; what is longer is shown plain.
+# Maximum characters; longer code is shown plain.
 CODE_LIMIT = 512 * 1024
 
 CLASS_PREFIX = "hl-"
@@ -28,11 +27,11 @@ _SECONDS = 2.0
 _LINE_END = re.compile(r"\r\n?")
 _FORMATTER = HtmlFormatter(nowrap=True, classprefix=CLASS_PREFIX)
 
-# Pygments' own guess asks all of its five hundred lexers, which takes a second to load them, and calls
-# Go and English Python for the word "import". These few signs are surer.
-_SIGNS = tuple(
-    (language, re.compile(sign, re.MULTILINE))
-    for language, sign in (
+# Pygments' own guess loads all of its five hundred lexers, which takes a second, and takes Go and English for Python
+# because of the word "import". These patterns are more reliable.
+_PATTERNS = tuple(
+    (language, re.compile(pattern, re.MULTILINE))
+    for language, pattern in (
         ("python", r"\A#!.*\bpython"),
         ("javascript", r"\A#!.*\b(?:node|deno|bun)\b"),
         ("ruby", r"\A#!.*\bruby"),
@@ -58,7 +57,7 @@ _SIGNS = tuple(
 
 @dataclass(frozen=True)
 class Highlighted:
-    """Code as HTML for inside a `pre`; `language` is what it was taken for."""
+    """Code as HTML for a `pre` element; `language` is the one that was used."""
 
     language: str
     html: str
@@ -72,31 +71,31 @@ def highlight(
     seconds: float = _SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Highlighted:
-    """`code` in colours, as the language said, else as its file name tells, else as it looks.
+    """Highlight code in the given language, else by its file name, else by a guess.
 
-    The text is the same, with `\\n` at its line ends. What is too long is plain, and so is the rest
-    of what takes longer than `seconds`: strangers' text can be slow to read.
+    The text stays the same, with `\\n` as line ends. Too long code is plain, and so is the rest of code that takes
+    longer than `seconds`: untrusted text can be slow to parse.
     """
     text = _LINE_END.sub("\n", code)
     lexer = _lexer(text, language, filename) if len(text) <= CODE_LIMIT else None
     if lexer is None:
         return Highlighted(PLAIN, html.escape(text))
-    tokens = _until(clock() + seconds, clock, lexer.get_tokens(text), text)
+    tokens = _take_until(clock() + seconds, clock, lexer.get_tokens(text), text)
     marked = format_tokens(tokens, _FORMATTER)
     return Highlighted(lexer.aliases[0], marked if text.endswith("\n") else marked.removesuffix("\n"))
 
 
 def stylesheet(style: str = "default", scope: str = ".highlight") -> str:
-    """The colours for the classes, as CSS for elements inside `scope`; `style` is one of Pygments'."""
+    """Return the CSS of the classes for elements inside `scope`; `style` is one of Pygments'."""
     return str(HtmlFormatter(style=style, classprefix=CLASS_PREFIX).get_style_defs(scope))
 
 
 def guess(code: str) -> str:
-    """The language that the beginning of a text looks like; plain text when it looks like none."""
+    """Guess the language by the beginning of a text; plain text if no pattern matches."""
     sample = code[:_SAMPLE]
     if _looks_like_json(sample, whole=len(sample) == len(code)):
         return "json"
-    return next((language for language, sign in _SIGNS if sign.search(sample)), PLAIN)
+    return next((language for language, pattern in _PATTERNS if pattern.search(sample)), PLAIN)
 
 
 def _looks_like_json(sample: str, *, whole: bool) -> bool:
@@ -112,7 +111,7 @@ def _looks_like_json(sample: str, *, whole: bool) -> bool:
 
 
 def _lexer(text: str, language: str, filename: str | None) -> Any:
-    """The lexer to use, or None for plain text."""
+    """Return the lexer to use, None for plain text."""
     options = {"stripnl": False, "ensurenl": False}
     attempts: list[Callable[[], Any]] = [lambda: get_lexer_by_name(guess(text), **options)]
     if filename:
@@ -128,10 +127,10 @@ def _lexer(text: str, language: str, filename: str | None) -> Any:
     return None
 
 
-def _until(
+def _take_until(
     deadline: float, clock: Callable[[], float], tokens: Iterable[tuple[Any, str]], text: str
 ) -> Iterator[tuple[Any, str]]:
-    """The tokens up to the deadline, and the rest of the text as one."""
+    """Yield the tokens up to the deadline, and the rest of the text as one."""
     done = 0
     for kind, piece in tokens:
         yield kind, piece

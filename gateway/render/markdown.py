@@ -1,7 +1,6 @@
-"""Markdown as HTML that is safe to put into a page, whoever wrote it."""
+"""Untrusted Markdown as HTML that is safe in a page."""
 
-# Importing markdown-it and nh3 takes 60 ms from a warm cache and 200 from a cold one: nothing imports this
-# module but what shows documents.
+# Imported only where a document is shown: markdown-it and nh3 take 60 ms from a warm cache and 200 from a cold one.
 from __future__ import annotations
 
 import html
@@ -13,10 +12,10 @@ from markdown_it.token import Token
 
 from gateway.render.highlight import CLASS_PREFIX, highlight
 
-# Characters; what is longer is shown as plain text.
+# Maximum characters; longer text is shown plain.
 MARKDOWN_LIMIT = 256 * 1024
 
-_HTML_LIMIT = 4000  # tags; cleaning takes the square of how deep they nest, and beyond this it shows
+_HTML_LIMIT = 4000  # tags; cleaning takes time by the square of their depth
 _FENCE_SECONDS = 0.25
 
 _TAGS = {
@@ -40,17 +39,16 @@ _CLASS = re.compile(rf"{CLASS_PREFIX}[a-z0-9]+|language-[\w+#.-]+", re.ASCII)
 
 
 def to_html(text: str) -> str:
-    """CommonMark with tables and strikethrough, and code in colours.
+    """Convert CommonMark with tables, strikethrough and highlighted code.
 
-    HTML in the text is kept where it is harmless, and shown as text where there is a flood of it.
-    Nothing runs, loads or styles: no scripts, event handlers, forms, frames, styles or ids; links
-    lead to http, https and mailto, in a new window that knows nothing of this one; images are
-    http, https, relative or embedded pictures. The longest texts take seconds: call it in a thread.
+    Harmless HTML in the text is kept; too much of it is shown as text. There are no scripts, event handlers, forms,
+    frames, styles or ids. Links may use http, https and mailto, and open in a new window without an opener; images are
+    http, https, relative or embedded. The longest texts take seconds: call it in a thread.
     """
     if len(text) > MARKDOWN_LIMIT:
         return f"<pre>{html.escape(text)}</pre>"
     parser = _PARSER if text.count("<") <= _HTML_LIMIT else _PARSER_WITHOUT_HTML
-    tokens = parser.parse(text.encode("utf-8", "replace").decode())  # the cleaner takes no half surrogate pairs
+    tokens = parser.parse(text.encode("utf-8", "replace").decode())  # the cleaner refuses lone surrogates
     _align(tokens)
     return _CLEANER.clean(parser.renderer.render(tokens, parser.options, {}))
 
@@ -60,15 +58,15 @@ def _fence(code: str, language: str, _attributes: str) -> str:
 
 
 def _align(tokens: list[Token]) -> None:
-    """Say the alignment of a cell as an attribute: a page's security policy may forbid inline styles."""
+    """Write the alignment of a cell as an attribute: a page's security policy may forbid inline styles."""
     for token in tokens:
         style = token.attrs.pop("style", None)
         if isinstance(style, str):
             token.attrs["align"] = style.removeprefix("text-align:")
 
 
-def _kept(tag: str, attribute: str, value: str) -> str | None:
-    """The value of an attribute that is allowed as such, or None to leave it out."""
+def _filter_attribute(tag: str, attribute: str, value: str) -> str | None:
+    """Return the value of an allowed attribute, or None to leave it out."""
     if attribute == "class":
         return value if _CLASS.fullmatch(value) else None
     if attribute in ("href", "src") and value.strip().lower().startswith("data:"):
@@ -86,7 +84,7 @@ _CLEANER = nh3.Cleaner(
     tags=_TAGS,
     attributes=_ATTRIBUTES,
     tag_attribute_values={"td": _ALIGNMENTS, "th": _ALIGNMENTS},
-    attribute_filter=_kept,
+    attribute_filter=_filter_attribute,
     set_tag_attribute_values={"a": {"target": "_blank"}},
     url_schemes={"http", "https", "mailto", "data"},
     link_rel="noopener noreferrer nofollow",

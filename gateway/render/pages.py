@@ -1,6 +1,6 @@
-"""Pages: what a plan describes as one self-contained HTML document, for an iframe without rights of its own."""
+"""Pages: a render plan as one self-contained HTML document, for a sandboxed iframe."""
 
-# Nothing imports this module but what shows something: it brings in Pygments and markdown-it.
+# Imported only where a page is made: it imports Pygments and markdown-it.
 from __future__ import annotations
 
 import html
@@ -13,17 +13,17 @@ from gateway.render.highlight import highlight, stylesheet
 from gateway.render.markdown import to_html
 from gateway.render.renderers import inject
 
-# Characters of code shown in colours, which take some six times the room of the text and as much time.
-COLOURED = 64 * 1024
-# Characters of code with its colours; what would take more is shown without.
-COLOURS_LIMIT = 384 * 1024
+# Maximum characters of highlighted code: the HTML is about six times as long, and takes as much time.
+HIGHLIGHT_LIMIT = 64 * 1024
+# Maximum characters of the HTML of highlighted code; longer code is shown plain.
+HIGHLIGHTED_LIMIT = 384 * 1024
 
 NO_RIGHTS = ""
-# For a document's links, which open in a window of their own that knows nothing of this one.
+# For a document's links, which open in a new window without an opener.
 LINKS = "allow-popups allow-popups-to-escape-sandbox"
 
 SCRIPTS = "allow-scripts"
-# Without `allow-same-origin`, which would let a page that shares its address with whoever shows it break out.
+# Without `allow-same-origin`: a page of the same origin as its viewer could escape with it.
 FRAME = "allow-scripts allow-forms allow-popups"
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -31,17 +31,17 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-ur
 
 @dataclass(frozen=True)
 class Page:
-    """A whole document, and what the `sandbox` attribute of an iframe that shows it must allow."""
+    """A whole document, and the `sandbox` attribute of an iframe that shows it."""
 
     html: str
     sandbox: str = NO_RIGHTS
 
 
 def make_page(plan: Mapping[str, Any], content: bytes | None = None, size: int = 0) -> Page:
-    """The page that shows a call. `content` is the beginning of the file or artifact that the plan
-    names, and `size` how many bytes the whole has.
+    """Return the page that shows a call. `content` is the beginning of the file or artifact named in the plan, and
+    `size` the size of the whole in bytes.
 
-    Takes up to seconds: call it in a thread. Of our own pages nothing runs and nothing loads.
+    It may take seconds: call it in a thread. Our own pages run no script and load nothing.
     """
     if "error" in plan:
         return _error(plan)
@@ -58,11 +58,11 @@ def make_page(plan: Mapping[str, Any], content: bytes | None = None, size: int =
 
 def _text(plan: Mapping[str, Any], config: Mapping[str, Any], content: bytes | None, size: int) -> Page:
     if content is not None and b"\0" in content:
-        return _page(plan, _note(f"{config['file']} is no text; it has {size} bytes."), config.get("file"))
+        return _page(plan, _note(f"{config['file']} is not text; it has {size} bytes."), config.get("file"))
     if content is None:
         text, cut = config.get("content"), _cut(plan, "config.content")
     else:
-        text, cut = _decoded(content), size if len(content) < size else None
+        text, cut = _decode(content), size if len(content) < size else None
     if not text:
         return _page(plan, _note("It is empty."), config.get("file"))
     note = "" if cut is None else _note(f"Only the beginning is shown; the whole has {cut} bytes.")
@@ -72,20 +72,23 @@ def _text(plan: Mapping[str, Any], config: Mapping[str, Any], content: bytes | N
     return replace(_page(plan, document, config.get("file")), sandbox=LINKS)
 
 
-def _decoded(content: bytes) -> str:
-    """The text, whatever its bytes; where it was cut inside a character, without that one."""
+def _decode(content: bytes) -> str:
+    """Return the text with invalid bytes replaced, and without a character that was cut at the end."""
     return content.decode("utf-8", "replace").removeprefix("\ufeff").removesuffix("\ufffd")
 
 
 def _code(text: str, config: Mapping[str, Any]) -> str:
-    coloured = highlight(text, config.get("language", "auto"), config.get("file")).html if len(text) <= COLOURED else ""
-    shown = coloured if 0 < len(coloured) <= COLOURS_LIMIT else html.escape(text, quote=False)
-    return f'<pre class="code" tabindex="0"><code>{shown}</code></pre>'
+    code = ""
+    if len(text) <= HIGHLIGHT_LIMIT:
+        code = highlight(text, config.get("language", "auto"), config.get("file")).html
+    if not 0 < len(code) <= HIGHLIGHTED_LIMIT:
+        code = html.escape(text, quote=False)
+    return f'<pre class="code" tabindex="0"><code>{code}</code></pre>'
 
 
 def _artifact(plan: Mapping[str, Any], config: Mapping[str, Any], content: bytes) -> Page:
     cut = _cut(plan, "config.data") or _cut(plan, "config")
-    if cut is not None:  # the author's page expects data of a shape, and half of it has none
+    if cut is not None:  # the page expects whole data
         return _page(plan, _note(f"The data of this call has {cut} bytes, too many to be shown."))
     page = inject(content.decode("utf-8", "replace"), config.get("data"))
     return Page(page, SCRIPTS)
@@ -101,7 +104,7 @@ def _frame(plan: Mapping[str, Any], config: Mapping[str, Any]) -> Page:
 
 
 def _frame_source(origin: str) -> str:
-    """The origin as a policy names it, which knows no IPv6 addresses."""
+    """Return the origin as a source of a policy, which cannot name IPv6 addresses."""
     return html.escape(origin if "[" not in origin else f"{origin.partition(':')[0]}:")
 
 
@@ -117,7 +120,7 @@ def _error(plan: Mapping[str, Any]) -> Page:
 
 
 def _cut(plan: Mapping[str, Any], at: str) -> int | None:
-    """How many bytes something had that was too large for the plan."""
+    """Return the size in bytes of a value that was too large for the plan, None if it was not cut."""
     return next((cut["bytes"] for cut in plan.get("truncated", ()) if cut["at"] == at), None)
 
 

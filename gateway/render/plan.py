@@ -24,13 +24,13 @@ from gateway.render.interpolate import (
 from gateway.render.renderers import LANGUAGE_LIMIT
 from gateway.tools import Renderer, Tool
 
-_CUTS_LIMIT = 8  # beyond this many a section is all pieces, and a list of them would itself be long
+_CUTS_LIMIT = 8  # a section with more is left empty: the list of cuts would itself be long
 _KEY_LIMIT = 60
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Something that was too large: where it stood, and how many bytes of JSON it was with its key."""
+    """A value that was too large: its place in the plan, and its size with its key in bytes of JSON."""
 
     at: str
     bytes: int
@@ -40,10 +40,10 @@ class Cut:
 
 
 def fit(section: Mapping[str, Any], limit: int, at: str) -> tuple[dict[str, Any], tuple[Cut, ...]]:
-    """A copy of `section` that is at most `limit` bytes of JSON, and what was cut to make it so.
+    """Return a copy of `section` of at most `limit` bytes of JSON, and the cuts that were made.
 
-    The largest values give way first: a text keeps its beginning, anything else becomes null. A
-    section of too many large values is left empty. Refused when it is no JSON.
+    The largest values are cut first: a string keeps its beginning, any other value becomes null. A section with too
+    many large values is left empty. Raises `Invalid` for a value that is not JSON.
     """
     sizes = {key: len(to_json({key: value})) for key, value in section.items()}
     excess = sum(sizes.values()) - limit
@@ -51,20 +51,20 @@ def fit(section: Mapping[str, Any], limit: int, at: str) -> tuple[dict[str, Any]
     for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
         if excess <= 0:
             break
-        kept[key] = _shortened(section[key], sizes[key] - excess - len(to_json({key: None})))
+        kept[key] = _shorten(section[key], sizes[key] - excess - len(to_json({key: None})))
         cuts.append(Cut(f"{at}.{key[:_KEY_LIMIT]}", sizes[key]))
         excess -= sizes[key] - len(to_json({key: kept[key]}))
         if len(cuts) > _CUTS_LIMIT:
             break
     if excess > 0:
         return {}, (Cut(at, len(to_json(section))),)
-    # By way of JSON, so that the plan is exactly what will be read, and stays so whatever becomes of
-    # the original. `json` and not orjson, which turns integers beyond 64 bits into floats.
+    # A copy through JSON does not change with the original. `json`, because orjson turns integers beyond 64 bits into
+    # floats.
     return json.loads(to_json(kept)), tuple(cuts)
 
 
-def _shortened(value: Any, room: int) -> str | None:
-    """The longest beginning of a text whose JSON takes `room` bytes; null for what is no text."""
+def _shorten(value: Any, room: int) -> str | None:
+    """Return the longest beginning of a string whose JSON takes `room` bytes; None for any other value."""
     if not isinstance(value, str):
         return None
     beginning = value[: max(room, 0)]
@@ -81,8 +81,8 @@ _LABEL_LIMIT = 200
 
 @dataclass(frozen=True)
 class RenderPlan:
-    """How to show one call. `status` is what became of the call; where there is an `error` a view
-    shows that: the tool's, or the reason why what the tool returned cannot be shown."""
+    """Everything that a view needs to show one call. A view shows the `error` if there is one: the tool's, or the
+    reason why the tool's result cannot be shown."""
 
     renderer: str
     config: Mapping[str, Any]
@@ -114,9 +114,8 @@ class RenderPlan:
 def make_plan(
     renderer: Renderer, call: Call, outcome: Outcome, *, workspace: str | None = None, toolset: str | None = None
 ) -> RenderPlan:
-    """The plan of a call that ended, well or badly; `workspace` and `toolset` are the directories
-    the tool saw. The call's tool is known. Data that cannot be shown makes a plan that says why, never
-    an exception."""
+    """Return the plan of a call that has ended; `workspace` and `toolset` are the directories as the tool saw them.
+    Data that cannot be shown leads to a plan with an error, never to an exception."""
     scope = Scope(call.arguments, outcome.value if outcome.ok else None, call.chat, workspace, toolset)
     config, config_cuts, problem = _fit_config(renderer, scope, outcome)
     arguments, input_cuts = _fit_json(call.arguments, _INPUT_LIMIT, "input")
@@ -136,8 +135,8 @@ def make_plan(
 def _fit_config(
     renderer: Renderer, scope: Scope, outcome: Outcome
 ) -> tuple[dict[str, Any], tuple[Cut, ...], GatewayError | None]:
-    """The config, what was cut from it, and what a view shows in its place: the call's own error
-    first, and with it as much of the config as the arguments alone could fill."""
+    """Return the config, its cuts, and the error that a view shows in its place. The call's own error comes first, with
+    as much of the config as the arguments alone could fill."""
     try:
         config, cuts = fit(_config(renderer, scope, outcome), _CONFIG_LIMIT, "config")
     except GatewayError as error:
@@ -147,21 +146,21 @@ def _fit_config(
 
 
 def _config(renderer: Renderer, scope: Scope, outcome: Outcome) -> dict[str, Any]:
-    """The config as a view reads it; refused when a call's data made of it what cannot be shown."""
+    """Return the config for a view; raise `Invalid` if the call's data cannot be shown."""
     if renderer.kind == "html":
         return _html(renderer, scope)
     values = interpolate(renderer.config, scope)
     if renderer.kind == "frame":
         return _frame(renderer, values)
-    shown: dict[str, Any]
+    config: dict[str, Any]
     if "file" in values:
-        shown = _file(values["file"], scope, outcome.post_manifest or outcome.pre_manifest)
+        config = _file(values["file"], scope, outcome.post_manifest or outcome.pre_manifest)
     else:
-        shown = {"content": _text(values["content"])}
-    shown["editable"] = values.get("editable") is True
+        config = {"content": _text(values["content"])}
+    config["editable"] = values.get("editable") is True
     if renderer.kind == "code":
-        shown["language"] = _language(values)
-    return shown
+        config["language"] = _language(values)
+    return config
 
 
 def _file(value: Any, scope: Scope, manifest: str | None) -> dict[str, Any]:
@@ -170,11 +169,11 @@ def _file(value: Any, scope: Scope, manifest: str | None) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str | None:
-    """Text as it is; any other value as JSON one can read. What is missing stays null."""
+    """Return a string unchanged, null as null, and any other value as indented JSON."""
     if value is None or isinstance(value, str):
         return value
     document = to_json(value)
-    if len(document) > _CONFIG_LIMIT:  # what will be cut anyway is not worth setting out in lines
+    if len(document) > _CONFIG_LIMIT:  # it is cut anyway, so it is not indented
         return document.decode()
     return json.dumps(json.loads(document), indent=2, ensure_ascii=False)
 
@@ -202,7 +201,7 @@ def _frame(renderer: Renderer, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fit_json(section: Mapping[str, Any], limit: int, at: str) -> tuple[dict[str, Any], tuple[Cut, ...]]:
-    """As `fit`, but what is no JSON is left out: a plan without it still shows the rest."""
+    """Call `fit` without values that are not JSON, so that a plan still shows the rest."""
     kept = {key: value for key, value in section.items() if _is_json({key: value})}
     fitted, cuts = fit(kept, limit, at)
     return fitted, cuts if len(kept) == len(section) else (*cuts, Cut(at, 0))
@@ -240,5 +239,5 @@ def _label(text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """`text` without halves of surrogate pairs, which no JSON can carry."""
+    """Return `text` without lone surrogates, which JSON cannot represent."""
     return text.encode("utf-8", "replace").decode()

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.calls import to_json
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
-from gateway.render.interpolate import artifact_path, check_url_template, named, port_number, roots, workspace_path
+from gateway.render.interpolate import artifact_path, check_url_template, describe, port_number, roots, workspace_path
 from gateway.tools import Renderer
 
 LANGUAGE_LIMIT = 64
@@ -19,54 +19,54 @@ _DEPTH_LIMIT = 32
 
 @dataclass(frozen=True)
 class _Shape:
-    """The keys a renderer takes, each with what it refuses, and those of which exactly one is said."""
+    """The keys of a renderer's config, each with its check, and those of which exactly one is required."""
 
     keys: Mapping[str, Callable[[Any], None]]
     one_of: tuple[str, ...]
 
 
 def declare(kind: str, config: Mapping[str, Any]) -> Renderer:
-    """The renderer a toolset declares; refused by name and key when it could never be shown.
+    """Return the renderer that a toolset declares; raise `Invalid`, naming the key, if it could never be shown.
 
-    A key with no value counts as unsaid, but for `data`, where null is data.
+    A key without a value counts as missing, except for `data`, where null is data.
     """
     shape = _SHAPES.get(kind)
     if shape is None:
         near = did_you_mean(str(kind), RENDERERS) or f"; there are {', '.join(RENDERERS)}"
         raise Invalid(f"there is no renderer {kind!r}{near}", code="INVALID_RENDERER", renderer=kind)
-    said = {key: value for key, value in config.items() if value is not None or key == "data"}
-    for key, value in said.items():
+    given = {key: value for key, value in config.items() if value is not None or key == "data"}
+    for key, value in given.items():
         _check(kind, shape, key, value)
-    _check_combination(kind, shape, said)
-    return Renderer(kind, said)
+    _check_combination(kind, shape, given)
+    return Renderer(kind, given)
 
 
 def _check(kind: str, shape: _Shape, key: str, value: Any) -> None:
     if key not in shape.keys:
         near = did_you_mean(str(key), shape.keys) or f"; it takes {', '.join(shape.keys)}"
-        raise _refusal(kind, key, f"unknown key {key!r}{near}")
+        raise _invalid_config(kind, key, f"unknown key {key!r}{near}")
     try:
         shape.keys[key](value)
     except Invalid as error:
-        raise _refusal(kind, key, f"'{key}': {error.message}") from None
+        raise _invalid_config(kind, key, f"'{key}': {error.message}") from None
 
 
-def _check_combination(kind: str, shape: _Shape, said: Mapping[str, Any]) -> None:
-    found = [key for key in shape.one_of if key in said]
+def _check_combination(kind: str, shape: _Shape, given: Mapping[str, Any]) -> None:
+    present = [key for key in shape.one_of if key in given]
     choice = " or ".join(repr(key) for key in shape.one_of)
-    if not found:
-        raise _refusal(kind, shape.one_of[0], f"{choice} is required")
-    if len(found) > 1:
-        raise _refusal(kind, found[1], f"it takes {choice}, not both")
+    if not present:
+        raise _invalid_config(kind, shape.one_of[0], f"{choice} is required")
+    if len(present) > 1:
+        raise _invalid_config(kind, present[1], f"it takes {choice}, not both")
 
 
-def _refusal(kind: str, key: str, reason: str) -> Invalid:
+def _invalid_config(kind: str, key: str, reason: str) -> Invalid:
     return Invalid(f"renderer {kind!r}: {reason}", code="INVALID_RENDERER", renderer=kind, key=key)
 
 
 def _text(value: Any) -> None:
     if not isinstance(value, str):
-        raise Invalid(f'{named(value)} is no text; write text or an expression such as "$return.text"')
+        raise Invalid(f'{describe(value)} is not text; write text or an expression such as "$return.text"')
 
 
 def _file(value: Any) -> None:
@@ -76,12 +76,12 @@ def _file(value: Any) -> None:
 
 def _language(value: Any) -> None:
     if not isinstance(value, str) or not 0 < len(value) <= LANGUAGE_LIMIT:
-        raise Invalid(f"{named(value)} is no language; write one such as 'python', or 'auto'")
+        raise Invalid(f"{describe(value)} is not a language; write one such as 'python', or 'auto'")
 
 
 def _flag(value: Any) -> None:
     if not isinstance(value, bool) and not (isinstance(value, str) and roots(value)):
-        raise Invalid(f"{named(value)} is neither true nor false nor an expression")
+        raise Invalid(f"{describe(value)} is neither true nor false nor an expression")
 
 
 def _artifact(value: Any) -> None:
@@ -110,8 +110,8 @@ _SHAPES = {
 RENDERERS = tuple(_SHAPES)
 
 
-# Inside a script these end it, open a comment in it, or end a line of it. In JSON they occur in strings
-# only, where the escape means the same.
+# These could end a script, open a comment in it, or end a line. In JSON they occur only in strings, where the escape
+# means the same.
 _ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 _TAG_REST = r"""(?:[^<>"']|"[^"]*"|'[^']*')*+>"""
@@ -130,26 +130,25 @@ _BEFORE_ANY_TAG = re.compile(r"\ufeff?\s*(?:<!--.*?-->\s*)*(?:<!doctype[^>]*>)?"
 
 
 def inject(html: str, data: Any) -> str:
-    """`html` with `data` as `window.__TOOL_DATA__`: before `</head>`, else at the start of `<body>`,
-    else before the first tag. Tags in comments, scripts and attributes are not taken for these.
+    """Return `html` with `data` as `window.__TOOL_DATA__`: before `</head>`, else at the start of `<body>`, else before
+    the first tag. Tags in comments, scripts and attributes are ignored.
 
-    Whatever `data` holds, it stays inside its script and comes out as it went in. Refused when it
-    is no JSON.
+    No `data` can end its script, and the page reads it unchanged. Raises `Invalid` if it is not JSON.
     """
-    place = _place(html)
+    place = _find_place(html)
     return f"{html[:place]}<script>window.__TOOL_DATA__ = {script_literal(data)};</script>{html[place:]}"
 
 
 def script_literal(data: Any) -> str:
-    """`data` as an expression of JavaScript that can stand in an HTML script."""
+    """Return `data` as a JavaScript expression that is safe in an HTML script."""
     document = to_json(data).decode()
     if '"__proto__"' in document:
-        # In an object literal this key would set the prototype; `JSON.parse` knows no such thing.
+        # In an object literal this key would set the prototype; not so in `JSON.parse`.
         return f"JSON.parse({to_json(document).decode().translate(_ESCAPES)})"
     return document.translate(_ESCAPES)
 
 
-def _place(html: str) -> int:
+def _find_place(html: str) -> int:
     for match in _LANDMARK.finditer(html):
         if match["head"]:
             return match.start()

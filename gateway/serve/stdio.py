@@ -1,7 +1,7 @@
 """MCP over stdin and stdout: lines read and written by the event loop.
 
-What a client asks for first is answered without the SDK, whose import takes longer than the rest of the start. It is
-loaded for the first line that needs it, and shown how the connection began.
+The first requests of a client are answered without the SDK, whose import takes longer than the rest of the start. The
+SDK is loaded for the first line that needs it, and given the messages that opened the connection.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHUNK = 256 * 1024
-# The time a cancelled call has to end.
+# The time a cancelled call has to end, in seconds.
 CLOSE_SECONDS = 2.0
 
-# The id of the request that shows the SDK how the connection began.
+# The id of the request that opens the connection for the SDK.
 OPENING = "toolgate-opening"
 
 
@@ -49,21 +49,21 @@ async def serve_stdio(server: McpServer, message_limit: int, grace: float, stop:
     Requests already read are answered before the end, for which they have `grace` seconds.
     """
     with _own_standard_streams() as (stdin, stdout), ExitStack() as closing:
-        reader = await _read_pipe(stdin, closing) if _pollable(stdin) else _FileReader(stdin, closing)
-        writer = await _write_pipe(stdout, closing) if _pollable(stdout) else _FileWriter(stdout, closing)
+        reader = await _read_pipe(stdin, closing) if _is_pollable(stdin) else _FileReader(stdin, closing)
+        writer = await _write_pipe(stdout, closing) if _is_pollable(stdout) else _FileWriter(stdout, closing)
         await _Connection(server, reader, writer, message_limit).serve(grace, stop)
 
 
 class _Connection:
     """One client: its requests in progress, and the SDK's server once a line needs it."""
 
-    def __init__(self, server: McpServer, reader: _Reader, writer: _Writer, message_limit: int) -> None:
+    def __init__(self, server: McpServer, reader: _ByteReader, writer: _ByteWriter, message_limit: int) -> None:
         self._server = server
         self._reader = reader
         self._writer = writer
         self._limit = message_limit
         self._unanswered: set[RequestId] = set()
-        self._settled = anyio.Event()
+        self._all_answered = anyio.Event()
         self._fast = FastRequests(self)
         self._stream: SdkStream | None = None
         self._stream_ended = anyio.Event()
@@ -81,7 +81,7 @@ class _Connection:
                     async for line in self._lines():
                         if not self._fast.take(line):
                             await self._feed(line, tasks)
-                with anyio.move_on_after(grace):  # then what is in progress ends
+                with anyio.move_on_after(grace):  # then requests in progress are cancelled
                     await self._wait_for_answers()
             finally:
                 await self._fast.close()
@@ -100,7 +100,7 @@ class _Connection:
     def end(self, request_id: RequestId) -> None:
         self._unanswered.discard(request_id)
         if not self._unanswered:
-            self._settled.set()
+            self._all_answered.set()
 
     async def _feed(self, line: bytes, tasks: anyio.abc.TaskGroup) -> None:
         if self._stream is None:
@@ -125,7 +125,7 @@ class _Connection:
             self._stream_ended.set()
 
     async def _lines(self) -> AsyncIterator[bytes]:
-        """Yield whole lines. One over the limit is not kept, only answered."""
+        """Yield whole lines. A line over the limit is answered with an error."""
         pending = bytearray()
         too_long = False
         while chunk := await self._reader.read(CHUNK):
@@ -147,12 +147,12 @@ class _Connection:
 
     async def _wait_for_answers(self) -> None:
         while self._unanswered:
-            self._settled = anyio.Event()
-            await self._settled.wait()
+            self._all_answered = anyio.Event()
+            await self._all_answered.wait()
 
 
 class FastRequests:
-    """The lines that are answered without the SDK. The first request decides the protocol version of the connection."""
+    """Answers lines without the SDK. The first request decides whether the connection is of a modern version."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -166,7 +166,7 @@ class FastRequests:
         self._closing = False
 
     def take(self, line: bytes) -> bool:
-        """Return whether the line is dealt with here; a request is answered later."""
+        """Return whether the line is handled here; a request is answered later."""
         message = fastpath.parse(line)
         if self._modern is None:
             self._modern = _opens_modern(message)
@@ -185,7 +185,7 @@ class FastRequests:
         return True
 
     def opening(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the messages that show the SDK how the connection began."""
+        """Yield the messages that open the connection for the SDK."""
         if self._session is not None:
             self._open_session()
             yield from self._handshake
@@ -195,7 +195,7 @@ class FastRequests:
             yield {"jsonrpc": "2.0", "id": OPENING, "method": "server/discover", "params": params}
 
     async def close(self) -> None:
-        """Cancel what is in progress; the client is answered."""
+        """Cancel the requests in progress, and answer them with an error."""
         self._closing = True
         tasks = list(self._calls.values())
         for task in tasks:
@@ -217,7 +217,7 @@ class FastRequests:
     def _take_initialized(self, message: Mapping[str, Any]) -> bool:
         if self._session is None or message.get("method") != "notifications/initialized" or "id" in message:
             return False
-        if not self._handshake:  # the SDK serves the connection too, and has yet to be told
+        if not self._handshake:  # the SDK serves the connection too, and must get this message
             return False
         self._handshake.append(message)
         self._open_session()
@@ -228,7 +228,7 @@ class FastRequests:
             self._handlers.sessions.open(None, self._session)
 
     def _take_reply(self, message: Mapping[str, Any]) -> bool:
-        """Take a message about a request in progress here: a cancellation, or the answer to a question."""
+        """Take the cancellation of a request in progress here, or the response to a question."""
         if message.get("method") == "notifications/cancelled":
             params = message.get("params")
             request_id = params.get("requestId") if isinstance(params, dict) else None
@@ -252,7 +252,7 @@ class FastRequests:
     def _spawn(self, request_id: RequestId, work: Any) -> asyncio.Task[None]:
         self._connection.begin(request_id)
         task = self._calls[str(request_id)] = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(lambda _: self._done(request_id))
+        task.add_done_callback(lambda _: self._finish(request_id))
         return task
 
     async def _answer(self, parsed: ParsedRequest) -> None:
@@ -270,7 +270,7 @@ class FastRequests:
     async def _send(self, change: Change) -> None:
         await self._connection.write(to_json(change.notification))
 
-    def _done(self, request_id: RequestId) -> None:
+    def _finish(self, request_id: RequestId) -> None:
         del self._calls[str(request_id)]
         if self._session is not None:
             self._session.calls.pop(str(request_id), None)
@@ -278,7 +278,7 @@ class FastRequests:
 
 
 def _opens_modern(message: Mapping[str, Any] | None) -> bool | None:
-    """Return whether a connection that begins with this is one of a modern version; None for what is no request."""
+    """Return whether a connection that begins so is of a modern version; None if the message is not a request."""
     match message:
         case {"id": int() | str(), "method": "initialize"}:
             return False
@@ -296,15 +296,15 @@ async def _cancel_when(stop: anyio.Event, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _send(writer: _Writer, line: bytes) -> None:
+async def _send(writer: _ByteWriter, line: bytes) -> None:
     writer.write(line + b"\n")
     try:
         await writer.drain()
-    except ConnectionError:  # the client left without reading; the end of its input ends the connection
-        log.debug("the client is gone")
+    except ConnectionError:  # the end of the client's output ends the connection
+        log.debug("the client has disconnected")
 
 
-def _refuse(writer: _Writer, line: bytes | bytearray, code: int, message: str) -> None:
+def _refuse(writer: _ByteWriter, line: bytes | bytearray, code: int, message: str) -> None:
     """Answer a line that could not be read."""
     error = {"jsonrpc": "2.0", "id": find_id(line), "error": {"code": code, "message": message}}
     writer.write(orjson.dumps(error) + b"\n")
@@ -329,23 +329,23 @@ def _own_standard_streams() -> Iterator[tuple[int, int]]:
         os.close(stdout)
 
 
-class _Reader(Protocol):
+class _ByteReader(Protocol):
     async def read(self, n: int) -> bytes: ...
 
 
-class _Writer(Protocol):
+class _ByteWriter(Protocol):
     def write(self, data: bytes) -> None: ...
 
     async def drain(self) -> None: ...
 
 
-def _pollable(descriptor: int) -> bool:
-    """Return whether the event loop can wait for it; a plain file, as in `toolgate serve < requests`, cannot."""
+def _is_pollable(descriptor: int) -> bool:
+    """Return whether the event loop can wait for it; for a plain file, as in `toolgate serve < requests`, it cannot."""
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stat.S_ISCHR(mode) and os.isatty(descriptor))
 
 
-async def _read_pipe(descriptor: int, closing: ExitStack) -> _Reader:
+async def _read_pipe(descriptor: int, closing: ExitStack) -> _ByteReader:
     reader = asyncio.StreamReader(limit=CHUNK)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(
@@ -355,13 +355,13 @@ async def _read_pipe(descriptor: int, closing: ExitStack) -> _Reader:
     return reader
 
 
-async def _write_pipe(descriptor: int, closing: ExitStack) -> _Writer:
+async def _write_pipe(descriptor: int, closing: ExitStack) -> _ByteWriter:
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(
         lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(descriptor, "wb", 0)
     )
     writer = asyncio.StreamWriter(transport, protocol, None, loop)
-    closing.callback(writer.close)  # what waits to be read is still written
+    closing.callback(writer.close)  # buffered data is still written
     return writer
 
 

@@ -43,7 +43,7 @@ async def nested(place: Path, era: Any, asked: list[str], **outer: Any) -> Async
     settings = {"data_dir": str(place / "outer"), "mcpServers": {"inner": server}, **outer}
     async with Gateway.open(settings) as gateway:
         face = McpServer(
-            Handlers(gateway.executor, gateway.versions, "c", relay=gateway.passthrough, calls=gateway.approval_flow)
+            Handlers(gateway.executor, gateway.versions, "c", relay=gateway.passthrough, caller=gateway.approval_flow)
         )
         async with Client(face.sdk, mode=era, cache=None, elicitation_callback=agree) as client:
             yield client

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.calls import Call, Outcome
 from gateway.errors import ToolFailed
 from gateway.render import declare, make_plan
-from gateway.render.pages import COLOURED, FRAME, LINKS, NO_RIGHTS, SCRIPTS, make_page
+from gateway.render.pages import FRAME, HIGHLIGHT_LIMIT, LINKS, NO_RIGHTS, SCRIPTS, make_page
 from gateway.tools import Renderer, Tool
 
 HOSTILE = [
@@ -99,7 +99,7 @@ def test_only_what_must_run_is_given_the_right_to() -> None:
 def test_code_too_long_for_colours_is_shown_without() -> None:
     renderer = declare("code", {"content": "$return", "language": "python"})
     short, long = (
-        make_page(planned(renderer, Outcome("x=1\n" * (length // 4)))).html for length in (400, COLOURED + 4)
+        make_page(planned(renderer, Outcome("x=1\n" * (length // 4)))).html for length in (400, HIGHLIGHT_LIMIT + 4)
     )
     assert 'class="hl-n"' in short and 'class="hl-n"' not in long
     assert "x=1\nx=1" in long

@@ -18,8 +18,8 @@ from gateway.serve.http import protocol
 from gateway.serve.http.app import RequestGuard
 from gateway.serve.mcp import sdk
 
-from .roads import HANDSHAKE, LIMIT, Answer, Line, call, chunk, initialize, request, routing
-from .test_front import ECHO, WAIT, Served, posted, say, serving
+from .servers import HANDSHAKE, LIMIT, Answer, Line, call, chunk, initialize, request, routing
+from .test_http_protocol import ECHO, WAIT, Served, posted, say, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
 
@@ -123,7 +123,7 @@ async def test_request_body_that_drips_or_stalls_is_answered_with_408_and_closed
         answer = await drip_until_answered(line, chunk(b" ") if chunked else b" ")
     assert (answer.status, answer.headers["connection"]) == (408, "close")
     await assert_closed(line)
-    assert served.stall.calls == []
+    assert served.source.calls == []
 
 
 @each_road
@@ -145,7 +145,7 @@ async def test_head_behind_a_running_call_does_not_end_the_call(
     for _ in range(2):  # each takes a check of all connections
         assert (await read_answer(await served.say(b"GET / HTTP/1.1\r\n"))).status == 408
     monkeypatch.undo()
-    served.stall.go.set()
+    served.source.go.set()
     assert (await read_answer(line)).message["id"] == "w"
     await say(line, posted(ECHO)[20:])
     assert (await read_answer(line)).message["id"] == 1
@@ -210,7 +210,7 @@ async def test_large_request_head_that_comes_in_one_read_is_refused(served: Serv
     start = lines + b"\r\nX-Large: "
     line = await served.say(start + b"x" * (size - len(start) - 4) + b"\r\n\r\n" + body)
     assert (await read_answer(line)).status == 431
-    assert (served.stall.calls, served.passed) == ([], [])
+    assert (served.source.calls, served.passed) == ([], [])
 
 
 @each_road
@@ -254,7 +254,7 @@ ORIGINS = {
 
 
 @pytest.mark.parametrize(("header", "cases"), [("Host", HOSTS), ("Origin", ORIGINS)], ids=["Host", "Origin"])
-async def test_host_and_origin_are_decided_alike_on_both_roads(
+async def test_host_and_origin_are_checked_the_same_on_both_paths(
     tmp_path: Path, header: str, cases: dict[str, int]
 ) -> None:
     guard = RequestGuard(LIMIT, ["NAMED.example", "ported.example:81"], ["https://Page.example"])
@@ -307,7 +307,7 @@ async def open_stream(served: Served, session: Any) -> Line:
 
 
 async def count_alive(served: Served) -> int:
-    return len(served.face.sdk.session_manager._server_instances)
+    return len(served.server.sdk.session_manager._server_instances)
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ async def test_session_flood_of_one_client_ends_its_own_oldest_idle_sessions_onl
     assert await count_alive(served) == 7
     alive = [await is_alive(served, each) for each in (*others, latest, first, third, fourth)]
     assert alive == [True, True, True, False, False, False]
-    served.stall.go.set()
+    served.source.go.set()
     assert (await read_answer(running)).status == 200
     assert await is_alive(served, streaming) and await is_alive(served, calling)
     assert not stream.reader.at_eof()
@@ -375,13 +375,11 @@ async def test_sessions_opened_at_the_same_moment_stay_within_the_limit(served: 
     assert await count_alive(served) <= 5
 
 
-async def test_session_that_was_ended_is_forgotten_with_all_it_had(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ended_session_is_removed_with_its_state(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdk, "SESSIONS_PER_CLIENT", 1)
     session = await served.session()
     await served.session()
-    await async_eventually(lambda: served.face.handlers.sessions.get(session["mcp-session-id"]) is None)
+    await async_eventually(lambda: served.server.handlers.sessions.get(session["mcp-session-id"]) is None)
     assert not await is_alive(served, session)
 
 

@@ -95,7 +95,7 @@ CALL = {"method": "tools/call", "params": {"name": "list_directory", "arguments"
 
 
 @pytest.mark.promise("G3", "G7")
-def test_it_prints_its_address_answers_for_its_health_and_stops_on_sigterm(tmp_path: Path) -> None:
+def test_serve_prints_its_url_answers_health_checks_and_stops_on_sigterm(tmp_path: Path) -> None:
     with http(tmp_path, "--data-dir", str(tmp_path)) as (process, url):
         for path in ("/healthz", "/readyz"):
             with urllib.request.urlopen(url.removesuffix("/mcp") + path, timeout=TIMEOUT) as answer:
@@ -113,7 +113,7 @@ def test_it_prints_its_address_answers_for_its_health_and_stops_on_sigterm(tmp_p
 @pytest.mark.slow
 @pytest.mark.promise("G3", "X2")
 @pytest.mark.parametrize(("seconds", "expected"), [(0.5, "success"), (600, "SHUTTING_DOWN")])
-def test_a_call_under_way_when_it_stops_is_finished_or_told_and_recorded(
+def test_call_in_progress_at_stop_is_finished_or_answered_and_recorded(
     tmp_path: Path, seconds: float, expected: str
 ) -> None:
     options = settings(tmp_path, seconds, grace=0.2 if seconds > 1 else TIMEOUT)
@@ -137,7 +137,7 @@ ASK = "import sys, json, test_process as t; print(json.dumps(t.post(sys.argv[1],
 
 @pytest.mark.promise("G3")
 @pytest.mark.slow
-def test_started_by_hand_on_a_terminal_it_says_what_it_waits_for(tmp_path: Path) -> None:
+def test_serve_on_a_terminal_explains_that_it_waits_for_a_client(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [*TOOLGATE, "serve", "--data-dir", str(tmp_path)]
     process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

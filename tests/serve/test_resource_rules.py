@@ -106,7 +106,7 @@ async def test_a_resource_that_would_be_asked_about_is_refused_with_the_tool_to_
 
 
 @ERAS
-async def test_the_approval_mode_speaks_of_tools_alone(tmp_path: Path, era: Any) -> None:
+async def test_approval_mode_applies_to_tools_only(tmp_path: Path, era: Any) -> None:
     async with served(tmp_path, era, approval={"mode": "always"}) as (_, client):
         assert await text(client, "workspace://c/a.env") == "TOKEN=2\n"
         assert (await client.call_tool("read_file", {"path": "a.env"})).is_error

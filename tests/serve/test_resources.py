@@ -118,7 +118,7 @@ async def test_resources_their_changes_and_completions_are_announced(gateway: Ga
 
 
 @ERAS
-async def test_a_file_is_listed_with_what_its_name_and_its_disk_say(gateway: Gateway, era: Any) -> None:
+async def test_file_is_listed_with_type_size_and_modification_time(gateway: Gateway, era: Any) -> None:
     await write(gateway, "src/main.ts", "let x")
     os.utime(folder(gateway) / "src/main.ts", (0, 0))
     async with connected(gateway, era) as client:
@@ -149,7 +149,7 @@ async def test_every_listed_name_is_read_back_by_its_uri(gateway: Gateway, era: 
 
 
 @ERAS
-async def test_a_name_that_is_no_text_is_listed_and_read_too(gateway: Gateway, era: Any) -> None:
+async def test_file_name_that_is_not_utf8_is_listed_and_read(gateway: Gateway, era: Any) -> None:
     await write(gateway, "plain.txt", "")
     Path(os.fsdecode(os.fsencode(folder(gateway)) + b"/\xff\n.txt")).write_text("odd")
     async with connected(gateway, era) as client:
@@ -159,7 +159,7 @@ async def test_a_name_that_is_no_text_is_listed_and_read_too(gateway: Gateway, e
 
 
 @ERAS
-async def test_a_long_list_comes_in_pages_that_no_change_shifts(gateway: Gateway, era: Any) -> None:
+async def test_long_list_is_paged_and_changes_do_not_shift_pages(gateway: Gateway, era: Any) -> None:
     await write(gateway, "z.txt", "")
     for number in range(PAGE + 20):
         path = folder(gateway) / f"d{number % 3}" / f"{number:04}.txt"
@@ -178,7 +178,7 @@ async def test_a_long_list_comes_in_pages_that_no_change_shifts(gateway: Gateway
 
 
 @ERAS
-async def test_links_and_what_tools_leave_behind_are_not_listed(gateway: Gateway, era: Any) -> None:
+async def test_links_and_caches_of_tools_are_not_listed(gateway: Gateway, era: Any) -> None:
     await write(gateway, "node_modules/x/index.js", "x")
     await write(gateway, "real.txt", "real")
     (folder(gateway) / "link.txt").symlink_to("real.txt")
@@ -189,7 +189,7 @@ async def test_links_and_what_tools_leave_behind_are_not_listed(gateway: Gateway
 
 
 @ERAS
-async def test_looking_at_a_chat_nobody_used_makes_none(gateway: Gateway, era: Any) -> None:
+async def test_listing_an_unused_chat_does_not_create_it(gateway: Gateway, era: Any) -> None:
     async with connected(gateway, era, "unused") as client:
         assert (await client.list_resources()).resources == []
         assert "no files yet" in (await refusal(client, "workspace://unused/a.txt")).message
@@ -201,7 +201,7 @@ async def test_looking_at_a_chat_nobody_used_makes_none(gateway: Gateway, era: A
 
 
 @ERAS
-async def test_the_chat_of_a_list_is_the_one_the_request_names(gateway: Gateway, era: Any) -> None:
+async def test_resource_list_is_of_the_chat_in_the_request(gateway: Gateway, era: Any) -> None:
     await write(gateway, "here.txt", "", "c")
     await write(gateway, "there.txt", "", "other")
     async with connected(gateway, era) as client:
@@ -211,7 +211,7 @@ async def test_the_chat_of_a_list_is_the_one_the_request_names(gateway: Gateway,
 
 
 @ERAS
-async def test_what_is_no_text_comes_as_bytes(gateway: Gateway, era: Any) -> None:
+async def test_binary_file_is_read_as_a_blob(gateway: Gateway, era: Any) -> None:
     await write(gateway, "plain", "text")
     (folder(gateway) / "picture.png").write_bytes(b"\x89PNG\0\xff")
     (folder(gateway) / "zeros").write_bytes(bytes(8))
@@ -244,7 +244,7 @@ async def test_a_large_file_is_read_in_ranges_only(gateway: Gateway, era: Any) -
 
 
 @ERAS
-async def test_a_range_that_cannot_be_is_refused(gateway: Gateway, era: Any) -> None:
+async def test_invalid_range_is_refused(gateway: Gateway, era: Any) -> None:
     await write(gateway, "a.txt", "a")
     async with connected(gateway, era) as client:
         for query in ("length=0", "length=x", "offset=-1", f"length={SPAN_LIMIT + 1}", "offset=1&offset=2", "x=1", "x"):
@@ -252,7 +252,7 @@ async def test_a_range_that_cannot_be_is_refused(gateway: Gateway, era: Any) -> 
 
 
 @ERAS
-async def test_an_earlier_version_is_read_by_its_manifest_or_the_beginning_of_it(gateway: Gateway, era: Any) -> None:
+async def test_earlier_version_is_read_by_a_manifest_id_or_its_prefix(gateway: Gateway, era: Any) -> None:
     first = await write(gateway, "notes/a b.txt", "one")
     second = await write(gateway, "notes/a b.txt", "two")
     async with connected(gateway, era) as client:
@@ -265,7 +265,7 @@ async def test_an_earlier_version_is_read_by_its_manifest_or_the_beginning_of_it
 
 
 @ERAS
-async def test_a_manifest_says_what_it_holds_and_what_it_changed(gateway: Gateway, era: Any) -> None:
+async def test_manifest_has_files_and_changes(gateway: Gateway, era: Any) -> None:
     first = await write(gateway, "a.txt", "one")
     second = await write(gateway, "b.txt", "two")
     async with connected(gateway, era) as client:
@@ -285,7 +285,7 @@ async def test_a_manifest_says_what_it_holds_and_what_it_changed(gateway: Gatewa
 
 
 @pytest.mark.parametrize(("era", "code"), [("auto", types.INVALID_PARAMS), ("legacy", -32002)])
-async def test_what_is_not_there_is_refused_with_the_code_of_the_era(gateway: Gateway, era: Any, code: int) -> None:
+async def test_missing_resource_gets_the_error_code_of_the_version(gateway: Gateway, era: Any, code: int) -> None:
     await write(gateway, "src/a.txt", "a")
     async with connected(gateway, era) as client:
         missing = await refusal(client, "workspace://c/src/b.txt")
@@ -348,7 +348,7 @@ async def test_another_principals_chat_is_refused_and_its_manifests_are_unknown(
 
 
 @ERAS
-async def test_paths_are_completed_to_what_the_template_takes(gateway: Gateway, era: Any) -> None:
+async def test_completed_path_is_a_valid_template_value(gateway: Gateway, era: Any) -> None:
     for name in ODD:
         await write(gateway, name, name)
     async with connected(gateway, era) as client:
@@ -368,7 +368,7 @@ async def test_paths_are_completed_to_what_the_template_takes(gateway: Gateway, 
 
 
 @ERAS
-async def test_a_hundred_values_at_most_come_with_the_number_of_all(gateway: Gateway, era: Any) -> None:
+async def test_completion_has_at_most_a_hundred_values_and_their_total(gateway: Gateway, era: Any) -> None:
     await write(gateway, "z", "")
     for number in range(120):
         (folder(gateway) / f"f{number:03}").touch()
@@ -396,7 +396,7 @@ async def test_manifests_are_completed_latest_first_and_other_things_refused(gat
 
 
 @ERAS
-async def test_a_followed_file_and_a_changed_list_are_told(gateway: Gateway, era: Any) -> None:
+async def test_subscribed_file_and_changed_list_are_notified(gateway: Gateway, era: Any) -> None:
     uri = file_uri("c", "notes/a b.txt")
     async with following(gateway, era, uri) as ear:
         await write(gateway, "notes/a b.txt", "one")
@@ -414,7 +414,7 @@ async def test_a_followed_file_and_a_changed_list_are_told(gateway: Gateway, era
 
 
 @ERAS
-async def test_going_back_to_an_earlier_version_is_told_too(gateway: Gateway, era: Any) -> None:
+async def test_restored_version_is_notified(gateway: Gateway, era: Any) -> None:
     first = await write(gateway, "a.txt", "one")
     await write(gateway, "a.txt", "two")
     async with following(gateway, era, "workspace://c/a.txt") as ear:
@@ -425,7 +425,7 @@ async def test_going_back_to_an_earlier_version_is_told_too(gateway: Gateway, er
 
 
 @ERAS
-async def test_news_comes_under_the_spelling_that_was_subscribed(gateway: Gateway, era: Any) -> None:
+async def test_notification_has_the_uri_as_subscribed(gateway: Gateway, era: Any) -> None:
     spelled = "workspace://c/%61%20b.txt?offset=0"
     async with following(gateway, era, spelled) as ear:
         await write(gateway, "a b.txt", "one")
@@ -433,7 +433,7 @@ async def test_news_comes_under_the_spelling_that_was_subscribed(gateway: Gatewa
 
 
 @ERAS
-async def test_nothing_is_told_of_other_chats(gateway: Gateway, era: Any) -> None:
+async def test_other_chats_are_not_notified(gateway: Gateway, era: Any) -> None:
     async with following(gateway, era, "workspace://c/a.txt") as ear:
         await write(gateway, "a.txt", "elsewhere", "other")
         await write(gateway, "a.txt", "here")
@@ -442,7 +442,7 @@ async def test_nothing_is_told_of_other_chats(gateway: Gateway, era: Any) -> Non
 
 
 @ERAS
-async def test_a_chat_that_becomes_someone_elses_is_told_to_them_alone(gateway: Gateway, era: Any) -> None:
+async def test_chat_that_gets_another_owner_is_notified_to_its_owner_only(gateway: Gateway, era: Any) -> None:
     async with following(gateway, era, "workspace://later/a.txt", "workspace://c/a.txt", chat="later") as ear:
         arguments = {"path": "a.txt", "content": "theirs"}
         outcome = await gateway.call("write_file", arguments, chat="later", caller=Caller(principal="someone"))
@@ -459,14 +459,14 @@ async def test_a_subscription_to_someone_elses_chat_is_refused_in_the_handshake_
             await client.subscribe_resource("workspace://theirs/a.txt")
 
 
-async def test_what_may_not_be_followed_is_not_acknowledged_in_the_sessionless_era(gateway: Gateway) -> None:
+async def test_forbidden_subscription_is_not_acknowledged_to_a_modern_client(gateway: Gateway) -> None:
     await gateway.versions.require_owner("theirs", "someone")
     uris = ["workspace://c/a.txt", "workspace://theirs/a.txt", "workspace://c/../a.txt", "nonsense"]
     async with connected(gateway, "auto") as client, client.listen(resource_subscriptions=uris) as changes:
         assert changes.honored.resource_subscriptions == ["workspace://c/a.txt"]
 
 
-async def test_after_unsubscribing_nothing_is_told(gateway: Gateway) -> None:
+async def test_unsubscribed_file_is_not_notified(gateway: Gateway) -> None:
     async with following(gateway, "legacy", "workspace://c/a.txt", "workspace://c/b.txt") as ear:
         await ear.client.unsubscribe_resource("workspace://c/a.txt")
         await write(gateway, "a.txt", "one")
@@ -476,7 +476,7 @@ async def test_after_unsubscribing_nothing_is_told(gateway: Gateway) -> None:
 
 
 @ERAS
-async def test_calls_need_not_find_out_what_they_changed_while_nobody_listens(gateway: Gateway, era: Any) -> None:
+async def test_calls_do_not_compare_files_without_subscribers(gateway: Gateway, era: Any) -> None:
     def watched() -> bool:
         return gateway.versions.watched
 
@@ -489,7 +489,7 @@ async def test_calls_need_not_find_out_what_they_changed_while_nobody_listens(ga
     await async_eventually(lambda: not watched())
 
 
-async def test_a_client_that_stopped_reading_keeps_nobody_from_hearing(gateway: Gateway) -> None:
+async def test_client_that_does_not_read_does_not_delay_other_notifications(gateway: Gateway) -> None:
     face = McpServer(Handlers(gateway.executor, gateway.versions, "c"))
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception](9)
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)

@@ -80,7 +80,7 @@ async def served(place: Path, era: Any, *rules: dict[str, Any]) -> AsyncIterator
     }
     async with Gateway.open(settings) as gateway:
         folder(gateway).mkdir(parents=True, exist_ok=True)
-        face = McpServer(Handlers(gateway.executor, gateway.versions, "c", calls=gateway.approval_flow))
+        face = McpServer(Handlers(gateway.executor, gateway.versions, "c", caller=gateway.approval_flow))
         async with Client(face.sdk, mode=era, cache=None, elicitation_callback=agree) as client:
             yield gateway, client
 

@@ -15,7 +15,7 @@ from gateway.protocol.jsonrpc import RpcError
 from gateway.serve.mcp import sessions
 from gateway.serve.mcp.sessions import Session
 
-from .roads import ABLE, Bench, bench, request
+from .servers import ABLE, Servers, open_servers, request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
 
@@ -42,14 +42,14 @@ class Underway:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as opened:
+async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
+    async with open_servers(tmp_path) as opened:
         yield opened
 
 
-async def opened(desk: Bench, **options: Any) -> Session:
-    client = await desk.session(**options)
-    session = desk.face.handlers.sessions.get(client.session["mcp-session-id"])
+async def opened(servers: Servers, **options: Any) -> Session:
+    client = await servers.session(**options)
+    session = servers.server.handlers.sessions.get(client.session["mcp-session-id"])
     assert session is not None
     return session
 
@@ -61,24 +61,24 @@ async def asking(session: Session, stream: Stream) -> asyncio.Task[dict[str, Any
     return task
 
 
-async def test_a_session_knows_what_its_client_said_when_it_began(desk: Bench) -> None:
-    session = await opened(desk, capabilities={**ABLE, "roots": {"listChanged": True}}, version="2025-06-18")
+async def test_session_has_version_capabilities_and_caller_of_its_handshake(servers: Servers) -> None:
+    session = await opened(servers, capabilities={**ABLE, "roots": {"listChanged": True}}, version="2025-06-18")
     assert session.version == "2025-06-18"
     assert session.capabilities == {**ABLE, "roots": {"listChanged": True}}
     assert (session.caller.client, session.caller.surface) == ("tester 1", "mcp")
 
 
-async def test_the_level_of_log_messages_is_the_one_set_last(desk: Bench) -> None:
-    client = await desk.session()
-    session = desk.face.handlers.sessions.get(client.session["mcp-session-id"])
+async def test_session_log_level_is_the_last_one_set(servers: Servers) -> None:
+    client = await servers.session()
+    session = servers.server.handlers.sessions.get(client.session["mcp-session-id"])
     assert session is not None and session.level is None
     for level in ("error", "debug"):
         await client.ask(request("logging/setLevel", {"level": level}, envelope={}))
         assert session.level == level
 
 
-async def test_each_question_has_an_id_of_its_own_and_gets_the_answer_to_it(desk: Bench) -> None:
-    session, stream = await opened(desk), Stream()
+async def test_each_question_has_its_own_id_and_response(servers: Servers) -> None:
+    session, stream = await opened(servers), Stream()
     first, second = await asking(session, stream), await asking(session, stream)
     ids = [message["id"] for message in stream.said]
     assert len(set(ids)) == 2
@@ -88,8 +88,8 @@ async def test_each_question_has_an_id_of_its_own_and_gets_the_answer_to_it(desk
     assert not session.take_reply({"id": ids[0], "result": {}})
 
 
-async def test_the_first_of_two_answers_counts(desk: Bench) -> None:
-    session, stream = await opened(desk), Stream()
+async def test_second_response_to_a_question_is_ignored(servers: Servers) -> None:
+    session, stream = await opened(servers), Stream()
     question = await asking(session, stream)
     number = stream.said[0]["id"]
     assert session.take_reply({"id": number, "error": {"code": 5, "message": "no", "data": {"x": 1}}})
@@ -102,15 +102,15 @@ async def test_the_first_of_two_answers_counts(desk: Bench) -> None:
 @pytest.mark.parametrize(
     "message", [{"id": None}, {"id": 1}, {"id": "1"}, {"id": []}, {}, {"id": "toolgate-1", "method": "ping"}]
 )
-async def test_what_answers_no_question_is_left_to_others(desk: Bench, message: dict[str, Any]) -> None:
-    session, stream = await opened(desk), Stream()
+async def test_response_to_no_question_is_not_taken(servers: Servers, message: dict[str, Any]) -> None:
+    session, stream = await opened(servers), Stream()
     question = await asking(session, stream)
     assert not session.take_reply(message)
     question.cancel()
 
 
-async def test_so_many_questions_are_asked_at_once_and_no_more(desk: Bench) -> None:
-    session, stream = await opened(desk), Stream()
+async def test_number_of_waiting_questions_is_limited(servers: Servers) -> None:
+    session, stream = await opened(servers), Stream()
     questions = [await asking(session, stream) for _ in range(sessions.QUESTIONS)]
     with pytest.raises(RpcError, match=str(sessions.QUESTIONS)):
         await session.ask(stream.say, "roots/list", {})
@@ -122,10 +122,10 @@ async def test_so_many_questions_are_asked_at_once_and_no_more(desk: Bench) -> N
     await asyncio.wait(questions)
 
 
-async def test_a_question_that_is_called_off_is_withdrawn_but_a_client_that_does_not_listen_is_not_waited_for(
-    desk: Bench, monkeypatch: pytest.MonkeyPatch
+async def test_cancelled_question_is_withdrawn_without_waiting_for_a_client_that_does_not_read(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, stream = await opened(desk), Stream()
+    session, stream = await opened(servers), Stream()
     question = await asking(session, stream)
     question.cancel()
     await asyncio.wait([question])
@@ -145,10 +145,10 @@ def cancellation(request_id: Any) -> dict[str, Any]:
     return {"method": "notifications/cancelled", "params": {"requestId": request_id}}
 
 
-async def test_a_call_is_ended_by_its_id_and_all_of_them_with_the_session(desk: Bench) -> None:
-    client = await desk.session()
+async def test_session_cancels_a_call_by_id_and_all_calls_at_its_end(servers: Servers) -> None:
+    client = await servers.session()
     session_id = client.session["mcp-session-id"]
-    session = desk.face.handlers.sessions.get(session_id)
+    session = servers.server.handlers.sessions.get(session_id)
     assert session is not None
     first, second = session.calls["1"], session.calls["a"] = Underway(), Underway()
     others: list[Any] = [True, 1.0, None, [], "b"]
@@ -156,18 +156,18 @@ async def test_a_call_is_ended_by_its_id_and_all_of_them_with_the_session(desk: 
     assert (first.ended, second.ended) == (0, 0)
     assert session.take_reply(cancellation(1)) and session.take_reply(cancellation("a"))
     assert (await client.delete()).status == 200
-    await async_eventually(lambda: desk.face.handlers.sessions.get(session_id) is None)
+    await async_eventually(lambda: servers.server.handlers.sessions.get(session_id) is None)
     assert (first.ended, second.ended) == (2, 2)
 
 
-async def test_a_client_is_known_once_however_often_it_says_that_it_is_ready(desk: Bench) -> None:
-    client = await desk.session()
-    session = desk.face.handlers.sessions.get(client.session["mcp-session-id"])
+async def test_session_is_opened_once_for_repeated_initialized_notifications(servers: Servers) -> None:
+    client = await servers.session()
+    session = servers.server.handlers.sessions.get(client.session["mcp-session-id"])
     await client.ask({"jsonrpc": "2.0", "method": "notifications/initialized"})
     await client.ask(request("ping", envelope={}))
-    assert desk.face.handlers.sessions.get(client.session["mcp-session-id"]) is session
+    assert servers.server.handlers.sessions.get(client.session["mcp-session-id"]) is session
 
 
-async def test_who_has_not_shaken_hands_is_not_known(desk: Bench) -> None:
-    assert desk.face.handlers.sessions.get(None) is None
-    assert desk.face.handlers.sessions.get("nobody") is None
+async def test_request_without_handshake_opens_no_session(servers: Servers) -> None:
+    assert servers.server.handlers.sessions.get(None) is None
+    assert servers.server.handlers.sessions.get("nobody") is None

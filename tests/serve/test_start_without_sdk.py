@@ -18,7 +18,18 @@ from mcp_types import version as sdk_versions
 from gateway import protocol
 from gateway.protocol import jsonrpc
 
-from .roads import ABLE, ENVELOPE, HANDSHAKE, INITIALIZED, Bench, bench, call, initialize, on_pipes, request
+from .servers import (
+    ABLE,
+    ENVELOPE,
+    HANDSHAKE,
+    INITIALIZED,
+    Servers,
+    call,
+    initialize,
+    open_servers,
+    request,
+    serve_on_pipes,
+)
 
 pytestmark = pytest.mark.promise("G3")
 
@@ -34,8 +45,8 @@ runpy.run_module("gateway", run_name="__main__")
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as opened:
+async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
+    async with open_servers(tmp_path) as opened:
         yield opened
 
 
@@ -92,28 +103,28 @@ def test_versions_compare_as_in_the_sdk(version: str, minimum: str) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_handshake_is_answered_as_the_sdk_answers_it(desk: Bench, version: str) -> None:
+async def test_handshake_is_answered_as_the_sdk_answers_it(servers: Servers, version: str) -> None:
     answers = []
-    for short in (True, False):
-        async with on_pipes(desk.gateway, short=short) as pipes:
+    for fast in (True, False):
+        async with serve_on_pipes(servers.gateway, fast=fast) as pipes:
             answers.append(await pipes.ask(initialize(ABLE, version)))
     assert answers[0] == answers[1]
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("method", ["server/discover", "ping"])
-async def test_modern_opening_is_answered_as_the_sdk_answers_it(desk: Bench, method: str) -> None:
+async def test_modern_opening_is_answered_as_the_sdk_answers_it(servers: Servers, method: str) -> None:
     answers = []
-    for short in (True, False):
-        async with on_pipes(desk.gateway, short=short) as pipes:
+    for fast in (True, False):
+        async with serve_on_pipes(servers.gateway, fast=fast) as pipes:
             answers.append(await pipes.ask(request(method)))
     assert answers[0] == answers[1]
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("envelope", [ENVELOPE, {}], ids=["modern", "handshake"])
-async def test_sdk_takes_over_a_connection_that_began_without_it(desk: Bench, envelope: dict[str, Any]) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+async def test_sdk_takes_over_a_connection_that_began_without_it(servers: Servers, envelope: dict[str, Any]) -> None:
+    async with serve_on_pipes(servers.gateway) as pipes:
         if not envelope:
             assert (await pipes.ask(initialize(ABLE)))["result"]["protocolVersion"] == HANDSHAKE
             pipes.send(INITIALIZED)
@@ -126,26 +137,26 @@ async def test_sdk_takes_over_a_connection_that_began_without_it(desk: Bench, en
 
 
 @pytest.mark.anyio
-async def test_changed_tools_are_announced_once_with_and_without_the_sdk(desk: Bench) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+async def test_changed_tools_are_announced_once_with_and_without_the_sdk(servers: Servers) -> None:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await pipes.ask(initialize(ABLE))
         pipes.send(INITIALIZED)
         await pipes.ask(request("ping", number=1, envelope={}))
-        await desk.gateway.refresh()
+        await servers.gateway.refresh()
         assert (await pipes.line())["method"] == "notifications/tools/list_changed"
         await pipes.ask(request("prompts/list", number=2, envelope={}))
-        await desk.gateway.refresh()
+        await servers.gateway.refresh()
         assert (await pipes.line())["method"] == "notifications/tools/list_changed"
         assert (await pipes.ask(request("ping", number=3, envelope={})))["id"] == 3
 
 
 @pytest.mark.anyio
-async def test_request_before_initialized_is_answered_by_the_sdk_of_the_same_session(desk: Bench) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+async def test_request_before_initialized_is_answered_by_the_sdk_of_the_same_session(servers: Servers) -> None:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await pipes.ask(initialize(ABLE))
         assert "result" in await pipes.ask(request("prompts/list", number=1, envelope={}))
         pipes.send(INITIALIZED)
         assert "result" in await pipes.ask(request("logging/setLevel", {"level": "error"}, 2, envelope={}))
-        await desk.gateway.refresh()
+        await servers.gateway.refresh()
         assert (await pipes.line())["method"] == "notifications/tools/list_changed"
         assert (await pipes.ask(request("ping", number=3, envelope={})))["id"] == 3

@@ -1,7 +1,7 @@
-"""The fast path: requests that are nearly all there is, parsed and encoded without the SDK.
+"""The fast path: the most frequent requests, parsed and encoded without the SDK.
 
-It answers what it understands completely. Anything else (another method, a key or a value it does not expect) is left
-to the SDK, which reads it from the beginning and words the error.
+It answers requests that it understands completely. Any other request (another method, an unexpected key or value) is
+left to the SDK, which parses it from the beginning and words the error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gateway.serve.mcp.sessions import Notify, Session
 # The largest request that is parsed here, in bytes.
 SIZE = 1024 * 1024
 
-_DIGITS = bytes(ord("0") if chr(each).isdigit() and each < 128 else ord(" ") for each in range(256))
+_DIGITS = bytes(ord("0") if chr(code).isdigit() and code < 128 else ord(" ") for code in range(256))
 # A number that may have more than 64 bits, which the fast parser would round.
 LONG_NUMBER = b"0" * 19
 
@@ -57,7 +57,7 @@ _INITIALIZE = frozenset({"protocolVersion", "capabilities", "clientInfo", "_meta
 
 @dataclass(slots=True)
 class EncodedResponse:
-    """An answer as it leaves: the whole message. `error` is its code where it is one."""
+    """A response as the bytes of its message. `error` is the code of an error response."""
 
     message: bytes
     error: int | None = None
@@ -66,7 +66,7 @@ class EncodedResponse:
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """A request that can be answered here. `relayed` allows the bytes of an upstream's answer to be passed on."""
+    """A request that can be answered here. `relayed` allows the bytes of an upstream's response to be passed on."""
 
     id: RequestId
     method: str
@@ -85,7 +85,7 @@ class ParsedRequest:
 
 
 def parse(body: bytes) -> dict[str, Any] | None:
-    """Return a JSON-RPC message; None for one that is left to the SDK."""
+    """Parse a JSON-RPC message; return None for one that is left to the SDK."""
     if len(body) > SIZE or body.translate(_DIGITS).find(LONG_NUMBER) >= 0:  # `in` would raise
         return None
     try:
@@ -102,7 +102,7 @@ def parse_modern(
     relayed: bool = False,
     methods: frozenset[str] = METHODS,
 ) -> ParsedRequest | None:
-    """Return the request of a client of a modern version, which describes itself in each."""
+    """Parse the request of a client of a modern version, which describes itself in every request."""
     request = _parse_request(message, methods)
     if request is None:
         return None
@@ -111,12 +111,12 @@ def parse_modern(
     level = meta.get(LOG_LEVEL_META_KEY)
     if version not in MODERN_PROTOCOL_VERSIONS or not isinstance(capabilities, dict):
         return None
-    if capabilities and not _are_usual(capabilities):
+    if capabilities and not _are_valid_capabilities(capabilities):
         return None
     if level is not None and not (isinstance(level, str) and level in LOG_LEVELS):
         return None
     info = meta.get(CLIENT_INFO_META_KEY)
-    if info is not None and not _is_usual_info(info):
+    if info is not None and not _is_valid_info(info):
         return None
     caller = caller_of(principal, None if info is None else client_name(info))
     return ParsedRequest(*request, version, caller, chat, capabilities, level, None, relayed)
@@ -125,7 +125,7 @@ def parse_modern(
 def parse_in_session(
     message: Mapping[str, Any], session: Session, chat: str, methods: frozenset[str] = METHODS
 ) -> ParsedRequest | None:
-    """Return the request of a client of a handshake version."""
+    """Parse the request of a client of a handshake version."""
     request = _parse_request(message, methods)
     if request is None or str(request[0]) in session.calls or PROTOCOL_VERSION_META_KEY in request[2].get("_meta", {}):
         return None
@@ -133,7 +133,7 @@ def parse_in_session(
 
 
 def parse_initialize(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the parameters of a handshake that has no surprises."""
+    """Return the parameters of an `initialize` request, None for one that is left to the SDK."""
     params = message.get("params")
     if message.get("method") != "initialize" or type(message.get("id")) not in _IDS or not message.keys() <= _MESSAGE:
         return None
@@ -148,7 +148,7 @@ def parse_initialize(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     if PROTOCOL_VERSION_META_KEY in params.get("_meta", {}):
         return None
-    return params if _are_usual(capabilities) and _is_usual_info(params.get("clientInfo")) else None
+    return params if _are_valid_capabilities(capabilities) and _is_valid_info(params.get("clientInfo")) else None
 
 
 def _parse_request(
@@ -168,47 +168,47 @@ def _parse_request(
     return (number, method, params) if fits else None  # type: ignore[return-value]  # its type is checked above
 
 
-def _are_usual(capabilities: Mapping[str, Any]) -> bool:
-    """Return whether capabilities are objects of objects; only `roots` has a flag."""
+def _are_valid_capabilities(capabilities: Mapping[str, Any]) -> bool:
+    """Return whether all capabilities are objects of objects; only `roots` may have a flag."""
     for name, value in capabilities.items():
         kinds = dict | bool if name == "roots" else dict
-        if not isinstance(value, dict) or not all(isinstance(each, kinds) for each in value.values()):
+        if not isinstance(value, dict) or not all(isinstance(item, kinds) for item in value.values()):
             return False
     return True
 
 
-def _is_usual_info(info: Any) -> bool:
-    """Return whether a client has a name and a version, and nothing else but texts."""
+def _is_valid_info(info: Any) -> bool:
+    """Return whether a client names itself and its version, with strings only."""
     if not isinstance(info, dict) or not all(isinstance(value, str) for value in info.values()):
         return False
     return "name" in info and "version" in info
 
 
 class FastPath:
-    """Answers parsed requests through the handlers, as bytes."""
+    """Answers parsed requests by the handlers, and encodes the responses."""
 
     def __init__(self, handlers: Handlers) -> None:
         self._handlers = handlers
 
     async def answer(self, parsed: ParsedRequest, notify: Notify) -> EncodedResponse:
-        """Answer a request. What the call sends before its answer goes through `notify`, and nothing after it."""
+        """Answer a request. Messages of the call go through `notify`; those after the response are dropped."""
         if parsed.method == "tools/list":
             with suppress(GatewayError):  # the handlers word the error
                 page = self._handlers.tools.page_json(parsed.params.get("cursor"), parsed.modern)
                 return EncodedResponse(_response(parsed.id, page))
         if parsed.method == "ping":
             return EncodedResponse(_response(parsed.id, b"{}"))
-        channel = _Channel(notify)
+        notifier = _Notifier(notify)
         try:
-            answer = await self._handlers.answer(_request(parsed, channel.notify))
-            if answer.message is not None:
-                return EncodedResponse(answer.message, call_id=answer.call_id)
-            result = to_json(shape(answer.result or {}, parsed.modern))
-            return EncodedResponse(_response(parsed.id, result), call_id=answer.call_id)
+            response = await self._handlers.answer(_request(parsed, notifier.notify))
+            if response.message is not None:
+                return EncodedResponse(response.message, call_id=response.call_id)
+            result = to_json(shape(response.result or {}, parsed.modern))
+            return EncodedResponse(_response(parsed.id, result), call_id=response.call_id)
         except RpcError as error:
             return encode_error(parsed.id, error.code, error.message, error.data)
         finally:
-            channel.closed = True
+            notifier.closed = True
 
 
 def _request(parsed: ParsedRequest, notify: Notify) -> Request:
@@ -228,8 +228,8 @@ def _request(parsed: ParsedRequest, notify: Notify) -> Request:
     return Request(parsed.method, params, parsed.version, parsed.caller, parsed.chat, client, session, progress)
 
 
-class _Channel:
-    """Sends notifications of one request, until it is answered."""
+class _Notifier:
+    """Sends the notifications of one request until its response."""
 
     __slots__ = ("_notify", "closed")
 
@@ -245,8 +245,8 @@ class _Channel:
 async def _progress(
     notify: Notify, token: RequestId, done: float, total: float | None = None, message: str | None = None
 ) -> None:
-    given = {"progressToken": token, "progress": done, "total": total, "message": message}
-    params = {key: value for key, value in given.items() if value is not None}
+    values = {"progressToken": token, "progress": done, "total": total, "message": message}
+    params = {key: value for key, value in values.items() if value is not None}
     await notify({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 
 

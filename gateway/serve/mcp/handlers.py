@@ -1,4 +1,4 @@
-"""The answer to every MCP request, whatever adapter parsed it: identity, errors and methods are handled here once."""
+"""The handlers of all MCP methods, shared by every adapter, and the conversion of exceptions to JSON-RPC errors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gateway.executor import Executor
 from gateway.protocol import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, RpcError
 from gateway.serve.mcp.notifications import Notifications, Subscriber
-from gateway.serve.mcp.render_resources import Plans, Renders
-from gateway.serve.mcp.request import CHAT, Request, meta_text
-from gateway.serve.mcp.resources import Completions, NoRelay, Reader, Relay, Resources
+from gateway.serve.mcp.render_resources import PlanStore, RenderResources, ResourceReader
+from gateway.serve.mcp.request import CHAT, Request, Response, meta_text
+from gateway.serve.mcp.resources import Completions, NoRelay, Relay, Resources
 from gateway.serve.mcp.results import SERVER_INFO, rpc_error
 from gateway.serve.mcp.sessions import Sessions
-from gateway.serve.mcp.tools import Answer, Calls, Tools
+from gateway.serve.mcp.tools import ToolCaller, Tools
 from gateway.serve.mcp.uris import Address, is_ours
 from gateway.workspace.versions import Versions
 
@@ -37,28 +37,28 @@ log = logging.getLogger(__name__)
 
 
 class Handlers:
-    """One executor, spoken to in MCP. `chat` is the chat of requests that name none; `plans` finds the render plans of
-    calls, None when none are kept; `relay` returns what upstreams offer besides tools, None while there are none;
-    `calls` carries the calls, where that is not the executor itself."""
+    """MCP for one executor. `chat` is the chat of requests that name none; `plans` holds the render plans of calls,
+    None if they are not kept; `relay` returns the access to upstreams' prompts and resources, None while there are no
+    upstreams; `caller` calls tools in place of the executor."""
 
     def __init__(
         self,
         executor: Executor,
         versions: Versions,
         chat: str | None = None,
-        plans: Plans | None = None,
+        plans: PlanStore | None = None,
         relay: Callable[[], Relay | None] = lambda: None,
-        calls: Calls | None = None,
+        caller: ToolCaller | None = None,
     ) -> None:
         self.chat = chat
         self._relay = relay
-        self.tools = Tools(executor, calls or executor, plans is not None)
+        self.tools = Tools(executor, caller or executor, plans is not None)
         self.notifications = Notifications(versions)
         self.sessions = Sessions(
             lambda session: self.notifications.add(session.subscriber),
             lambda session: self.notifications.remove(session.subscriber),
         )
-        renders = Renders(plans, versions, executor)
+        renders = RenderResources(plans, versions, executor)
         self._resources = Resources(executor, versions, renders)
         self._completions = Completions(executor, versions, renders)
         self._methods: Mapping[str, Callable[[Request], Awaitable[dict[str, Any]]]] = {
@@ -76,20 +76,20 @@ class Handlers:
         }
         executor.watch(self._catalog_changed)
 
-    async def answer(self, request: Request) -> Answer:
-        """Answer a request, or raise the `RpcError` of its protocol version."""
+    async def answer(self, request: Request) -> Response:
+        """Response a request, or raise the `RpcError` of its protocol version."""
         try:
             if request.method == "tools/call":
                 return await self.tools.call(request)
             method = self._methods.get(request.method)
             if method is None:
                 raise RpcError(METHOD_NOT_FOUND, "Method not found", request.method)
-            return Answer(await method(request))
+            return Response(await method(request))
         except Exception as error:
             raise convert_error(error, request.method, request.params, request.modern) from None
 
     def initialize(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the result of a handshake: the version both sides speak, and what this server offers."""
+        """Return the result of a handshake: the version both sides support, and what this server offers."""
         wanted = params["protocolVersion"]
         return {
             "protocolVersion": wanted if wanted in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION,
@@ -116,21 +116,21 @@ class Handlers:
         return "\n\n".join(filter(None, [INSTRUCTIONS, self.relay.instructions()]))
 
     def upstreams_changed(self) -> None:
-        """Prompts, resources and instructions of upstreams may have changed."""
-        self.notifications.upstreams_changed()
+        """Notify clients that prompts, resources and instructions of upstreams may have changed."""
+        self.notifications.notify_upstreams()
 
-    def reader(self, request: Request) -> Reader:
+    def reader(self, request: Request) -> ResourceReader:
         chat = meta_text(request.client.meta, CHAT) or request.chat
-        return Reader(check_chat(chat), request.caller)
+        return ResourceReader(check_chat(chat), request.caller)
 
-    async def find_followable(self, reader: Reader, uris: list[str]) -> tuple[dict[str, Address], list[str]]:
-        """Return those of the URIs the reader may follow: files with their addresses, and resources of upstreams."""
+    async def find_subscribable(self, reader: ResourceReader, uris: list[str]) -> tuple[dict[str, Address], list[str]]:
+        """Return the URIs that the reader may subscribe to: files with their addresses, and resources of upstreams."""
         upstream = [uri for uri in uris if self._is_upstream(uri)]
-        return await self._resources.followable(reader, [uri for uri in uris if uri not in upstream]), upstream
+        return await self._resources.find_subscribable(reader, [uri for uri in uris if uri not in upstream]), upstream
 
     def _catalog_changed(self, catalog: Catalog) -> None:
-        self.tools.show(catalog)
-        self.notifications.tools_changed()
+        self.tools.set_catalog(catalog)
+        self.notifications.notify_tools()
 
     def _is_upstream(self, uri: str) -> bool:
         return not is_ours(uri) and self.relay.owns(uri)
@@ -149,7 +149,7 @@ class Handlers:
     async def _list_resources(self, request: Request) -> dict[str, Any]:
         reader = self.reader(request)
         if request.session is not None:  # first, so that no change falls between the list and the subscription
-            self.notifications.follow_list(request.session.subscriber, reader.chat)
+            self.notifications.subscribe_list(request.session.subscriber, reader.chat)
         page = await self._resources.page(reader, request.params.get("cursor"))
         if "nextCursor" not in page:
             page["resources"] += await self.relay.resources(request.caller, reader.chat)
@@ -165,7 +165,7 @@ class Handlers:
         return {**_PAGE, **await self.relay.read(uri, request.caller, reader.chat, request.client)}
 
     async def _set_level(self, request: Request) -> dict[str, Any]:
-        """Send log messages of upstreams from this level on; the gateway's own log is not a client's."""
+        """Send the client log messages of upstreams from this level on; it never gets the gateway's own log."""
         _subscriber(request)
         assert request.session is not None  # noqa: S101 - checked by the line before
         request.session.level = request.params["level"]
@@ -195,18 +195,18 @@ class Handlers:
     async def _subscribe(self, request: Request) -> dict[str, Any]:
         reader, uri, subscriber = self.reader(request), request.params["uri"], _subscriber(request)
         if self._is_upstream(uri):
-            await self.notifications.follow_upstream(subscriber, uri, self.relay, reader)
+            await self.notifications.subscribe_upstream(subscriber, uri, self.relay, reader)
         else:
-            self.notifications.follow_file(subscriber, uri, await self._resources.followed(reader, uri))
+            self.notifications.subscribe_file(subscriber, uri, await self._resources.resolve_subscription(reader, uri))
         return {}
 
     async def _unsubscribe(self, request: Request) -> dict[str, Any]:
-        self.notifications.unfollow(_subscriber(request), request.params["uri"])
+        self.notifications.unsubscribe(_subscriber(request), request.params["uri"])
         return {}
 
 
 def convert_error(error: Exception, method: str, params: Mapping[str, Any], modern: bool) -> RpcError:
-    """Return an exception as the error of a protocol version. A bug is logged here once, and its text never sent."""
+    """Return an exception as the error of a protocol version. A bug is logged here, and its text is never sent."""
     if isinstance(error, RpcError):
         return error
     if isinstance(error, GatewayError):

@@ -1,4 +1,4 @@
-"""Notifications of changed lists and files: who follows what, and sending them as fast as a client reads."""
+"""Notifications of changed lists and resources: subscribers, what they subscribed to, and sending at their pace."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import GatewayError, Invalid
-from gateway.serve.mcp.resources import Reader, Relay
+from gateway.serve.mcp.render_resources import ResourceReader
+from gateway.serve.mcp.resources import Relay
 from gateway.serve.mcp.uris import Address, FileAddress
 from gateway.tasks import TaskSet
-from gateway.workspace.tree import Changes
 from gateway.workspace.tree import Changes as FileChanges
 from gateway.workspace.versions import Versions
 
-# The time a client has to read one notification.
+# The time a client has to read one notification, in seconds.
 SEND_SECONDS = 5.0
 
-# Files, and lists of files, that one subscriber may follow.
+# Maximum number of files, and of lists of files, per subscriber.
 SUBSCRIPTIONS = 1000
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ Send = Callable[[Change], Awaitable[None]]
 class Subscriber:
     """A session of a handshake version, or one `subscriptions/listen` stream of a modern one.
 
-    It knows which chats' file lists and which files it follows. A change waits here until the client reads it, once
-    each: a client that does not read holds up nobody, and nothing piles up.
+    A change waits here until the client reads, and equal changes wait once: a client that does not read delays nobody
+    and takes no more memory.
     """
 
     def __init__(self, principal: str, send: Send) -> None:
@@ -64,59 +64,59 @@ class Subscriber:
 
     @property
     def chats(self) -> set[str]:
-        """Every chat this subscriber follows something in."""
+        """Every chat of the lists and files this subscriber subscribed to."""
         return {*self.lists, *(address.chat for address in self.files.values())}
 
-    def follow_list(self, chat: str) -> bool:
-        """Follow the chat's list of files; False when too many are followed already."""
+    def subscribe_list(self, chat: str) -> bool:
+        """Subscribe to the chat's list of files; return False at the limit."""
         if len(self.lists) < SUBSCRIPTIONS:
             self.lists.add(chat)
         return chat in self.lists
 
-    def follow_file(self, uri: str, address: Address) -> FileAddress | None:
-        """Follow a file under this very URI; None for an earlier version, which never changes."""
+    def subscribe_file(self, uri: str, address: Address) -> FileAddress | None:
+        """Subscribe to a file under this URI; return None for an earlier version, which never changes."""
         if not isinstance(address, FileAddress) or address.manifest is not None:
             return None
         if len(self.files) >= SUBSCRIPTIONS and uri not in self.files:
-            raise Invalid(f"{SUBSCRIPTIONS} resources are followed already; unsubscribe from one first")
+            raise Invalid(f"{SUBSCRIPTIONS} resources are subscribed to already; unsubscribe from one first")
         self.files[uri] = address
         return address
 
-    def follow_upstream(self, uri: str, unfollow: Callable[[], None]) -> None:
+    def subscribe_upstream(self, uri: str, unsubscribe: Callable[[], None]) -> None:
         """Keep the function that ends the subscription to an upstream's resource."""
-        self.unfollow_upstream(uri)
-        self._upstream[uri] = unfollow
+        self.unsubscribe_upstream(uri)
+        self._upstream[uri] = unsubscribe
 
-    def unfollow_upstream(self, uri: str) -> None:
-        if (unfollow := self._upstream.pop(uri, None)) is not None:
-            unfollow()
+    def unsubscribe_upstream(self, uri: str) -> None:
+        if (unsubscribe := self._upstream.pop(uri, None)) is not None:
+            unsubscribe()
 
-    def changes_in(self, chat: str, what: Changes) -> list[Change]:
-        """Return what of a change in a chat concerns this subscriber."""
-        return list(self._changes_in(chat, what))
+    def changes_in(self, chat: str, files: FileChanges) -> list[Change]:
+        """Return the notifications that changed files of a chat mean for this subscriber."""
+        return list(self._changes_in(chat, files))
 
     def notify(self, change: Change) -> None:
         """Send a change as soon as the client reads."""
         self._waiting[change] = None
         if self._sending is None:
-            self._sending = asyncio.get_running_loop().create_task(self._send_waiting())
+            self._sending = asyncio.get_running_loop().create_task(self._send_changes())
 
     def close(self) -> None:
         for uri in list(self._upstream):
-            self.unfollow_upstream(uri)
+            self.unsubscribe_upstream(uri)
         if self._sending is not None:
             self._sending.cancel()
 
-    def _changes_in(self, chat: str, what: Changes) -> Iterator[Change]:
-        if chat in self.lists and any(not path.endswith("/") for path in (*what.added, *what.deleted)):
+    def _changes_in(self, chat: str, files: FileChanges) -> Iterator[Change]:
+        if chat in self.lists and any(not path.endswith("/") for path in (*files.added, *files.deleted)):
             yield RESOURCES_CHANGED
         if self.files:
-            touched = {*what.added, *what.changed, *what.deleted}
+            touched = {*files.added, *files.changed, *files.deleted}
             for uri, address in self.files.items():
                 if address.chat == chat and address.path in touched:
                     yield Change(RESOURCE_UPDATED, uri)
 
-    async def _send_waiting(self) -> None:
+    async def _send_changes(self) -> None:
         try:
             await asyncio.sleep(0)  # so that changes of this turn of the event loop are sent together
             while self._waiting:
@@ -132,13 +132,13 @@ class Subscriber:
 
 
 class Notifications:
-    """Every subscriber: sessions of the handshake versions are notified of changed lists without asking, and of the
-    files they subscribed to; a modern client opens a stream for what it wants."""
+    """All subscribers. Sessions of the handshake versions are notified of changed lists without a subscription, and of
+    resources they subscribed to; a modern client opens a stream for what it wants."""
 
     def __init__(self, versions: Versions) -> None:
         self._versions = versions
         self._subscribers: dict[Subscriber, None] = {}
-        self._followers: dict[str, set[Subscriber]] = {}
+        self._by_chat: dict[str, set[Subscriber]] = {}
         self._unwatch: Callable[[], None] | None = None
         self._tasks = TaskSet()
 
@@ -150,70 +150,70 @@ class Notifications:
         subscriber.close()
         self._drop(subscriber, subscriber.chats)
 
-    def follow_list(self, subscriber: Subscriber, chat: str) -> None:
+    def subscribe_list(self, subscriber: Subscriber, chat: str) -> None:
         """Notify the subscriber when files are added to the chat's list or removed from it."""
-        if subscriber.follow_list(chat):
+        if subscriber.subscribe_list(chat):
             self._index(subscriber, chat)
 
-    def follow_file(self, subscriber: Subscriber, uri: str, address: Address) -> None:
+    def subscribe_file(self, subscriber: Subscriber, uri: str, address: Address) -> None:
         """Notify the subscriber, under this URI, when the file changes."""
-        if (file := subscriber.follow_file(uri, address)) is not None:
+        if (file := subscriber.subscribe_file(uri, address)) is not None:
             self._index(subscriber, file.chat)
 
-    async def follow_upstream(self, subscriber: Subscriber, uri: str, relay: Relay, reader: Reader) -> None:
+    async def subscribe_upstream(self, subscriber: Subscriber, uri: str, relay: Relay, reader: ResourceReader) -> None:
         """Notify the subscriber when an upstream reports that its resource changed."""
 
-        def changed() -> None:
+        def notify() -> None:
             subscriber.notify(Change(RESOURCE_UPDATED, uri))
 
-        subscriber.follow_upstream(uri, await relay.follow(uri, changed, reader.caller, reader.chat))
+        subscriber.subscribe_upstream(uri, await relay.follow(uri, notify, reader.caller, reader.chat))
 
-    async def follow_all(
+    async def subscribe_all(
         self,
         subscriber: Subscriber,
         files: Mapping[str, Address],
         upstream: Iterable[str],
         relay: Relay,
-        reader: Reader,
+        reader: ResourceReader,
     ) -> list[str]:
-        """Follow files and resources of upstreams; return the URIs that could be followed."""
+        """Subscribe to files and resources of upstreams; return the URIs for which that succeeded."""
         for uri, address in files.items():
-            self.follow_file(subscriber, uri, address)
-        followed = list(files)
+            self.subscribe_file(subscriber, uri, address)
+        subscribed = list(files)
         for uri in upstream:
             try:
-                await self.follow_upstream(subscriber, uri, relay, reader)
-                followed.append(uri)
+                await self.subscribe_upstream(subscriber, uri, relay, reader)
+                subscribed.append(uri)
             except GatewayError as refusal:
-                log.debug("%r cannot be followed: %s", uri[:200], refusal)
-        return followed
+                log.debug("cannot subscribe to %r: %s", uri[:200], refusal)
+        return subscribed
 
-    def unfollow(self, subscriber: Subscriber, uri: str) -> None:
+    def unsubscribe(self, subscriber: Subscriber, uri: str) -> None:
         before = subscriber.chats
         subscriber.files.pop(uri, None)
-        subscriber.unfollow_upstream(uri)
+        subscriber.unsubscribe_upstream(uri)
         self._drop(subscriber, before - subscriber.chats)
 
-    def tools_changed(self) -> None:
+    def notify_tools(self) -> None:
         for subscriber in self._subscribers:
             subscriber.notify(TOOLS_CHANGED)
 
-    def upstreams_changed(self) -> None:
-        """Prompts and resources of upstreams may have changed."""
+    def notify_upstreams(self) -> None:
+        """Notify all clients that prompts and resources of upstreams may have changed."""
         for subscriber in self._subscribers:
             subscriber.notify(PROMPTS_CHANGED)
             subscriber.notify(RESOURCES_CHANGED)
 
-    def _files_changed(self, chat: str, what: FileChanges) -> None:
-        followers = self._followers.get(chat)
-        if not followers:
+    def _notify_files(self, chat: str, files: FileChanges) -> None:
+        subscribers = self._by_chat.get(chat)
+        if not subscribers:
             return
-        changes = {subscriber: found for subscriber in followers if (found := subscriber.changes_in(chat, what))}
+        changes = {subscriber: found for subscriber in subscribers if (found := subscriber.changes_in(chat, files))}
         if changes:
             self._tasks.start(self._notify(chat, changes))
 
     async def _notify(self, chat: str, changes: Mapping[Subscriber, list[Change]]) -> None:
-        """Check again whose chat it is: it may have had no owner when a subscriber began to follow it."""
+        """Send changes of a chat to its owner: it may have had no owner when others subscribed."""
         allowed = {principal: await self._may_read(chat, principal) for principal in {one.principal for one in changes}}
         for subscriber, found in changes.items():
             for change in found if allowed[subscriber.principal] else ():
@@ -227,20 +227,20 @@ class Notifications:
             return False
 
     def _index(self, subscriber: Subscriber, chat: str) -> None:
-        self._followers.setdefault(chat, set()).add(subscriber)
-        self._watch_if_followed()
+        self._by_chat.setdefault(chat, set()).add(subscriber)
+        self._watch_if_needed()
 
     def _drop(self, subscriber: Subscriber, chats: set[str]) -> None:
         for chat in chats:
-            self._followers[chat].discard(subscriber)
-            if not self._followers[chat]:
-                del self._followers[chat]
-        self._watch_if_followed()
+            self._by_chat[chat].discard(subscriber)
+            if not self._by_chat[chat]:
+                del self._by_chat[chat]
+        self._watch_if_needed()
 
-    def _watch_if_followed(self) -> None:
-        """Watch files only while somebody follows one: calls that change files then need not compare them."""
-        if self._followers and self._unwatch is None:
-            self._unwatch = self._versions.watch(self._files_changed)
-        elif not self._followers and self._unwatch is not None:
+    def _watch_if_needed(self) -> None:
+        """Watch files only while there is a subscription: otherwise calls need not compare the files they change."""
+        if self._by_chat and self._unwatch is None:
+            self._unwatch = self._versions.watch(self._notify_files)
+        elif not self._by_chat and self._unwatch is not None:
             self._unwatch()
             self._unwatch = None

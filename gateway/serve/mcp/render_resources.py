@@ -1,4 +1,4 @@
-"""Renders: what came of a call, as a plan a view follows and as a page anyone can show."""
+"""Contents of resources, whole or in ranges, and the render plans of calls as resources: plans and HTML pages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
@@ -14,12 +15,12 @@ import anyio
 import anyio.to_thread
 import orjson
 
-from gateway.calls import PlannedCall
+from gateway.calls import Call, Caller, PlannedCall
 from gateway.catalog import RENDERER
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.executor import Executor
 from gateway.serve.mcp.uris import SPAN_LIMIT, FileAddress, RenderAddress, Span, parse, render_uri
-from gateway.tools import READ_RESOURCE
+from gateway.tools import READ_RENDER, READ_RESOURCE
 from gateway.workspace.os_errors import is_directory, is_link
 from gateway.workspace.paths import Root
 from gateway.workspace.paths import parse as parse_path
@@ -30,20 +31,20 @@ if TYPE_CHECKING:
     from gateway.render.pages import Page
 
 
-# In the `_meta` of what was read: how many bytes the whole has, so that a reader of ranges knows the end.
+# In the `_meta` of contents: the size of the whole in bytes, for readers of ranges.
 SIZE = "dev.toolgate/size"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some bytes of a content that has `size` of them."""
+class ContentSlice:
+    """Bytes of a content whose whole size is `size`."""
 
     content: bytes
     size: int
 
     @property
     def text(self) -> str | None:
-        """None for what is no text."""
+        """The bytes as UTF-8 text, None if they are not."""
         if b"\0" in self.content:
             return None
         with suppress(UnicodeDecodeError):
@@ -51,60 +52,76 @@ class Piece:
         return None
 
 
-async def read_file(versions: Versions, address: FileAddress) -> Piece:
-    """A file as it is now, or as it was in a manifest; the caller knows that its reader may."""
+@dataclass(frozen=True)
+class ResourceReader:
+    """The caller of a request about resources, and its chat."""
+
+    chat: str
+    caller: Caller
+
+    @property
+    def principal(self) -> str:
+        return self.caller.principal
+
+    def call(self, method: str, chat: str, arguments: Mapping[str, Any], confirmed: bool = False) -> Call:
+        """Return a request as the call that is checked and recorded."""
+        return Call(name=method, arguments=arguments, chat=chat, caller=self.caller, confirmed=confirmed)
+
+
+async def read_file(versions: Versions, address: FileAddress) -> ContentSlice:
+    """Read a file as it is now, or as it was in a manifest. Whether it may be read is checked before."""
     if address.manifest is None:
         return await versions.in_thread(_read_now, versions, address)
     manifest = await versions.find(address.chat, address.manifest)
     tree = await versions.tree(address.chat, manifest.id)
-    digest = _digest(tree, address.path, manifest.id)
+    digest = _find_digest(tree, address.path, manifest.id)
     content = await versions.open_blob(address.chat, digest)
     return await versions.in_thread(_read, content, address.path, address.span)
 
 
-def denied(path: str) -> Forbidden:
+def path_denied(path: str) -> Forbidden:
     return Forbidden(
         f"read_file: the operator does not allow this (approval.rules, path {path!r})", code="DENIED_BY_RULE"
     )
 
 
-def cut(content: bytes, named: str, span: Span | None) -> Piece:
-    """The range asked for; without one the whole, refused when that is too much at once."""
+def slice_content(content: bytes, named: str, span: Span | None) -> ContentSlice:
+    """Return the requested range, or without one the whole, which is refused if it is too large."""
     if span is not None:
-        return Piece(content[span.offset : span.offset + span.length], len(content))
+        return ContentSlice(content[span.offset : span.offset + span.length], len(content))
     if len(content) > SPAN_LIMIT:
         raise _too_large(named, len(content))
-    return Piece(content, len(content))
+    return ContentSlice(content, len(content))
 
 
 def read_result(
-    uri: str, known_type: str | None, piece: Piece, seconds: int, meta: Mapping[str, Any] | None = None
+    uri: str, known_type: str | None, content_slice: ContentSlice, seconds: int, meta: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The answer to `resources/read`; a client may keep it for so many seconds."""
-    contents: dict[str, Any] = {"uri": uri, "_meta": {SIZE: piece.size, **(meta or {})}}
-    text = piece.text
+    """Return the result of `resources/read`; a client may cache it for so many seconds."""
+    contents: dict[str, Any] = {"uri": uri, "_meta": {SIZE: content_slice.size, **(meta or {})}}
+    text = content_slice.text
     if text is not None:
         contents |= {"mimeType": known_type or "text/plain", "text": text}
     else:
-        blob = base64.b64encode(piece.content).decode()
+        blob = base64.b64encode(content_slice.content).decode()
         contents |= {"mimeType": known_type or "application/octet-stream", "blob": blob}
     return {"resultType": "complete", "contents": [contents], "ttlMs": seconds * 1000, "cacheScope": "private"}
 
 
-def _read_now(versions: Versions, address: FileAddress) -> Piece:
+def _read_now(versions: Versions, address: FileAddress) -> ContentSlice:
     with versions.root(address.chat) as root:
         return _read(root.open(locate(address.path)), address.path, address.span)
 
 
-def _read(file: BinaryIO, path: str, span: Span | None) -> Piece:
+def _read(file: BinaryIO, path: str, span: Span | None) -> ContentSlice:
     with file:
         size = os.fstat(file.fileno()).st_size
         if span is not None:
-            # Past the check of a stored content: that would read all of it for every range.
-            return Piece(os.pread(file.fileno(), span.length, span.offset), size)
+            # Without the check of a stored file's digest, which would read all of it for every range.
+            return ContentSlice(os.pread(file.fileno(), span.length, span.offset), size)
         if size > SPAN_LIMIT:
             raise _too_large(repr(path), size)
-        return cut(file.read(SPAN_LIMIT + 1), repr(path), None)  # it may have grown meanwhile
+        return slice_content(file.read(SPAN_LIMIT + 1), repr(path), None)  # it may have grown since
 
 
 def _too_large(named: str, size: int) -> Invalid:
@@ -117,7 +134,7 @@ def _too_large(named: str, size: int) -> Invalid:
     )
 
 
-def _digest(tree: Tree, path: str, manifest: str) -> str:
+def _find_digest(tree: Tree, path: str, manifest: str) -> str:
     if tree.meta.get(path) == LINK:
         raise is_link(repr(path))
     digest = tree.files.get(path)
@@ -128,22 +145,22 @@ def _digest(tree: Tree, path: str, manifest: str) -> str:
     return digest
 
 
-# In the `_meta` of a page: what the `sandbox` of the iframe that shows it may allow, and nothing more.
+# In the `_meta` of a page: the maximum `sandbox` attribute of the iframe that shows it.
 SANDBOX = "dev.toolgate/sandbox"
 
-# Bytes of a toolset's own page.
+# Maximum bytes of a toolset's own page.
 ARTIFACT_LIMIT = 5 * 1024 * 1024
 
-# Bytes of a file that its page shows, so that the page itself can be read at once.
+# Maximum bytes of a file shown in a page, so that the page can be read at once.
 FILE_LIMIT = 256 * 1024
 
-# Plans that are listed: what a person who looks for one has just made.
+# Number of plans that are listed, the latest ones.
 LISTED = 20
 
-# Plans among which a call's id is completed.
+# Number of plans whose call ids are completed.
 COMPLETED = 1000
 
-# How long a client may keep a plan, which never changes.
+# How long a client may cache a plan, which never changes.
 PLAN_SECONDS = 3600
 
 _PAGES_AT_ONCE = 2
@@ -171,8 +188,8 @@ RENDER_TEMPLATES: list[dict[str, Any]] = [
 ]
 
 
-class Plans(Protocol):
-    """Where the plans of calls are kept."""
+class PlanStore(Protocol):
+    """Storage of the render plans of calls."""
 
     async def find_plan(self, call_id: str) -> PlannedCall | None: ...
 
@@ -180,7 +197,7 @@ class Plans(Protocol):
 
 
 def link(call_id: str, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The block of a result that leads to its plan."""
+    """Return the content block of a result that links to its plan."""
     tool = plan.get("tool", {})
     name = tool.get("name", "outcome")
     return {
@@ -195,69 +212,77 @@ def link(call_id: str, plan: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Renders:
-    """The plans of calls for those who own the chat; to everyone else, and without `plans`, there are none."""
+class RenderResources:
+    """The render plans of calls, for the owner of their chat; others get the error for a plan that does not exist."""
 
-    def __init__(self, plans: Plans | None, versions: Versions, executor: Executor) -> None:
+    def __init__(self, plans: PlanStore | None, versions: Versions, executor: Executor) -> None:
         self._plans = plans
         self._versions = versions
         self._executor = executor
         self._threads = anyio.CapacityLimiter(_PAGES_AT_ONCE)
 
     async def latest(self, chat: str) -> list[dict[str, Any]]:
-        """The latest plans of the chat, newest first, as resources."""
-        return [self._resource(call) for call in await self._planned(chat, LISTED)]
+        """Return the latest plans of the chat as resources, newest first."""
+        return [self._resource(call) for call in await self._list_plans(chat, LISTED)]
 
     async def latest_ids(self, chat: str) -> list[str]:
-        return [call.id for call in await self._planned(chat, COMPLETED)]
+        return [call.id for call in await self._list_plans(chat, COMPLETED)]
 
-    async def read(self, principal: str, uri: str, address: RenderAddress) -> dict[str, Any]:
-        call = await self._find(principal, address.call_id)
+    async def read(self, reader: ResourceReader, uri: str, address: RenderAddress) -> dict[str, Any]:
+        planned = await self._find(reader.principal, address.call_id)
+        entry = self._executor.catalog.get(planned.tool_id)
+        tool = replace(READ_RENDER, category=entry.tool.category) if entry is not None else READ_RENDER
+        call = reader.call(
+            "resources/read", planned.chat, {"call_id": planned.id, "view": address.view}, confirmed=True
+        )
+        return await self._executor.request(call, tool, partial(self._read, planned, uri, address))
+
+    async def _read(self, call: PlannedCall, uri: str, address: RenderAddress) -> dict[str, Any]:
         document = (call.plan or "").encode()
         if not address.view:
-            return read_result(uri, "application/json", cut(document, uri, address.span), PLAN_SECONDS)
-        page = await self._page(call, orjson.loads(document))
-        piece = cut(page.html.encode(), uri, address.span)
-        return read_result(uri, "text/html", piece, 0, {SANDBOX: page.sandbox})
+            return read_result(uri, "application/json", slice_content(document, uri, address.span), PLAN_SECONDS)
+        page = await self._make_page(call, orjson.loads(document))
+        content_slice = slice_content(page.html.encode(), uri, address.span)
+        return read_result(uri, "text/html", content_slice, 0, {SANDBOX: page.sandbox})
 
-    async def _planned(self, chat: str, limit: int) -> Sequence[PlannedCall]:
+    async def _list_plans(self, chat: str, limit: int) -> Sequence[PlannedCall]:
         return [] if self._plans is None else await self._plans.list_plans(chat, limit)
 
     async def _find(self, principal: str, call_id: str) -> PlannedCall:
         call = None if self._plans is None else await self._plans.find_plan(call_id)
-        mine = False
-        with suppress(Forbidden):  # that it exists is nobody else's business
-            mine = call is not None and await self._versions.may_read(call.chat, principal)
-        if call is None or not mine:
+        is_own = False
+        with suppress(Forbidden):  # others must not learn that it exists
+            is_own = call is not None and await self._versions.may_read(call.chat, principal)
+        if call is None or not is_own:
             shown = call_id if len(call_id) <= 100 else f"{call_id[:100]}…"
             raise NotFound(f"no call {shown!r} has a render plan", code="RENDER_NOT_FOUND")
         return call
 
-    async def _page(self, call: PlannedCall, plan: Mapping[str, Any]) -> Page:
-        """The page, from the call's own plan and the toolset as it is now."""
+    async def _make_page(self, call: PlannedCall, plan: Mapping[str, Any]) -> Page:
+        """Return the page of a call, from its plan and the files of its toolset as they are now."""
         config = {} if "error" in plan else plan.get("config", {})
-        piece = None
+        content_slice = None
         if "artifact" in config:
-            piece = await self._in_thread(_artifact, self._home(call), config["artifact"])
+            content_slice = await self._in_thread(_read_artifact, self._find_home(call), config["artifact"])
         elif "file" in config:
-            piece = await self._file(call, config)
-        return await self._in_thread(_make_page, plan, piece)
+            content_slice = await self._read_file(call, config)
+        return await self._in_thread(_make_page, plan, content_slice)
 
-    async def _file(self, call: PlannedCall, config: Mapping[str, Any]) -> Piece:
+    async def _read_file(self, call: PlannedCall, config: Mapping[str, Any]) -> ContentSlice:
         address = parse(config["uri"])
         if not isinstance(address, FileAddress):
             raise Invalid(f"the plan of call {call.id} names no file of a workspace", code="INVALID_PATH")
         if self._executor.hides(READ_RESOURCE)(address.path):
-            raise denied(address.path)
+            raise path_denied(address.path)
         wanted = replace(address, chat=call.chat, manifest=config.get("manifest"), span=Span(0, FILE_LIMIT))
         return await read_file(self._versions, wanted)
 
-    def _home(self, call: PlannedCall) -> Path:
+    def _find_home(self, call: PlannedCall) -> Path:
         entry = self._executor.catalog.get(call.tool_id)
         if entry is None or entry.tool.home is None:
             raise NotFound(
-                f"{call.tool_id} is not installed or not enabled any more, and the page that shows its outcomes "
-                "went with it; install or enable its toolset again",
+                f"{call.tool_id} is not installed or not enabled any more, and neither is the page that shows its "
+                "outcomes; install or enable its toolset again",
                 code="TOOLSET_NOT_FOUND",
             )
         return entry.tool.home
@@ -280,8 +305,8 @@ class Renders:
         return await anyio.to_thread.run_sync(function, *arguments, limiter=self._threads)
 
 
-def _artifact(home: Path, path: str) -> Piece:
-    """A page of the toolset in `home`, whole."""
+def _read_artifact(home: Path, path: str) -> ContentSlice:
+    """Read a page of the toolset in `home`."""
     try:
         with Root(home) as root, root.open(parse_path(path)) as file:
             size = os.fstat(file.fileno()).st_size
@@ -297,11 +322,11 @@ def _artifact(home: Path, path: str) -> Piece:
             f"{path!r}, the page that shows this outcome, has {size} bytes, more than the {ARTIFACT_LIMIT} a page may",
             code="ARTIFACT_TOO_LARGE",
         )
-    return Piece(content, size)
+    return ContentSlice(content, size)
 
 
-def _make_page(plan: Mapping[str, Any], piece: Piece | None) -> Page:
-    # Imported here, in a thread: it brings in Pygments and markdown-it, which a start need not wait for.
+def _make_page(plan: Mapping[str, Any], content_slice: ContentSlice | None) -> Page:
+    # Imported here, in a thread: it imports Pygments and markdown-it, which would delay the start.
     from gateway.render.pages import make_page
 
-    return make_page(plan) if piece is None else make_page(plan, piece.content, piece.size)
+    return make_page(plan) if content_slice is None else make_page(plan, content_slice.content, content_slice.size)

@@ -1,4 +1,4 @@
-"""One MCP request, whatever transport and protocol version it came over, and how its caller and chat are decided."""
+"""One MCP request and its response, independent of transport and protocol version; the caller and chat of a request."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CHAT = "dev.toolgate/chat"
 
 @dataclass(slots=True)
 class Request:
-    """A request that was parsed. `chat` is the connection's; a request may name another in `_meta`. `session` is the
-    client's handshake, None for a client of a modern version."""
+    """A parsed request. `chat` is the connection's; a request may name another in `_meta`. `session` is None for a
+    client of a modern version."""
 
     method: str
     params: Mapping[str, Any]
@@ -33,20 +33,29 @@ class Request:
         return self.client.modern
 
 
+@dataclass(slots=True)
+class Response:
+    """The response to a request: a result, or the whole message of an upstream, to be sent unchanged."""
+
+    result: dict[str, Any] | None = None
+    call_id: str | None = None
+    message: bytes | None = None
+
+
 def principal_of(_headers: Mapping[str, str] | Mapping[bytes, bytes] | None) -> str:
-    """Return on whose behalf a request comes: the one place where every transport decides it. The
-    headers are those of an HTTP request; over stdio there are none, and the caller owns the process."""
+    """Return the principal of a request, for every transport. `_headers` are those of an HTTP request; over stdio there
+    are none, and the caller owns the process."""
     return LOCAL
 
 
 @lru_cache(maxsize=256)  # a few clients make all the calls
 def caller_of(principal: str, client: str | None) -> Caller:
-    """Return the caller of an MCP request. `client` is what the client calls itself: recorded, never trusted."""
+    """Return the caller of an MCP request. `client` is the client's own name for itself: recorded, never trusted."""
     return Caller(principal=principal, surface="mcp", client=client)
 
 
 def client_name(info: Mapping[str, Any]) -> str:
-    """Return name and version of a client, as calls record it."""
+    """Return name and version of a client, as they are recorded with calls."""
     return f"{info['name']} {info['version']}"[:200]
 
 
@@ -56,7 +65,7 @@ def connection_chat(default: str | None, query: str | None = None, session_id: s
 
 
 def meta_text(meta: Mapping[str, Any], key: str) -> str | None:
-    """Return a text of `_meta`, refused when it is something else."""
+    """Return a string of `_meta`, None if it is not there; any other type is refused."""
     value = meta.get(key)
     if value is not None and not isinstance(value, str):
         raise Invalid(f"_meta {key!r} must be a string")

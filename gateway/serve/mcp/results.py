@@ -11,18 +11,18 @@ from gateway.errors import GatewayError, NotFound, Unavailable, UpstreamFault
 from gateway.protocol import SERVER_INFO_META_KEY
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, RESOURCE_NOT_FOUND, RpcError
 
-# The beginning of every `_meta` key that only the gateway may write.
+# Prefix of the `_meta` keys that only the gateway may write.
 OWN_PREFIX = "dev.toolgate/"
 
 CALL_ID = "dev.toolgate/call_id"
 ERROR = "dev.toolgate/error"
 
 SERVER_INFO = {"name": "toolgate", "title": "Toolgate", "version": __version__}
-_STAMP = {SERVER_INFO_META_KEY: SERVER_INFO}
+_SERVER_META = {SERVER_INFO_META_KEY: SERVER_INFO}
 
 
 def rpc_error(refusal: GatewayError, modern: bool, **details: Any) -> RpcError:
-    """Return a refusal as the error of its protocol version; an upstream's error as that upstream gave it."""
+    """Return a refusal as the error of a protocol version; an upstream's error unchanged."""
     if isinstance(refusal, UpstreamFault):
         return RpcError(refusal.fault, refusal.message, refusal.data)
     own_fault = isinstance(refusal, Unavailable) or type(refusal) is GatewayError
@@ -33,7 +33,7 @@ def rpc_error(refusal: GatewayError, modern: bool, **details: Any) -> RpcError:
 
 
 def tool_result(call: Call, outcome: Outcome, structured: bool) -> dict[str, Any]:
-    """Return an outcome as a tool result; an upstream's result as that upstream gave it."""
+    """Return an outcome as a tool result; an upstream's result keeps all its keys."""
     if isinstance(outcome.error, UpstreamFault):
         raise rpc_error(outcome.error, modern=True)
     if outcome.wire is not None:
@@ -57,10 +57,10 @@ def tool_result(call: Call, outcome: Outcome, structured: bool) -> dict[str, Any
 
 
 def shape(result: dict[str, Any], modern: bool) -> dict[str, Any]:
-    """Return a result as its protocol version has it. A modern one names the server in `_meta`; a handshake version
-    has no other structured results than objects, and none of the newer keys."""
+    """Return a result in the form of its protocol version. A modern one names the server in `_meta`; a handshake
+    version allows only objects as structured results, and none of the newer keys."""
     if modern:
-        return {**result, "_meta": {**(result.get("_meta") or {}), **_STAMP}}
+        return {**result, "_meta": {**(result.get("_meta") or {}), **_SERVER_META}}
     older = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
     if not isinstance(older.get("structuredContent", {}), dict):
         del older["structuredContent"]
@@ -76,8 +76,8 @@ def _older_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _upstream_result(call: Call, outcome: Outcome, wire: Mapping[str, Any]) -> dict[str, Any]:
-    given = wire.get("_meta")
-    meta = {} if not isinstance(given, dict) else {key: given[key] for key in given if not key.startswith(OWN_PREFIX)}
+    own = wire.get("_meta")
+    meta = {} if not isinstance(own, dict) else {key: own[key] for key in own if not key.startswith(OWN_PREFIX)}
     meta.pop(SERVER_INFO_META_KEY, None)  # the gateway answers, not the upstream
     result = {"resultType": "complete", **wire, "_meta": {**meta, CALL_ID: call.id}}
     if result["resultType"] == "complete":

@@ -66,8 +66,8 @@ STREAMS = 1024
 SESSIONS, SESSIONS_PER_CLIENT = 1000, 500
 _TOO_MANY = {"code": INTERNAL_ERROR, "message": "too many sessions are in use; close one or try again later"}
 
-# Methods whose results leave as the handlers made them.
-AS_GIVEN = frozenset({"tools/list", "tools/call"})
+# Methods whose results are sent as the handlers made them.
+UNVALIDATED = frozenset({"tools/list", "tools/call"})
 
 PARAMS: Mapping[str, type[BaseModel]] = {
     "completion/complete": types.CompleteRequestParams,
@@ -112,7 +112,7 @@ class SdkServer(Server[Any]):
         self._streams: set[ListenHandler] = set()
         for method, params in PARAMS.items():
             self.add_request_handler(method, params, self._answer)
-        self.middleware.extend([_convert_errors, self._open_session, self._pass_as_given])
+        self.middleware.extend([_convert_errors, self._open_session, self._skip_validation])
 
     def create_initialization_options(
         self,
@@ -145,44 +145,46 @@ class SdkServer(Server[Any]):
 
     async def _answer(self, context: Context, _: BaseModel) -> dict[str, Any]:
         answer = await self._handlers.answer(self._request(context))
-        assert answer.result is not None  # noqa: S101 - only the fast path asks for an upstream's bytes
+        assert answer.result is not None  # noqa: S101 - only the fast path requests an upstream's bytes
         return answer.result
 
     async def _listen(
         self, context: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Serve one stream until it ends. Resources that this client may not follow are left out of what is
-        acknowledged, as the protocol has it."""
+        """Serve one stream until it ends. The acknowledgement leaves out resources that this client may not subscribe
+        to, as the protocol demands."""
         if len(self._streams) >= STREAMS:
             raise RpcError(INTERNAL_ERROR, f"{STREAMS} streams are open already; try again later")
         handlers, wanted = self._handlers, params.notifications
         reader = handlers.reader(self._request(context))
-        files, upstream = await handlers.find_followable(reader, (wanted.resource_subscriptions or [])[:SUBSCRIPTIONS])
+        files, upstream = await handlers.find_subscribable(
+            reader, (wanted.resource_subscriptions or [])[:SUBSCRIPTIONS]
+        )
         bus = InMemorySubscriptionBus()
         stream, subscriber = ListenHandler(bus), Subscriber(reader.principal, partial(_publish, bus))
         self._streams.add(stream)
         handlers.notifications.add(subscriber)
         try:
             if wanted.resources_list_changed:
-                handlers.notifications.follow_list(subscriber, reader.chat)
-            followed = await handlers.notifications.follow_all(subscriber, files, upstream, handlers.relay, reader)
-            honored = wanted.model_copy(update={"resource_subscriptions": followed})
+                handlers.notifications.subscribe_list(subscriber, reader.chat)
+            subscribed = await handlers.notifications.subscribe_all(subscriber, files, upstream, handlers.relay, reader)
+            honored = wanted.model_copy(update={"resource_subscriptions": subscribed})
             return await stream(context, types.SubscriptionsListenRequestParams(notifications=honored))
         finally:
             self._streams.discard(stream)
             handlers.notifications.remove(subscriber)
 
     async def _open_session(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        """Remember each handshake: its client is notified of changed lists without asking."""
-        answer = await call_next(ctx)
+        """Open the session after each handshake: its client is notified of changed lists without a subscription."""
+        result = await call_next(ctx)
         if ctx.method == "notifications/initialized":
             self._session(ctx)
-        return answer
+        return result
 
-    async def _pass_as_given(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        """Innermost: the SDK would drop every key it does not know from an upstream's result, and refuse the whole for
-        a kind of content it does not know. Requests are validated as ever."""
-        if ctx.method not in AS_GIVEN or ctx.request_id is None or not ctx.session._connection.initialize_accepted:
+    async def _skip_validation(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Answer without the SDK's validation of results, which drops unknown keys of an upstream's result and refuses
+        unknown kinds of content. It must be the innermost middleware. Requests are validated."""
+        if ctx.method not in UNVALIDATED or ctx.request_id is None or not ctx.session._connection.initialize_accepted:
             return await call_next(ctx)
         methods.validate_client_request(ctx.method, ctx.protocol_version, ctx.params)
         params = PARAMS[ctx.method].model_validate(ctx.params or {}, by_name=False)
@@ -212,23 +214,23 @@ class SdkServer(Server[Any]):
         sessions, key = self._handlers.sessions, self._session_key(context)
         session = sessions.get(key)
         if session is None:
-            known = context.session.client_capabilities
-            capabilities = known.model_dump(mode="json", by_alias=True, exclude_none=True) if known else {}
-            talk = context.session
+            connection = context.session
+            announced = connection.client_capabilities
+            capabilities = announced.model_dump(mode="json", by_alias=True, exclude_none=True) if announced else {}
 
             async def send(change: Change) -> None:
-                await talk.send_notification(event_to_notification(_event(change), {}))
+                await connection.send_notification(event_to_notification(_event(change), {}))
 
             session = Session(context.protocol_version, capabilities, _caller(context), send)
             sessions.open(key, session)
-            # The SDK has no public way to be told of a connection's end.
-            talk._connection.exit_stack.callback(sessions.close, key)
+            # The SDK has no public callback for the end of a connection.
+            connection._connection.exit_stack.callback(sessions.close, key)
         return session
 
     def _session_key(self, context: Context) -> Hashable:
         if isinstance(context.request, HttpRequest):
             return context.request.headers.get("mcp-session-id")
-        # Over stdio the fast path has answered the handshake, and its session goes on here.
+        # Over stdio the fast path may have answered the handshake; then its session is used here.
         return None if self._handlers.sessions.get(None) is not None else context.session._connection
 
 
@@ -244,7 +246,7 @@ def _caller(context: Context) -> Caller:
 
 
 def _client_info(context: Context, session: Session | None) -> ClientInfo:
-    """Return the client as an upstream may need it: its `_meta` as it came, and how it is asked in its version."""
+    """Return the client as an upstream needs it: its `_meta` unchanged, and how to ask it in its version."""
     params: Mapping[str, Any] = context.params or {}
     meta: Mapping[str, Any] = params.get("_meta") or {}
     if session is None:
@@ -287,14 +289,14 @@ def _asker(context: Context) -> Ask:
 
 
 async def _convert_errors(ctx: Context, call_next: CallNext) -> HandlerResult:
-    """Outermost: in the handshake versions the SDK would send the text of an unexpected exception."""
+    """Convert exceptions in the outermost middleware: the SDK would send the text of an unexpected one."""
     try:
         return await call_next(ctx)
     except (MCPError, ValidationError):
         raise
     except Exception as error:
-        found = convert_error(error, ctx.method, ctx.params or {}, _is_modern(ctx))
-        raise MCPError(found.code, found.message, found.data) from None
+        converted = convert_error(error, ctx.method, ctx.params or {}, _is_modern(ctx))
+        raise MCPError(converted.code, converted.message, converted.data) from None
 
 
 def _event(change: Change) -> ServerEvent:
@@ -306,22 +308,22 @@ async def _publish(bus: InMemorySubscriptionBus, change: Change) -> None:
 
 
 class SdkStream:
-    """Feeds lines to the server and writes its messages as lines. `asked` is called with the id of each request,
-    `answered` once it needs no answer any more."""
+    """One connection of the SDK's server over lines, for stdio. `begin` is called with the id of each request, `end`
+    once it needs no response any more."""
 
     def __init__(
         self,
         server: SdkServer,
         sessions: Sessions,
         write: Callable[[bytes], Awaitable[None]],
-        asked: Callable[[RequestId], None],
-        answered: Callable[[RequestId], None],
+        begin: Callable[[RequestId], None],
+        end: Callable[[RequestId], None],
     ) -> None:
         self._server = server
         self._sessions = sessions
         self._write = write
-        self._asked = asked
-        self._answered = answered
+        self._begin = begin
+        self._end = end
         self._replayed: set[RequestId] = set()
         self._to_server, self._from_client = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         self._to_client, self._from_server = anyio.create_memory_object_stream[SessionMessage](0)
@@ -334,7 +336,7 @@ class SdkStream:
             await self._server.run(self._from_client, self._to_client, options)
 
     async def feed(self, line: bytes) -> RpcError | None:
-        """Pass a line to the server; return the error of a line that is no message."""
+        """Pass a line to the server; return the error of a line that is not a message."""
         try:
             message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValidationError as error:
@@ -344,42 +346,42 @@ class SdkStream:
             return RpcError(INVALID_REQUEST, "not a JSON-RPC 2.0 message")
         if _take_reply(self._sessions.get(None), message):
             return None
-        self._note(message)
+        self._track(message)
         await self._to_server.send(SessionMessage(message))
         return None
 
     async def replay(self, message: Mapping[str, Any]) -> None:
-        """Show the server a message that was answered elsewhere already; its own answer is dropped."""
+        """Give the server a message that the fast path has answered; the server's response is dropped."""
         parsed = types.jsonrpc_message_adapter.validate_python(dict(message), by_name=False)
         if isinstance(parsed, types.JSONRPCRequest):
             self._replayed.add(parsed.id)
         await self._to_server.send(SessionMessage(parsed))
 
     def close(self) -> None:
-        """End the input; the server ends what is in progress."""
+        """End the input; the server cancels the requests in progress."""
         self._to_server.close()
 
     async def _write_messages(self) -> None:
         async with self._from_server:
             async for item in self._from_server:
                 message = item.message
-                answer = message if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) else None
-                answered = answer.id if answer is not None else None
-                if answered is not None and answered in self._replayed:
-                    self._replayed.discard(answered)
+                response = message if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) else None
+                request_id = response.id if response is not None else None
+                if request_id is not None and request_id in self._replayed:
+                    self._replayed.discard(request_id)
                     continue
                 await self._write(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
-                if answered is not None:
-                    self._answered(answered)
+                if request_id is not None:
+                    self._end(request_id)
 
-    def _note(self, message: types.JSONRPCMessage) -> None:
+    def _track(self, message: types.JSONRPCMessage) -> None:
         if isinstance(message, types.JSONRPCRequest):
             if message.method != "subscriptions/listen":  # answered only when it ends
-                self._asked(message.id)
+                self._begin(message.id)
         elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
             cancelled = (message.params or {}).get("requestId")
             if isinstance(cancelled, int | str):
-                self._answered(cancelled)
+                self._end(cancelled)
 
 
 class HttpSessions:

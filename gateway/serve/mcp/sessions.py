@@ -1,4 +1,4 @@
-"""Sessions of the handshake versions: a client's `initialize`, its calls in progress, and questions to it."""
+"""Sessions of the handshake versions: a client after its `initialize`, its calls in progress, and requests to it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gateway.calls import Caller
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, RpcError
 from gateway.serve.mcp.notifications import Send, Subscriber
 
-# The most questions one client is asked at the same time.
+# Maximum number of questions that wait for one client's answer.
 QUESTIONS = 64
 
-# The time to tell a client that a question is withdrawn.
+# The time in which a client is told that a question is withdrawn, in seconds.
 WITHDRAW_SECONDS = 1.0
 
 # Sends a message to the client, on the stream of the request it belongs to.
@@ -30,7 +30,7 @@ class Cancellable(Protocol):
 
 class Session:
     """One client. `calls` are its calls in progress, by request id as text, since some clients cancel 7 as "7".
-    `level` is the lowest log level it wants. `subscriber` gets what changes."""
+    `level` is the lowest log level it wants. `subscriber` gets its notifications."""
 
     def __init__(self, version: str, capabilities: Mapping[str, Any], caller: Caller, send: Send) -> None:
         self.version = version
@@ -47,10 +47,10 @@ class Session:
         if len(self._questions) >= QUESTIONS:
             raise RpcError(INTERNAL_ERROR, f"{QUESTIONS} questions wait for an answer already")
         number = f"toolgate-{next(self._numbers)}"  # the SDK numbers its own questions without a prefix
-        waiting = self._questions[number] = asyncio.get_running_loop().create_future()
+        pending = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
             await notify({"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)})
-            return _read(await waiting)
+            return _parse_response(await pending)
         except asyncio.CancelledError:
             await _withdraw(notify, number)
             raise
@@ -83,11 +83,11 @@ class Session:
 
 
 class Sessions:
-    """Every session, by its id; the one over stdio has the id None. `opened` and `closed` are told of each."""
+    """Every session, by its id; the one over stdio has the id None."""
 
-    def __init__(self, opened: Callable[[Session], None], closed: Callable[[Session], None]) -> None:
-        self._opened = opened
-        self._closed = closed
+    def __init__(self, on_open: Callable[[Session], None], on_close: Callable[[Session], None]) -> None:
+        self._on_open = on_open
+        self._on_close = on_close
         self._open: dict[Hashable, Session] = {}
 
     def get(self, session_id: Hashable) -> Session | None:
@@ -95,12 +95,12 @@ class Sessions:
 
     def open(self, session_id: Hashable, session: Session) -> None:
         self._open[session_id] = session
-        self._opened(session)
+        self._on_open(session)
 
     def close(self, session_id: Hashable) -> None:
         session = self._open.pop(session_id, None)
         if session is not None:
-            self._closed(session)
+            self._on_close(session)
             session.end()
 
 
@@ -112,7 +112,7 @@ async def _withdraw(notify: Notify, number: str) -> None:
             await notify({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
 
 
-def _read(message: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_response(message: Mapping[str, Any]) -> dict[str, Any]:
     match message:
         case {"result": dict(result)}:
             return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.calls import Call, Outcome, RawResult, check_chat, to_json
@@ -11,7 +10,7 @@ from gateway.catalog import Catalog
 from gateway.executor import Executor
 from gateway.protocol import is_version_at_least
 from gateway.serve.mcp.render_resources import link
-from gateway.serve.mcp.request import CHAT, Request, meta_text
+from gateway.serve.mcp.request import CHAT, Request, Response, meta_text
 from gateway.serve.mcp.results import OWN_PREFIX, shape, tool_result
 
 MESSAGE = "dev.toolgate/message"
@@ -24,52 +23,42 @@ PAGE = 200
 RESOURCE_LINKS = "2025-06-18"
 
 
-class Calls(Protocol):
-    """Carries a call to its tool, and asks a person on the way where one must agree."""
+class ToolCaller(Protocol):
+    """Calls a tool, and asks a person first where one must agree."""
 
     async def call_tool(self, call: Call) -> Outcome: ...
 
 
-@dataclass(slots=True)
-class Answer:
-    """The answer to a request: a result, or the whole message of an upstream, which needs no change."""
-
-    result: dict[str, Any] | None = None
-    call_id: str | None = None
-    message: bytes | None = None
-
-
 class Tools:
-    """The tools of the executor's catalog. `calls` carries calls; with `planned`, render plans are kept and a result
-    links to its own."""
+    """The tools of the executor's catalog. With `link_plans`, a result links to its render plan."""
 
-    def __init__(self, executor: Executor, calls: Calls, planned: bool) -> None:
-        self._calls = calls
-        self._planned = planned
-        self._view = _View(executor.catalog)
+    def __init__(self, executor: Executor, caller: ToolCaller, link_plans: bool) -> None:
+        self._caller = caller
+        self._link_plans = link_plans
+        self._list = _ToolList(executor.catalog)
 
-    def show(self, catalog: Catalog) -> None:
-        """List these tools from now on."""
-        self._view = _View(catalog)
+    def set_catalog(self, catalog: Catalog) -> None:
+        """List the tools of this catalog from now on."""
+        self._list = _ToolList(catalog)
 
     def header_schema(self, name: str) -> Mapping[str, Any] | None:
-        """Return the input schema of a tool some of whose arguments travel as HTTP headers too."""
-        return self._view.header_schemas.get(name)
+        """Return the input schema of a tool with arguments that are sent as HTTP headers too; None for any other."""
+        return self._list.header_schemas.get(name)
 
     def page(self, cursor: str | None) -> dict[str, Any]:
-        return self._view.page(cursor)
+        return self._list.page(cursor)
 
     def page_json(self, cursor: str | None, modern: bool) -> bytes:
         """Return a page as JSON, encoded once."""
-        view = self._view
-        encoded = view.encoded.get((cursor, modern))
+        tools = self._list
+        encoded = tools.encoded.get((cursor, modern))
         if encoded is None:
-            encoded = to_json(shape(view.page(cursor), modern))
-            if cursor is None or cursor in view.names:  # a cursor of ours, of which there are only so many
-                view.encoded[cursor, modern] = encoded
+            encoded = to_json(shape(tools.page(cursor), modern))
+            if cursor is None or cursor in tools.names:  # a cursor of ours: their number is limited
+                tools.encoded[cursor, modern] = encoded
         return encoded
 
-    async def call(self, request: Request) -> Answer:
+    async def call(self, request: Request) -> Response:
         meta, params = request.client.meta, request.params
         call = Call(
             name=params["name"],
@@ -81,18 +70,18 @@ class Tools:
             client=request.client,
             progress=request.progress,
         )
-        outcome = await self._calls.call_tool(call)
+        outcome = await self._caller.call_tool(call)
         if outcome.call_id is not None:  # it continues an earlier call
             call = call.replace(id=outcome.call_id)
         wire, plan = outcome.wire, outcome.render_plan
         if type(wire) is RawResult and plan is None and outcome.content is wire.get("content") and not _is_ours(wire):
-            return Answer(call_id=call.id, message=wire.message)
-        result = tool_result(call, outcome, structured=call.name in self._view.structured)
+            return Response(call_id=call.id, message=wire.message)
+        result = tool_result(call, outcome, structured=call.name in self._list.structured)
         if not is_version_at_least(request.version, RESOURCE_LINKS):
             result["content"] = [block for block in result.get("content", ()) if not _is_link(block)]
-        elif plan is not None and self._planned:
+        elif plan is not None and self._link_plans:
             result["content"] = [*result["content"], link(call.id, plan)]
-        return Answer(result, call.id)
+        return Response(result, call.id)
 
 
 def _is_link(block: Any) -> bool:
@@ -100,21 +89,21 @@ def _is_link(block: Any) -> bool:
 
 
 def _is_ours(wire: Mapping[str, Any]) -> bool:
-    """Return whether a server's result has `_meta` keys that only the gateway may write."""
+    """Return whether an upstream's result has `_meta` keys that only the gateway may write."""
     meta = wire.get("_meta")
     if isinstance(meta, dict):
-        for key in meta:  # a loop, as nearly all have one key
+        for key in meta:  # faster than any(): most results have one key
             if key.startswith(OWN_PREFIX):
                 return True
     return False
 
 
-class _View:
-    """A catalog as MCP lists it, made once per catalog."""
+class _ToolList:
+    """The tools of one catalog as MCP lists them."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.tools = catalog.to_mcp_tools()
-        self.names = {tool["name"]: place for place, tool in enumerate(self.tools)}
+        self.names = {tool["name"]: index for index, tool in enumerate(self.tools)}
         self.structured = frozenset(tool["name"] for tool in self.tools if "outputSchema" in tool)
         self.header_schemas = {
             tool["name"]: tool["inputSchema"] for tool in self.tools if "x-mcp-header" in str(tool["inputSchema"])
@@ -122,7 +111,7 @@ class _View:
         self.encoded: dict[tuple[str | None, bool], bytes] = {}
 
     def page(self, cursor: str | None) -> dict[str, Any]:
-        """Return the tools after the one the cursor names, so that a changed catalog shifts no page."""
+        """Return the tools after the one named by the cursor, so that a changed catalog does not shift pages."""
         start = 0 if cursor is None else sum(name <= cursor for name in self.names)
         listed = self.tools[start : start + PAGE]
         page: dict[str, Any] = {"resultType": "complete", "tools": listed, "ttlMs": 0, "cacheScope": "private"}

@@ -1,4 +1,4 @@
-"""URIs: the address of a file, of a version or of a render plan, as it is written and as it is meant."""
+"""URIs of files, versions and render plans: parsing and writing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gateway.errors import Invalid, NotFound
 from gateway.workspace.os_errors import is_directory
 from gateway.workspace.tree import decode, encode, locate
 
-# Bytes read at once: base64 makes a third more of them, and the Python SDK's client takes no event above 1 MiB.
+# Maximum bytes read at once: base64 adds a third, and the Python SDK's client accepts no event above 1 MiB.
 SPAN_LIMIT = 512 * 1024
 
-_SEGMENTS = "/!$&'()*+,;=:@"  # what RFC 3986 lets stand in a path, beside letters, digits and -._~
+_SEGMENTS = "/!$&'()*+,;=:@"  # allowed in a path by RFC 3986, besides letters, digits and -._~
 _HIDDEN = re.compile("[%#?\x00-\x1f\x7f\uef80-\uefff]")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
@@ -30,7 +30,7 @@ class Span:
 
 @dataclass(frozen=True)
 class FileAddress:
-    """A file of a chat, now or in a manifest; `path` is spelled as trees spell it."""
+    """A file of a chat, now or in a manifest; `path` is encoded as in trees."""
 
     chat: str
     path: str
@@ -48,7 +48,7 @@ class ManifestAddress:
 
 @dataclass(frozen=True)
 class RenderAddress:
-    """The plan of how to show what came of a call, or the page that shows it."""
+    """The render plan of a call, or the page made of it."""
 
     call_id: str
     view: bool = False
@@ -62,12 +62,12 @@ _SCHEMES = ("workspace://", "manifest://", "render://")
 
 
 def is_ours(uri: str) -> bool:
-    """Whether a URI, or a template of one, is of a kind that only the gateway itself has."""
+    """Return whether a URI or URI template has one of the gateway's own schemes."""
     return uri.startswith(_SCHEMES)
 
 
 def file_uri(chat: str, path: str) -> str:
-    """The one URI we write for a file; `parse` takes other spellings of it too."""
+    """Return the canonical URI of a file; `parse` accepts other spellings too."""
     return f"workspace://{quote(chat, safe='')}/{quote(os.fsencode(decode(path)), safe=_SEGMENTS)}"
 
 
@@ -76,65 +76,65 @@ def render_uri(call_id: str, *, view: bool = False) -> str:
 
 
 def template_value(path: str) -> str:
-    """A path to put into `{+path}`, which leaves characters alone that would end the path there."""
-    return _HIDDEN.sub(lambda found: quote(os.fsencode(decode(found[0]))), path)
+    """Return a path as a value of `{+path}`, with characters encoded that would end the path of the URI."""
+    return _HIDDEN.sub(lambda match: quote(os.fsencode(decode(match[0]))), path)
 
 
 def path_text(written: str) -> str:
-    """The path, as trees spell it, that percent-encoded text means; it may lead anywhere."""
+    """Return the path, encoded as in trees, of percent-encoded text. It may lead out of the workspace."""
     return encode(os.fsdecode(unquote_to_bytes(written)))
 
 
 def parse(uri: str) -> Address:
-    """What a URI addresses; refused when it can be no file inside a workspace."""
+    """Return the address of a URI; one that cannot be inside a workspace is refused."""
     scheme, _, rest = uri.partition("://")
-    place, _, query = rest.partition("?")
-    options = _options(query)
+    location, _, query = rest.partition("?")
+    options = _parse_options(query)
     if scheme == "workspace":
-        chat, _, written = place.partition("/")
-        return FileAddress(_chat(chat), _path(written), options.get("manifest"), _span(options))
+        chat, _, written = location.partition("/")
+        return FileAddress(_parse_chat(chat), _parse_path(written), options.get("manifest"), _parse_span(options))
     if scheme == "manifest" and "manifest" not in options:
-        return ManifestAddress(unquote(place), _span(options))
+        return ManifestAddress(unquote(location), _parse_span(options))
     if scheme == "render" and "manifest" not in options:
-        call_id, slash, rest = place.partition("/")
+        call_id, slash, rest = location.partition("/")
         if rest in ("", "view") and bool(slash) == bool(rest):
-            return RenderAddress(unquote(call_id), rest == "view", _span(options))
-    raise NotFound(f"there is no resource {_short(uri)}; resources/templates/list shows how theirs are written")
+            return RenderAddress(unquote(call_id), rest == "view", _parse_span(options))
+    raise NotFound(f"there is no resource {_short(uri)}; see resources/templates/list for the URIs there are")
 
 
-def _chat(written: str) -> str:
+def _parse_chat(written: str) -> str:
     return check_chat(unquote(written))
 
 
-def _path(written: str) -> str:
+def _parse_path(written: str) -> str:
     if not written or written.endswith("/"):
         raise is_directory(_short(written or "/"))
     try:
         path = path_text(written)
         locate(path)
     except (Invalid, UnicodeError):
-        message = f"{_short(written)} is no path inside the workspace; write it relative to the root, without '..'"
+        message = f"{_short(written)} is not a path inside the workspace; write it relative to the root, without '..'"
         raise Invalid(message, code="INVALID_PATH") from None
     return path
 
 
-def _options(query: str) -> dict[str, str]:
+def _parse_options(query: str) -> dict[str, str]:
     pairs = parse_qsl(query, keep_blank_values=True)
     options = dict(pairs)
     if len(options) < len(pairs) or not options.keys() <= {"manifest", "offset", "length"} or (query and not pairs):
         raise Invalid(
-            f"the query {_short(query)} is not understood: it may say manifest, offset and length, each once; "
-            "a '?' in a name is written %3F"
+            f"the query {_short(query)} is invalid: it may have manifest, offset and length, each once; "
+            "write a '?' in a name as %3F"
         )
     return options
 
 
-def _span(options: dict[str, str]) -> Span | None:
+def _parse_span(options: dict[str, str]) -> Span | None:
     if "offset" not in options and "length" not in options:
         return None
     offset, length = options.get("offset", "0"), options.get("length", str(SPAN_LIMIT))
     if not _NUMBER.fullmatch(offset) or not _NUMBER.fullmatch(length) or not 1 <= int(length) <= SPAN_LIMIT:
-        raise Invalid(f"offset counts bytes from 0, and length is 1 to {SPAN_LIMIT}")
+        raise Invalid(f"offset must be a number of bytes from 0, and length 1 to {SPAN_LIMIT}")
     return Span(int(offset), int(length))
 
 

@@ -1,5 +1,5 @@
-"""All roads of a request in this process: the gateway's own faces, also as bytes, and the SDK's alone; with tools that
-tell what reached them."""
+"""A gateway in this process, served over a connection, over pipes, and by the SDK's application alone; with tools that
+record the calls they get."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def initialize(capabilities: Mapping[str, Any] | None = None, version: str = HAN
 def request(
     method: str, params: Mapping[str, Any] | None = None, number: Any = 1, envelope: Mapping[str, Any] = ENVELOPE
 ) -> dict[str, Any]:
-    """With no envelope it is one of the handshake era."""
+    """Return a request; without an envelope it is one of the handshake versions."""
     said = dict(params or {})
     if envelope:
         said["_meta"] = {**envelope, **said.get("_meta", {})}
@@ -74,7 +74,7 @@ def call(name: str, arguments: Mapping[str, Any] | None = None, number: Any = 1,
 
 
 def routing(message: Any) -> dict[str, str]:
-    """The headers with which a client of the newest era repeats what it says."""
+    """Return the routing headers of a modern client."""
     params = message.get("params")
     name = params.get("name") if isinstance(params, dict) else None
     named = {"mcp-name": name} if isinstance(name, str) else {}
@@ -82,9 +82,9 @@ def routing(message: Any) -> dict[str, str]:
 
 
 @dataclass
-class Stall:
-    """Tools that tell what reached them, in a source of their own. `wait` sets `begun`, and ends when `go` is set;
-    `ended` are the calls of it that were ended from outside."""
+class RecordingSource:
+    """A source of tools that record their calls. `wait` sets `begun`, and ends when `go` is set; `ended` are the calls
+    that were cancelled."""
 
     name: str = "stall"
     calls: list[Call] = field(default_factory=list)
@@ -137,7 +137,7 @@ class Stall:
         return Outcome(value="counted")
 
     async def _late(self, call: Call) -> Outcome:
-        """Says something once it has answered."""
+        """Report progress after the result."""
 
         async def later() -> None:
             await self.go.wait()
@@ -170,7 +170,7 @@ class Stall:
         return Outcome(value="waited")
 
     async def _save(self, call: Call) -> Outcome:
-        """Has something to finish when it is ended."""
+        """Do some cleanup when it is cancelled."""
         try:
             return await self._wait(call)
         finally:
@@ -179,7 +179,7 @@ class Stall:
                 self.ended.append("saved")
 
     def heard(self) -> list[dict[str, Any]]:
-        """What reached the tools since one asked last; how a call came to them must not tell."""
+        """Return the calls since the last time, without what depends on their path."""
         told, self.calls = self.calls, []
         return [_told(each) for each in told]
 
@@ -204,7 +204,7 @@ class Answer:
 
     @property
     def messages(self) -> list[Any]:
-        """All that was said, the answer last; whether as JSON or as a stream of events."""
+        """All messages, the response last, of JSON or of an event stream."""
         if self.headers.get("content-type", "").startswith("text/event-stream"):
             events = self.body.decode().replace("\r\n", "\n").split("\n\n")
             found = ["".join(line[6:] for line in each.split("\n") if line.startswith("data: ")) for each in events]
@@ -217,7 +217,7 @@ class Answer:
 
 
 class Exchange:
-    """One HTTP request under way, its client in our hands."""
+    """One HTTP request in progress, and control of its client."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class Exchange:
         self.done.add_done_callback(lambda _: self._news.set())
 
     async def _send(self, message: Any) -> None:
-        """As strict as a server: one start, then the body, then nothing."""
+        """Check the order of ASGI messages: one start, then the body, then nothing."""
         ended = bool(self.sent) and self.sent[-1]["type"].endswith("body") and not self.sent[-1].get("more_body")
         assert not ended, f"said after the end: {message}"
         assert (message["type"] == "http.response.start") == (not self.sent), message
@@ -267,19 +267,19 @@ class Exchange:
         self._incoming.put_nowait({"type": "http.disconnect"})
 
     def stop_hearing(self) -> None:
-        """From now on whoever writes to this client has to wait."""
+        """Stop reading: whoever writes to this client has to wait."""
         self._hearing.clear()
 
     def hear_again(self) -> None:
         self._hearing.set()
 
     async def started(self) -> None:
-        """Wait until the server begins to answer."""
+        """Wait for the beginning of the response."""
         with anyio.fail_after(TIMEOUT):
             await self._news.wait()
 
     async def until(self, what: bytes) -> bytes:
-        """Wait until this was said; all that was."""
+        """Wait until the body contains this; return the body."""
         with anyio.fail_after(TIMEOUT):
             while what not in self.body:
                 assert not self.done.done(), (self.sent, self.done)
@@ -288,7 +288,7 @@ class Exchange:
         return self.body
 
     async def event(self) -> Any:
-        """The next message on its stream."""
+        """Return the next message of the event stream."""
         with anyio.fail_after(TIMEOUT):
             while len(self._messages()) <= self._events:
                 assert not self.done.done(), (self.sent, self.done)
@@ -314,7 +314,7 @@ class Exchange:
 
 
 class Client:
-    """Speaks to one application; in a session, once it has opened one."""
+    """A client of one application, in a session once it has opened one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -329,7 +329,7 @@ class Client:
         chunks: int = 1,
         whole: bool = True,
     ) -> Exchange:
-        """Headers of a mapping stand in place of the usual ones, None for none; those of a list come besides."""
+        """Send a message. Headers of a mapping replace the usual ones, None removes one; those of a list are added."""
         body = message if isinstance(message, bytes) else json.dumps(message).encode() if message is not None else b""
         usual: dict[str, str | None] = {
             "host": "127.0.0.1",
@@ -359,7 +359,7 @@ class Client:
 
 
 class Line:
-    """A client's end of a connection over which HTTP is spoken; what the server says, it gives as ASGI's messages."""
+    """A client's end of an HTTP connection, which returns responses as ASGI messages."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -397,7 +397,7 @@ class Line:
         return body
 
     async def ended(self) -> bool:
-        """Wait for the end of the connection, before which nothing more may be said."""
+        """Wait for the end of the connection; return False if more data comes first."""
         with anyio.fail_after(TIMEOUT):
             return await self.message() is None
 
@@ -421,8 +421,8 @@ class Line:
         self._heard.append({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Wire:
-    """An application, as it is from the other end of a connection: each request goes as bytes over one of its own."""
+class ConnectionApp:
+    """An ASGI application that sends each request as bytes over its own connection to the real one."""
 
     def __init__(self, app: ASGIApp, fast_path: FastHandler) -> None:
         self._fast_path = fast_path
@@ -472,43 +472,43 @@ def chunk(body: bytes, last: bool = False) -> bytes:
 
 
 @dataclass
-class Bench:
-    """One gateway served twice: `short` as users have it, over a connection, `long` by the SDK's application alone."""
+class Servers:
+    """One gateway served twice: `fast` as users have it, over a connection, `sdk` by the SDK's application alone."""
 
     gateway: Gateway
-    stall: Stall
-    face: McpServer
-    short: ASGIApp
-    long: ASGIApp
+    source: RecordingSource
+    server: McpServer
+    fast: ASGIApp
+    sdk: ASGIApp
 
     async def session(self, capabilities: Mapping[str, Any] | None = None, version: str = HANDSHAKE) -> Client:
-        """A client that has shaken hands with `short`, and is known there."""
-        client = Client(self.short)
+        """Return a client of `fast` after its handshake."""
+        client = Client(self.fast)
         await client.open(capabilities, version)
-        await async_eventually(lambda: self.face.handlers.sessions.get(client.session["mcp-session-id"]) is not None)
+        await async_eventually(lambda: self.server.handlers.sessions.get(client.session["mcp-session-id"]) is not None)
         return client
 
     async def records(self) -> list[tuple[str, str | None]]:
-        """What became of the calls that are over, the latest first."""
+        """Return status and error code of finished calls, the latest first."""
         await self.gateway.executor.idle()
         return [(each.status, each.error_code) for each in await self.gateway.records.list_calls()]
 
 
 @asynccontextmanager
-async def bench(directory: Path, **settings: Any) -> AsyncIterator[Bench]:
-    stall = Stall()
+async def open_servers(directory: Path, **settings: Any) -> AsyncIterator[Servers]:
+    source = RecordingSource()
     chosen = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, **settings}
-    async with Gateway.open(chosen, sources=[stall]) as gateway:
-        faces = [McpServer(Handlers(gateway.executor, gateway.versions, plans=gateway.records)) for _ in range(2)]
-        served = HttpApp(faces[0], gateway.ready, RequestGuard(LIMIT))
-        routes, _ = faces[1].sdk.http_app(PATH, LIMIT, [])
-        async with faces[0].sdk.session_manager.run(), faces[1].sdk.session_manager.run():
-            wire = Wire(served.app, served.fast_path)
-            yield Bench(gateway, stall, faces[0], wire, RequestGuard(LIMIT).wrap(routes))
+    async with Gateway.open(chosen, sources=[source]) as gateway:
+        mcp_servers = [McpServer(Handlers(gateway.executor, gateway.versions, plans=gateway.records)) for _ in range(2)]
+        served = HttpApp(mcp_servers[0], gateway.ready, RequestGuard(LIMIT))
+        routes, _ = mcp_servers[1].sdk.http_app(PATH, LIMIT, [])
+        async with mcp_servers[0].sdk.session_manager.run(), mcp_servers[1].sdk.session_manager.run():
+            wire = ConnectionApp(served.app, served.fast_path)
+            yield Servers(gateway, source, mcp_servers[0], wire, RequestGuard(LIMIT).wrap(routes))
 
 
-class Pipes:
-    """A client on the other end of stdin and stdout."""
+class StdioClient:
+    """A client at the other end of stdin and stdout."""
 
     def __init__(
         self,
@@ -521,7 +521,7 @@ class Pipes:
         self._reader = reader
 
     async def open(self, capabilities: Mapping[str, Any]) -> None:
-        """Shake hands; an answered ping says that the server has read all of it."""
+        """Do the handshake, and wait until the server has read it."""
         await self.ask(initialize(capabilities))
         self.send(INITIALIZED)
         await self.ask(request("ping", number="ready", envelope={}))
@@ -542,7 +542,7 @@ class Pipes:
         self._writer.close()
 
     async def rest(self) -> list[Any]:
-        """All that is still said until the server is done."""
+        """Return all messages until the server has ended."""
         with anyio.fail_after(TIMEOUT):
             await self.serving
             os.write(1, b"\n")  # stdout is still the same pipe
@@ -553,8 +553,8 @@ class Pipes:
             yield line
 
 
-class Unread:
-    """In the place of the short way: it takes nothing."""
+class NoFastPath:
+    """A fast path that takes no line."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -568,20 +568,20 @@ class Unread:
 
 
 @asynccontextmanager
-async def on_pipes(
+async def serve_on_pipes(
     gateway: Gateway,
     *,
-    short: bool = True,
+    fast: bool = True,
     grace: float = TIMEOUT,
     chat: str | None = None,
     stop: anyio.Event | None = None,
-) -> AsyncIterator[Pipes]:
-    """The gateway's face over stdio, in this process; without the short way it is the SDK's alone."""
-    face = McpServer(Handlers(gateway.executor, gateway.versions, chat, gateway.records))
+) -> AsyncIterator[StdioClient]:
+    """Serve the gateway over stdio in this process; with `fast=False` by the SDK alone."""
+    server = McpServer(Handlers(gateway.executor, gateway.versions, chat, gateway.records))
     stop = stop or anyio.Event()
     with pytest.MonkeyPatch.context() as patch, _standard_pipes() as (to_us, from_us):
-        if not short:
-            patch.setattr(stdio, "FastRequests", Unread)
+        if not fast:
+            patch.setattr(stdio, "FastRequests", NoFastPath)
         loop = asyncio.get_running_loop()
         writing, protocol = await loop.connect_write_pipe(
             lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(to_us, "wb", 0)
@@ -590,8 +590,8 @@ async def on_pipes(
         reading, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(from_us, "rb", 0)
         )
-        serving = asyncio.ensure_future(serve_stdio(face, LIMIT, grace, stop))
-        pipes = Pipes(asyncio.StreamWriter(writing, protocol, None, loop), reader, serving)
+        serving = asyncio.ensure_future(serve_stdio(server, LIMIT, grace, stop))
+        pipes = StdioClient(asyncio.StreamWriter(writing, protocol, None, loop), reader, serving)
         try:
             yield pipes
         finally:
@@ -605,7 +605,7 @@ async def on_pipes(
 
 @contextmanager
 def _standard_pipes() -> Iterator[tuple[int, int]]:
-    """Pipes as this process's stdin and stdout, and our ends of them."""
+    """Put pipes in place of this process's stdin and stdout, and yield our ends of them."""
     kept = os.dup(0), os.dup(1)
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()

@@ -1,7 +1,7 @@
-"""Both roads say the same: whatever is asked, the short way answers as the SDK's own would, or leaves it to the SDK.
+"""Both paths give the same responses: the fast path answers as the SDK would, or leaves the request to the SDK.
 
-On purpose they differ in this alone: an answer carries the header `Toolgate-Call-Id`; over HTTP, in the handshake era,
-one before which nothing is said comes as plain JSON and not as a stream of one event.
+They differ only in this, on purpose: a response of the fast path has the header `Toolgate-Call-Id`; over HTTP in the
+handshake versions, a response without notifications before it is plain JSON, not a stream of one event.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .roads import (
+from .servers import (
     ABLE,
     CALL_ID,
     ENVELOPE,
@@ -24,14 +24,14 @@ from .roads import (
     LIMIT,
     MODERN,
     Answer,
-    Bench,
     Client,
-    bench,
+    Servers,
     call,
     initialize,
-    on_pipes,
+    open_servers,
     request,
     routing,
+    serve_on_pipes,
 )
 
 pytestmark = pytest.mark.anyio
@@ -48,14 +48,14 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
-    async with bench(tmp_path_factory.mktemp("roads")) as opened:
+async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Servers]:
+    async with open_servers(tmp_path_factory.mktemp("roads")) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-async def in_session(both: Bench) -> tuple[Client, Client]:
-    return await sessions(both)
+async def in_session(servers: Servers) -> tuple[Client, Client]:
+    return await sessions(servers)
 
 
 def anonymous(value: Any) -> Any:
@@ -76,8 +76,8 @@ def shown(answer: Answer, era: str) -> Any:
 
 def saying(**meta: Any) -> dict[str, Any]:
     """A call with this in its `_meta`; the names of the envelope's keys are short."""
-    long = {PREFIX + key if key in ("logLevel", "clientInfo", "clientCapabilities") else key: meta[key] for key in meta}
-    return call("stall__echo", {"a": 1}, meta=long)
+    sdk = {PREFIX + key if key in ("logLevel", "clientInfo", "clientCapabilities") else key: meta[key] for key in meta}
+    return call("stall__echo", {"a": 1}, meta=sdk)
 
 
 def but(message: Mapping[str, Any], **params: Any) -> dict[str, Any]:
@@ -266,96 +266,98 @@ HEADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("message", [*MESSAGES.values(), *ENVELOPES.values()], ids=[*MESSAGES, *ENVELOPES])
-async def test_a_request_of_the_newest_era_is_answered_alike(both: Bench, message: Any) -> None:
-    await assert_same(both, Client(both.short), Client(both.long), message, _modern_headers(message))
+async def test_modern_request_gets_the_same_response(servers: Servers, message: Any) -> None:
+    await assert_same(servers, Client(servers.fast), Client(servers.sdk), message, _modern_headers(message))
 
 
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
-async def test_a_request_in_a_session_is_answered_alike(both: Bench, message: Any) -> None:
-    await assert_same(both, *await sessions(both), _older(message))
+async def test_request_in_a_session_gets_the_same_response(servers: Servers, message: Any) -> None:
+    await assert_same(servers, *await sessions(servers), _older(message))
 
 
-async def test_in_a_session_arguments_may_be_nested_deeper_than_the_sdk_reads_them(both: Bench) -> None:
+async def test_arguments_in_a_session_may_be_nested_deeper_than_the_sdk_allows(servers: Servers) -> None:
     """On purpose another answer: one that names the reason, and that is recorded."""
-    short, long = await sessions(both)
+    fast, sdk = await sessions(servers)
     deep = text(_older(ECHO), '"a": 1', '"a": ' + "[" * 300 + "]" * 300)
-    assert (await short.ask(deep)).message["result"]["_meta"]["dev.toolgate/error"]["code"] == "INVALID_JSON"
-    assert (await long.ask(deep)).status == 400
+    assert (await fast.ask(deep)).message["result"]["_meta"]["dev.toolgate/error"]["code"] == "INVALID_JSON"
+    assert (await sdk.ask(deep)).status == 400
 
 
 @pytest.mark.parametrize("version", ["2025-06-18", "2025-03-26", "2024-11-05"])
-async def test_a_session_of_an_older_version_is_answered_alike(both: Bench, version: str) -> None:
-    short, long = await sessions(both, version)
+async def test_session_of_an_older_version_gets_the_same_response(servers: Servers, version: str) -> None:
+    fast, sdk = await sessions(servers, version)
     for message in (ECHO, request("tools/list"), call("stall__number")):
-        await assert_same(both, short, long, _older(message))
+        await assert_same(servers, fast, sdk, _older(message))
 
 
 @pytest.mark.parametrize("headers", HEADERS.values(), ids=HEADERS)
-async def test_headers_count_alike(both: Bench, headers: Any) -> None:
-    await assert_same(both, Client(both.short), Client(both.long), ECHO, headers)
+async def test_headers_have_the_same_effect(servers: Servers, headers: Any) -> None:
+    await assert_same(servers, Client(servers.fast), Client(servers.sdk), ECHO, headers)
 
 
 @pytest.mark.parametrize("headers", HEADERS.values(), ids=HEADERS)
-async def test_headers_count_alike_in_a_session(both: Bench, headers: Any) -> None:
-    await assert_same(both, *await sessions(both), _older(ECHO), headers)
+async def test_headers_have_the_same_effect_in_a_session(servers: Servers, headers: Any) -> None:
+    await assert_same(servers, *await sessions(servers), _older(ECHO), headers)
 
 
-async def test_content_length_that_is_there_twice_is_refused_by_the_application(both: Bench) -> None:
+async def test_content_length_that_is_there_twice_is_refused_by_the_application(servers: Servers) -> None:
     """Over a connection the HTTP parser refuses it first."""
-    answer = await Client(both.long).ask(ECHO, [("content-length", "5")])
+    answer = await Client(servers.sdk).ask(ECHO, [("content-length", "5")])
     assert (answer.status, answer.message["error"]["code"]) == (400, "INVALID_HEADER")
 
 
-async def test_a_body_in_pieces_is_read_alike(both: Bench) -> None:
+async def test_body_in_pieces_gets_the_same_response(servers: Servers) -> None:
     large = call("stall__echo", {"a": "x" * (LIMIT // 3 * 2)})
     for message in (ECHO, large, call("stall__echo", {"a": "x" * LIMIT})):
         for chunks in (1, 20):
             for headers in ({}, {"content-length": None}):
                 asked = (message, {**routing(message), **headers})
-                await assert_same(both, Client(both.short), Client(both.long), *asked, chunks=chunks)
+                await assert_same(servers, Client(servers.fast), Client(servers.sdk), *asked, chunks=chunks)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"where": "here"}, {"where": None}, {"where": "ü"}])
 @pytest.mark.parametrize("header", [None, "here", "there", "=?base64?w7w=?="])
-async def test_an_argument_that_travels_as_a_header_too_is_compared_alike(
-    both: Bench, arguments: dict[str, Any], header: str | None
+async def test_argument_that_is_also_a_header_is_compared_the_same_way(
+    servers: Servers, arguments: dict[str, Any], header: str | None
 ) -> None:
     marked = call("stall__marked", arguments)
     given = {**routing(marked), "mcp-param-where": header}
-    await assert_same(both, Client(both.short), Client(both.long), marked, given)
+    await assert_same(servers, Client(servers.fast), Client(servers.sdk), marked, given)
 
 
 @pytest.mark.parametrize(
     "url", ["/mcp?chat=garden", "/mcp?chat=", "/mcp?chat=a&chat=b", "/mcp?chat=%0a", "/mcp/", "/x"]
 )
-async def test_the_address_counts_alike(both: Bench, url: str) -> None:
-    await assert_same(both, Client(both.short), Client(both.long), ECHO, routing(ECHO), url=url)
-    await assert_same(both, Client(both.short), Client(both.long), saying(**{"dev.toolgate/chat": "own"}), url=url)
-    await assert_same(both, *await sessions(both), _older(ECHO), url=url)
+async def test_url_has_the_same_effect(servers: Servers, url: str) -> None:
+    await assert_same(servers, Client(servers.fast), Client(servers.sdk), ECHO, routing(ECHO), url=url)
+    await assert_same(
+        servers, Client(servers.fast), Client(servers.sdk), saying(**{"dev.toolgate/chat": "own"}), url=url
+    )
+    await assert_same(servers, *await sessions(servers), _older(ECHO), url=url)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "HEAD", "OPTIONS"])
-async def test_other_methods_are_none_of_ours(both: Bench, method: str) -> None:
-    await assert_same(both, Client(both.short), Client(both.long), ECHO, routing(ECHO), method=method)
+async def test_other_http_methods_get_the_same_response(servers: Servers, method: str) -> None:
+    await assert_same(servers, Client(servers.fast), Client(servers.sdk), ECHO, routing(ECHO), method=method)
 
 
-async def test_a_session_that_is_over_or_nobodys_or_of_another_version_is_refused_alike(both: Bench) -> None:
-    ended = await sessions(both)
+async def test_ended_or_unknown_session_or_wrong_version_gets_the_same_error(servers: Servers) -> None:
+    ended = await sessions(servers)
     for client in ended:
         assert (await client.delete()).status == 200
-    await assert_same(both, *ended, _older(ECHO))
+    await assert_same(servers, *ended, _older(ECHO))
     for headers in ({"mcp-session-id": "nobody"}, {"mcp-session-id": ""}, {"mcp-protocol-version": "2025-06-18"}):
-        await assert_same(both, *await sessions(both), _older(ECHO), headers)
+        await assert_same(servers, *await sessions(servers), _older(ECHO), headers)
 
 
-async def test_progress_is_told_alike(both: Bench) -> None:
+async def test_progress_is_the_same(servers: Servers) -> None:
     for token in (0, "", "t", 7):
         asked = call("stall__count", meta={"progressToken": token})
-        await assert_same(both, Client(both.short), Client(both.long), asked)
-        await assert_same(both, *await sessions(both), _older(asked))
+        await assert_same(servers, Client(servers.fast), Client(servers.sdk), asked)
+        await assert_same(servers, *await sessions(servers), _older(asked))
 
 
-async def test_what_is_not_for_a_call_under_way_here_goes_on_to_the_sdk(both: Bench) -> None:
+async def test_cancellation_of_an_unknown_call_is_left_to_the_sdk(servers: Servers) -> None:
     for message in (
         {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 77}},
         {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": []}},
@@ -364,19 +366,19 @@ async def test_what_is_not_for_a_call_under_way_here_goes_on_to_the_sdk(both: Be
         {"jsonrpc": "2.0", "id": [], "result": {}},
         {"jsonrpc": "2.0", "result": {}},
     ):
-        await assert_same(both, *await sessions(both), message)
+        await assert_same(servers, *await sessions(servers), message)
 
 
 @pytest.mark.parametrize("road", ["short", "long"])
-async def test_what_wants_no_answer_calls_no_tool(both: Bench, road: str) -> None:
+async def test_notification_calls_no_tool(servers: Servers, road: str) -> None:
     """In the handshake era the SDK takes a request with an id of a wrong kind for a notification."""
-    client = await both.session() if road == "short" else (await sessions(both))[1]
-    both.stall.heard()
+    client = await servers.session() if road == "short" else (await sessions(servers))[1]
+    servers.source.heard()
     for message in (_older({key: ECHO[key] for key in ECHO if key != "id"}), _older({**ECHO, "id": None})):
         assert (await client.ask(message)).status == 202
         await client.ask(request("ping", envelope={}))
-        await both.gateway.executor.idle()
-    assert both.stall.heard() == []
+        await servers.gateway.executor.idle()
+    assert servers.source.heard() == []
 
 
 # An empty line is no message; what is a request and an answer too may be either to the SDK.
@@ -387,24 +389,24 @@ STDIO = {
 }
 
 
-async def test_lines_of_the_newest_era_are_answered_alike(both: Bench) -> None:
-    short, long = [await _lines(both, short, [ECHO, *STDIO.values()]) for short in (True, False)]
-    for name, *answers in zip(["first", *STDIO, "calls"], short, long, strict=True):
+async def test_modern_lines_get_the_same_responses(servers: Servers) -> None:
+    fast, sdk = [await _lines(servers, fast, [ECHO, *STDIO.values()]) for fast in (True, False)]
+    for name, *answers in zip(["first", *STDIO, "calls"], fast, sdk, strict=True):
         assert answers[0] == answers[1], name
 
 
-async def test_lines_of_the_handshake_era_are_answered_alike(both: Bench) -> None:
+async def test_handshake_lines_get_the_same_responses(servers: Servers) -> None:
     lines = [_older(message) for message in STDIO.values()]
-    short, long = [await _lines(both, short, [initialize(), INITIALIZED, *lines]) for short in (True, False)]
-    for name, *answers in zip(["hello", "hello again", *STDIO, "calls"], short, long, strict=True):
+    fast, sdk = [await _lines(servers, fast, [initialize(), INITIALIZED, *lines]) for fast in (True, False)]
+    for name, *answers in zip(["hello", "hello again", *STDIO, "calls"], fast, sdk, strict=True):
         assert answers[0] == answers[1], name
 
 
-async def test_on_one_pipe_the_first_request_decides_the_era(both: Bench) -> None:
+async def test_first_request_on_a_pipe_decides_the_version(servers: Servers) -> None:
     modern_first = [ECHO, initialize(), _older(ECHO), ECHO, request("tools/list")]
     handshake_first = [initialize(), ECHO, INITIALIZED, {**ECHO, "id": 2}, {**_older(ECHO), "id": 3}]
     for lines in (modern_first, handshake_first, [_older(ECHO), ECHO, initialize(), ECHO]):
-        answers = [await _lines(both, short, lines) for short in (True, False)]
+        answers = [await _lines(servers, fast, lines) for fast in (True, False)]
         assert answers[0] == answers[1]
 
 
@@ -439,43 +441,43 @@ PLACES = [
 
 @settings(deadline=None)
 @given(changes=st.lists(st.tuples(st.sampled_from(PLACES), JSON), max_size=2), listed=st.booleans())
-async def test_whatever_is_changed_about_a_request_it_is_answered_alike(
-    both: Bench, in_session: tuple[Client, Client], changes: list[tuple[tuple[str, ...], Any]], listed: bool
+async def test_mutated_request_gets_the_same_response(
+    servers: Servers, in_session: tuple[Client, Client], changes: list[tuple[tuple[str, ...], Any]], listed: bool
 ) -> None:
     message = json.loads(json.dumps(request("tools/list") if listed else ECHO))
     for place, value in changes:
         _put(message, place, value)
-    await assert_same(both, Client(both.short), Client(both.long), message, _modern_headers(message))
-    await assert_same(both, *in_session, _older(message))
+    await assert_same(servers, Client(servers.fast), Client(servers.sdk), message, _modern_headers(message))
+    await assert_same(servers, *in_session, _older(message))
 
 
-async def sessions(both: Bench, version: str = HANDSHAKE) -> tuple[Client, Client]:
+async def sessions(servers: Servers, version: str = HANDSHAKE) -> tuple[Client, Client]:
     """A client in a session on each road."""
-    short, long = await both.session(version=version), Client(both.long)
-    await long.open(version=version)
-    return short, long
+    fast, sdk = await servers.session(version=version), Client(servers.sdk)
+    await sdk.open(version=version)
+    return fast, sdk
 
 
-async def assert_same(both: Bench, short: Client, long: Client, *asked: Any, **options: Any) -> None:
-    """Ask on both roads: the same answers, of calls that reached their tools in the same way."""
+async def assert_same(servers: Servers, fast: Client, sdk: Client, *asked: Any, **options: Any) -> None:
+    """Send a request on both paths and compare the responses and the calls that reached the tools."""
     found = []
-    for client in (short, long):
+    for client in (fast, sdk):
         answer = await client.ask(*asked, **options)
         if answer.status == 202 and client.session:  # acknowledged before it is read
             await client.ask(request("ping", envelope={}))
-            await both.gateway.executor.idle()
-            both.stall.heard()
+            await servers.gateway.executor.idle()
+            servers.source.heard()
         era = HANDSHAKE if client.session else MODERN
         own = client.session.get("mcp-session-id", "no session")
-        told = repr((shown(answer, era), both.stall.heard())).replace(own, "SESSION")
+        told = repr((shown(answer, era), servers.source.heard())).replace(own, "SESSION")
         found.append((told, answer.headers.get("mcp-session-id") == client.session.get("mcp-session-id")))
     assert found[0] == found[1]
 
 
-async def _lines(both: Bench, short: bool, lines: list[Any]) -> Any:
+async def _lines(servers: Servers, fast: bool, lines: list[Any]) -> Any:
     """What each line is answered, None where it is not."""
     found: list[Any] = []
-    async with on_pipes(both.gateway, short=short) as pipes:
+    async with serve_on_pipes(servers.gateway, fast=fast) as pipes:
         for number, line in enumerate(lines):
             pipes.send(line, request("ping", number=f"ping {number}", envelope={}))
             answers = [await pipes.line()]
@@ -484,7 +486,7 @@ async def _lines(both: Bench, short: bool, lines: list[Any]) -> Any:
             if len(answers) == 1 and _is_answered(line):
                 answers.append(await pipes.line())
             found.append([anonymous(each) for each in answers if each.get("id") != f"ping {number}"])
-    return [*found, repr(both.stall.heard())]
+    return [*found, repr(servers.source.heard())]
 
 
 def _is_answered(line: Any) -> bool:

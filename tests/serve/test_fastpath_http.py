@@ -1,4 +1,4 @@
-"""What happens while a call runs on the short way over HTTP: what is said before the answer, and how calls end."""
+"""Calls in progress on the fast path over HTTP: notifications before the response, cancellation, and the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eventually import TIMEOUT, async_eventually
 
 from gateway.serve.http import fastpath
 
-from .roads import ABLE, ENVELOPE, Bench, Client, Exchange, bench, call, request
+from .servers import ABLE, ENVELOPE, Client, Exchange, Servers, call, open_servers, request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
 
@@ -22,8 +22,8 @@ ACCEPTED = {"action": "accept", "content": {"answer": "42"}}
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as opened:
+async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
+    async with open_servers(tmp_path) as opened:
         yield opened
 
 
@@ -34,8 +34,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastpath, "PING_SECONDS", 0.02)
 
 
-async def client_of(desk: Bench, era: str) -> Client:
-    return Client(desk.short) if era == "modern" else await desk.session(ABLE)
+async def client_of(servers: Servers, era: str) -> Client:
+    return Client(servers.fast) if era == "modern" else await servers.session(ABLE)
 
 
 def asked(era: str, tool: str, arguments: dict[str, Any] | None = None, number: int | str = 1, **meta: Any) -> Any:
@@ -53,17 +53,17 @@ def cancelled(number: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": number, "reason": "no"}}
 
 
-async def begun(desk: Bench, client: Client, message: Any) -> Exchange:
+async def begun(servers: Servers, client: Client, message: Any) -> Exchange:
     exchange = client.send(message)
     with anyio.fail_after(TIMEOUT):
-        await desk.stall.begun.wait()
-    desk.stall.begun.clear()
+        await servers.source.begun.wait()
+    servers.source.begun.clear()
     return exchange
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_progress_is_told_before_the_answer_which_comes_last(desk: Bench, era: str) -> None:
-    client = await client_of(desk, era)
+async def test_progress_is_sent_before_the_response(servers: Servers, era: str) -> None:
+    client = await client_of(servers, era)
     answer = await client.ask(asked(era, "count", progressToken="t"))
     *told, last = answer.messages
     assert [each["params"] for each in told] == [
@@ -78,37 +78,37 @@ async def test_progress_is_told_before_the_answer_which_comes_last(desk: Bench, 
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_an_answer_before_which_nothing_was_said_is_plain_json_and_names_its_call(desk: Bench, era: str) -> None:
-    answer = await (await client_of(desk, era)).ask(asked(era, "count"))
+async def test_response_without_notifications_is_plain_json_with_the_call_id(servers: Servers, era: str) -> None:
+    answer = await (await client_of(servers, era)).ask(asked(era, "count"))
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["content-length"] == str(len(answer.body))
-    [record] = await desk.gateway.records.list_calls()
+    [record] = await servers.gateway.records.list_calls()
     assert answer.headers["toolgate-call-id"] == record.id == answer.message["result"]["_meta"]["dev.toolgate/call_id"]
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_what_a_tool_says_after_its_answer_is_not_heard(desk: Bench, era: str) -> None:
-    client = await client_of(desk, era)
+async def test_progress_after_the_response_is_dropped(servers: Servers, era: str) -> None:
+    client = await client_of(servers, era)
     answer = await client.ask(asked(era, "late", progressToken=1))
     assert [value(message) for message in answer.messages] == ['"answered"']
-    desk.stall.go.set()
+    servers.source.go.set()
     with anyio.fail_after(TIMEOUT):
-        await desk.stall.begun.wait()
+        await servers.source.begun.wait()
 
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_silent_call_is_pinged_until_its_answer(desk: Bench, era: str) -> None:
-    exchange = await begun(desk, await client_of(desk, era), asked(era, "wait"))
+async def test_silent_stream_is_pinged_until_the_response(servers: Servers, era: str) -> None:
+    exchange = await begun(servers, await client_of(servers, era), asked(era, "wait"))
     await exchange.until(fastpath.PING * 3)
-    desk.stall.go.set()
+    servers.source.go.set()
     answer = await exchange.answer()
     assert value(answer.message) == '"waited"'
     assert answer.headers["content-type"] == "text/event-stream"
 
 
-async def test_a_question_is_put_on_the_stream_of_its_call_and_answered_in_a_request_of_its_own(desk: Bench) -> None:
-    client = await desk.session(ABLE)
+async def test_question_is_sent_on_the_stream_of_its_call_and_answered_by_another_request(servers: Servers) -> None:
+    client = await servers.session(ABLE)
     exchange = client.send(asked("handshake", "ask"))
     question = await exchange.event()
     assert (question["method"], question["params"]["message"]) == ("elicitation/create", "what?")
@@ -129,10 +129,10 @@ async def test_a_question_is_put_on_the_stream_of_its_call_and_answered_in_a_req
     ],
     ids=["no", "no error", "no result", "nothing"],
 )
-async def test_a_client_that_does_not_answer_a_question_is_told_of_to_the_tool(
-    desk: Bench, said: dict[str, Any], told: dict[str, Any]
+async def test_error_response_to_a_question_reaches_the_tool(
+    servers: Servers, said: dict[str, Any], told: dict[str, Any]
 ) -> None:
-    client = await desk.session(ABLE)
+    client = await servers.session(ABLE)
     exchange = client.send(asked("handshake", "ask"))
     question = await exchange.event()
     assert (await client.ask({"jsonrpc": "2.0", "id": question["id"], **said})).status == 202
@@ -141,8 +141,8 @@ async def test_a_client_that_does_not_answer_a_question_is_told_of_to_the_tool(
         assert each in heard
 
 
-async def test_a_question_is_answered_by_the_client_it_was_put_to_alone(desk: Bench) -> None:
-    client, other = await desk.session(ABLE), await desk.session(ABLE)
+async def test_question_is_answered_only_by_the_client_that_was_asked(servers: Servers) -> None:
+    client, other = await servers.session(ABLE), await servers.session(ABLE)
     exchange = client.send(asked("handshake", "ask"))
     question = await exchange.event()
     await other.ask({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}})
@@ -153,9 +153,9 @@ async def test_a_question_is_answered_by_the_client_it_was_put_to_alone(desk: Be
 
 
 @pytest.mark.parametrize("number", [1, "1", "a"])
-async def test_a_call_in_a_session_is_called_off_by_its_client(desk: Bench, number: int | str) -> None:
-    client = await desk.session()
-    exchange = await begun(desk, client, asked("handshake", "wait", number=number))
+async def test_call_in_a_session_is_cancelled_by_its_client(servers: Servers, number: int | str) -> None:
+    client = await servers.session()
+    exchange = await begun(servers, client, asked("handshake", "wait", number=number))
     assert (await client.ask(cancelled("1" if number == 1 else number))).status == 202
     answer = await exchange.answer()
     assert answer.message == {
@@ -163,23 +163,23 @@ async def test_a_call_in_a_session_is_called_off_by_its_client(desk: Bench, numb
         "id": number,
         "error": {"code": -32800, "message": "Request cancelled"},
     }
-    assert (answer.status, len(desk.stall.ended)) == (200, 1)
-    assert await desk.records() == [("error", "CANCELLED")]
+    assert (answer.status, len(servers.source.ended)) == (200, 1)
+    assert await servers.records() == [("error", "CANCELLED")]
 
 
-async def test_a_question_nobody_answers_is_withdrawn_with_its_call(desk: Bench) -> None:
-    client = await desk.session(ABLE)
+async def test_question_is_withdrawn_when_its_call_is_cancelled(servers: Servers) -> None:
+    client = await servers.session(ABLE)
     exchange = client.send(asked("handshake", "ask"))
     question = await exchange.event()
     await client.ask(cancelled(1))
     withdrawn, last = (await exchange.answer()).messages[1:]
     assert (withdrawn["method"], withdrawn["params"]["requestId"]) == ("notifications/cancelled", question["id"])
     assert last["error"]["code"] == -32800
-    assert await desk.records() == [("error", "CANCELLED")]
+    assert await servers.records() == [("error", "CANCELLED")]
 
 
-async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(desk: Bench) -> None:
-    client = await desk.session(ABLE)
+async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(servers: Servers) -> None:
+    client = await servers.session(ABLE)
     exchange = client.send(asked("handshake", "ask"))
     question = await exchange.event()
     content = {"action": "accept", "content": {"answer": 10**20}}
@@ -188,9 +188,9 @@ async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(des
     assert str(10**20) in value((await exchange.answer()).message)
 
 
-async def test_cancellation_that_only_the_sdk_can_parse_ends_its_call(desk: Bench) -> None:
-    client = await desk.session()
-    exchange = await begun(desk, client, asked("handshake", "wait"))
+async def test_cancellation_that_only_the_sdk_can_parse_ends_its_call(servers: Servers) -> None:
+    client = await servers.session()
+    exchange = await begun(servers, client, asked("handshake", "wait"))
     cancellation = cancelled(1)
     cancellation["params"]["_meta"] = {"number": 10**20}
     assert (await client.ask(cancellation)).status == 202
@@ -198,49 +198,49 @@ async def test_cancellation_that_only_the_sdk_can_parse_ends_its_call(desk: Benc
 
 
 @pytest.mark.parametrize("number", [True, 1.0, None, [1], "2"])
-async def test_only_the_id_of_a_call_calls_it_off(desk: Bench, number: Any) -> None:
-    client = await desk.session()
-    exchange = await begun(desk, client, asked("handshake", "wait"))
+async def test_cancellation_with_another_id_cancels_nothing(servers: Servers, number: Any) -> None:
+    client = await servers.session()
+    exchange = await begun(servers, client, asked("handshake", "wait"))
     await client.ask(cancelled(number))
-    desk.stall.go.set()
+    servers.source.go.set()
     assert value((await exchange.answer()).message) == '"waited"'
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_client_of_the_newest_era_that_leaves_calls_off_its_call(desk: Bench) -> None:
-    exchange = await begun(desk, Client(desk.short), asked("modern", "wait"))
+async def test_modern_client_that_disconnects_cancels_its_call(servers: Servers) -> None:
+    exchange = await begun(servers, Client(servers.fast), asked("modern", "wait"))
     exchange.leave()
     with anyio.fail_after(TIMEOUT):
         await exchange.done
-    assert len(desk.stall.ended) == 1
-    assert await desk.records() == [("error", "CANCELLED")]
+    assert len(servers.source.ended) == 1
+    assert await servers.records() == [("error", "CANCELLED")]
     assert b"jsonrpc" not in exchange.body
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_what_a_call_finishes_when_its_client_leaves_is_not_cut_short(desk: Bench) -> None:
-    exchange = await begun(desk, Client(desk.short), asked("modern", "save"))
+async def test_cleanup_of_a_cancelled_call_is_not_interrupted(servers: Servers) -> None:
+    exchange = await begun(servers, Client(servers.fast), asked("modern", "save"))
     exchange.leave()
     with anyio.fail_after(TIMEOUT):
         await exchange.done
-    assert desk.stall.ended[1:] == ["saved"]
-    assert await desk.records() == [("error", "CANCELLED")]
+    assert servers.source.ended[1:] == ["saved"]
+    assert await servers.records() == [("error", "CANCELLED")]
 
 
-async def test_a_session_that_is_ended_ends_its_calls_and_no_others(desk: Bench) -> None:
-    client, other = await desk.session(), await desk.session()
-    exchange = await begun(desk, client, asked("handshake", "wait"))
-    spared = await begun(desk, other, asked("handshake", "wait"))
+async def test_deleted_session_cancels_only_its_own_calls(servers: Servers) -> None:
+    client, other = await servers.session(), await servers.session()
+    exchange = await begun(servers, client, asked("handshake", "wait"))
+    spared = await begun(servers, other, asked("handshake", "wait"))
     assert (await client.delete()).status == 200
     assert (await exchange.answer()).message["error"]["code"] == -32800
     assert not spared.done.done()
-    desk.stall.go.set()
+    servers.source.go.set()
     assert value((await spared.answer()).message) == '"waited"'
     assert (await client.ask(asked("handshake", "echo"))).status == 404
 
 
-async def test_a_client_that_says_twice_that_it_is_ready_keeps_what_is_under_way(desk: Bench) -> None:
-    client = await desk.session(ABLE)
+async def test_second_initialized_notification_keeps_calls_in_progress(servers: Servers) -> None:
+    client = await servers.session(ABLE)
     exchange = client.send(asked("handshake", "ask"))
     question = await exchange.event()
     await client.ask({"jsonrpc": "2.0", "method": "notifications/initialized"})
@@ -249,16 +249,16 @@ async def test_a_client_that_says_twice_that_it_is_ready_keeps_what_is_under_way
     assert "accept" in value((await exchange.answer()).message)
 
 
-async def test_two_calls_of_one_id_are_both_answered(desk: Bench) -> None:
-    client = await desk.session()
-    first = await begun(desk, client, asked("handshake", "wait", number=5))
-    second = await begun(desk, client, asked("handshake", "wait", number="5"))
-    desk.stall.go.set()
+async def test_two_calls_with_the_same_id_are_both_answered(servers: Servers) -> None:
+    client = await servers.session()
+    first = await begun(servers, client, asked("handshake", "wait", number=5))
+    second = await begun(servers, client, asked("handshake", "wait", number="5"))
+    servers.source.go.set()
     assert [(await each.answer()).message["id"] for each in (first, second)] == [5, "5"]
 
 
-async def test_an_answer_that_is_being_written_is_not_called_off(desk: Bench) -> None:
-    client = await desk.session()
+async def test_response_being_written_is_not_cancelled(servers: Servers) -> None:
+    client = await servers.session()
     exchange = client.send(asked("handshake", "count"))
     exchange.stop_hearing()
     await exchange.started()
@@ -268,30 +268,30 @@ async def test_an_answer_that_is_being_written_is_not_called_off(desk: Bench) ->
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_server_that_cuts_a_request_off_is_not_argued_with(desk: Bench, era: str) -> None:
-    client = await client_of(desk, era)
-    exchange = await begun(desk, client, asked(era, "wait"))
-    if session := desk.face.handlers.sessions.get(client.session.get("mcp-session-id")):
+async def test_request_cancelled_by_the_server_ends_its_call(servers: Servers, era: str) -> None:
+    client = await client_of(servers, era)
+    exchange = await begun(servers, client, asked(era, "wait"))
+    if session := servers.server.handlers.sessions.get(client.session.get("mcp-session-id")):
         assert session.take_reply(cancelled(1))  # at the same time its client gives up
     exchange.done.cancel()
     with pytest.raises(asyncio.CancelledError):
         await exchange.done
-    records = await async_eventually(desk.records)  # a call that is cut off twice does not wait for the commit
+    records = await async_eventually(servers.records)  # a call that is cut off twice does not wait for the commit
     assert records == [("error", "CANCELLED")]
 
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("in_time", [True, False])
-async def test_a_gateway_that_stops_finishes_its_calls_or_says_that_it_did_not(
+async def test_stopping_gateway_finishes_its_calls_or_answers_with_an_error(
     tmp_path: Path, era: str, in_time: bool
 ) -> None:
-    async with bench(tmp_path, server={"shutdown_grace": TIMEOUT if in_time else 0}) as desk:
-        client = await client_of(desk, era)
-        exchange = await begun(desk, client, asked(era, "wait"))
-        stopping = asyncio.ensure_future(desk.gateway.drain())
+    async with open_servers(tmp_path, server={"shutdown_grace": TIMEOUT if in_time else 0}) as servers:
+        client = await client_of(servers, era)
+        exchange = await begun(servers, client, asked(era, "wait"))
+        stopping = asyncio.ensure_future(servers.gateway.drain())
         await anyio.sleep(0.02)
         if in_time:
-            desk.stall.go.set()
+            servers.source.go.set()
         message = (await exchange.answer()).message
         await stopping
         if in_time:
@@ -303,31 +303,33 @@ async def test_a_gateway_that_stops_finishes_its_calls_or_says_that_it_did_not(
 
 
 @pytest.mark.slow
-async def test_a_session_in_use_here_is_not_idle_and_one_that_is_not_used_is(desk: Bench) -> None:
+async def test_session_used_on_the_fast_path_is_not_idle_and_an_unused_one_is(servers: Servers) -> None:
     def is_known(client: Client) -> bool:
-        return desk.face.handlers.sessions.get(client.session["mcp-session-id"]) is not None
+        return servers.server.handlers.sessions.get(client.session["mcp-session-id"]) is not None
 
-    desk.face.sdk.session_manager.session_idle_timeout = 4  # no busy machine lets so much time pass between two uses
-    used, waiting, forgotten = [await desk.session() for _ in range(3)]
-    long = await begun(desk, waiting, asked("handshake", "wait"))
+    servers.server.sdk.session_manager.session_idle_timeout = (
+        4  # no busy machine lets so much time pass between two uses
+    )
+    used, waiting, forgotten = [await servers.session() for _ in range(3)]
+    running = await begun(servers, waiting, asked("handshake", "wait"))
     with anyio.fail_after(TIMEOUT):
         while is_known(forgotten):
             await anyio.sleep(0.1)
             assert (await used.ask(asked("handshake", "echo"))).status == 200
     assert (await forgotten.ask(asked("handshake", "echo"))).status == 404
-    desk.stall.go.set()
-    assert value((await long.answer()).message) == '"waited"'
+    servers.source.go.set()
+    assert value((await running.answer()).message) == '"waited"'
     assert (await waiting.ask(asked("handshake", "echo"))).status == 200
     await async_eventually(lambda: not is_known(used) and not is_known(waiting))
     assert [(await each.ask(asked("handshake", "echo"))).status for each in (used, waiting)] == [404, 404]
 
 
 @pytest.mark.parametrize("method", ["tools/list", "tools/call"])
-async def test_a_list_and_a_call_take_the_short_way_in_either_era(desk: Bench, method: str) -> None:
+async def test_list_and_call_take_the_fast_path_in_both_versions(servers: Servers, method: str) -> None:
     """Or these tests would say nothing of it: the SDK answers a session with streams, and names no call."""
-    client = await desk.session()
+    client = await servers.session()
     params = {"name": "stall__echo"} if method == "tools/call" else {}
     older = await client.ask(request(method, params, envelope={}))
     assert older.headers["content-type"] == "application/json"
-    newer = await Client(desk.short).ask(request(method, params))
+    newer = await Client(servers.fast).ask(request(method, params))
     assert ("toolgate-call-id" in newer.headers) == (method == "tools/call")

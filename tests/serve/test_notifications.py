@@ -38,7 +38,7 @@ def catalog(count: int) -> Catalog:
     return Catalog(CatalogEntry(f"t{n:04}", Tool(f"t{n:04}", ""), Box()) for n in range(count))
 
 
-async def test_a_client_of_the_sessionless_era_that_listens_is_told(gateway: Gateway) -> None:
+async def test_modern_client_that_listens_is_notified(gateway: Gateway) -> None:
     executor = Executor([], catalog(1))
     face = McpServer(Handlers(executor, gateway.versions))
     async with Client(face.sdk, mode="auto") as client:
@@ -50,7 +50,7 @@ async def test_a_client_of_the_sessionless_era_that_listens_is_told(gateway: Gat
         assert len((await client.list_tools()).tools) == 2
 
 
-async def test_a_client_of_the_handshake_era_is_told_once_for_changes_of_one_moment(gateway: Gateway) -> None:
+async def test_handshake_client_is_notified_once_of_simultaneous_changes(gateway: Gateway) -> None:
     executor = Executor([], catalog(1))
     face = McpServer(Handlers(executor, gateway.versions))
     told: list[Any] = []
@@ -72,7 +72,7 @@ async def test_a_client_of_the_handshake_era_is_told_once_for_changes_of_one_mom
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_a_long_list_comes_in_pages_that_no_change_shifts(gateway: Gateway, mode: Any) -> None:
+async def test_long_list_is_paged_and_changes_do_not_shift_pages(gateway: Gateway, mode: Any) -> None:
     executor = Executor([], catalog(2 * PAGE + 5))
     async with Client(McpServer(Handlers(executor, gateway.versions)).sdk, mode=mode) as client:
         first = await client.list_tools()

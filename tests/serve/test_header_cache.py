@@ -1,4 +1,4 @@
-"""HeaderCache that are known: whoever sends one is answered as if it had never been seen before."""
+"""The header cache: a request with a cached head gets the same response as one without."""
 
 from __future__ import annotations
 
@@ -186,9 +186,7 @@ def everything() -> HeaderCache:
     joined=st.booleans(),
 )
 @example([A, posted(b"aaaa", length=b"Content-Length: 6")], [], True)
-def test_what_is_answered_does_not_depend_on_what_is_known(
-    requests: list[bytes], cuts: list[int], joined: bool
-) -> None:
+def test_responses_do_not_depend_on_the_header_cache(requests: list[bytes], cuts: list[int], joined: bool) -> None:
     """However the requests stand in their packets."""
     whole = b"".join(requests)
     ends = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
@@ -202,7 +200,7 @@ def test_what_is_answered_does_not_depend_on_what_is_known(
     anyio.run(main)
 
 
-def test_of_a_known_head_only_the_body_is_read() -> None:
+def test_head_in_the_cache_is_not_parsed() -> None:
     async def main() -> None:
         place = Place()
         answers = [await place.told([A]), await place.told([A, A]), await place.told([A.replace(b"aaaa", b"cccc")])]
@@ -213,7 +211,7 @@ def test_of_a_known_head_only_the_body_is_read() -> None:
     anyio.run(main)
 
 
-def test_so_many_heads_are_known_and_none_that_takes_much_room() -> None:
+def test_header_cache_is_limited_in_number_and_size() -> None:
     def known(*lines: bytes) -> bool:
         request = posted(b"aaaa", *lines)
         heads.add(request, {}, {b"content-length": b"4"} | dict.fromkeys(lines, b""))
@@ -226,7 +224,7 @@ def test_so_many_heads_are_known_and_none_that_takes_much_room() -> None:
     assert not known(*(b"%d:" % line for line in range(CACHED_HEAD_SIZE // 10)))  # each a key and a value in memory
 
 
-def test_what_follows_an_upgrade_nobody_makes_is_no_request() -> None:
+def test_data_after_a_refused_upgrade_is_not_a_request() -> None:
     """Of the body it announced, or of another protocol."""
 
     async def main() -> None:
@@ -241,7 +239,7 @@ def test_what_follows_an_upgrade_nobody_makes_is_no_request() -> None:
     anyio.run(main)
 
 
-def test_empty_lines_between_requests_add_up_to_nothing() -> None:
+def test_empty_lines_between_requests_are_ignored() -> None:
     async def main() -> None:
         place = Place()
         async with place.line() as line:
@@ -267,7 +265,7 @@ STEPS = st.one_of(st.sampled_from([1, 2, 4, 6, 9, 11]), st.sampled_from([A, B, p
 
 @settings(max_examples=amount(150, 40), deadline=None)
 @given(st.lists(STEPS, max_size=9))
-def test_a_connection_is_closed_when_it_was_idle_for_so_long_and_never_before(steps: list[int | bytes]) -> None:
+def test_connection_is_closed_after_the_keep_alive_time_and_not_before(steps: list[int | bytes]) -> None:
     """Whichever way its requests take; one that begins is waited for."""
     heads = deepcopy(everything())
 
@@ -297,7 +295,7 @@ def test_a_connection_is_closed_when_it_was_idle_for_so_long_and_never_before(st
     anyio.run(main, backend_options={"loop_factory": Clock})
 
 
-def test_a_request_with_a_known_head_is_not_cut_off_by_the_clock() -> None:
+def test_keep_alive_timer_does_not_end_a_request_with_a_cached_head() -> None:
     class Waiting(Echo):
         go: asyncio.Event
 
@@ -333,7 +331,7 @@ def test_a_request_with_a_known_head_is_not_cut_off_by_the_clock() -> None:
     anyio.run(main, backend_options={"loop_factory": Clock})
 
 
-def test_a_server_that_stops_closes_behind_a_request_with_a_known_head() -> None:
+def test_stopping_server_closes_after_a_request_with_a_cached_head() -> None:
     async def main() -> None:
         place = Place()
         await place.told([LATE])

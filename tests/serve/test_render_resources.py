@@ -126,9 +126,9 @@ async def stage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @asynccontextmanager
-async def staged(place: Path, era: Any) -> AsyncIterator[Stage]:
+async def staged(place: Path, era: Any, **settings: Any) -> AsyncIterator[Stage]:
     studio = Studio(place)
-    async with Gateway.open({"data_dir": str(place / "data")}, sources=[studio]) as gateway:
+    async with Gateway.open({"data_dir": str(place / "data"), **settings}, sources=[studio]) as gateway:
         face = McpServer(Handlers(gateway.executor, gateway.versions, "c", gateway.records))
         async with Client(face.sdk, mode=era, cache=None) as client:
             yield Stage(client, gateway, studio)
@@ -202,7 +202,7 @@ async def test_an_error_links_to_its_plan_and_is_shown_plainly(stage: Stage) -> 
     assert (sandbox, outline.loads_nothing) == ("", True)
 
 
-async def test_a_tool_without_a_renderer_links_to_nothing_and_a_picker_can_tell_them_apart(stage: Stage) -> None:
+async def test_tool_without_a_renderer_has_no_link_and_no_renderer_in_its_definition(stage: Stage) -> None:
     result = await stage.call("plain", give={"a": 1})
     assert [type(block) for block in result.content] == [types.TextContent]
     call_id = (result.meta or {})["dev.toolgate/call_id"]
@@ -219,7 +219,7 @@ async def test_a_tool_without_a_renderer_links_to_nothing_and_a_picker_can_tell_
     }
 
 
-async def test_code_is_shown_in_colours(stage: Stage) -> None:
+async def test_code_is_highlighted(stage: Stage) -> None:
     uri = await stage.uri("code", give={"code": f"x = '{BREAKOUT}'"})
     page, sandbox = await stage.view(uri)
     outline = Outline(page)
@@ -244,7 +244,7 @@ async def test_a_large_or_binary_file_is_shown_as_far_as_it_can_be(stage: Stage)
     assert f"the whole has {10 * SPAN_LIMIT} bytes" in large.text
     assert large.text.count("öx = [1]") == FILE_LIMIT // 10 and "\ufffd" not in large.text
     binary = await stage.uri("file", path="a.bin", write="\0\1\2")
-    assert "a.bin is no text; it has 3 bytes" in Outline((await stage.view(binary))[0]).text
+    assert "a.bin is not text; it has 3 bytes" in Outline((await stage.view(binary))[0]).text
 
 
 async def test_a_document_is_shown_as_html_that_runs_nothing(stage: Stage) -> None:
@@ -287,7 +287,7 @@ async def test_data_that_cannot_be_shown_says_why(stage: Stage) -> None:
     assert "is on another machine" in Outline(page).text
 
 
-async def test_data_too_large_is_told_and_not_half_shown(stage: Stage) -> None:
+async def test_too_large_data_is_reported_and_not_shown_in_part(stage: Stage) -> None:
     uri = await stage.uri("html", give={"rows": ["x" * 1000] * 1000})
     assert [cut["at"] for cut in (await stage.plan(uri))["truncated"]] == ["config.data", "input.give"]
     page, _ = await stage.view(uri)
@@ -356,7 +356,7 @@ async def test_only_the_owner_of_the_chat_reads_a_plan_and_nobody_learns_that_it
 
 
 @pytest.mark.parametrize("uri", ["render://", "render://x/", "render://x/other", "render://x/view/", "render://x?a=1"])
-async def test_what_addresses_no_plan_is_refused(stage: Stage, uri: str) -> None:
+async def test_uri_of_no_plan_is_refused(stage: Stage, uri: str) -> None:
     assert (await stage.refusal(uri)).code in (types.INVALID_PARAMS, -32002)
 
 
@@ -381,7 +381,7 @@ async def test_the_latest_plans_are_listed_after_the_files_and_completed(stage: 
         assert (await stage.client.complete(reference, begun)).completion.values == [completed.values[0]]
 
 
-async def test_plans_stand_on_the_last_page_of_many_files(stage: Stage) -> None:
+async def test_plans_are_on_the_last_page_of_many_files(stage: Stage) -> None:
     uri = await stage.uri("code", give={"code": "x"})
     stage.studio.files.mkdir(parents=True, exist_ok=True)
     for number in range(PAGE + 1):
@@ -424,7 +424,7 @@ async def content_types(gateway: Gateway, version: str) -> list[str]:
     return [block["type"] for block in answer.result["content"]]
 
 
-async def test_a_face_without_plans_links_to_none(tmp_path: Path) -> None:
+async def test_server_without_plans_links_to_none(tmp_path: Path) -> None:
     async with (
         Gateway.open({"data_dir": str(tmp_path / "data")}, sources=[Studio(tmp_path)]) as gateway,
         Client(McpServer(Handlers(gateway.executor, gateway.versions, "c")).sdk, cache=None) as client,
@@ -436,7 +436,7 @@ async def test_a_face_without_plans_links_to_none(tmp_path: Path) -> None:
 
 
 @ERAS
-async def test_a_page_shows_no_file_that_a_rule_keeps_from_being_read(tmp_path: Path, era: Any) -> None:
+async def test_page_shows_no_file_that_a_rule_denies(tmp_path: Path, era: Any) -> None:
     rule = {"tool": "read_file", "when": {"path": "*.env"}, "then": "deny"}
     studio = Studio(tmp_path)
     settings = {"data_dir": str(tmp_path / "data"), "approval": {"rules": [rule]}}
@@ -450,3 +450,27 @@ async def test_a_page_shows_no_file_that_a_rule_keeps_from_being_read(tmp_path: 
                     assert "TOKEN" in (await stage.view(uri))[0]
                 else:
                     assert (await stage.refusal(f"{uri}/view")).message.startswith("DENIED_BY_RULE")
+
+
+@ERAS
+async def test_render_plan_that_is_read_or_completed_is_recorded_limited_and_held_to_rules(
+    tmp_path: Path, era: Any
+) -> None:
+    limits = {"calls_per_minute": {"read_render": 3}}
+    async with staged(tmp_path / "limited", era, limits=limits) as stage:
+        uri = await stage.uri("code", give={"code": "1"})
+        await stage.read(uri)
+        await stage.read(f"{uri}/view")
+        ref = types.ResourceTemplateReference(type="ref/resource", uri=PLAN)
+        await stage.client.complete(ref, {"name": "call_id", "value": ""})
+        assert (await stage.refusal(uri)).data["code"] == "RATE_LIMITED"
+        records = [record for record in await stage.gateway.records.list_calls() if record.tool_id == "read_render"]
+        assert [(record.tool_name, record.status) for record in reversed(records)] == [
+            ("resources/read", "success"),
+            ("resources/read", "success"),
+            ("completion/complete", "success"),
+            ("resources/read", "error"),
+        ]
+    rules = {"rules": [{"tool": "read_render", "then": "deny"}]}
+    async with staged(tmp_path / "denied", era, approval=rules) as stage:
+        assert (await stage.refusal(await stage.uri("code", give={"code": "1"}))).data["code"] == "DENIED_BY_RULE"

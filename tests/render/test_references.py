@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.errors import Invalid
 from gateway.render.interpolate import (
     artifact_path,
-    declared_host,
+    find_host,
     frame_url,
     origin,
     port_number,
@@ -199,7 +199,7 @@ def test_no_data_brings_another_host_or_scheme_into_a_frame(url: Any) -> None:
     ],
 )
 def test_a_host_is_declared_only_when_no_call_can_change_it(template: str, host: str | None) -> None:
-    assert declared_host(template) == host
+    assert find_host(template) == host
 
 
 def test_a_declared_host_may_be_framed_and_only_that_one() -> None:

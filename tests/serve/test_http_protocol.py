@@ -30,7 +30,7 @@ from gateway.serve.http.server import bind, serve_http
 from gateway.serve.mcp.fastpath import SIZE
 from gateway.serve.mcp.handlers import Handlers, McpServer
 
-from .roads import HANDSHAKE, INITIALIZED, LIMIT, Line, Stall, call, chunk, initialize, request, routing
+from .servers import HANDSHAKE, INITIALIZED, LIMIT, Line, RecordingSource, call, chunk, initialize, request, routing
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
 
@@ -49,8 +49,8 @@ class Served:
     """A gateway listening on loopback; `passed` are the requests that came to its application."""
 
     gateway: Gateway
-    face: McpServer
-    stall: Stall
+    server: McpServer
+    source: RecordingSource
     address: tuple[str, int]
     stop: anyio.Event
     done: asyncio.Future[None]
@@ -77,8 +77,8 @@ class Served:
 
     async def begun(self) -> None:
         with anyio.fail_after(TIMEOUT):
-            await self.stall.begun.wait()
-        self.stall.begun.clear()
+            await self.source.begun.wait()
+        self.source.begun.clear()
 
     async def session(self) -> dict[str, str]:
         """The headers of a client that has shaken hands."""
@@ -87,7 +87,7 @@ class Served:
         headers["mcp-session-id"] = (await line.answer()).headers["mcp-session-id"]
         await say(line, posted(INITIALIZED, headers))
         assert (await line.answer()).status == 202
-        await async_eventually(lambda: self.face.handlers.sessions.get(headers["mcp-session-id"]) is not None)
+        await async_eventually(lambda: self.server.handlers.sessions.get(headers["mcp-session-id"]) is not None)
         return headers
 
     async def latest(self) -> tuple[str, str | None]:
@@ -137,11 +137,11 @@ async def serving(
     fast_path: Callable[[FastHandler], FastHandler] = lambda usual: usual,
     guard: RequestGuard | None = None,
 ) -> AsyncIterator[Served]:
-    stall = Stall()
+    source = RecordingSource()
     chosen = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, "server": {"shutdown_grace": 5}}
-    async with Gateway.open(chosen, sources=[stall]) as gateway:
-        face = McpServer(Handlers(gateway.executor, gateway.versions, plans=gateway.records))
-        web = HttpApp(face, gateway.ready, guard or RequestGuard(LIMIT))
+    async with Gateway.open(chosen, sources=[source]) as gateway:
+        server = McpServer(Handlers(gateway.executor, gateway.versions, plans=gateway.records))
+        web = HttpApp(server, gateway.ready, guard or RequestGuard(LIMIT))
         listening, stop = bind("127.0.0.1", 0), anyio.Event()
         passed: list[str] = []
 
@@ -153,11 +153,11 @@ async def serving(
         done = asyncio.ensure_future(
             serve_http(noting(web.app, passed), fast_path(web.fast_path), listening, stop, drain)
         )
-        served = Served(gateway, face, stall, listening.getsockname(), stop, done, passed)
+        served = Served(gateway, server, source, listening.getsockname(), stop, done, passed)
         try:
             yield served
         finally:
-            stall.go.set()
+            source.go.set()
             for line in served.lines:
                 await line.close()
             stop.set()
@@ -185,11 +185,11 @@ async def server(anyio_backend: Any, tmp_path_factory: pytest.TempPathFactory) -
 async def served(server: Served) -> AsyncIterator[Served]:
     """The server, as if it were new."""
     server.passed.clear()
-    server.stall.heard()
-    server.stall.begun.clear()
-    server.stall.go.clear()
+    server.source.heard()
+    server.source.begun.clear()
+    server.source.go.clear()
     yield server
-    server.stall.go.set()
+    server.source.go.set()
     for line in server.lines:
         await line.close()
     server.lines.clear()
@@ -200,7 +200,7 @@ def number(answer: Any) -> Any:
     return answer.message["id"]
 
 
-async def test_one_connection_serves_one_request_after_another_past_the_application(served: Served) -> None:
+async def test_connection_serves_one_request_after_another_on_the_fast_path(served: Served) -> None:
     line = await served.line()
     for message in (ECHO, LIST, {**ECHO, "id": "again"}):
         await say(line, posted(message))
@@ -214,10 +214,10 @@ async def test_one_connection_serves_one_request_after_another_past_the_applicat
     assert served.passed == []
 
 
-async def test_an_answer_has_the_head_of_any_other(served: Served) -> None:
+async def test_fast_response_has_the_same_head_as_one_of_the_application(served: Served) -> None:
     line = await served.say(posted(ECHO))
-    short = await line.answer()
-    assert set(short.headers) == {"date", "content-type", "content-length", "toolgate-call-id"}
+    fast = await line.answer()
+    assert set(fast.headers) == {"date", "content-type", "content-length", "toolgate-call-id"}
     await say(line, posted(LONG))
     assert {"date", "content-type"} <= set((await line.answer()).headers)
 
@@ -234,27 +234,25 @@ PIPELINES: dict[str, list[tuple[Any, str]]] = {
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
-async def test_requests_sent_at_once_are_answered_in_their_order(
-    served: Served, pipeline: list[tuple[Any, str]]
-) -> None:
+async def test_pipelined_requests_are_answered_in_order(served: Served, pipeline: list[tuple[Any, str]]) -> None:
     line = await served.say(b"".join(posted(each, target=f"POST {url} HTTP/1.1") for each, url in pipeline))
     await served.begun()
     with anyio.move_on_after(0.05):
         pytest.fail(f"{await line.message()} came before its turn")
-    served.stall.go.set()
+    served.source.go.set()
     assert [number(await line.answer()) for _ in pipeline] == [message["id"] for message, _ in pipeline]
     await say(line, posted({**ECHO, "id": "after"}))
     assert number(await line.answer()) == "after"
 
 
-async def test_a_request_behind_one_that_closes_is_not_answered(served: Served) -> None:
+async def test_request_after_connection_close_is_not_answered(served: Served) -> None:
     line = await served.say(posted(ECHO, {"Connection": "close"}) + posted(LIST))
     assert number(await line.answer()) == 1
     assert await line.ended()
 
 
 @pytest.mark.parametrize("message", [ECHO, LONG], ids=["short", "long"])
-async def test_a_request_may_come_in_packets(served: Served, message: Any) -> None:
+async def test_request_may_arrive_in_packets(served: Served, message: Any) -> None:
     whole = posted(message)
     head = whole.index(b"\r\n\r\n")
     cuts = [0, 3, 40, head + 2, head + 4, head + 5, len(whole) - 1, len(whole)]
@@ -264,7 +262,7 @@ async def test_a_request_may_come_in_packets(served: Served, message: Any) -> No
 
 
 @pytest.mark.parametrize("message", [ECHO, LONG], ids=["short", "long"])
-async def test_a_body_may_come_in_chunks_and_what_follows_them_is_no_header(served: Served, message: Any) -> None:
+async def test_chunked_body_is_read_and_its_trailers_are_ignored(served: Served, message: Any) -> None:
     trailers = "Host: evil.example\r\nMcp-Method: tools/list\r\nX-Late: 1\r\n"
     line = await served.say(posted(message, chunks=[1, 2, 30], trailers=trailers) + posted(LIST))
     assert number(await line.answer()) == message["id"]
@@ -272,7 +270,7 @@ async def test_a_body_may_come_in_chunks_and_what_follows_them_is_no_header(serv
     assert served.passed == (["POST"] if message is ECHO else ["POST", "POST"])  # a list in the pipeline
 
 
-async def test_a_body_in_the_smallest_of_chunks_costs_no_more_than_its_length(served: Served) -> None:
+async def test_body_in_chunks_of_one_byte_is_read_on_the_fast_path(served: Served) -> None:
     size = amount(1_000_000, 200_000)
     large = call("stall__echo", {"a": "x" * size})
     line = await served.line()
@@ -281,7 +279,7 @@ async def test_a_body_in_the_smallest_of_chunks_costs_no_more_than_its_length(se
     assert served.passed == []
 
 
-async def test_spaces_around_what_a_header_says_do_not_count(served: Served) -> None:
+async def test_spaces_around_header_values_are_ignored(served: Served) -> None:
     line = await served.say(posted(ECHO, {"mcp-method": " tools/call \t", "Host": "127.0.0.1 "}))
     assert number(await line.answer()) == 1
     assert served.passed == []
@@ -304,7 +302,7 @@ HEADS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", HEADS.values(), ids=HEADS)
-async def test_a_head_that_is_not_the_usual_is_the_applications(served: Served, case: Any) -> None:
+async def test_unusual_head_is_left_to_the_application(served: Served, case: Any) -> None:
     options, status, code = case
     answer = await (await served.say(posted(ECHO, **options))).answer()
     assert answer.status == status, answer
@@ -318,7 +316,7 @@ async def test_query_names_the_chat_on_the_fast_path_also_of_a_cached_head(serve
     for query in queries:
         await say(line, posted(ECHO, target=f"POST /mcp{query} HTTP/1.1"))
         assert number(await line.answer()) == 1
-    chats = [heard.chat for heard in served.stall.calls]
+    chats = [heard.chat for heard in served.source.calls]
     assert chats == ["garden", "garden", "default", "a b", "garden", "default"]
     assert served.passed == []
 
@@ -335,15 +333,15 @@ async def test_query_names_the_chat_on_the_fast_path_also_of_a_cached_head(serve
         ["X: a\rb"],
     ],
 )
-async def test_a_request_whose_end_is_in_doubt_is_refused(served: Served, head: list[str]) -> None:
+async def test_request_of_ambiguous_length_is_refused(served: Served, head: list[str]) -> None:
     line = await served.say(posted(b"", {"Content-Length": None, **routing(ECHO)}, more=head) + posted(ECHO))
     assert (await line.answer()).status == 400
     assert await line.ended()
-    assert (served.stall.calls, served.passed) == ([], [])
+    assert (served.source.calls, served.passed) == ([], [])
 
 
 @pytest.mark.parametrize("message", [ECHO, call("stall__count", meta={"progressToken": 1})], ids=["plain", "stream"])
-async def test_a_client_that_wants_the_connection_closed_has_it_closed(served: Served, message: Any) -> None:
+async def test_connection_close_is_honoured(served: Served, message: Any) -> None:
     line = await served.say(posted(message, {"Connection": "close"}))
     answer = await line.answer()
     assert (number(answer), answer.headers["connection"]) == (1, "close")
@@ -351,7 +349,7 @@ async def test_a_client_that_wants_the_connection_closed_has_it_closed(served: S
     assert served.passed == []
 
 
-async def test_a_client_of_http_1_0_is_answered_and_left(served: Served) -> None:
+async def test_http_1_0_request_is_answered_and_the_connection_closed(served: Served) -> None:
     for more in ([], ["Connection: keep-alive"]):
         line = await served.say(posted(ECHO, target="POST /mcp HTTP/1.0", more=more))
         assert number(await line.answer()) == 1
@@ -359,7 +357,7 @@ async def test_a_client_of_http_1_0_is_answered_and_left(served: Served) -> None
     assert served.passed == []
 
 
-async def test_a_client_that_waits_to_send_is_told_to_go_on(served: Served) -> None:
+async def test_expect_100_continue_is_answered(served: Served) -> None:
     head, _, body = posted(ECHO, {"Expect": "100-continue"}).partition(b"\r\n\r\n")
     line = await served.say(head + b"\r\n\r\n")
     assert (await line.answer()).status == 100
@@ -368,7 +366,7 @@ async def test_a_client_that_waits_to_send_is_told_to_go_on(served: Served) -> N
 
 
 @pytest.mark.parametrize("chunks", [None, [100_000]], ids=["length", "chunks"])
-async def test_a_body_too_large_for_the_short_way_takes_the_long_one_and_one_beyond_the_limit_none(
+async def test_body_too_large_for_the_fast_path_is_left_to_the_application_and_one_over_the_limit_is_refused(
     served: Served, chunks: list[int] | None
 ) -> None:
     line = await served.line()
@@ -379,39 +377,39 @@ async def test_a_body_too_large_for_the_short_way_takes_the_long_one_and_one_bey
     beyond = await served.say(posted(call("stall__echo", {"a": "x" * LIMIT}), chunks=chunks))
     answer = await beyond.answer()
     assert (answer.status, answer.message["error"]["code"]) == (413, "REQUEST_TOO_LARGE")
-    assert len(served.stall.calls) == 2
+    assert len(served.source.calls) == 2
 
 
-async def test_a_body_without_end_is_not_kept(served: Served) -> None:
+async def test_endless_body_is_refused(served: Served) -> None:
     endless = posted(call("stall__echo", {"a": "x" * LIMIT}), chunks=[100_000]).removesuffix(b"0\r\n\r\n")
     assert (await (await served.say(endless)).answer()).status == 413
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "OPTIONS"])
-async def test_other_methods_are_the_applications(served: Served, method: str) -> None:
+async def test_other_http_methods_are_left_to_the_application(served: Served, method: str) -> None:
     answer = await (await served.say(posted(ECHO, target=f"{method} /mcp HTTP/1.1"))).answer()
     assert answer.status in (400, 405)
     assert served.passed == [method]
 
 
-async def test_a_head_alone_is_asked_for_of_the_application(served: Served) -> None:
+async def test_head_request_is_left_to_the_application(served: Served) -> None:
     line = await served.say(posted(None, {"Connection": "close"}, target="HEAD /mcp HTTP/1.1"))
     with anyio.fail_after(TIMEOUT):
         assert (await line.reader.read()).endswith(b"\r\n\r\n")
     assert served.passed == ["HEAD"]
 
 
-async def test_a_client_of_the_newest_era_that_leaves_calls_off_its_call(served: Served) -> None:
+async def test_modern_client_that_disconnects_cancels_its_call(served: Served) -> None:
     line = await served.say(posted(WAIT))
     await served.begun()
-    ended = len(served.stall.ended)
+    ended = len(served.source.ended)
     await anyio.sleep(0.05)  # until somebody looks whether it is still there
     await line.close()
     assert await served.latest() == ("error", "CANCELLED")
-    assert len(served.stall.ended) == ended + 1
+    assert len(served.source.ended) == ended + 1
 
 
-async def test_a_client_of_the_newest_era_may_leave_before_anybody_looks(tmp_path: Path) -> None:
+async def test_modern_client_that_disconnects_at_once_cancels_its_call(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         line = await served.say(posted(WAIT))
         await served.begun()
@@ -419,25 +417,25 @@ async def test_a_client_of_the_newest_era_may_leave_before_anybody_looks(tmp_pat
         assert await served.latest() == ("error", "CANCELLED")
 
 
-async def test_the_call_of_a_client_in_a_session_that_leaves_goes_on(served: Served) -> None:
+async def test_call_in_a_session_goes_on_when_its_client_disconnects(served: Served) -> None:
     session = await served.session()
     line = await served.say(posted(call("stall__wait", envelope={}), session))
     await served.begun()
     await line.close()
     await anyio.sleep(0.1)  # long enough for a client of the newest era to be missed
-    served.stall.go.set()
+    served.source.go.set()
     assert await served.latest() == ("success", None)
 
 
-async def test_a_request_whose_client_leaves_in_the_middle_of_it_calls_nothing(served: Served) -> None:
+async def test_incomplete_request_calls_nothing(served: Served) -> None:
     whole = posted(ECHO)
     line = await served.say(whole[:-1], b"")
     await line.close()
     assert number(await (await served.say(posted(LIST))).answer()) == 1
-    assert (served.stall.calls, served.passed) == ([], [])
+    assert (served.source.calls, served.passed) == ([], [])
 
 
-async def test_a_stream_can_be_read_by_any_client(served: Served) -> None:
+async def test_event_stream_is_valid_chunked_http(served: Served) -> None:
     counting, usual = (
         call("stall__count", meta={"progressToken": "t"}),
         {"accept": "application/json, text/event-stream"},
@@ -451,33 +449,33 @@ async def test_a_stream_can_be_read_by_any_client(served: Served) -> None:
     assert served.passed == []
 
 
-async def test_what_is_said_on_a_stream_leaves_when_it_is_said(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_is_sent_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastpath, "PING_SECONDS", 0.01)
     line = await served.say(posted(WAIT))
     with anyio.fail_after(TIMEOUT):
         start, first = await line.message(), await line.message()
     assert start is not None and start["status"] == 200
     assert first is not None and first["body"].startswith(fastpath.PING)
-    served.stall.go.set()
+    served.source.go.set()
     assert b'"id":"w"' in await line.rest()
 
 
-async def test_a_client_that_does_not_read_is_not_answered_ahead(served: Served) -> None:
+async def test_pipelined_requests_wait_for_a_client_that_does_not_read(served: Served) -> None:
     """What waits for it stays within what the sockets hold, and is all there when it reads again."""
     many, size = 40, 900_000
     line = await served.line(buffer=64 * 1024)
     for place in range(many):
         line.writer.write(posted(call("stall__echo", {"a": "x" * size}, place)))
-        if len(served.stall.calls) == place:  # each comes when the one before was called
+        if len(served.source.calls) == place:  # each comes when the one before was called
             with anyio.move_on_after(0.3):
-                while len(served.stall.calls) == place:  # noqa: ASYNC110 - nothing tells
+                while len(served.source.calls) == place:  # noqa: ASYNC110 - nothing tells
                     await anyio.sleep(0.005)
             await anyio.sleep(0.005)
-    assert len(served.stall.calls) < many // 2
+    assert len(served.source.calls) < many // 2
     assert [number(await line.answer()) for _ in range(many)] == list(range(many))
 
 
-async def test_a_client_that_leaves_without_reading_leaves_nobody_waiting(served: Served) -> None:
+async def test_client_that_disconnects_without_reading_blocks_nothing(served: Served) -> None:
     line = await served.line(buffer=64 * 1024)
     for place in range(20):
         line.writer.write(posted(call("stall__echo", {"a": "x" * 900_000}, place)))
@@ -487,7 +485,7 @@ async def test_a_client_that_leaves_without_reading_leaves_nobody_waiting(served
     assert number(await (await served.say(posted(LIST))).answer()) == 1
 
 
-async def test_a_server_that_stops_answers_what_is_under_way_and_then_closes(tmp_path: Path) -> None:
+async def test_stopping_server_answers_calls_in_progress_and_closes(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         line, idle = await served.say(posted(WAIT)), await served.say(posted(LIST))
         await idle.answer()
@@ -495,14 +493,14 @@ async def test_a_server_that_stops_answers_what_is_under_way_and_then_closes(tmp
         served.stop.set()
         await anyio.sleep(0.05)
         assert not served.done.done()
-        served.stall.go.set()
+        served.source.go.set()
         assert number(await line.answer()) == "w"
         assert await line.ended() and await idle.ended()
         with anyio.fail_after(TIMEOUT):
             await served.done
 
 
-async def test_a_request_that_is_being_read_when_the_server_stops_is_answered(tmp_path: Path) -> None:
+async def test_request_being_read_when_the_server_stops_is_answered(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         whole = posted(ECHO)
         line, idle = await served.say(whole[:-1], b""), await served.say(posted(LIST))
@@ -524,12 +522,12 @@ async def test_a_request_that_is_being_read_when_the_server_stops_is_answered(tm
         posted(ECHO, chunks=[1]).replace(b"\r\n1\r\n", b"\r\nzz\r\n"),
     ],
 )
-async def test_what_is_no_request_is_refused_and_disturbs_nobody(served: Served, garbage: bytes) -> None:
+async def test_garbage_is_refused_and_affects_no_other_connection(served: Served, garbage: bytes) -> None:
     other = await served.say(posted(WAIT))
     line = await served.say(garbage)
     assert (await line.answer()).status == 400
     assert await line.ended()
-    served.stall.go.set()
+    served.source.go.set()
     assert number(await other.answer()) == "w"
 
 
@@ -544,7 +542,7 @@ async def test_what_is_no_request_is_refused_and_disturbs_nobody(served: Served,
     ],
     ids=["header", "address", "the next", "trailer", "trailer on the long way"],
 )
-async def test_a_head_without_end_is_not_kept(served: Served, parts: list[bytes]) -> None:
+async def test_endless_head_is_refused(served: Served, parts: list[bytes]) -> None:
     line = await served.say(*parts)
     if parts == [posted(ECHO)]:
         await line.answer()
@@ -555,7 +553,7 @@ async def test_a_head_without_end_is_not_kept(served: Served, parts: list[bytes]
     assert await line.ended()
 
 
-async def test_a_head_in_packets_behind_large_bodies_is_no_large_head(served: Served) -> None:
+async def test_head_limit_does_not_count_bodies_before(served: Served) -> None:
     large = posted(call("stall__echo", {"a": "x" * 300_000}))
     line = await served.line()
     for _ in range(3):
@@ -564,7 +562,7 @@ async def test_a_head_in_packets_behind_large_bodies_is_no_large_head(served: Se
     assert served.passed == []
 
 
-async def test_large_heads_one_after_another_are_no_large_head(served: Served) -> None:
+async def test_head_limit_is_per_request(served: Served) -> None:
     line = await served.line()
     for _ in range(4):
         await say(line, posted(None, target="GET /healthz HTTP/1.1", more=["X-Large: " + "x" * (protocol.HEAD // 2)]))
@@ -593,7 +591,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("where", ["at once", "before", "once begun", "in the middle"])
-async def test_a_shortcut_that_breaks_is_logged_and_told_of(
+async def test_exception_of_the_fast_path_is_logged_and_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     async with serving(tmp_path, lambda usual: Failing(usual, where)) as served:
@@ -612,7 +610,7 @@ async def test_a_shortcut_that_breaks_is_logged_and_told_of(
     assert record.levelno == logging.ERROR and record.exc_info is not None
 
 
-async def test_a_connection_is_closed_when_it_is_idle_and_not_while_a_call_runs(
+async def test_idle_connection_is_closed_and_not_while_a_call_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "KEEP_ALIVE", 1.0)
@@ -622,23 +620,23 @@ async def test_a_connection_is_closed_when_it_is_idle_and_not_while_a_call_runs(
         await say(line, posted(WAIT))
         await served.begun()
         await anyio.sleep(1.2)
-        served.stall.go.set()
+        served.source.go.set()
         assert number(await line.answer()) == "w"
         assert await line.ended()
 
 
-async def test_two_calls_of_one_id_at_the_same_moment_are_both_answered(served: Served) -> None:
+async def test_two_calls_with_the_same_id_at_the_same_time_are_both_answered(served: Served) -> None:
     session = await served.session()
     waiting = posted(call("stall__wait", number=5, envelope={}), session)
     lines = [await served.line() for _ in range(2)]
     for line in lines:
         line.writer.write(waiting)
     await served.begun()
-    served.stall.go.set()
+    served.source.go.set()
     assert [number(await line.answer()) for line in lines] == [5, 5]
 
 
-async def test_what_answered_a_request_is_gone_with_it(served: Served) -> None:
+async def test_request_leaves_no_garbage_behind(served: Served) -> None:
     """By itself: garbage of every request would have to be collected."""
     line = await served.line()
     gc.collect()
@@ -653,7 +651,7 @@ async def test_what_answered_a_request_is_gone_with_it(served: Served) -> None:
         gc.enable()
 
 
-async def test_a_known_head_of_a_session_that_has_ended_is_the_applications(served: Served) -> None:
+async def test_cached_head_of_an_ended_session_is_left_to_the_application(served: Served) -> None:
     session = await served.session()
     asked = posted(call("stall__echo", envelope={}), session)
     line = await served.line()
@@ -666,11 +664,11 @@ async def test_a_known_head_of_a_session_that_has_ended_is_the_applications(serv
     await say(line, asked)
     assert (await line.answer()).status == 404
     assert served.passed == ["DELETE", "POST"]
-    assert len(served.stall.calls) == 3
+    assert len(served.source.calls) == 3
 
 
 @pytest.mark.parametrize("cut", [1, 20, -30, -1])
-async def test_a_known_head_may_come_in_packets_and_behind_another(served: Served, cut: int) -> None:
+async def test_cached_head_may_arrive_in_packets_and_pipelined(served: Served, cut: int) -> None:
     again = {**ECHO, "id": 2}  # as long as the other, so that its head is the same
     line = await served.line()
     for _ in range(2):

@@ -14,7 +14,7 @@ from eventually import TIMEOUT
 from gateway.serve import stdio
 from gateway.serve.stdio import FastRequests
 
-from .roads import ABLE, ENVELOPE, Bench, Pipes, bench, call, on_pipes, request
+from .servers import ABLE, ENVELOPE, Servers, StdioClient, call, open_servers, request, serve_on_pipes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
 
@@ -23,8 +23,8 @@ CLOSED = {"code": -32000, "message": "Connection closed"}
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as opened:
+async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
+    async with open_servers(tmp_path) as opened:
         yield opened
 
 
@@ -37,7 +37,7 @@ def cancelled(number: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": number}}
 
 
-async def meet(pipes: Pipes, era: str) -> None:
+async def meet(pipes: StdioClient, era: str) -> None:
     """Say the first things, so that the era is known."""
     if era == "modern":
         await pipes.ask(request("server/discover"))
@@ -45,10 +45,10 @@ async def meet(pipes: Pipes, era: str) -> None:
         await pipes.open(ABLE)
 
 
-async def begun(desk: Bench) -> None:
+async def begun(servers: Servers) -> None:
     with anyio.fail_after(TIMEOUT):
-        await desk.stall.begun.wait()
-    desk.stall.begun.clear()
+        await servers.source.begun.wait()
+    servers.source.begun.clear()
 
 
 def text(message: Any) -> str:
@@ -57,7 +57,7 @@ def text(message: Any) -> str:
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_call_and_a_list_never_reach_the_sdk(desk: Bench, era: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_and_list_never_reach_the_sdk(servers: Servers, era: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
 
     class Watched(FastRequests):
@@ -66,7 +66,7 @@ async def test_a_call_and_a_list_never_reach_the_sdk(desk: Bench, era: str, monk
             return taken[-1]
 
     monkeypatch.setattr(stdio, "FastRequests", Watched)
-    async with on_pipes(desk.gateway) as pipes:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await meet(pipes, era)
         await pipes.ask(asked(era, "echo"))
         await pipes.ask(request("tools/list", envelope=ENVELOPE if era == "modern" else {}))
@@ -74,61 +74,61 @@ async def test_a_call_and_a_list_never_reach_the_sdk(desk: Bench, era: str, monk
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_progress_comes_before_the_answer_and_nothing_after_it(desk: Bench, era: str) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+async def test_progress_comes_before_the_response_and_nothing_after_it(servers: Servers, era: str) -> None:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await meet(pipes, era)
         pipes.send(asked(era, "count", progressToken=0))
         told = [await pipes.line() for _ in range(3)]
         assert [each["params"]["progress"] for each in told] == [1, 2.5, 3]
         assert text(await pipes.line()) == '"counted"'
         assert text(await pipes.ask(asked(era, "late", progressToken=1))) == '"answered"'
-        desk.stall.go.set()
-        await begun(desk)
+        servers.source.go.set()
+        await begun(servers)
         assert text(await pipes.ask(asked(era, "echo"))) == "{}"
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_call_does_not_hold_up_the_next(desk: Bench, era: str) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+async def test_call_does_not_block_the_next(servers: Servers, era: str) -> None:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await meet(pipes, era)
         pipes.send(asked(era, "wait", number="slow"))
-        await begun(desk)
+        await begun(servers)
         assert (await pipes.ask(asked(era, "echo", number="quick")))["id"] == "quick"
-        desk.stall.go.set()
+        servers.source.go.set()
         assert (await pipes.line())["id"] == "slow"
 
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize(("number", "said"), [(1, 1), (1, "1"), ("a", "a")])
-async def test_a_call_that_is_called_off_ends_and_is_not_answered(
-    desk: Bench, era: str, number: int | str, said: int | str
+async def test_cancelled_call_ends_without_a_response(
+    servers: Servers, era: str, number: int | str, said: int | str
 ) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await meet(pipes, era)
         pipes.send(asked(era, "wait", number=number))
-        await begun(desk)
+        await begun(servers)
         pipes.send(cancelled(said), asked(era, "echo", number=2))
         assert (await pipes.line())["id"] == 2
         pipes.close()
         assert await pipes.rest() == []
-    assert sorted(await desk.records()) == [("error", "CANCELLED"), ("success", None)]
+    assert sorted(await servers.records()) == [("error", "CANCELLED"), ("success", None)]
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_only_the_id_of_a_call_calls_it_off(desk: Bench, era: str) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+async def test_cancellation_with_another_id_cancels_nothing(servers: Servers, era: str) -> None:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await meet(pipes, era)
         pipes.send(asked(era, "wait"))
-        await begun(desk)
+        await begun(servers)
         pipes.send(*map(cancelled, [True, 1.0, None, [1], "2"]))
         pipes.send({"jsonrpc": "2.0", "method": "notifications/cancelled"})
         assert "id" in await pipes.ask(request("ping", number="ping", envelope=ENVELOPE if era == "modern" else {}))
-        desk.stall.go.set()
+        servers.source.go.set()
         assert text(await pipes.line()) == '"waited"'
 
 
-async def test_a_question_is_answered_on_the_same_pipe(desk: Bench) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+async def test_question_is_answered_on_the_same_pipe(servers: Servers) -> None:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await meet(pipes, "handshake")
         question = await pipes.ask(asked("handshake", "ask"))
         assert question["method"] == "elicitation/create"
@@ -138,8 +138,8 @@ async def test_a_question_is_answered_on_the_same_pipe(desk: Bench) -> None:
         )
 
 
-async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(desk: Bench) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(servers: Servers) -> None:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await pipes.open(ABLE)
         pipes.send(asked("handshake", "ask"))
         question = await pipes.line()
@@ -148,8 +148,8 @@ async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(des
         assert str(10**20) in text(await pipes.ask(reply))
 
 
-async def test_a_question_nobody_answers_is_withdrawn_with_its_call(desk: Bench) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+async def test_question_is_withdrawn_when_its_call_is_cancelled(servers: Servers) -> None:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await meet(pipes, "handshake")
         question = await pipes.ask(asked("handshake", "ask"))
         withdrawn = await pipes.ask(cancelled(1))
@@ -158,51 +158,51 @@ async def test_a_question_nobody_answers_is_withdrawn_with_its_call(desk: Bench)
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_client_that_has_said_all_gets_its_answers(desk: Bench, era: str) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+async def test_client_that_closes_its_output_gets_its_responses(servers: Servers, era: str) -> None:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await meet(pipes, era)
         pipes.send(asked(era, "wait"))
-        await begun(desk)
+        await begun(servers)
         pipes.close()
-        desk.stall.go.set()
+        servers.source.go.set()
         assert [text(each) for each in await pipes.rest()] == ['"waited"']
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_call_that_outlasts_its_grace_is_ended_and_answered_alike_on_both_roads(desk: Bench, era: str) -> None:
-    for short in (True, False):
+async def test_call_that_exceeds_the_grace_period_gets_the_same_error_on_both_paths(servers: Servers, era: str) -> None:
+    for fast in (True, False):
         stop = anyio.Event()
-        async with on_pipes(desk.gateway, short=short, grace=0.05, stop=stop) as pipes:
+        async with serve_on_pipes(servers.gateway, fast=fast, grace=0.05, stop=stop) as pipes:
             await meet(pipes, era)
             pipes.send(asked(era, "wait"))
-            await begun(desk)
+            await begun(servers)
             stop.set()
             assert await pipes.line() == {"jsonrpc": "2.0", "id": 1, "error": CLOSED}
             assert await pipes.rest() == []
-    assert await desk.records() == [("error", "CANCELLED")] * 2
+    assert await servers.records() == [("error", "CANCELLED")] * 2
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_gateway_that_stops_finishes_what_it_was_asked(desk: Bench, era: str) -> None:
+async def test_stopping_gateway_answers_the_requests_it_has_read(servers: Servers, era: str) -> None:
     stop = anyio.Event()
-    async with on_pipes(desk.gateway, stop=stop) as pipes:
+    async with serve_on_pipes(servers.gateway, stop=stop) as pipes:
         await meet(pipes, era)
         pipes.send(asked(era, "wait"))
-        await begun(desk)
+        await begun(servers)
         stop.set()
         await anyio.sleep(0.01)
         pipes.send(asked(era, "echo", number=2))  # too late
-        desk.stall.go.set()
+        servers.source.go.set()
         assert [text(each) for each in await pipes.rest()] == ['"waited"']
 
 
-async def test_no_call_is_left_behind_by_a_server_that_is_cut_off(desk: Bench) -> None:
-    async with on_pipes(desk.gateway) as pipes:
+async def test_cancelled_server_leaves_no_call_behind(servers: Servers) -> None:
+    async with serve_on_pipes(servers.gateway) as pipes:
         await meet(pipes, "modern")
         pipes.send(asked("modern", "wait"))
-        await begun(desk)
+        await begun(servers)
         pipes.serving.cancel()
         await asyncio.wait([pipes.serving])
         with anyio.fail_after(TIMEOUT):
-            await desk.gateway.executor.idle()
-    assert await desk.records() == [("error", "CANCELLED")]
+            await servers.gateway.executor.idle()
+    assert await servers.records() == [("error", "CANCELLED")]
