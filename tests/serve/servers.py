@@ -97,13 +97,13 @@ class RecordingSource:
         marked = {"type": "object", "properties": {"where": {"type": "string", "x-mcp-header": "Where"}}}
         return [
             *(
-                _tool(name)
+                _make_tool(name)
                 for name in ("echo", "count", "ask", "wait", "save", "refuse", "break", "fault", "picture", "late")
             ),
-            _tool("typed", input_schema=typed),
-            _tool("marked", input_schema=marked),
-            _tool("object", output_schema={"type": "object"}),
-            _tool("number", output_schema={"type": "integer"}),
+            _make_tool("typed", input_schema=typed),
+            _make_tool("marked", input_schema=marked),
+            _make_tool("object", output_schema={"type": "object"}),
+            _make_tool("number", output_schema={"type": "integer"}),
         ]
 
     async def call_tool(self, call: Call) -> Outcome:
@@ -178,17 +178,17 @@ class RecordingSource:
                 await anyio.sleep(0.05)
                 self.ended.append("saved")
 
-    def heard(self) -> list[dict[str, Any]]:
+    def take_calls(self) -> list[dict[str, Any]]:
         """Return the calls since the last time, without what depends on their path."""
         told, self.calls = self.calls, []
-        return [_told(each) for each in told]
+        return [_describe_call(each) for each in told]
 
 
-def _tool(name: str, **more: Any) -> Tool:
+def _make_tool(name: str, **more: Any) -> Tool:
     return Tool(f"stall:{name}", f"The {name} tool.", owner="stall", permission=Permission.READ_ONLY, **more)
 
 
-def _told(call: Call) -> dict[str, Any]:
+def _describe_call(call: Call) -> dict[str, Any]:
     client = call.client
     assert client is not None
     known = (client.capabilities, client.meta, client.answers, client.level, client.modern, client.ask is not None)
@@ -266,11 +266,11 @@ class Exchange:
     def leave(self) -> None:
         self._incoming.put_nowait({"type": "http.disconnect"})
 
-    def stop_hearing(self) -> None:
+    def stop_reading(self) -> None:
         """Stop reading: whoever writes to this client has to wait."""
         self._hearing.clear()
 
-    def hear_again(self) -> None:
+    def resume_reading(self) -> None:
         self._hearing.set()
 
     async def started(self) -> None:

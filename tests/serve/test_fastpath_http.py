@@ -38,7 +38,7 @@ async def client_of(servers: Servers, era: str) -> Client:
     return Client(servers.fast) if era == "modern" else await servers.session(ABLE)
 
 
-def asked(era: str, tool: str, arguments: dict[str, Any] | None = None, number: int | str = 1, **meta: Any) -> Any:
+def make_call(era: str, tool: str, arguments: dict[str, Any] | None = None, number: int | str = 1, **meta: Any) -> Any:
     envelope = ENVELOPE if era == "modern" else {}
     return call(f"stall__{tool}", arguments, number, envelope=envelope, **({"meta": meta} if meta else {}))
 
@@ -49,11 +49,11 @@ def value(message: Any) -> str:
     return text
 
 
-def cancelled(number: Any) -> dict[str, Any]:
+def cancellation(number: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": number, "reason": "no"}}
 
 
-async def begun(servers: Servers, client: Client, message: Any) -> Exchange:
+async def start_call(servers: Servers, client: Client, message: Any) -> Exchange:
     exchange = client.send(message)
     with anyio.fail_after(TIMEOUT):
         await servers.source.begun.wait()
@@ -64,7 +64,7 @@ async def begun(servers: Servers, client: Client, message: Any) -> Exchange:
 @pytest.mark.parametrize("era", ERAS)
 async def test_progress_is_sent_before_the_response(servers: Servers, era: str) -> None:
     client = await client_of(servers, era)
-    answer = await client.ask(asked(era, "count", progressToken="t"))
+    answer = await client.ask(make_call(era, "count", progressToken="t"))
     *told, last = answer.messages
     assert [each["params"] for each in told] == [
         {"progressToken": "t", "progress": 1, "total": 3, "message": "on"},
@@ -79,7 +79,7 @@ async def test_progress_is_sent_before_the_response(servers: Servers, era: str) 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_response_without_notifications_is_plain_json_with_the_call_id(servers: Servers, era: str) -> None:
-    answer = await (await client_of(servers, era)).ask(asked(era, "count"))
+    answer = await (await client_of(servers, era)).ask(make_call(era, "count"))
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["content-length"] == str(len(answer.body))
     [record] = await servers.gateway.records.list_calls()
@@ -89,7 +89,7 @@ async def test_response_without_notifications_is_plain_json_with_the_call_id(ser
 @pytest.mark.parametrize("era", ERAS)
 async def test_progress_after_the_response_is_dropped(servers: Servers, era: str) -> None:
     client = await client_of(servers, era)
-    answer = await client.ask(asked(era, "late", progressToken=1))
+    answer = await client.ask(make_call(era, "late", progressToken=1))
     assert [value(message) for message in answer.messages] == ['"answered"']
     servers.source.go.set()
     with anyio.fail_after(TIMEOUT):
@@ -99,7 +99,7 @@ async def test_progress_after_the_response_is_dropped(servers: Servers, era: str
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("era", ERAS)
 async def test_silent_stream_is_pinged_until_the_response(servers: Servers, era: str) -> None:
-    exchange = await begun(servers, await client_of(servers, era), asked(era, "wait"))
+    exchange = await start_call(servers, await client_of(servers, era), make_call(era, "wait"))
     await exchange.until(fastpath.PING * 3)
     servers.source.go.set()
     answer = await exchange.answer()
@@ -109,7 +109,7 @@ async def test_silent_stream_is_pinged_until_the_response(servers: Servers, era:
 
 async def test_question_is_sent_on_the_stream_of_its_call_and_answered_by_another_request(servers: Servers) -> None:
     client = await servers.session(ABLE)
-    exchange = client.send(asked("handshake", "ask"))
+    exchange = client.send(make_call("handshake", "ask"))
     question = await exchange.event()
     assert (question["method"], question["params"]["message"]) == ("elicitation/create", "what?")
     said = await client.ask({"jsonrpc": "2.0", "id": question["id"], "result": ACCEPTED})
@@ -133,7 +133,7 @@ async def test_error_response_to_a_question_reaches_the_tool(
     servers: Servers, said: dict[str, Any], told: dict[str, Any]
 ) -> None:
     client = await servers.session(ABLE)
-    exchange = client.send(asked("handshake", "ask"))
+    exchange = client.send(make_call("handshake", "ask"))
     question = await exchange.event()
     assert (await client.ask({"jsonrpc": "2.0", "id": question["id"], **said})).status == 202
     heard = (await exchange.answer()).message["result"]["content"][0]["text"]
@@ -143,10 +143,10 @@ async def test_error_response_to_a_question_reaches_the_tool(
 
 async def test_question_is_answered_only_by_the_client_that_was_asked(servers: Servers) -> None:
     client, other = await servers.session(ABLE), await servers.session(ABLE)
-    exchange = client.send(asked("handshake", "ask"))
+    exchange = client.send(make_call("handshake", "ask"))
     question = await exchange.event()
     await other.ask({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}})
-    await other.ask(cancelled(1))
+    await other.ask(cancellation(1))
     assert not exchange.done.done()
     await client.ask({"jsonrpc": "2.0", "id": question["id"], "result": ACCEPTED})
     assert "accept" in value((await exchange.answer()).message)
@@ -155,8 +155,8 @@ async def test_question_is_answered_only_by_the_client_that_was_asked(servers: S
 @pytest.mark.parametrize("number", [1, "1", "a"])
 async def test_call_in_a_session_is_cancelled_by_its_client(servers: Servers, number: int | str) -> None:
     client = await servers.session()
-    exchange = await begun(servers, client, asked("handshake", "wait", number=number))
-    assert (await client.ask(cancelled("1" if number == 1 else number))).status == 202
+    exchange = await start_call(servers, client, make_call("handshake", "wait", number=number))
+    assert (await client.ask(cancellation("1" if number == 1 else number))).status == 202
     answer = await exchange.answer()
     assert answer.message == {
         "jsonrpc": "2.0",
@@ -169,9 +169,9 @@ async def test_call_in_a_session_is_cancelled_by_its_client(servers: Servers, nu
 
 async def test_question_is_withdrawn_when_its_call_is_cancelled(servers: Servers) -> None:
     client = await servers.session(ABLE)
-    exchange = client.send(asked("handshake", "ask"))
+    exchange = client.send(make_call("handshake", "ask"))
     question = await exchange.event()
-    await client.ask(cancelled(1))
+    await client.ask(cancellation(1))
     withdrawn, last = (await exchange.answer()).messages[1:]
     assert (withdrawn["method"], withdrawn["params"]["requestId"]) == ("notifications/cancelled", question["id"])
     assert last["error"]["code"] == -32800
@@ -180,7 +180,7 @@ async def test_question_is_withdrawn_when_its_call_is_cancelled(servers: Servers
 
 async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(servers: Servers) -> None:
     client = await servers.session(ABLE)
-    exchange = client.send(asked("handshake", "ask"))
+    exchange = client.send(make_call("handshake", "ask"))
     question = await exchange.event()
     content = {"action": "accept", "content": {"answer": 10**20}}
     reply = {"jsonrpc": "2.0", "id": question["id"], "result": content}
@@ -190,25 +190,25 @@ async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(ser
 
 async def test_cancellation_that_only_the_sdk_can_parse_ends_its_call(servers: Servers) -> None:
     client = await servers.session()
-    exchange = await begun(servers, client, asked("handshake", "wait"))
-    cancellation = cancelled(1)
-    cancellation["params"]["_meta"] = {"number": 10**20}
-    assert (await client.ask(cancellation)).status == 202
+    exchange = await start_call(servers, client, make_call("handshake", "wait"))
+    message = cancellation(1)
+    message["params"]["_meta"] = {"number": 10**20}
+    assert (await client.ask(message)).status == 202
     assert (await exchange.answer()).message["error"]["code"] == -32800
 
 
 @pytest.mark.parametrize("number", [True, 1.0, None, [1], "2"])
 async def test_cancellation_with_another_id_cancels_nothing(servers: Servers, number: Any) -> None:
     client = await servers.session()
-    exchange = await begun(servers, client, asked("handshake", "wait"))
-    await client.ask(cancelled(number))
+    exchange = await start_call(servers, client, make_call("handshake", "wait"))
+    await client.ask(cancellation(number))
     servers.source.go.set()
     assert value((await exchange.answer()).message) == '"waited"'
 
 
 @pytest.mark.usefixtures("hasty")
 async def test_modern_client_that_disconnects_cancels_its_call(servers: Servers) -> None:
-    exchange = await begun(servers, Client(servers.fast), asked("modern", "wait"))
+    exchange = await start_call(servers, Client(servers.fast), make_call("modern", "wait"))
     exchange.leave()
     with anyio.fail_after(TIMEOUT):
         await exchange.done
@@ -219,7 +219,7 @@ async def test_modern_client_that_disconnects_cancels_its_call(servers: Servers)
 
 @pytest.mark.usefixtures("hasty")
 async def test_cleanup_of_a_cancelled_call_is_not_interrupted(servers: Servers) -> None:
-    exchange = await begun(servers, Client(servers.fast), asked("modern", "save"))
+    exchange = await start_call(servers, Client(servers.fast), make_call("modern", "save"))
     exchange.leave()
     with anyio.fail_after(TIMEOUT):
         await exchange.done
@@ -229,19 +229,19 @@ async def test_cleanup_of_a_cancelled_call_is_not_interrupted(servers: Servers) 
 
 async def test_deleted_session_cancels_only_its_own_calls(servers: Servers) -> None:
     client, other = await servers.session(), await servers.session()
-    exchange = await begun(servers, client, asked("handshake", "wait"))
-    spared = await begun(servers, other, asked("handshake", "wait"))
+    exchange = await start_call(servers, client, make_call("handshake", "wait"))
+    spared = await start_call(servers, other, make_call("handshake", "wait"))
     assert (await client.delete()).status == 200
     assert (await exchange.answer()).message["error"]["code"] == -32800
     assert not spared.done.done()
     servers.source.go.set()
     assert value((await spared.answer()).message) == '"waited"'
-    assert (await client.ask(asked("handshake", "echo"))).status == 404
+    assert (await client.ask(make_call("handshake", "echo"))).status == 404
 
 
 async def test_second_initialized_notification_keeps_calls_in_progress(servers: Servers) -> None:
     client = await servers.session(ABLE)
-    exchange = client.send(asked("handshake", "ask"))
+    exchange = client.send(make_call("handshake", "ask"))
     question = await exchange.event()
     await client.ask({"jsonrpc": "2.0", "method": "notifications/initialized"})
     await client.ask(request("ping", envelope={}))
@@ -251,28 +251,28 @@ async def test_second_initialized_notification_keeps_calls_in_progress(servers: 
 
 async def test_two_calls_with_the_same_id_are_both_answered(servers: Servers) -> None:
     client = await servers.session()
-    first = await begun(servers, client, asked("handshake", "wait", number=5))
-    second = await begun(servers, client, asked("handshake", "wait", number="5"))
+    first = await start_call(servers, client, make_call("handshake", "wait", number=5))
+    second = await start_call(servers, client, make_call("handshake", "wait", number="5"))
     servers.source.go.set()
     assert [(await each.answer()).message["id"] for each in (first, second)] == [5, "5"]
 
 
 async def test_response_being_written_is_not_cancelled(servers: Servers) -> None:
     client = await servers.session()
-    exchange = client.send(asked("handshake", "count"))
-    exchange.stop_hearing()
+    exchange = client.send(make_call("handshake", "count"))
+    exchange.stop_reading()
     await exchange.started()
-    assert (await client.ask(cancelled(1))).status == 202
-    exchange.hear_again()
+    assert (await client.ask(cancellation(1))).status == 202
+    exchange.resume_reading()
     assert value((await exchange.answer()).message) == '"counted"'
 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_request_cancelled_by_the_server_ends_its_call(servers: Servers, era: str) -> None:
     client = await client_of(servers, era)
-    exchange = await begun(servers, client, asked(era, "wait"))
+    exchange = await start_call(servers, client, make_call(era, "wait"))
     if session := servers.server.handlers.sessions.get(client.session.get("mcp-session-id")):
-        assert session.take_reply(cancelled(1))  # at the same time its client gives up
+        assert session.take_reply(cancellation(1))  # at the same time its client gives up
     exchange.done.cancel()
     with pytest.raises(asyncio.CancelledError):
         await exchange.done
@@ -287,7 +287,7 @@ async def test_stopping_gateway_finishes_its_calls_or_answers_with_an_error(
 ) -> None:
     async with open_servers(tmp_path, server={"shutdown_grace": TIMEOUT if in_time else 0}) as servers:
         client = await client_of(servers, era)
-        exchange = await begun(servers, client, asked(era, "wait"))
+        exchange = await start_call(servers, client, make_call(era, "wait"))
         stopping = asyncio.ensure_future(servers.gateway.drain())
         await anyio.sleep(0.02)
         if in_time:
@@ -298,7 +298,7 @@ async def test_stopping_gateway_finishes_its_calls_or_answers_with_an_error(
             assert value(message) == '"waited"'
         else:
             assert message["result"]["_meta"]["dev.toolgate/error"]["code"] == "SHUTTING_DOWN"
-        refused = (await client.ask(asked(era, "echo", number=2))).message
+        refused = (await client.ask(make_call(era, "echo", number=2))).message
         assert refused["result"]["_meta"]["dev.toolgate/error"]["code"] == "SHUTTING_DOWN"
 
 
@@ -311,17 +311,17 @@ async def test_session_used_on_the_fast_path_is_not_idle_and_an_unused_one_is(se
         4  # no busy machine lets so much time pass between two uses
     )
     used, waiting, forgotten = [await servers.session() for _ in range(3)]
-    running = await begun(servers, waiting, asked("handshake", "wait"))
+    running = await start_call(servers, waiting, make_call("handshake", "wait"))
     with anyio.fail_after(TIMEOUT):
         while is_known(forgotten):
             await anyio.sleep(0.1)
-            assert (await used.ask(asked("handshake", "echo"))).status == 200
-    assert (await forgotten.ask(asked("handshake", "echo"))).status == 404
+            assert (await used.ask(make_call("handshake", "echo"))).status == 200
+    assert (await forgotten.ask(make_call("handshake", "echo"))).status == 404
     servers.source.go.set()
     assert value((await running.answer()).message) == '"waited"'
-    assert (await waiting.ask(asked("handshake", "echo"))).status == 200
+    assert (await waiting.ask(make_call("handshake", "echo"))).status == 200
     await async_eventually(lambda: not is_known(used) and not is_known(waiting))
-    assert [(await each.ask(asked("handshake", "echo"))).status for each in (used, waiting)] == [404, 404]
+    assert [(await each.ask(make_call("handshake", "echo"))).status for each in (used, waiting)] == [404, 404]
 
 
 @pytest.mark.parametrize("method", ["tools/list", "tools/call"])

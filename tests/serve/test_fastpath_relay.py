@@ -33,11 +33,11 @@ def plain(result: Mapping[str, Any]) -> str:
     return json.dumps({"jsonrpc": "2.0", "id": "ID", "result": {"resultType": "complete", **result}})
 
 
-def written(words: str, number: int | str = 1) -> bytes:
+def encode(words: str, number: int | str = 1) -> bytes:
     return words.replace('"ID"', json.dumps(number)).encode()
 
 
-def said(text: str, **more: Any) -> dict[str, Any]:
+def text_result(text: str, **more: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], **more}
 
 
@@ -64,7 +64,7 @@ class Upstream:
             return
         self.asked.append(request.body)
         await self.go.wait()
-        body = written(self.words, request.body["id"])
+        body = encode(self.words, request.body["id"])
         if self.kind == "application/json":
             request.answer(self.status, body, content_type=self.kind)
             return
@@ -91,7 +91,7 @@ async def front(tmp_path: Path) -> AsyncIterator[tuple[Servers, Upstream]]:
         yield opened, upstream
 
 
-async def spoken(servers: Servers, number: int | str = 1, **meta: Any) -> Answer:
+async def call_upstream(servers: Servers, number: int | str = 1, **meta: Any) -> Answer:
     return await Client(servers.fast).ask(call("up__speak", {}, number, **({"meta": meta} if meta else {})))
 
 
@@ -109,8 +109,8 @@ async def test_upstream_response_is_passed_on_unchanged_with_the_call_id_in_a_he
     front: tuple[Servers, Upstream], number: int | str
 ) -> None:
     servers, upstream = front
-    answer = await spoken(servers, number)
-    assert answer.body == written(ODD, number)
+    answer = await call_upstream(servers, number)
+    assert answer.body == encode(ODD, number)
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     assert answer.headers["content-length"] == str(len(answer.body))
     [record] = await servers.gateway.records.list_calls()
@@ -121,12 +121,12 @@ async def test_upstream_response_is_passed_on_unchanged_with_the_call_id_in_a_he
 async def test_call_is_recorded_before_its_response_is_sent(front: tuple[Servers, Upstream]) -> None:
     servers, _ = front
     exchange = Client(servers.fast).send(call("up__speak"))
-    exchange.stop_hearing()
+    exchange.stop_reading()
     await exchange.started()
     [record] = await servers.gateway.records.list_calls()
     kept = await servers.gateway.records.get(record.id)
     assert (kept.status, json.loads(kept.result or "null")) == ("success", [{"type": "text", "text": "grüße"}])
-    exchange.hear_again()
+    exchange.resume_reading()
     await exchange.answer()
 
 
@@ -134,29 +134,29 @@ async def test_call_is_recorded_before_its_response_is_sent(front: tuple[Servers
 async def test_uris_in_a_result_get_the_prefix_of_their_server(tmp_path: Path, block: Any) -> None:
     async with fronting(tmp_path / "a") as (servers, upstream):
         upstream.words = plain({"content": [block], "kept": 1})
-        result = own(await spoken(servers))
+        result = own(await call_upstream(servers))
         [shown] = result["content"]
         assert (shown.get("uri") or shown["resource"]["uri"]).startswith("mcp+up:notes://")
         assert result["kept"] == 1
     async with fronting(tmp_path / "b", prefix="") as (servers, upstream):
         upstream.words = plain({"content": [block]})
         answer = await Client(servers.fast).ask(call("speak"))
-        assert answer.body == written(upstream.words)
+        assert answer.body == encode(upstream.words)
 
 
 @pytest.mark.parametrize("key", ["dev.toolgate/call_id", r"dev.toolgate\/call_id", r"\u0064ev.toolgate/call_id"])
 async def test_upstream_cannot_set_meta_keys_of_the_gateway(front: tuple[Servers, Upstream], key: str) -> None:
     servers, upstream = front
-    upstream.words = plain(said("x", _meta={"KEY": "forged", "lab.example/own": 1})).replace("KEY", key)
-    answer = await spoken(servers)
+    upstream.words = plain(text_result("x", _meta={"KEY": "forged", "lab.example/own": 1})).replace("KEY", key)
+    answer = await call_upstream(servers)
     assert b"forged" not in answer.body
     assert own(answer)["_meta"]["lab.example/own"] == 1
 
 
 async def test_tool_error_is_passed_on_unchanged_and_recorded_as_an_error(front: tuple[Servers, Upstream]) -> None:
     servers, upstream = front
-    upstream.words = plain(said("not today", isError=True, why="kept"))
-    assert (await spoken(servers)).body == written(upstream.words)
+    upstream.words = plain(text_result("not today", isError=True, why="kept"))
+    assert (await call_upstream(servers)).body == encode(upstream.words)
     [(status, _)] = await servers.records()
     assert status == "error"
 
@@ -164,8 +164,8 @@ async def test_tool_error_is_passed_on_unchanged_and_recorded_as_an_error(front:
 async def test_result_with_a_renderer_links_to_its_plan(tmp_path: Path) -> None:
     shown = {"speak": {"renderer": "code", "renderer_config": {"content": "$return"}}}
     async with fronting(tmp_path, overrides=shown) as (servers, upstream):
-        upstream.words = plain(said("x"))
-        result = own(await spoken(servers))
+        upstream.words = plain(text_result("x"))
+        result = own(await call_upstream(servers))
         assert [block["type"] for block in result["content"]] == ["text", "resource_link"]
 
 
@@ -174,7 +174,7 @@ async def test_upstream_error_keeps_its_message(front: tuple[Servers, Upstream],
     servers, upstream = front
     error = {"code": code, "message": "closed", "data": {"until": [9, None]}}
     upstream.words = '{"jsonrpc":"2.0","id":"ID","error":' + json.dumps(error) + "}"
-    answer = await spoken(servers)
+    answer = await call_upstream(servers)
     assert (answer.status, answer.message) == (status, {"jsonrpc": "2.0", "id": 1, "error": error})
     assert (await servers.records())[0][0] == "error"
 
@@ -185,7 +185,7 @@ async def test_upstream_question_is_passed_on_as_ours(front: tuple[Servers, Upst
     asking = {"q": {"method": "elicitation/create", "params": form}}
     upstream.words = plain({"resultType": "input_required", "inputRequests": asking, "requestState": "s"})
     capable: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
-    result = own(await spoken(servers, **capable))
+    result = own(await call_upstream(servers, **capable))
     named = {**form, "message": labs.question("up", "what?"), "_meta": {"dev.toolgate/server": "up"}}
     asked = {"q": {"method": "elicitation/create", "params": named}}
     assert (result["resultType"], result["inputRequests"]) == ("input_required", asked)
@@ -200,23 +200,23 @@ async def test_upstream_question_is_passed_on_as_ours(front: tuple[Servers, Upst
 async def test_upstream_response_on_a_stream_is_encoded_again(front: tuple[Servers, Upstream]) -> None:
     servers, upstream = front
     upstream.kind = "text/event-stream"
-    assert own(await spoken(servers))["content"] == [{"type": "text", "text": "grüße"}]
+    assert own(await call_upstream(servers))["content"] == [{"type": "text", "text": "grüße"}]
 
 
 @pytest.mark.parametrize("words", [plain({"structuredContent": {"a": 1}}), plain({"content": None}), plain({})])
 async def test_result_without_content_gets_content(front: tuple[Servers, Upstream], words: str) -> None:
     servers, upstream = front
     upstream.words = words
-    assert own(await spoken(servers))["content"] == []
+    assert own(await call_upstream(servers))["content"] == []
 
 
 async def test_large_result_that_is_not_stored_is_passed_on_unchanged(tmp_path: Path) -> None:
     async with fronting(tmp_path / "a", large_results="off") as (servers, upstream):
-        upstream.words = plain(said("x" * 2_000_000))
-        assert (await spoken(servers)).body == written(upstream.words)
+        upstream.words = plain(text_result("x" * 2_000_000))
+        assert (await call_upstream(servers)).body == encode(upstream.words)
     async with fronting(tmp_path / "b") as (servers, upstream):
-        upstream.words = plain(said("x" * 2_000_000))
-        answer = await spoken(servers)
+        upstream.words = plain(text_result("x" * 2_000_000))
+        answer = await call_upstream(servers)
         assert len(answer.body) < 100_000
         own(answer)
 
@@ -240,12 +240,12 @@ async def test_response_of_several_lines_is_one_event(
     monkeypatch.setattr(fastpath, "PING_SECONDS", 0.01)
     servers, upstream = front
     upstream.go = anyio.Event()
-    upstream.words = json.dumps(json.loads(written(ODD)), indent=2).replace("\n", "\r\n")
+    upstream.words = json.dumps(json.loads(encode(ODD)), indent=2).replace("\n", "\r\n")
     exchange = Client(servers.fast).send(call("up__speak"))
     await exchange.until(fastpath.PING)
     upstream.go.set()
     answer = await exchange.answer()
-    assert answer.message == json.loads(written(ODD))
+    assert answer.message == json.loads(encode(ODD))
     assert answer.body.count(b"\r\ndata: ") == 1
 
 
@@ -253,7 +253,7 @@ async def test_response_of_several_lines_is_one_event(
 async def test_upstream_response_with_another_id_is_ignored(front: tuple[Servers, Upstream], number: str) -> None:
     servers, upstream = front
     upstream.words = ODD.replace('"ID"', number)
-    answer = await spoken(servers)
+    answer = await call_upstream(servers)
     assert answer.message["id"] == 1 and type(answer.message["id"]) is int
     assert answer.message["result"].get("isError") or number == '"1"'  # some servers hand a number back as text
 
@@ -262,14 +262,14 @@ async def test_upstream_response_with_another_id_is_ignored(front: tuple[Servers
 async def test_batch_of_one_response_is_passed_on(front: tuple[Servers, Upstream], frame: str) -> None:
     servers, upstream = front
     upstream.words = frame % ODD
-    assert isinstance((await spoken(servers)).message, dict)
+    assert isinstance((await call_upstream(servers)).message, dict)
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", '"\\ud800"'])
 async def test_invalid_json_number_is_encoded_again(front: tuple[Servers, Upstream], value: str) -> None:
     servers, upstream = front
-    upstream.words = plain(said("x", odd="HERE")).replace('"HERE"', value)
-    answer = await spoken(servers)
+    upstream.words = plain(text_result("x", odd="HERE")).replace('"HERE"', value)
+    answer = await call_upstream(servers)
     assert value.encode() not in answer.body
     own(answer)
 
@@ -282,11 +282,13 @@ async def test_upstream_response_never_reaches_another_call(front: tuple[Servers
     await async_eventually(lambda: len(upstream.asked) >= len(others))
     upstream.go = anyio.Event()
     upstream.go.set()
-    upstream.words = plain(said("for 8 alone")).replace('"ID"', '"8"')  # as text, as some servers give numbers back
-    await spoken(servers, 8)
+    upstream.words = plain(text_result("for 8 alone")).replace(
+        '"ID"', '"8"'
+    )  # as text, as some servers give numbers back
+    await call_upstream(servers, 8)
     upstream.words = ODD
     waiting.set()
-    assert [(await each.answer()).body for each in others] == [written(ODD, f"other {n}") for n in range(12)]
+    assert [(await each.answer()).body for each in others] == [encode(ODD, f"other {n}") for n in range(12)]
 
 
 @pytest.mark.parametrize("era", ["modern", "handshake"])
@@ -297,7 +299,7 @@ async def test_log_messages_are_sent_from_the_requested_level_on(front: tuple[Se
     upstream.before = [{"method": "notifications/message", "params": {"level": each, "data": each}} for each in levels]
     upstream.before.append({"method": "notifications/message", "params": {"level": ["error"], "data": 1}})
     if era == "modern":
-        none, some = await spoken(servers), await spoken(servers, **{LEVEL: "warning"})
+        none, some = await call_upstream(servers), await call_upstream(servers, **{LEVEL: "warning"})
     else:
         client = await servers.session()
         none = await client.ask(call("up__speak", envelope={}))

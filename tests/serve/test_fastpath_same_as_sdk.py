@@ -373,12 +373,12 @@ async def test_cancellation_of_an_unknown_call_is_left_to_the_sdk(servers: Serve
 async def test_notification_calls_no_tool(servers: Servers, road: str) -> None:
     """In the handshake era the SDK takes a request with an id of a wrong kind for a notification."""
     client = await servers.session() if road == "short" else (await sessions(servers))[1]
-    servers.source.heard()
+    servers.source.take_calls()
     for message in (_older({key: ECHO[key] for key in ECHO if key != "id"}), _older({**ECHO, "id": None})):
         assert (await client.ask(message)).status == 202
         await client.ask(request("ping", envelope={}))
         await servers.gateway.executor.idle()
-    assert servers.source.heard() == []
+    assert servers.source.take_calls() == []
 
 
 # An empty line is no message; what is a request and an answer too may be either to the SDK.
@@ -466,10 +466,10 @@ async def assert_same(servers: Servers, fast: Client, sdk: Client, *asked: Any, 
         if answer.status == 202 and client.session:  # acknowledged before it is read
             await client.ask(request("ping", envelope={}))
             await servers.gateway.executor.idle()
-            servers.source.heard()
+            servers.source.take_calls()
         era = HANDSHAKE if client.session else MODERN
         own = client.session.get("mcp-session-id", "no session")
-        told = repr((shown(answer, era), servers.source.heard())).replace(own, "SESSION")
+        told = repr((shown(answer, era), servers.source.take_calls())).replace(own, "SESSION")
         found.append((told, answer.headers.get("mcp-session-id") == client.session.get("mcp-session-id")))
     assert found[0] == found[1]
 
@@ -486,7 +486,7 @@ async def _lines(servers: Servers, fast: bool, lines: list[Any]) -> Any:
             if len(answers) == 1 and _is_answered(line):
                 answers.append(await pipes.line())
             found.append([anonymous(each) for each in answers if each.get("id") != f"ping {number}"])
-    return [*found, repr(servers.source.heard())]
+    return [*found, repr(servers.source.take_calls())]
 
 
 def _is_answered(line: Any) -> bool:

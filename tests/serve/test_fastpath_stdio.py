@@ -28,16 +28,16 @@ async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
         yield opened
 
 
-def asked(era: str, tool: str, number: int | str = 1, **meta: Any) -> Any:
+def make_call(era: str, tool: str, number: int | str = 1, **meta: Any) -> Any:
     envelope = ENVELOPE if era == "modern" else {}
     return call(f"stall__{tool}", {}, number, envelope=envelope, **({"meta": meta} if meta else {}))
 
 
-def cancelled(number: Any) -> dict[str, Any]:
+def cancellation(number: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": number}}
 
 
-async def meet(pipes: StdioClient, era: str) -> None:
+async def open_connection(pipes: StdioClient, era: str) -> None:
     """Say the first things, so that the era is known."""
     if era == "modern":
         await pipes.ask(request("server/discover"))
@@ -45,7 +45,7 @@ async def meet(pipes: StdioClient, era: str) -> None:
         await pipes.open(ABLE)
 
 
-async def begun(servers: Servers) -> None:
+async def start_call(servers: Servers) -> None:
     with anyio.fail_after(TIMEOUT):
         await servers.source.begun.wait()
     servers.source.begun.clear()
@@ -67,8 +67,8 @@ async def test_call_and_list_never_reach_the_sdk(servers: Servers, era: str, mon
 
     monkeypatch.setattr(stdio, "FastRequests", Watched)
     async with serve_on_pipes(servers.gateway) as pipes:
-        await meet(pipes, era)
-        await pipes.ask(asked(era, "echo"))
+        await open_connection(pipes, era)
+        await pipes.ask(make_call(era, "echo"))
         await pipes.ask(request("tools/list", envelope=ENVELOPE if era == "modern" else {}))
         assert all(taken) and len(taken) >= 3
 
@@ -76,24 +76,24 @@ async def test_call_and_list_never_reach_the_sdk(servers: Servers, era: str, mon
 @pytest.mark.parametrize("era", ERAS)
 async def test_progress_comes_before_the_response_and_nothing_after_it(servers: Servers, era: str) -> None:
     async with serve_on_pipes(servers.gateway) as pipes:
-        await meet(pipes, era)
-        pipes.send(asked(era, "count", progressToken=0))
+        await open_connection(pipes, era)
+        pipes.send(make_call(era, "count", progressToken=0))
         told = [await pipes.line() for _ in range(3)]
         assert [each["params"]["progress"] for each in told] == [1, 2.5, 3]
         assert text(await pipes.line()) == '"counted"'
-        assert text(await pipes.ask(asked(era, "late", progressToken=1))) == '"answered"'
+        assert text(await pipes.ask(make_call(era, "late", progressToken=1))) == '"answered"'
         servers.source.go.set()
-        await begun(servers)
-        assert text(await pipes.ask(asked(era, "echo"))) == "{}"
+        await start_call(servers)
+        assert text(await pipes.ask(make_call(era, "echo"))) == "{}"
 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_call_does_not_block_the_next(servers: Servers, era: str) -> None:
     async with serve_on_pipes(servers.gateway) as pipes:
-        await meet(pipes, era)
-        pipes.send(asked(era, "wait", number="slow"))
-        await begun(servers)
-        assert (await pipes.ask(asked(era, "echo", number="quick")))["id"] == "quick"
+        await open_connection(pipes, era)
+        pipes.send(make_call(era, "wait", number="slow"))
+        await start_call(servers)
+        assert (await pipes.ask(make_call(era, "echo", number="quick")))["id"] == "quick"
         servers.source.go.set()
         assert (await pipes.line())["id"] == "slow"
 
@@ -104,10 +104,10 @@ async def test_cancelled_call_ends_without_a_response(
     servers: Servers, era: str, number: int | str, said: int | str
 ) -> None:
     async with serve_on_pipes(servers.gateway) as pipes:
-        await meet(pipes, era)
-        pipes.send(asked(era, "wait", number=number))
-        await begun(servers)
-        pipes.send(cancelled(said), asked(era, "echo", number=2))
+        await open_connection(pipes, era)
+        pipes.send(make_call(era, "wait", number=number))
+        await start_call(servers)
+        pipes.send(cancellation(said), make_call(era, "echo", number=2))
         assert (await pipes.line())["id"] == 2
         pipes.close()
         assert await pipes.rest() == []
@@ -117,10 +117,10 @@ async def test_cancelled_call_ends_without_a_response(
 @pytest.mark.parametrize("era", ERAS)
 async def test_cancellation_with_another_id_cancels_nothing(servers: Servers, era: str) -> None:
     async with serve_on_pipes(servers.gateway) as pipes:
-        await meet(pipes, era)
-        pipes.send(asked(era, "wait"))
-        await begun(servers)
-        pipes.send(*map(cancelled, [True, 1.0, None, [1], "2"]))
+        await open_connection(pipes, era)
+        pipes.send(make_call(era, "wait"))
+        await start_call(servers)
+        pipes.send(*map(cancellation, [True, 1.0, None, [1], "2"]))
         pipes.send({"jsonrpc": "2.0", "method": "notifications/cancelled"})
         assert "id" in await pipes.ask(request("ping", number="ping", envelope=ENVELOPE if era == "modern" else {}))
         servers.source.go.set()
@@ -129,8 +129,8 @@ async def test_cancellation_with_another_id_cancels_nothing(servers: Servers, er
 
 async def test_question_is_answered_on_the_same_pipe(servers: Servers) -> None:
     async with serve_on_pipes(servers.gateway) as pipes:
-        await meet(pipes, "handshake")
-        question = await pipes.ask(asked("handshake", "ask"))
+        await open_connection(pipes, "handshake")
+        question = await pipes.ask(make_call("handshake", "ask"))
         assert question["method"] == "elicitation/create"
         pipes.send({"jsonrpc": "2.0", "id": "toolgate-77", "result": {}})  # an answer to nothing
         assert text(await pipes.ask({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}})) == (
@@ -141,7 +141,7 @@ async def test_question_is_answered_on_the_same_pipe(servers: Servers) -> None:
 async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(servers: Servers) -> None:
     async with serve_on_pipes(servers.gateway) as pipes:
         await pipes.open(ABLE)
-        pipes.send(asked("handshake", "ask"))
+        pipes.send(make_call("handshake", "ask"))
         question = await pipes.line()
         content = {"action": "accept", "content": {"answer": 10**20}}
         reply = {"jsonrpc": "2.0", "id": question["id"], "result": content}
@@ -150,19 +150,19 @@ async def test_reply_that_only_the_sdk_can_parse_reaches_the_call_that_asked(ser
 
 async def test_question_is_withdrawn_when_its_call_is_cancelled(servers: Servers) -> None:
     async with serve_on_pipes(servers.gateway) as pipes:
-        await meet(pipes, "handshake")
-        question = await pipes.ask(asked("handshake", "ask"))
-        withdrawn = await pipes.ask(cancelled(1))
+        await open_connection(pipes, "handshake")
+        question = await pipes.ask(make_call("handshake", "ask"))
+        withdrawn = await pipes.ask(cancellation(1))
         assert (withdrawn["method"], withdrawn["params"]["requestId"]) == ("notifications/cancelled", question["id"])
-        assert text(await pipes.ask(asked("handshake", "echo"))) == "{}"
+        assert text(await pipes.ask(make_call("handshake", "echo"))) == "{}"
 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_client_that_closes_its_output_gets_its_responses(servers: Servers, era: str) -> None:
     async with serve_on_pipes(servers.gateway) as pipes:
-        await meet(pipes, era)
-        pipes.send(asked(era, "wait"))
-        await begun(servers)
+        await open_connection(pipes, era)
+        pipes.send(make_call(era, "wait"))
+        await start_call(servers)
         pipes.close()
         servers.source.go.set()
         assert [text(each) for each in await pipes.rest()] == ['"waited"']
@@ -173,9 +173,9 @@ async def test_call_that_exceeds_the_grace_period_gets_the_same_error_on_both_pa
     for fast in (True, False):
         stop = anyio.Event()
         async with serve_on_pipes(servers.gateway, fast=fast, grace=0.05, stop=stop) as pipes:
-            await meet(pipes, era)
-            pipes.send(asked(era, "wait"))
-            await begun(servers)
+            await open_connection(pipes, era)
+            pipes.send(make_call(era, "wait"))
+            await start_call(servers)
             stop.set()
             assert await pipes.line() == {"jsonrpc": "2.0", "id": 1, "error": CLOSED}
             assert await pipes.rest() == []
@@ -186,21 +186,21 @@ async def test_call_that_exceeds_the_grace_period_gets_the_same_error_on_both_pa
 async def test_stopping_gateway_answers_the_requests_it_has_read(servers: Servers, era: str) -> None:
     stop = anyio.Event()
     async with serve_on_pipes(servers.gateway, stop=stop) as pipes:
-        await meet(pipes, era)
-        pipes.send(asked(era, "wait"))
-        await begun(servers)
+        await open_connection(pipes, era)
+        pipes.send(make_call(era, "wait"))
+        await start_call(servers)
         stop.set()
         await anyio.sleep(0.01)
-        pipes.send(asked(era, "echo", number=2))  # too late
+        pipes.send(make_call(era, "echo", number=2))  # too late
         servers.source.go.set()
         assert [text(each) for each in await pipes.rest()] == ['"waited"']
 
 
 async def test_cancelled_server_leaves_no_call_behind(servers: Servers) -> None:
     async with serve_on_pipes(servers.gateway) as pipes:
-        await meet(pipes, "modern")
-        pipes.send(asked("modern", "wait"))
-        await begun(servers)
+        await open_connection(pipes, "modern")
+        pipes.send(make_call("modern", "wait"))
+        await start_call(servers)
         pipes.serving.cancel()
         await asyncio.wait([pipes.serving])
         with anyio.fail_after(TIMEOUT):

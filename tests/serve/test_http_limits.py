@@ -19,7 +19,7 @@ from gateway.serve.http.app import RequestGuard
 from gateway.serve.mcp import sdk
 
 from .servers import HANDSHAKE, LIMIT, Answer, Line, call, chunk, initialize, request, routing
-from .test_http_protocol import ECHO, WAIT, Served, posted, say, serving
+from .test_http_protocol import ECHO, WAIT, Served, encode_request, send, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
 
@@ -72,15 +72,15 @@ async def assert_closed(line: Line) -> None:
 # Slow requests
 
 
-@pytest.mark.parametrize("before", [b"", posted(ECHO)], ids=["first request", "later request"])
+@pytest.mark.parametrize("before", [b"", encode_request(ECHO)], ids=["first request", "later request"])
 async def test_request_head_that_drips_is_answered_with_408_and_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch, before: bytes
 ) -> None:
-    line = await served.say(before)
+    line = await served.send(before)
     if before:
         assert (await read_answer(line)).status == 200
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
-    await say(line, b"POST /mcp HTTP/1.1\r\nX-Slow: ")
+    await send(line, b"POST /mcp HTTP/1.1\r\nX-Slow: ")
     answer = await drip_until_answered(line, b"x")
     assert (answer.status, answer.headers["connection"]) == (408, "close")
     await assert_closed(line)
@@ -88,7 +88,7 @@ async def test_request_head_that_drips_is_answered_with_408_and_closed(
 
 async def test_many_dripping_connections_are_all_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
-    lines = [await served.say(b"GET / HTTP/1.1\r\nX-Slow: ") for _ in range(200)]
+    lines = [await served.send(b"GET / HTTP/1.1\r\nX-Slow: ") for _ in range(200)]
     for line in lines:
         assert (await read_answer(line)).status == 408
         await assert_closed(line)
@@ -97,7 +97,7 @@ async def test_many_dripping_connections_are_all_closed(served: Served, monkeypa
 async def test_connection_without_a_request_is_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
     for first in (b"", b"\r\n\r\n"):
-        await assert_closed(await served.say(first))
+        await assert_closed(await served.send(first))
 
 
 @each_road
@@ -114,8 +114,8 @@ async def test_request_body_that_drips_or_stalls_is_answered_with_408_and_closed
     framing: dict[str, str | None] = {"Content-Length": "100000"}
     if chunked:
         framing = {"Content-Length": None, "Transfer-Encoding": "chunked"}
-    head = posted(ECHO, framing, target=target).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
-    line = await served.say(head, chunk(b"{") if chunked else b"{")
+    head = encode_request(ECHO, framing, target=target).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    line = await served.send(head, chunk(b"{") if chunked else b"{")
     if limit == "BODY_IDLE_SECONDS":
         answer = await read_answer(line)
     else:
@@ -128,7 +128,7 @@ async def test_request_body_that_drips_or_stalls_is_answered_with_408_and_closed
 
 @each_road
 async def test_request_that_arrives_slowly_within_the_limits_is_answered(served: Served, target: str) -> None:
-    whole = posted(ECHO, target=target)
+    whole = encode_request(ECHO, target=target)
     line = await served.line()
     for start in range(0, len(whole), 20):
         line.writer.write(whole[start : start + 20])
@@ -139,26 +139,26 @@ async def test_request_that_arrives_slowly_within_the_limits_is_answered(served:
 async def test_head_behind_a_running_call_does_not_end_the_call(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = await served.say(posted(WAIT), posted(ECHO)[:20])
-    await served.begun()
+    line = await served.send(encode_request(WAIT), encode_request(ECHO)[:20])
+    await served.wait_begun()
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
     for _ in range(2):  # each takes a check of all connections
-        assert (await read_answer(await served.say(b"GET / HTTP/1.1\r\n"))).status == 408
+        assert (await read_answer(await served.send(b"GET / HTTP/1.1\r\n"))).status == 408
     monkeypatch.undo()
     served.source.go.set()
     assert (await read_answer(line)).message["id"] == "w"
-    await say(line, posted(ECHO)[20:])
+    await send(line, encode_request(ECHO)[20:])
     assert (await read_answer(line)).message["id"] == 1
 
 
 async def test_connection_whose_body_was_refused_early_can_be_used_again_and_is_closed_when_idle(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = await served.say(posted(b"x" * 100, {"Host": "evil.example"})[:-50])
+    line = await served.send(encode_request(b"x" * 100, {"Host": "evil.example"})[:-50])
     assert (await read_answer(line)).status == 421
-    await say(line, b"x" * 50)
+    await send(line, b"x" * 50)
     await anyio.sleep(1.5)  # more than one check of all connections
-    await say(line, posted(ECHO))
+    await send(line, encode_request(ECHO))
     assert (await read_answer(line)).status == 200
 
 
@@ -174,9 +174,9 @@ def head_of(size: int, target: str = "GET /healthz HTTP/1.1", more: str = "") ->
 BEFORE = {
     "nothing": b"",
     "empty lines": b"\r\n" * 3,
-    "a request without a body": posted(None, target="GET /healthz HTTP/1.1"),
-    "a body with empty lines": posted(b"\r\n\r\n" * 50),
-    "chunks with empty lines": posted(b"\r\n\r\n" * 50, chunks=[1, 2, 3, 4, 5], trailers="X-Late: 1\r\n"),
+    "a request without a body": encode_request(None, target="GET /healthz HTTP/1.1"),
+    "a body with empty lines": encode_request(b"\r\n\r\n" * 50),
+    "chunks with empty lines": encode_request(b"\r\n\r\n" * 50, chunks=[1, 2, 3, 4, 5], trailers="X-Late: 1\r\n"),
 }
 
 
@@ -188,7 +188,7 @@ async def test_request_head_limit_is_exact(served: Served, before: bytes, cuts: 
         whole = before + head_of(size)
         ends = [0, *(cut % len(whole) for cut in cuts), len(whole)]
         line = await served.line()
-        await say(line, *(whole[start:end] for start, end in pairwise(ends)))
+        await send(line, *(whole[start:end] for start, end in pairwise(ends)))
         for _ in range(answers):
             assert (await read_answer(line)).status != 431
         if status == 200 or not answers:
@@ -205,10 +205,10 @@ async def test_request_head_limit_is_exact(served: Served, before: bytes, cuts: 
 @each_road
 @pytest.mark.parametrize("size", [protocol.HEAD + 1, 107_000, 250_000])
 async def test_large_request_head_that_comes_in_one_read_is_refused(served: Served, target: str, size: int) -> None:
-    usual = posted(ECHO, target=target)
+    usual = encode_request(ECHO, target=target)
     lines, _, body = usual.partition(b"\r\n\r\n")
     start = lines + b"\r\nX-Large: "
-    line = await served.say(start + b"x" * (size - len(start) - 4) + b"\r\n\r\n" + body)
+    line = await served.send(start + b"x" * (size - len(start) - 4) + b"\r\n\r\n" + body)
     assert (await read_answer(line)).status == 431
     assert (served.source.calls, served.passed) == ([], [])
 
@@ -218,12 +218,12 @@ async def test_body_in_chunks_with_countless_empty_lines_is_refused(served: Serv
     """Each costs a call of the parser."""
     for count, status in ((protocol.EMPTY_LINES - 10, 200), (protocol.EMPTY_LINES + 10, 400)):
         body = json.dumps(ECHO).encode() + b"\r\n\r\n" * count
-        line = await served.say(posted(body, routing(ECHO), target=target, chunks=[]))
+        line = await served.send(encode_request(body, routing(ECHO), target=target, chunks=[]))
         assert (await read_answer(line)).status == status
 
 
 async def test_large_request_line_is_refused(served: Served) -> None:
-    line = await served.say(posted(None, target=f"GET /{'x' * protocol.HEAD} HTTP/1.1"))
+    line = await served.send(encode_request(None, target=f"GET /{'x' * protocol.HEAD} HTTP/1.1"))
     assert (await read_answer(line)).status == 431
 
 
@@ -263,7 +263,7 @@ async def test_host_and_origin_are_checked_the_same_on_both_paths(
         for value in cases:
             line = await served.line()
             for target in (SHORT, SHORT, LONG):  # the second time, the fast path knows the head
-                await say(line, posted(ECHO, {header: value}, target=target))
+                await send(line, encode_request(ECHO, {header: value}, target=target))
                 decided.setdefault(value, []).append((await read_answer(line)).status)
     assert decided == {value: [status] * 3 for value, status in cases.items()}
 
@@ -284,7 +284,7 @@ ALICE, BOB, CAROL = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 async def open_session(served: Served, source: str) -> Any:
     """The headers of a new session, or the response that refused one."""
     line = await served.line(source=source)
-    await say(line, posted(initialize(), {"mcp-protocol-version": None, "mcp-method": None}))
+    await send(line, encode_request(initialize(), {"mcp-protocol-version": None, "mcp-method": None}))
     answer = await read_answer(line)
     if answer.status != 200:
         return answer
@@ -293,13 +293,13 @@ async def open_session(served: Served, source: str) -> Any:
 
 async def is_alive(served: Served, session: Any) -> bool:
     """Use a session, which then has just become idle."""
-    status = (await read_answer(await served.say(posted(request("ping", envelope={}), session)))).status
+    status = (await read_answer(await served.send(encode_request(request("ping", envelope={}), session)))).status
     assert status in (200, 404)
     return status == 200
 
 
 async def open_stream(served: Served, session: Any) -> Line:
-    line = await served.say(posted(None, session, target="GET /mcp HTTP/1.1"))
+    line = await served.send(encode_request(None, session, target="GET /mcp HTTP/1.1"))
     with anyio.fail_after(TIMEOUT):
         start = await line.message()
     assert start is not None and start["status"] == 200
@@ -322,9 +322,9 @@ async def test_session_flood_of_one_client_ends_its_own_oldest_idle_sessions_onl
     streaming, calling, first, second = [await open_session(served, ALICE) for _ in range(4)]
     stream = await open_stream(served, streaming)
     ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    assert (await read_answer(await served.say(posted(ready, calling)))).status == 202
-    running = await served.say(posted(call("stall__wait", envelope={}), calling))
-    await served.begun()
+    assert (await read_answer(await served.send(encode_request(ready, calling)))).status == 202
+    running = await served.send(encode_request(call("stall__wait", envelope={}), calling))
+    await served.wait_begun()
     assert await is_alive(served, first)  # so that the second is idle longer
     third = await open_session(served, ALICE)
     fourth = await open_session(served, ALICE)

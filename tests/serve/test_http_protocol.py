@@ -69,13 +69,13 @@ class Served:
         self.lines.append(Line(*await asyncio.open_connection(sock=ours)))
         return self.lines[-1]
 
-    async def say(self, *parts: bytes) -> Line:
+    async def send(self, *parts: bytes) -> Line:
         """What is said on a new connection, each part in a packet of its own."""
         line = await self.line()
-        await say(line, *parts)
+        await send(line, *parts)
         return line
 
-    async def begun(self) -> None:
+    async def wait_begun(self) -> None:
         with anyio.fail_after(TIMEOUT):
             await self.source.begun.wait()
         self.source.begun.clear()
@@ -83,28 +83,28 @@ class Served:
     async def session(self) -> dict[str, str]:
         """The headers of a client that has shaken hands."""
         headers = {"mcp-protocol-version": HANDSHAKE}
-        line = await self.say(posted(initialize(), {"mcp-protocol-version": None, "mcp-method": None}))
+        line = await self.send(encode_request(initialize(), {"mcp-protocol-version": None, "mcp-method": None}))
         headers["mcp-session-id"] = (await line.answer()).headers["mcp-session-id"]
-        await say(line, posted(INITIALIZED, headers))
+        await send(line, encode_request(INITIALIZED, headers))
         assert (await line.answer()).status == 202
         await async_eventually(lambda: self.server.handlers.sessions.get(headers["mcp-session-id"]) is not None)
         return headers
 
-    async def latest(self) -> tuple[str, str | None]:
+    async def latest_record(self) -> tuple[str, str | None]:
         """What became of the latest call."""
         await self.gateway.executor.idle()
         record = (await self.gateway.records.list_calls())[0]
         return record.status, record.error_code
 
 
-async def say(line: Line, *parts: bytes) -> None:
+async def send(line: Line, *parts: bytes) -> None:
     for place, part in enumerate(parts):
         if place:
             await anyio.sleep(0.01)  # or they would be one packet
         line.writer.write(part)
 
 
-def posted(
+def encode_request(
     message: Any,
     headers: Mapping[str, str | None] | None = None,
     *,
@@ -151,7 +151,7 @@ async def serving(
 
         listening.listen()
         done = asyncio.ensure_future(
-            serve_http(noting(web.app, passed), fast_path(web.fast_path), listening, stop, drain)
+            serve_http(record_requests(web.app, passed), fast_path(web.fast_path), listening, stop, drain)
         )
         served = Served(gateway, server, source, listening.getsockname(), stop, done, passed)
         try:
@@ -164,7 +164,7 @@ async def serving(
             await done
 
 
-def noting(app: ASGIApp, passed: list[str]) -> ASGIApp:
+def record_requests(app: ASGIApp, passed: list[str]) -> ASGIApp:
     async def noted(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             passed.append(scope["method"])
@@ -185,7 +185,7 @@ async def server(anyio_backend: Any, tmp_path_factory: pytest.TempPathFactory) -
 async def served(server: Served) -> AsyncIterator[Served]:
     """The server, as if it were new."""
     server.passed.clear()
-    server.source.heard()
+    server.source.take_calls()
     server.source.begun.clear()
     server.source.go.clear()
     yield server
@@ -203,22 +203,22 @@ def number(answer: Any) -> Any:
 async def test_connection_serves_one_request_after_another_on_the_fast_path(served: Served) -> None:
     line = await served.line()
     for message in (ECHO, LIST, {**ECHO, "id": "again"}):
-        await say(line, posted(message))
+        await send(line, encode_request(message))
         assert number(await line.answer()) == message["id"]
     assert served.passed == []
     session = await served.session()
     served.passed.clear()
     for message in (call("stall__echo", envelope={}), request("tools/list", envelope={})):
-        await say(line, posted(message, {**session, "mcp-method": None, "mcp-name": None}))
+        await send(line, encode_request(message, {**session, "mcp-method": None, "mcp-name": None}))
         assert (await line.answer()).headers["content-type"] == "application/json"
     assert served.passed == []
 
 
 async def test_fast_response_has_the_same_head_as_one_of_the_application(served: Served) -> None:
-    line = await served.say(posted(ECHO))
+    line = await served.send(encode_request(ECHO))
     fast = await line.answer()
     assert set(fast.headers) == {"date", "content-type", "content-length", "toolgate-call-id"}
-    await say(line, posted(LONG))
+    await send(line, encode_request(LONG))
     assert {"date", "content-type"} <= set((await line.answer()).headers)
 
 
@@ -235,28 +235,28 @@ PIPELINES: dict[str, list[tuple[Any, str]]] = {
 
 @pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
 async def test_pipelined_requests_are_answered_in_order(served: Served, pipeline: list[tuple[Any, str]]) -> None:
-    line = await served.say(b"".join(posted(each, target=f"POST {url} HTTP/1.1") for each, url in pipeline))
-    await served.begun()
+    line = await served.send(b"".join(encode_request(each, target=f"POST {url} HTTP/1.1") for each, url in pipeline))
+    await served.wait_begun()
     with anyio.move_on_after(0.05):
         pytest.fail(f"{await line.message()} came before its turn")
     served.source.go.set()
     assert [number(await line.answer()) for _ in pipeline] == [message["id"] for message, _ in pipeline]
-    await say(line, posted({**ECHO, "id": "after"}))
+    await send(line, encode_request({**ECHO, "id": "after"}))
     assert number(await line.answer()) == "after"
 
 
 async def test_request_after_connection_close_is_not_answered(served: Served) -> None:
-    line = await served.say(posted(ECHO, {"Connection": "close"}) + posted(LIST))
+    line = await served.send(encode_request(ECHO, {"Connection": "close"}) + encode_request(LIST))
     assert number(await line.answer()) == 1
     assert await line.ended()
 
 
 @pytest.mark.parametrize("message", [ECHO, LONG], ids=["short", "long"])
 async def test_request_may_arrive_in_packets(served: Served, message: Any) -> None:
-    whole = posted(message)
+    whole = encode_request(message)
     head = whole.index(b"\r\n\r\n")
     cuts = [0, 3, 40, head + 2, head + 4, head + 5, len(whole) - 1, len(whole)]
-    line = await served.say(*(whole[start:end] for start, end in pairwise(cuts)))
+    line = await served.send(*(whole[start:end] for start, end in pairwise(cuts)))
     assert number(await line.answer()) == message["id"]
     assert served.passed == ([] if message is ECHO else ["POST"])
 
@@ -264,7 +264,7 @@ async def test_request_may_arrive_in_packets(served: Served, message: Any) -> No
 @pytest.mark.parametrize("message", [ECHO, LONG], ids=["short", "long"])
 async def test_chunked_body_is_read_and_its_trailers_are_ignored(served: Served, message: Any) -> None:
     trailers = "Host: evil.example\r\nMcp-Method: tools/list\r\nX-Late: 1\r\n"
-    line = await served.say(posted(message, chunks=[1, 2, 30], trailers=trailers) + posted(LIST))
+    line = await served.send(encode_request(message, chunks=[1, 2, 30], trailers=trailers) + encode_request(LIST))
     assert number(await line.answer()) == message["id"]
     assert number(await line.answer()) == 1
     assert served.passed == (["POST"] if message is ECHO else ["POST", "POST"])  # a list in the pipeline
@@ -274,13 +274,13 @@ async def test_body_in_chunks_of_one_byte_is_read_on_the_fast_path(served: Serve
     size = amount(1_000_000, 200_000)
     large = call("stall__echo", {"a": "x" * size})
     line = await served.line()
-    line.writer.write(posted(large, chunks=[1] * size))
+    line.writer.write(encode_request(large, chunks=[1] * size))
     assert number(await line.answer()) == 1
     assert served.passed == []
 
 
 async def test_spaces_around_header_values_are_ignored(served: Served) -> None:
-    line = await served.say(posted(ECHO, {"mcp-method": " tools/call \t", "Host": "127.0.0.1 "}))
+    line = await served.send(encode_request(ECHO, {"mcp-method": " tools/call \t", "Host": "127.0.0.1 "}))
     assert number(await line.answer()) == 1
     assert served.passed == []
 
@@ -304,7 +304,7 @@ HEADS: dict[str, Any] = {
 @pytest.mark.parametrize("case", HEADS.values(), ids=HEADS)
 async def test_unusual_head_is_left_to_the_application(served: Served, case: Any) -> None:
     options, status, code = case
-    answer = await (await served.say(posted(ECHO, **options))).answer()
+    answer = await (await served.send(encode_request(ECHO, **options))).answer()
     assert answer.status == status, answer
     assert (answer.message["error"]["code"] if code else answer.message["id"]) == (code or 1)
     assert served.passed == ["POST"]
@@ -314,7 +314,7 @@ async def test_query_names_the_chat_on_the_fast_path_also_of_a_cached_head(serve
     line = await served.line()
     queries = ["?chat=garden", "?chat=garden", "?chat=", "?x=1&chat=a%20b", "?chat=garden", ""]
     for query in queries:
-        await say(line, posted(ECHO, target=f"POST /mcp{query} HTTP/1.1"))
+        await send(line, encode_request(ECHO, target=f"POST /mcp{query} HTTP/1.1"))
         assert number(await line.answer()) == 1
     chats = [heard.chat for heard in served.source.calls]
     assert chats == ["garden", "garden", "default", "a b", "garden", "default"]
@@ -334,7 +334,9 @@ async def test_query_names_the_chat_on_the_fast_path_also_of_a_cached_head(serve
     ],
 )
 async def test_request_of_ambiguous_length_is_refused(served: Served, head: list[str]) -> None:
-    line = await served.say(posted(b"", {"Content-Length": None, **routing(ECHO)}, more=head) + posted(ECHO))
+    line = await served.send(
+        encode_request(b"", {"Content-Length": None, **routing(ECHO)}, more=head) + encode_request(ECHO)
+    )
     assert (await line.answer()).status == 400
     assert await line.ended()
     assert (served.source.calls, served.passed) == ([], [])
@@ -342,7 +344,7 @@ async def test_request_of_ambiguous_length_is_refused(served: Served, head: list
 
 @pytest.mark.parametrize("message", [ECHO, call("stall__count", meta={"progressToken": 1})], ids=["plain", "stream"])
 async def test_connection_close_is_honoured(served: Served, message: Any) -> None:
-    line = await served.say(posted(message, {"Connection": "close"}))
+    line = await served.send(encode_request(message, {"Connection": "close"}))
     answer = await line.answer()
     assert (number(answer), answer.headers["connection"]) == (1, "close")
     assert await line.ended()
@@ -351,17 +353,17 @@ async def test_connection_close_is_honoured(served: Served, message: Any) -> Non
 
 async def test_http_1_0_request_is_answered_and_the_connection_closed(served: Served) -> None:
     for more in ([], ["Connection: keep-alive"]):
-        line = await served.say(posted(ECHO, target="POST /mcp HTTP/1.0", more=more))
+        line = await served.send(encode_request(ECHO, target="POST /mcp HTTP/1.0", more=more))
         assert number(await line.answer()) == 1
         assert await line.ended()
     assert served.passed == []
 
 
 async def test_expect_100_continue_is_answered(served: Served) -> None:
-    head, _, body = posted(ECHO, {"Expect": "100-continue"}).partition(b"\r\n\r\n")
-    line = await served.say(head + b"\r\n\r\n")
+    head, _, body = encode_request(ECHO, {"Expect": "100-continue"}).partition(b"\r\n\r\n")
+    line = await served.send(head + b"\r\n\r\n")
     assert (await line.answer()).status == 100
-    await say(line, body)
+    await send(line, body)
     assert number(await line.answer()) == 1
 
 
@@ -371,67 +373,67 @@ async def test_body_too_large_for_the_fast_path_is_left_to_the_application_and_o
 ) -> None:
     line = await served.line()
     for size in (SIZE - 1000, SIZE + 1):
-        await say(line, posted(call("stall__echo", {"a": "x" * size}), chunks=chunks))
+        await send(line, encode_request(call("stall__echo", {"a": "x" * size}), chunks=chunks))
         assert number(await line.answer()) == 1
     assert served.passed == ["POST"]
-    beyond = await served.say(posted(call("stall__echo", {"a": "x" * LIMIT}), chunks=chunks))
+    beyond = await served.send(encode_request(call("stall__echo", {"a": "x" * LIMIT}), chunks=chunks))
     answer = await beyond.answer()
     assert (answer.status, answer.message["error"]["code"]) == (413, "REQUEST_TOO_LARGE")
     assert len(served.source.calls) == 2
 
 
 async def test_endless_body_is_refused(served: Served) -> None:
-    endless = posted(call("stall__echo", {"a": "x" * LIMIT}), chunks=[100_000]).removesuffix(b"0\r\n\r\n")
-    assert (await (await served.say(endless)).answer()).status == 413
+    endless = encode_request(call("stall__echo", {"a": "x" * LIMIT}), chunks=[100_000]).removesuffix(b"0\r\n\r\n")
+    assert (await (await served.send(endless)).answer()).status == 413
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "OPTIONS"])
 async def test_other_http_methods_are_left_to_the_application(served: Served, method: str) -> None:
-    answer = await (await served.say(posted(ECHO, target=f"{method} /mcp HTTP/1.1"))).answer()
+    answer = await (await served.send(encode_request(ECHO, target=f"{method} /mcp HTTP/1.1"))).answer()
     assert answer.status in (400, 405)
     assert served.passed == [method]
 
 
 async def test_head_request_is_left_to_the_application(served: Served) -> None:
-    line = await served.say(posted(None, {"Connection": "close"}, target="HEAD /mcp HTTP/1.1"))
+    line = await served.send(encode_request(None, {"Connection": "close"}, target="HEAD /mcp HTTP/1.1"))
     with anyio.fail_after(TIMEOUT):
         assert (await line.reader.read()).endswith(b"\r\n\r\n")
     assert served.passed == ["HEAD"]
 
 
 async def test_modern_client_that_disconnects_cancels_its_call(served: Served) -> None:
-    line = await served.say(posted(WAIT))
-    await served.begun()
+    line = await served.send(encode_request(WAIT))
+    await served.wait_begun()
     ended = len(served.source.ended)
     await anyio.sleep(0.05)  # until somebody looks whether it is still there
     await line.close()
-    assert await served.latest() == ("error", "CANCELLED")
+    assert await served.latest_record() == ("error", "CANCELLED")
     assert len(served.source.ended) == ended + 1
 
 
 async def test_modern_client_that_disconnects_at_once_cancels_its_call(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        line = await served.say(posted(WAIT))
-        await served.begun()
+        line = await served.send(encode_request(WAIT))
+        await served.wait_begun()
         await line.close()
-        assert await served.latest() == ("error", "CANCELLED")
+        assert await served.latest_record() == ("error", "CANCELLED")
 
 
 async def test_call_in_a_session_goes_on_when_its_client_disconnects(served: Served) -> None:
     session = await served.session()
-    line = await served.say(posted(call("stall__wait", envelope={}), session))
-    await served.begun()
+    line = await served.send(encode_request(call("stall__wait", envelope={}), session))
+    await served.wait_begun()
     await line.close()
     await anyio.sleep(0.1)  # long enough for a client of the newest era to be missed
     served.source.go.set()
-    assert await served.latest() == ("success", None)
+    assert await served.latest_record() == ("success", None)
 
 
 async def test_incomplete_request_calls_nothing(served: Served) -> None:
-    whole = posted(ECHO)
-    line = await served.say(whole[:-1], b"")
+    whole = encode_request(ECHO)
+    line = await served.send(whole[:-1], b"")
     await line.close()
-    assert number(await (await served.say(posted(LIST))).answer()) == 1
+    assert number(await (await served.send(encode_request(LIST))).answer()) == 1
     assert (served.source.calls, served.passed) == ([], [])
 
 
@@ -451,7 +453,7 @@ async def test_event_stream_is_valid_chunked_http(served: Served) -> None:
 
 async def test_event_is_sent_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastpath, "PING_SECONDS", 0.01)
-    line = await served.say(posted(WAIT))
+    line = await served.send(encode_request(WAIT))
     with anyio.fail_after(TIMEOUT):
         start, first = await line.message(), await line.message()
     assert start is not None and start["status"] == 200
@@ -465,7 +467,7 @@ async def test_pipelined_requests_wait_for_a_client_that_does_not_read(served: S
     many, size = 40, 900_000
     line = await served.line(buffer=64 * 1024)
     for place in range(many):
-        line.writer.write(posted(call("stall__echo", {"a": "x" * size}, place)))
+        line.writer.write(encode_request(call("stall__echo", {"a": "x" * size}, place)))
         if len(served.source.calls) == place:  # each comes when the one before was called
             with anyio.move_on_after(0.3):
                 while len(served.source.calls) == place:  # noqa: ASYNC110 - nothing tells
@@ -478,18 +480,18 @@ async def test_pipelined_requests_wait_for_a_client_that_does_not_read(served: S
 async def test_client_that_disconnects_without_reading_blocks_nothing(served: Served) -> None:
     line = await served.line(buffer=64 * 1024)
     for place in range(20):
-        line.writer.write(posted(call("stall__echo", {"a": "x" * 900_000}, place)))
+        line.writer.write(encode_request(call("stall__echo", {"a": "x" * 900_000}, place)))
     await anyio.sleep(0.3)
     line.writer.transport.abort()
     await served.gateway.executor.idle()
-    assert number(await (await served.say(posted(LIST))).answer()) == 1
+    assert number(await (await served.send(encode_request(LIST))).answer()) == 1
 
 
 async def test_stopping_server_answers_calls_in_progress_and_closes(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        line, idle = await served.say(posted(WAIT)), await served.say(posted(LIST))
+        line, idle = await served.send(encode_request(WAIT)), await served.send(encode_request(LIST))
         await idle.answer()
-        await served.begun()
+        await served.wait_begun()
         served.stop.set()
         await anyio.sleep(0.05)
         assert not served.done.done()
@@ -502,12 +504,12 @@ async def test_stopping_server_answers_calls_in_progress_and_closes(tmp_path: Pa
 
 async def test_request_being_read_when_the_server_stops_is_answered(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        whole = posted(ECHO)
-        line, idle = await served.say(whole[:-1], b""), await served.say(posted(LIST))
+        whole = encode_request(ECHO)
+        line, idle = await served.send(whole[:-1], b""), await served.send(encode_request(LIST))
         await idle.answer()
         served.stop.set()
         assert await idle.ended()  # by now all connections know
-        await say(line, whole[-1:])
+        await send(line, whole[-1:])
         answer = await line.answer()
         assert answer.message["result"]["_meta"]["dev.toolgate/error"]["code"] == "SHUTTING_DOWN"
         assert await line.ended()
@@ -519,12 +521,12 @@ async def test_request_being_read_when_the_server_stops_is_answered(tmp_path: Pa
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET\r\n\r\n",
         b"POST /mcp HTTP/1.1\r\nno header\r\n\r\n",
-        posted(ECHO, chunks=[1]).replace(b"\r\n1\r\n", b"\r\nzz\r\n"),
+        encode_request(ECHO, chunks=[1]).replace(b"\r\n1\r\n", b"\r\nzz\r\n"),
     ],
 )
 async def test_garbage_is_refused_and_affects_no_other_connection(served: Served, garbage: bytes) -> None:
-    other = await served.say(posted(WAIT))
-    line = await served.say(garbage)
+    other = await served.send(encode_request(WAIT))
+    line = await served.send(garbage)
     assert (await line.answer()).status == 400
     assert await line.ended()
     served.source.go.set()
@@ -536,28 +538,28 @@ async def test_garbage_is_refused_and_affects_no_other_connection(served: Served
     [
         [b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Large: "],
         [b"POST /"],
-        [posted(ECHO)],
-        [posted(ECHO, chunks=[5]).removesuffix(b"\r\n"), b"X-Late: "],
-        [posted(LONG, chunks=[5]).removesuffix(b"\r\n"), b"X-Late: "],
+        [encode_request(ECHO)],
+        [encode_request(ECHO, chunks=[5]).removesuffix(b"\r\n"), b"X-Late: "],
+        [encode_request(LONG, chunks=[5]).removesuffix(b"\r\n"), b"X-Late: "],
     ],
     ids=["header", "address", "the next", "trailer", "trailer on the long way"],
 )
 async def test_endless_head_is_refused(served: Served, parts: list[bytes]) -> None:
-    line = await served.say(*parts)
-    if parts == [posted(ECHO)]:
+    line = await served.send(*parts)
+    if parts == [encode_request(ECHO)]:
         await line.answer()
-        await say(line, b"POST /mcp HTTP/1.1\r\nX-Large: ")
-    await say(line, b"x" * (protocol.HEAD - 100), b"x" * 200)
+        await send(line, b"POST /mcp HTTP/1.1\r\nX-Large: ")
+    await send(line, b"x" * (protocol.HEAD - 100), b"x" * 200)
     answer = await line.answer()
     assert (answer.status, answer.body) == (431, b"the head of the request is larger than 65536 bytes")
     assert await line.ended()
 
 
 async def test_head_limit_does_not_count_bodies_before(served: Served) -> None:
-    large = posted(call("stall__echo", {"a": "x" * 300_000}))
+    large = encode_request(call("stall__echo", {"a": "x" * 300_000}))
     line = await served.line()
     for _ in range(3):
-        await say(line, large[:50], large[50:120], large[120:])
+        await send(line, large[:50], large[50:120], large[120:])
         assert number(await line.answer()) == 1
     assert served.passed == []
 
@@ -565,7 +567,9 @@ async def test_head_limit_does_not_count_bodies_before(served: Served) -> None:
 async def test_head_limit_is_per_request(served: Served) -> None:
     line = await served.line()
     for _ in range(4):
-        await say(line, posted(None, target="GET /healthz HTTP/1.1", more=["X-Large: " + "x" * (protocol.HEAD // 2)]))
+        await send(
+            line, encode_request(None, target="GET /healthz HTTP/1.1", more=["X-Large: " + "x" * (protocol.HEAD // 2)])
+        )
         assert (await line.answer()).status == 200
 
 
@@ -595,7 +599,7 @@ async def test_exception_of_the_fast_path_is_logged_and_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     async with serving(tmp_path, lambda usual: Failing(usual, where)) as served:
-        line = await served.say(posted(ECHO))
+        line = await served.send(encode_request(ECHO))
         if where == "at once":
             assert number(await line.answer()) == 1
         elif where == "in the middle":
@@ -615,10 +619,10 @@ async def test_idle_connection_is_closed_and_not_while_a_call_runs(
 ) -> None:
     monkeypatch.setattr(http, "KEEP_ALIVE", 1.0)
     async with serving(tmp_path) as served:
-        line = await served.say(posted(LIST))
+        line = await served.send(encode_request(LIST))
         await line.answer()
-        await say(line, posted(WAIT))
-        await served.begun()
+        await send(line, encode_request(WAIT))
+        await served.wait_begun()
         await anyio.sleep(1.2)
         served.source.go.set()
         assert number(await line.answer()) == "w"
@@ -627,11 +631,11 @@ async def test_idle_connection_is_closed_and_not_while_a_call_runs(
 
 async def test_two_calls_with_the_same_id_at_the_same_time_are_both_answered(served: Served) -> None:
     session = await served.session()
-    waiting = posted(call("stall__wait", number=5, envelope={}), session)
+    waiting = encode_request(call("stall__wait", number=5, envelope={}), session)
     lines = [await served.line() for _ in range(2)]
     for line in lines:
         line.writer.write(waiting)
-    await served.begun()
+    await served.wait_begun()
     served.source.go.set()
     assert [number(await line.answer()) for line in lines] == [5, 5]
 
@@ -643,7 +647,7 @@ async def test_request_leaves_no_garbage_behind(served: Served) -> None:
     gc.disable()
     try:
         for _ in range(20):
-            await say(line, posted(LIST))
+            await send(line, encode_request(LIST))
             await line.answer()
         left = [each for each in gc.get_objects() if isinstance(each, protocol._FastCycle)]
         assert len(left) <= 2
@@ -653,15 +657,15 @@ async def test_request_leaves_no_garbage_behind(served: Served) -> None:
 
 async def test_cached_head_of_an_ended_session_is_left_to_the_application(served: Served) -> None:
     session = await served.session()
-    asked = posted(call("stall__echo", envelope={}), session)
+    asked = encode_request(call("stall__echo", envelope={}), session)
     line = await served.line()
     for _ in range(3):
-        await say(line, asked)
+        await send(line, asked)
         assert number(await line.answer()) == 1
     served.passed.clear()
-    await say(line, posted(None, session, target="DELETE /mcp HTTP/1.1"))
+    await send(line, encode_request(None, session, target="DELETE /mcp HTTP/1.1"))
     assert (await line.answer()).status == 200
-    await say(line, asked)
+    await send(line, asked)
     assert (await line.answer()).status == 404
     assert served.passed == ["DELETE", "POST"]
     assert len(served.source.calls) == 3
@@ -672,8 +676,8 @@ async def test_cached_head_may_arrive_in_packets_and_pipelined(served: Served, c
     again = {**ECHO, "id": 2}  # as long as the other, so that its head is the same
     line = await served.line()
     for _ in range(2):
-        await say(line, posted(ECHO))
+        await send(line, encode_request(ECHO))
         assert number(await line.answer()) == 1
-    one, two = posted(ECHO), posted(again)
-    await say(line, one[:cut], one[cut:] + two[:cut], two[cut:] + one)
+    one, two = encode_request(ECHO), encode_request(again)
+    await send(line, one[:cut], one[cut:] + two[:cut], two[cut:] + one)
     assert [number(await line.answer()) for _ in range(3)] == [1, 2, 1]

@@ -38,7 +38,7 @@ class HttpApp:
         health = [Route("/healthz", self._healthz), Route("/readyz", self._readyz)]
         routes, sessions = mcp.sdk.http_app(PATH, guard.body_limit, health)
         self.app = guard.wrap(self._end_streams(routes))
-        self.fast_path = HttpFastPath(mcp.handlers, sessions, guard, PATH)
+        self.fast_path = HttpFastPath(mcp.handlers, sessions, guard.allows, PATH)
 
     def close(self) -> None:
         """End the streams on which clients only wait, so that the server need not abort them."""
@@ -59,7 +59,7 @@ class HttpApp:
     def _end_streams(self, app: ASGIApp) -> ASGIApp:
         """Return the application with its GET streams, which the handshake versions have, ended by `close`."""
 
-        async def ending(scope: Scope, receive: Receive, send: Send) -> None:
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or scope["method"] != "GET":
                 await app(scope, receive, send)
                 return
@@ -72,7 +72,7 @@ class HttpApp:
             if stream.cancelled_caught:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        return ending
+        return serve
 
 
 class RequestGuard:
@@ -92,7 +92,7 @@ class RequestGuard:
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """Return the application behind this guard."""
 
-        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        async def check_request(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 # Spaces around a value are not part of it (RFC 9110, 5.5); the parser leaves those after it.
                 headers = scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
@@ -103,7 +103,7 @@ class RequestGuard:
                     return
             await app(scope, receive, self._reword_errors(scope, receive, send))
 
-        return guarded
+        return check_request
 
     def allows(self, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether a request may pass; the application words the error of one that may not."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from starlette.datastructures import QueryParams
 from starlette.types import Receive, Send
@@ -41,12 +41,6 @@ _METHODS = frozenset(method.encode() for method in fastpath.METHODS)
 _MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
 
 
-class Guard(Protocol):
-    """Decides by its headers whether a request may be answered at all."""
-
-    def allows(self, headers: Headers) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RequestHead:
     """The head of a request. `chat` is that of a request whose body names none."""
@@ -57,19 +51,22 @@ class RequestHead:
 
 
 class HttpFastPath:
-    """Answers the requests that `fastpath.parse` understands; the others are left to the SDK's application."""
+    """Answers the requests that `fastpath` can parse; the others are left to the SDK's application. `is_allowed` checks
+    the headers of a request."""
 
-    def __init__(self, handlers: Handlers, sessions: HttpSessions, guard: Guard, path: str) -> None:
+    def __init__(
+        self, handlers: Handlers, sessions: HttpSessions, is_allowed: Callable[[Headers], bool], path: str
+    ) -> None:
         self.path = path.encode()
         self._handlers = handlers
         self._sessions = sessions
-        self._guard = guard
+        self._is_allowed = is_allowed
         self._fast = FastPath(handlers)
         self._timer = SharedTimer(WATCH_SECONDS)
 
     def parse_head(self, query: bytes, headers: Headers) -> RequestHead | None:
         """Return the head of a request that may be answered here."""
-        if not self._guard.allows(headers) or not _is_negotiated(headers.get(b"content-type"), headers.get(b"accept")):
+        if not self._is_allowed(headers) or not _is_negotiated(headers.get(b"content-type"), headers.get(b"accept")):
             return None
         session_id = headers[b"mcp-session-id"].decode("latin-1") if b"mcp-session-id" in headers else None
         chat = connection_chat(self._handlers.chat, QueryParams(query).get("chat") if query else None, session_id)
