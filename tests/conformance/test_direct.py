@@ -43,14 +43,14 @@ def test_the_conformance_server_has_the_full_score(suite: Suite, url: str, versi
     assert short.keys() == EXPECTED[version], short
 
 
-def test_clients_that_know_nothing_of_each_other_are_each_asked_their_own_questions(suite: Suite, url: str) -> None:
+def test_independent_clients_each_get_their_own_questions(suite: Suite, url: str) -> None:
     assert short_of_full(suite.run_apart(url, HANDSHAKE, ASKING).values()) == {}
 
 
 @pytest.mark.parametrize(
     ("era", "version", "scenario"), [("handshake", MODERN, "tools-list"), ("modern", HANDSHAKE, "ping")]
 )
-def test_a_server_of_one_era_fails_the_scenarios_of_the_other(
+def test_server_of_one_version_fails_the_scenarios_of_the_other(
     suite: Suite, tmp_path: Path, era: str, version: str, scenario: str
 ) -> None:
     with conformance_server(tmp_path, era) as url:

@@ -38,7 +38,7 @@ ASKED = {
         ("handshake", "auto", HANDSHAKE),
     ],
 )
-async def test_every_tool_asks_in_the_era_its_client_speaks(
+async def test_every_tool_asks_in_the_version_of_its_client(
     transport: str, era: str, mode: str, version: str, tmp_path: Path
 ) -> None:
     messages: list[str] = []
@@ -61,7 +61,7 @@ async def test_every_tool_asks_in_the_era_its_client_speaks(
             assert messages == ["Step 1: What is your name?", "Step 2: What is your favorite color?"]
 
 
-async def test_a_client_that_cannot_be_asked_is_told_so(tmp_path: Path) -> None:
+async def test_client_that_cannot_be_asked_gets_an_error(tmp_path: Path) -> None:
     async with _connected("http", "both", tmp_path) as server, Client(server, mode="legacy") as client:
         result = await client.call_tool("test_elicitation", {"message": "What is it?"})
 

@@ -24,14 +24,14 @@ def test_checks_are_sorted_by_how_they_ended(tmp_path: Path) -> None:
     assert short_of_full([result]) == {"tools-list": ["named: no name", "ordered: Same order"]}
 
 
-def test_a_scenario_is_not_taken_for_another_whose_name_begins_like_it(tmp_path: Path) -> None:
+def test_scenario_is_not_mistaken_for_one_with_the_same_prefix(tmp_path: Path) -> None:
     _leave(tmp_path, "server-sse", {"id": "a", "status": "FAILURE", "description": "A"})
     _leave(tmp_path, "server-sse-polling", {"id": "b", "status": "SUCCESS", "description": "B"})
 
     assert read_result(tmp_path, "server-sse-polling", "") == Result("server-sse-polling", ("b",))
 
 
-def test_a_scenario_that_threw_has_failed_with_what_it_threw(tmp_path: Path) -> None:
+def test_scenario_that_raised_is_reported_as_failed_with_its_error(tmp_path: Path) -> None:
     log = "=== Running scenario: ping ===\nFailed to run scenario ping: Error: no answer\n" + "later\n" * 2000
 
     result = read_result(tmp_path, "ping", log)
@@ -40,7 +40,7 @@ def test_a_scenario_that_threw_has_failed_with_what_it_threw(tmp_path: Path) -> 
     assert len(result.failed[0]) < 5000
 
 
-def test_nothing_checked_is_no_full_score(tmp_path: Path) -> None:
+def test_run_without_checks_is_not_a_full_score(tmp_path: Path) -> None:
     _leave(tmp_path, "ping", {"id": "skipped", "status": "SKIPPED", "description": "Not here"})
 
     assert short_of_full([read_result(tmp_path, "ping", "")]) == {"ping": ["checked nothing"]}

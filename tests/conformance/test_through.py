@@ -57,11 +57,11 @@ def test_the_score_through_the_gateway_is_the_full_score(suite: Suite, url: str,
     assert short.keys() == EXPECTED[version, transport], short
 
 
-def test_clients_behind_one_gateway_are_each_asked_their_own_questions(suite: Suite, url: str) -> None:
+def test_clients_of_one_gateway_each_get_their_own_questions(suite: Suite, url: str) -> None:
     assert short_of_full(suite.run_apart(url, HANDSHAKE, ASKING).values()) == {}
 
 
-async def test_what_is_listed_read_and_answered_is_the_same_as_directly(url: str, tmp_path: Path) -> None:
+async def test_lists_resources_and_results_are_the_same_through_the_gateway(url: str, tmp_path: Path) -> None:
     """Beside the suite, which is content with any text from a tool and never looks at most of a list."""
     with conformance_server(tmp_path) as direct:
         async with Client(direct) as straight, Client(url) as through:

@@ -297,7 +297,7 @@ async def test_a_call_that_waits_in_the_queue_goes_on_by_itself_when_it_is_allow
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 @pytest.mark.parametrize("era", ERAS)
-async def test_an_answer_that_comes_too_late_counts_for_nothing(
+async def test_approval_answer_after_the_timeout_is_refused(
     tmp_path: Path, transport: str, era: str, chat: str
 ) -> None:
     settled(tmp_path, {"approval": {"timeout": 0.3}})

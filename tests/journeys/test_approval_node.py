@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.promise("C
         pytest.param(2, MODERN, id=f"client-2.4-{MODERN}"),
     ],
 )
-def test_a_person_at_a_typescript_client_decides(sdk: int, era: str, road: Road) -> None:
+def test_approval_is_decided_at_a_typescript_client(sdk: int, era: str, road: Road) -> None:
     told = json.dumps({"sdk": sdk, "era": era, **road.target})
     seen: dict[str, Any] = _run(road.home, _node(), NODE / "approving.mjs", told)
 

@@ -106,7 +106,7 @@ SLOW = dedent(
 
 
 @pytest.mark.parametrize("sandbox", ["bwrap", pytest.param("landlock", marks=pytest.mark.slow)])
-async def test_what_a_killed_gateway_left_of_a_toolset_call_is_taken_back_at_the_next_start(
+async def test_changes_of_a_toolset_call_in_a_killed_gateway_are_undone_at_the_next_start(
     tmp_path: Path, sandbox: str
 ) -> None:
     await require_sandbox()

@@ -63,7 +63,7 @@ def reached(tmp_path: Path) -> Iterator[dict[str, labs.Restarted]]:
         server.end()
 
 
-async def test_killing_one_disturbs_no_other_and_it_comes_back(
+async def test_killed_upstream_is_restarted_and_affects_no_other(
     tmp_path: Path, reached: dict[str, labs.Restarted]
 ) -> None:
     started = {f"s{number}": labs.on_stdio(era, LAB_FILE=str(tmp_path / "notes")) for number, era in _eras(STARTED)}
@@ -112,7 +112,9 @@ class Held:
 
 
 @pytest.mark.timeout(600)
-async def test_a_thousand_restarts_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_upstream_restarted_a_thousand_times_leaves_no_process_or_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "STEADY_SECONDS", 0.0)  # each end is bad luck, and nobody has to wait
     servers = {f"s{number}": labs.tiny(MARKER=str(tmp_path)) for number in range(SIDE_BY_SIDE)}
     unlimited = {"upstream": {"calls_per_minute": 1_000_000}}

@@ -199,7 +199,7 @@ async def test_a_tool_is_listed_as_its_server_lists_it(connected: tuple[Client, 
     assert (plain.meta or {})["lab.example/tool"] == "plain"
 
 
-async def test_a_result_arrives_as_it_was_given(connected: tuple[Client, Seen], upstream: str) -> None:
+async def test_upstream_result_arrives_unchanged(connected: tuple[Client, Seen], upstream: str) -> None:
     result = await connected[0].call_tool(f"{upstream}__plain", {})
     assert result.structured_content == lab.PLAIN["structuredContent"]
     assert not result.is_error
@@ -214,7 +214,7 @@ async def test_a_result_arrives_as_it_was_given(connected: tuple[Client, Seen], 
     assert block.meta == {"lab.example/block": [1, None]}
 
 
-async def test_a_failure_and_a_protocol_error_arrive_as_they_were_given(
+async def test_upstream_tool_error_and_protocol_error_arrive_unchanged(
     connected: tuple[Client, Seen], upstream: str
 ) -> None:
     client, _ = connected
@@ -280,7 +280,7 @@ async def test_a_server_asks_for_a_sample_and_for_roots(connected: tuple[Client,
     assert listed["roots"] == [{"uri": "file:///here", "name": "here"}]
 
 
-async def test_a_question_says_whose_it_is_where_its_server_cannot_write(
+async def test_upstream_question_names_its_server_where_the_server_cannot_write(
     connected: tuple[Client, Seen], upstream: str
 ) -> None:
     client, seen = connected
@@ -323,7 +323,7 @@ async def test_a_question_that_imitates_the_gateway_reaches_nobody(
     assert seen.questions == []
 
 
-async def test_a_question_in_an_error_or_in_the_wrong_era_does_not_pass_unnamed(
+async def test_upstream_question_in_an_error_or_the_wrong_version_names_its_server(
     connected: tuple[Client, Seen], upstream: str
 ) -> None:
     client, seen = connected
@@ -413,7 +413,7 @@ async def test_a_changed_list_of_prompts_or_resources_is_announced(
         await seen.until(is_told_and_listed)
 
 
-async def test_a_resource_that_changes_is_told_of_while_it_is_followed(
+async def test_changed_upstream_resource_is_notified_while_subscribed(
     connected: tuple[Client, Seen], upstream: str, notes: Path
 ) -> None:
     client, seen = connected
@@ -445,7 +445,7 @@ async def test_a_resource_that_changes_is_told_of_while_it_is_followed(
     assert seen.updates == []
 
 
-async def test_a_result_no_client_would_take_arrives_as_its_beginning_and_a_link(
+async def test_too_large_upstream_result_arrives_as_its_beginning_and_a_link(
     connected: tuple[Client, Seen], upstream: str
 ) -> None:
     client, _ = connected
@@ -461,7 +461,7 @@ async def test_a_result_no_client_would_take_arrives_as_its_beginning_and_a_link
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_what_no_library_knows_is_kept(gateway: Listening, upstream: str, era: str) -> None:
+async def test_unknown_keys_of_an_upstream_result_are_kept(gateway: Listening, upstream: str, era: str) -> None:
     headers = {} if era == MODERN else open_session(gateway.url)
 
     async def answer(message: dict[str, Any]) -> dict[str, Any]:
@@ -471,7 +471,7 @@ async def test_what_no_library_knows_is_kept(gateway: Listening, upstream: str, 
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_verbatim_keeps_what_no_library_knows(tmp_path: Path, era: str) -> None:
+async def test_sdk_adapter_keeps_unknown_keys_of_an_upstream_result(tmp_path: Path, era: str) -> None:
     settings = {"data_dir": str(tmp_path), "approval": {"mode": "never"}, "mcpServers": {"lab": labs.on_stdio()}}
     async with Gateway.open(settings) as gateway, anyio.create_task_group() as tasks:
         server = McpServer(Handlers(gateway.executor, gateway.versions)).sdk
@@ -497,7 +497,7 @@ async def test_verbatim_keeps_what_no_library_knows(tmp_path: Path, era: str) ->
             stream.close()
 
 
-async def test_an_upstream_learns_of_the_client_what_concerns_it(gateway: Listening, upstream: str) -> None:
+async def test_upstream_gets_capabilities_and_log_level_of_the_client(gateway: Listening, upstream: str) -> None:
     meta = {
         "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         "dev.toolgate/chat": "private",
@@ -541,7 +541,7 @@ async def test_a_parked_call_is_resumed_once_and_by_its_own_caller_only(gateway:
     assert _refusal(post(gateway.url, _ask(parked, arguments, retry)).message) == "INVALID_STATE"
 
 
-async def test_what_a_client_cannot_be_asked_its_server_is_told(gateway: Listening, upstream: str) -> None:
+async def test_upstream_gets_an_error_if_the_client_cannot_be_asked(gateway: Listening, upstream: str) -> None:
     capabilities: dict[str, Any] = {"elicitation": {"form": {}}}
     for method, extra in (("sampling/createMessage", {}), ("elicitation/create", {"mode": "url", "url": "http://x"})):
         message = _ask(upstream, {"method": method, "with": extra}, capabilities=capabilities)
@@ -612,7 +612,7 @@ async def test_nothing_outlives_the_gateway(tmp_path: Path, end: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.promise("G9")
-async def test_what_a_server_said_last_is_offered_when_it_is_gone_and_a_change_when_it_is_accepted(
+async def test_last_definitions_of_an_absent_upstream_are_offered_and_changed_ones_after_acceptance(
     tmp_path: Path,
 ) -> None:
     with _running(tmp_path, {"lab": labs.on_stdio(LAB_WORDS="As ever.")}) as gateway:

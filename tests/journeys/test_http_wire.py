@@ -67,14 +67,14 @@ def test_localhost_is_this_machine_too(listening: Listening) -> None:
 
 
 @pytest.mark.promise("G3")
-def test_a_request_of_2026_needs_no_session_and_gets_none(listening: Listening) -> None:
+def test_modern_request_needs_no_session_and_gets_none(listening: Listening) -> None:
     answer = post(listening.url, request(MODERN, 1, "tools/list"))
     assert (answer.status, answer.message["id"]) == (200, 1)
     assert "mcp-session-id" not in answer.headers
 
 
 @pytest.mark.promise("G3")
-def test_a_session_ends_when_its_client_says_so(listening: Listening) -> None:
+def test_session_ends_when_its_client_deletes_it(listening: Listening) -> None:
     session = open_session(listening.url)
     assert "result" in post(listening.url, request(HANDSHAKE, 1, "tools/list"), session).message
     assert exchange(listening.url, "DELETE", headers=session).status == 200
@@ -82,7 +82,7 @@ def test_a_session_ends_when_its_client_says_so(listening: Listening) -> None:
 
 
 @pytest.mark.promise("G3")
-def test_a_session_nobody_opened_is_not_found(listening: Listening) -> None:
+def test_unknown_session_is_not_found(listening: Listening) -> None:
     session = {"mcp-session-id": "0" * 32, "mcp-protocol-version": HANDSHAKE}
     assert post(listening.url, request(HANDSHAKE, 1, "tools/list"), session).status == 404
 
@@ -90,7 +90,7 @@ def test_a_session_nobody_opened_is_not_found(listening: Listening) -> None:
 @pytest.mark.promise("G3")
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("body", [b"no json", b"\xff\xfe", b"{", b""], ids=["words", "no-utf8", "cut-short", "empty"])
-def test_a_body_that_is_no_json_is_a_parse_error(listening: Listening, era: str, body: bytes) -> None:
+def test_http_body_that_is_not_json_is_a_parse_error(listening: Listening, era: str, body: bytes) -> None:
     answer = post(listening.url, body, _headers(listening, era))
     assert (answer.status, answer.message["error"]["code"]) == (400, PARSE_ERROR)
     _assert_alive(listening)
@@ -152,20 +152,20 @@ def test_another_content_type_is_refused(listening: Listening, era: str) -> None
 
 
 @pytest.mark.promise("G3")
-def test_a_call_that_says_one_thing_in_its_headers_and_another_in_its_body_is_refused(listening: Listening) -> None:
+def test_call_with_different_names_in_headers_and_body_is_refused(listening: Listening) -> None:
     message = call(MODERN, 1, "read_file", {"path": "a.txt"})
     answer = post(listening.url, message, {"mcp-name": "list_directory"})
     assert (answer.status, answer.message["error"]["code"]) == (400, -32020)
 
 
-def test_spaces_around_a_header_are_no_part_of_it(listening: Listening, chat: str) -> None:
+def test_spaces_around_a_header_value_are_ignored(listening: Listening, chat: str) -> None:
     asked = call(MODERN, 1, "list_directory", {}, chat)
     answer = post(listening.url, asked, {"mcp-name": "  list_directory \t", "origin": " http://localhost  "})
     assert (answer.status, answer.message["result"]["isError"]) == (200, False)
 
 
 @pytest.mark.promise("G3")
-def test_a_version_nobody_knows_is_answered_with_those_the_gateway_speaks(listening: Listening) -> None:
+def test_unknown_protocol_version_is_answered_with_the_supported_ones(listening: Listening) -> None:
     message = request(MODERN, 1, "tools/list", {"_meta": {"io.modelcontextprotocol/protocolVersion": "2099-01-01"}})
     answer = post(listening.url, message, {"mcp-protocol-version": "2099-01-01"})
     assert (answer.status, answer.message["error"]["code"]) == (400, -32022)
@@ -173,7 +173,7 @@ def test_a_version_nobody_knows_is_answered_with_those_the_gateway_speaks(listen
 
 
 @pytest.mark.promise("G3")
-def test_both_eras_are_served_from_one_process_at_the_same_time(listening: Listening, chat: str) -> None:
+def test_modern_and_handshake_clients_are_served_at_the_same_time(listening: Listening, chat: str) -> None:
     session = open_session(listening.url)
     written = post(listening.url, call(HANDSHAKE, 1, "write_file", {"path": "a.txt", "content": "a"}, chat), session)
     read = post(listening.url, call(MODERN, 2, "read_file", {"path": "a.txt"}, chat))
@@ -183,7 +183,7 @@ def test_both_eras_are_served_from_one_process_at_the_same_time(listening: Liste
 
 @pytest.mark.promise("G7")
 @pytest.mark.slow
-def test_sigterm_ends_the_gateway_in_peace_while_a_client_listens(tmp_path: Path) -> None:
+def test_sigterm_stops_the_gateway_cleanly_while_a_client_listens(tmp_path: Path) -> None:
     with on_http(tmp_path) as gateway:
         session = open_session(gateway.url)
         parts = urlsplit(gateway.url)
@@ -198,7 +198,7 @@ def test_sigterm_ends_the_gateway_in_peace_while_a_client_listens(tmp_path: Path
 
 
 @pytest.mark.promise("G3")
-def test_one_process_serves_its_pipes_and_a_port_on_the_same_files(tmp_path: Path) -> None:
+def test_one_process_serves_stdio_and_http_on_the_same_files(tmp_path: Path) -> None:
     with on_stdio(tmp_path, "--transport", "stdio", "--transport", "http", "--port", "0") as gateway:
         url = gateway.complaint(LISTENING).group()
         written = gateway.ask(call(MODERN, 1, "write_file", {"path": "a.txt", "content": "by pipe"}, "shared"))

@@ -31,7 +31,7 @@ SEED = {
 
 
 @pytest.mark.promise("G3")
-async def test_each_era_is_spoken_as_its_client_expects(client: Client, request: pytest.FixtureRequest) -> None:
+async def test_client_of_each_version_is_served_in_its_version(client: Client, request: pytest.FixtureRequest) -> None:
     wanted = MODERN if "modern" in request.node.callspec.params["client"] else HANDSHAKE
     assert client.protocol_version == wanted
     assert client.server_info is not None
@@ -46,7 +46,7 @@ async def test_every_builtin_tool_is_listed_once_over_all_pages(client: Client) 
 
 
 @pytest.mark.promise("C1")
-async def test_a_listed_tool_says_what_it_takes_gives_and_does(client: Client) -> None:
+async def test_listed_tool_has_schemas_and_annotations(client: Client) -> None:
     for tool in await every_tool(client):
         assert tool.description, tool.name
         assert tool.input_schema["type"] == "object", tool.name
@@ -112,7 +112,7 @@ async def test_a_path_that_leaves_the_workspace_is_refused(client: Client, chat:
 
 
 @pytest.mark.promise("C6")
-async def test_bytes_that_are_no_text_are_refused_as_text_and_given_as_base64(client: Client, chat: str) -> None:
+async def test_binary_file_is_refused_as_text_and_returned_as_base64(client: Client, chat: str) -> None:
     content = base64.b64encode(b"\xff\xfe\x00plain").decode()
     await value(client, "write_file", {"path": "raw.bin", "content": content, "encoding": "base64"}, chat)
 
@@ -140,7 +140,7 @@ async def test_a_client_that_cannot_ask_its_user_is_refused_an_overwrite(client:
 
 @pytest.mark.promise("C5")
 @pytest.mark.slow
-async def test_where_nobody_is_to_be_asked_files_are_overwritten_and_deleted(tmp_path: Path) -> None:
+async def test_files_are_overwritten_and_deleted_where_approval_is_off(tmp_path: Path) -> None:
     config = tmp_path / "toolgate.yaml"
     config.write_text("approval: {mode: never}\n")
     with on_http(tmp_path, "--config", str(config)) as gateway:
@@ -215,7 +215,7 @@ async def test_fifty_calls_at_once_are_all_answered_each_with_its_own_result(cli
 
 
 @pytest.mark.promise("X2")
-async def test_a_client_that_gives_up_on_its_calls_keeps_its_connection(client: Client, chat: str) -> None:
+async def test_client_that_cancels_its_calls_keeps_its_connection(client: Client, chat: str) -> None:
     async with anyio.create_task_group() as tasks:
         for number in range(20):
             tasks.start_soon(call, client, "write_file", {"path": f"{number}.txt", "content": "x" * 100_000}, chat)

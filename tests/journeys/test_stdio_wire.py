@@ -55,7 +55,7 @@ def gateway(era: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc
     ],
     ids=["words", "brace", "cut-short", "no-utf8", "no-utf8-inside", "nul"],
 )
-def test_a_line_that_is_no_json_is_answered_as_one(gateway: Process, era: str, line: bytes) -> None:
+def test_line_that_is_not_json_gets_a_parse_error(gateway: Process, era: str, line: bytes) -> None:
     assert gateway.ask(line)["error"]["code"] == PARSE_ERROR
     _assert_alive(gateway, era)
 
@@ -66,7 +66,7 @@ def test_a_line_that_is_no_json_is_answered_as_one(gateway: Process, era: str, l
     [b"7\n", b"null\n", b'"words"\n', b"[]\n", b"{}\n", b'{"jsonrpc": "1.0", "id": 3, "method": "tools/list"}\n'],
     ids=["number", "null", "string", "batch", "empty", "version-1"],
 )
-def test_json_that_is_no_message_is_answered_as_an_invalid_request(gateway: Process, era: str, line: bytes) -> None:
+def test_json_that_is_not_a_message_gets_an_invalid_request_error(gateway: Process, era: str, line: bytes) -> None:
     assert gateway.ask(line)["error"]["code"] == INVALID_REQUEST
     _assert_alive(gateway, era)
 
@@ -91,7 +91,7 @@ def test_a_message_over_the_limit_is_answered_under_its_own_id_with_the_limit(
 
 
 @pytest.mark.promise("G3")
-def test_an_unknown_method_is_answered_as_one(gateway: Process, era: str) -> None:
+def test_unknown_method_gets_a_method_not_found_error(gateway: Process, era: str) -> None:
     answer = gateway.ask(request(era, 5, "tools/dance"))
     assert (answer["id"], answer["error"]["code"]) == (5, METHOD_NOT_FOUND)
     _assert_alive(gateway, era)
@@ -121,7 +121,7 @@ def test_ids_come_back_as_they_were_sent(gateway: Process, era: str) -> None:
 
 
 @pytest.mark.promise("X2")
-def test_a_cancelled_call_costs_nothing_but_itself(gateway: Process, era: str) -> None:
+def test_cancelled_call_does_not_affect_others(gateway: Process, era: str) -> None:
     cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "gone"}}
     gateway.send(to_line(call(era, "gone", "list_directory", {"path": "."})) + to_line(cancel))
     gateway.send(request(era, "next", "tools/list"))
@@ -133,7 +133,7 @@ def test_a_cancelled_call_costs_nothing_but_itself(gateway: Process, era: str) -
 
 
 @pytest.mark.promise("G3")
-def test_before_the_handshake_a_request_of_that_era_is_refused_and_the_handshake_still_works(tmp_path: Path) -> None:
+def test_handshake_works_after_a_request_before_it_was_refused(tmp_path: Path) -> None:
     with on_stdio(tmp_path) as gateway:
         assert "error" in gateway.ask({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
         assert gateway.ask(INITIALIZE)["result"]["serverInfo"]["name"] == "toolgate"
@@ -172,7 +172,7 @@ def test_requests_kept_in_a_file_are_all_answered(tmp_path: Path, asking: str) -
 @pytest.mark.promise("G3")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["sigterm", "sigint"])
-def test_a_signal_ends_the_gateway_in_peace(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_stops_the_gateway_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     with on_stdio(tmp_path) as gateway:
         assert "result" in gateway.ask(INITIALIZE)
         gateway.signal(number)

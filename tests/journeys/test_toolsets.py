@@ -87,7 +87,7 @@ def of_the_readme() -> list[str]:
 
 
 @pytest.mark.promise("T9", "T5")
-async def test_from_the_settings_to_a_page(tmp_path: Path, transport: str, era: str) -> None:
+async def test_toolset_from_installation_to_a_rendered_page(tmp_path: Path, transport: str, era: str) -> None:
     heard = []
 
     async def hear(message: Any) -> None:
@@ -125,7 +125,7 @@ async def test_from_the_settings_to_a_page(tmp_path: Path, transport: str, era: 
 
 
 @pytest.mark.promise("T6")
-async def test_the_tools_of_a_toolsets_server_come_with_consent_and_go_without(tmp_path: Path, era: str) -> None:
+async def test_tools_of_a_toolset_server_are_listed_only_with_consent(tmp_path: Path, era: str) -> None:
     marks, changed = Marks(tmp_path), anyio.Event()
     marks.write(tools=False)
     settings = tmp_path / "toolgate.yaml"

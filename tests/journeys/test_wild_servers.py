@@ -102,7 +102,7 @@ def over_http(servers: Wild, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.mark.parametrize("era", ["legacy", "modern"], ids=[HANDSHAKE, MODERN])
 @pytest.mark.parametrize("road", ["over_stdio", "over_http"])
-def test_the_inspector_calls_servers_of_the_wild(
+def test_inspector_calls_published_servers_through_the_gateway(
     road: str, era: str, servers: Wild, request: pytest.FixtureRequest
 ) -> None:
     way = request.getfixturevalue(road)

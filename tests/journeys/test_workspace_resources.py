@@ -96,7 +96,7 @@ async def road(
         yield travelled
 
 
-async def test_a_file_is_listed_read_followed_and_read_again_as_it_was(road: Road) -> None:
+async def test_file_is_listed_read_subscribed_and_read_in_an_earlier_version(road: Road) -> None:
     client, uri = road.client, f"workspace://{road.chat}/notes/plan.md"
     await value(client, "write_file", {"path": "notes/plan.md", "content": "first\n", "createDirs": True})
     [listed] = (await client.list_resources()).resources
@@ -122,7 +122,7 @@ async def test_a_file_is_listed_read_followed_and_read_again_as_it_was(road: Roa
     assert manifest["changes"] == {"added": ["more.txt"], "changed": [], "deleted": []}
 
 
-async def test_large_files_and_odd_names_come_through_and_nothing_from_outside(road: Road) -> None:
+async def test_large_files_and_odd_names_are_read_and_nothing_outside_the_workspace(road: Road) -> None:
     for name in ODD:
         await value(road.client, "write_file", {"path": name, "content": name, "createDirs": True})
     whole = os.urandom(3 * 1024 * 1024)
@@ -150,7 +150,7 @@ async def test_large_files_and_odd_names_come_through_and_nothing_from_outside(r
 
 
 @pytest.mark.promise("T2")
-async def test_editing_branching_switching_back_comparing_and_undoing_are_all_seen_and_told(road: Road) -> None:
+async def test_edit_branch_switch_diff_and_undo_change_the_files_and_are_notified(road: Road) -> None:
     uri = f"workspace://{road.chat}/a.txt"
 
     async def at(message: str, parent: str | None, name: str, arguments: dict[str, Any]) -> types.CallToolResult:

@@ -68,7 +68,7 @@ def test_the_script_stands_before_the_head_ends_or_where_the_body_starts(html: s
 
 
 @given(JSON, st.sampled_from(PAGES))
-def test_any_data_comes_out_as_it_went_in_and_brings_no_element(data: Any, page: str) -> None:
+def test_injected_data_is_read_unchanged_and_adds_no_element(data: Any, page: str) -> None:
     html = inject(page, data)
     taken, before = Taken(html), Taken(page)
     assert data_of(html) == data
@@ -77,11 +77,11 @@ def test_any_data_comes_out_as_it_went_in_and_brings_no_element(data: Any, page:
 
 
 @given(JSON)
-def test_a_literal_has_nothing_that_html_or_a_line_of_script_could_end_at(data: Any) -> None:
+def test_script_literal_cannot_end_its_script_or_line(data: Any) -> None:
     assert not set(script_literal(data)) & set("<>&\u2028\u2029\n\r")
 
 
-def test_a_key_named_proto_is_data_and_no_prototype() -> None:
+def test_key_named_proto_is_data_and_not_the_prototype() -> None:
     assert script_literal({"__proto__": {"admin": True}}).startswith("JSON.parse(")
     assert data_of(inject("", {"__proto__": {"</script>": "\u2028"}})) == {"__proto__": {"</script>": "\u2028"}}
 
@@ -94,7 +94,7 @@ def test_a_script_engine_reads_the_same_data() -> None:
     assert json.loads(subprocess.check_output(["node", "-e", program])) == data
 
 
-def test_data_that_is_no_json_is_refused() -> None:
+def test_data_that_is_not_json_is_refused() -> None:
     with pytest.raises(Invalid):
         inject("<p>", {"x": "\ud800"})
 
@@ -102,7 +102,7 @@ def test_data_that_is_no_json_is_refused() -> None:
 @pytest.mark.parametrize(
     "piece", ["<a ", "<a '", '<a "', "<!--", "<script ", "<script>", "<body ", "</head", "< ", "<a b='c' "]
 )
-def test_a_page_of_broken_tags_is_read_in_one_go(piece: str) -> None:
+def test_page_of_broken_tags_is_parsed_in_linear_time(piece: str) -> None:
     started = time.process_time()
     inject(piece * 100_000, 1)
     assert time.process_time() - started < 2

@@ -151,7 +151,7 @@ def assert_harmless(html: str) -> None:
             assert value == "noopener noreferrer nofollow"
 
 
-def test_the_corpus_is_large_enough_to_mean_something() -> None:
+def test_corpus_of_attacks_is_large_enough() -> None:
     assert len(PAYLOADS) == len(set(PAYLOADS)) >= 90
 
 
@@ -170,7 +170,7 @@ def test_no_element_but_spans_survives_highlighting(payload: str) -> None:
 
 
 @given(st.lists(st.sampled_from(PAYLOADS) | st.text(st.sampled_from("<>'\"`[]()!\n /=&;:-"), max_size=6), max_size=5))
-def test_no_script_survives_in_pieces_put_together(pieces: list[str]) -> None:
+def test_no_script_survives_in_combined_attacks(pieces: list[str]) -> None:
     assert_harmless(to_html("".join(pieces)))
     assert_harmless(highlight("".join(pieces), "html").html)
 
@@ -185,6 +185,6 @@ def test_no_script_survives_in_pieces_put_together(pieces: list[str]) -> None:
         "<img src='data:text/html,x'>",
     ],
 )
-def test_the_check_itself_sees_what_it_should(html: str) -> None:
+def test_checker_detects_scripts(html: str) -> None:
     with pytest.raises(AssertionError):
         assert_harmless(html)

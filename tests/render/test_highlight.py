@@ -49,7 +49,7 @@ LANGUAGES = [
         ("", None, "hello", "text"),
     ],
 )
-def test_the_language_is_the_one_said_else_of_the_file_else_of_the_text(
+def test_language_is_the_given_one_else_of_the_file_name_else_guessed(
     language: str, filename: str | None, code: str, expected: str
 ) -> None:
     assert highlight(code, language, filename).language == expected
@@ -85,7 +85,7 @@ def test_the_language_is_the_one_said_else_of_the_file_else_of_the_text(
         ("", "text"),
     ],
 )
-def test_a_text_is_taken_for_what_it_looks_like(code: str, language: str) -> None:
+def test_language_is_guessed_from_the_text(code: str, language: str) -> None:
     assert guess(code) == language
 
 
@@ -99,13 +99,13 @@ def test_the_text_stays_the_same_and_every_element_is_a_span_with_a_class(code: 
     assert all(name == "class" and value.startswith("hl-") for _, name, value in taken.attributes)
 
 
-def test_what_is_too_long_is_plain_and_escaped() -> None:
+def test_too_long_code_is_plain_and_escaped() -> None:
     shown = highlight("<b>\n" + "x = 1\n" * (CODE_LIMIT // 6), "python")
     assert shown.language == "text"
     assert shown.html.startswith("&lt;b&gt;\nx = 1\n")
 
 
-def test_what_takes_too_long_is_plain_from_there_on() -> None:
+def test_code_after_the_time_limit_is_plain() -> None:
     ticks = count()
     shown = highlight("x = 1\ny = '<'\n", "python", seconds=3, clock=lambda: next(ticks))
     assert Taken(shown.html).text == "x = 1\ny = '<'\n"
@@ -113,7 +113,7 @@ def test_what_takes_too_long_is_plain_from_there_on() -> None:
     assert shown.html.endswith("y = '&lt;'\n")
 
 
-def test_colours_are_classes_and_come_with_a_stylesheet() -> None:
+def test_highlighting_uses_classes_of_the_stylesheet() -> None:
     assert highlight("if", "python") == Highlighted("python", '<span class="hl-k">if</span>')
     assert ".code .hl-k {" in stylesheet(scope=".code")
     assert stylesheet() != stylesheet("github-dark")

@@ -58,7 +58,7 @@ def test_a_text_that_is_one_expression_becomes_the_value_itself(template: str, v
         ("$toolset/a.html", "/data/ts/a.html"),
     ],
 )
-def test_in_a_longer_text_a_value_is_written_out(template: str, text: str) -> None:
+def test_value_in_a_longer_string_is_inserted_as_text(template: str, text: str) -> None:
     assert interpolate(template, SCOPE) == text
 
 
@@ -77,7 +77,7 @@ def test_in_a_longer_text_a_value_is_written_out(template: str, text: str) -> No
         'return[""]',
     ],
 )
-def test_what_is_missing_is_null_and_nothing_in_a_longer_text(path: str) -> None:
+def test_missing_value_is_null_and_empty_in_a_longer_string(path: str) -> None:
     assert interpolate(f"${path}", SCOPE) is None
     assert interpolate(f"<${path}>", SCOPE) == "<>"
 
@@ -122,7 +122,7 @@ def test_configs_are_filled_at_any_depth_and_their_keys_are_not() -> None:
     assert interpolate(template, SCOPE) == {"$args": [3, {"x": ["a.txt", 1, None, True]}]}
 
 
-def test_a_template_tells_its_roots_and_the_text_before_them() -> None:
+def test_template_has_roots_and_a_literal_start() -> None:
     assert roots("$args.a and $chat_id, $$return, $5") == {"args", "chat_id"}
     assert literal_start("a$$b$HOME/$args.c/d") == "a$b$HOME/"
     assert literal_start("plain") == "plain"

@@ -29,7 +29,7 @@ from .documents import Taken
         ("<!-- note -->\n\nx", "<p>x</p>"),
     ],
 )
-def test_markdown_is_shown_as_it_is_meant(text: str, html: str) -> None:
+def test_markdown_is_converted_to_html(text: str, html: str) -> None:
     assert to_html(text).strip() == html
 
 
@@ -40,7 +40,7 @@ def test_a_table_is_aligned_without_inline_styles() -> None:
     assert "style" not in html
 
 
-def test_code_is_coloured_by_classes() -> None:
+def test_code_blocks_are_highlighted_by_classes() -> None:
     html = to_html("```python\nif x: pass\n```")
     assert '<pre><code class="language-python"><span class="hl-k">if</span>' in html
 
@@ -53,7 +53,7 @@ def test_code_of_no_language_is_left_plain() -> None:
 @pytest.mark.parametrize(
     "url", ["https://a.example/x?y=1", "http://a.example", "mailto:a@b.example", "docs/a.md", "/a", "#x"]
 )
-def test_links_open_apart_from_the_page(url: str) -> None:
+def test_links_open_in_a_new_window_without_opener(url: str) -> None:
     taken = Taken(to_html(f"[a]({url})"))
     assert sorted(taken.attributes) == [
         ("a", "href", url),
@@ -65,7 +65,7 @@ def test_links_open_apart_from_the_page(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["https://a.example/x.png", "http://a.example/x.png", "img/x.png", "../x.png", "data:image/png;base64,AAAA"]
 )
-def test_pictures_from_the_web_the_workspace_and_the_text_are_shown(url: str) -> None:
+def test_images_of_http_relative_and_data_urls_are_kept(url: str) -> None:
     assert ("img", "src", url) in Taken(to_html(f"![x]({url})")).attributes
     assert ("img", "src", url) in Taken(to_html(f'<img src="{url}">')).attributes
 
@@ -82,28 +82,28 @@ def test_pictures_from_the_web_the_workspace_and_the_text_are_shown(url: str) ->
         "ftp://a/x",
     ],
 )
-def test_other_pictures_are_not(url: str) -> None:
+def test_images_of_other_urls_are_removed(url: str) -> None:
     for text in (f"![x]({url})", f"<img src='{url}'>"):
         assert "src" not in {name for _, name, _ in Taken(to_html(text)).attributes}
 
 
-def test_a_flood_of_html_is_shown_as_text() -> None:
+def test_too_much_html_is_shown_as_text() -> None:
     assert Taken(to_html("<b>" * 10_000)).text.startswith("<b><b>")
 
 
 @pytest.mark.parametrize("classes", ["btn", "hl-k btn", "language-x y", "modal", "hl-"])
-def test_a_text_cannot_dress_up_as_part_of_the_page(classes: str) -> None:
+def test_markdown_cannot_imitate_elements_of_the_page(classes: str) -> None:
     html = to_html(f'<span class="{classes}" id="root" name="x" style="position:fixed">a</span>')
     assert html.strip() == "<p><span>a</span></p>"
 
 
-def test_what_is_too_long_is_plain() -> None:
+def test_too_long_markdown_is_plain() -> None:
     html = to_html("<b>*x*</b>" + " " * MARKDOWN_LIMIT)
     assert html.startswith("<pre>&lt;b&gt;*x*&lt;/b&gt;")
 
 
 @given(st.text(st.sampled_from("<>&'\"/*#`$ \n\t{}[]()=;:!-_~|ax1é\\\x00"), max_size=60) | st.text(max_size=60))
-def test_any_text_is_shown_in_known_elements(text: str) -> None:
+def test_any_markdown_becomes_allowed_elements_only(text: str) -> None:
     assert set(Taken(to_html(text)).tags) <= {
         *("p", "em", "strong", "code", "pre", "s", "a", "img", "ul", "ol", "li", "blockquote", "hr", "br"),
         *("h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "span"),
@@ -115,7 +115,7 @@ def test_any_text_is_shown_in_known_elements(text: str) -> None:
     "piece",
     ["[", "![", "*a_", "**", "`", "> ", "<a ", "<!--", "- ", "[a](", "[a](<b", "| ", "~~", "&", "\\", "<b>", "a\n\n"],
 )
-def test_a_hostile_text_does_not_take_long(piece: str) -> None:
+def test_hostile_markdown_is_converted_in_time(piece: str) -> None:
     started = time.process_time()
     to_html(piece * (40_000 // len(piece)))
     assert time.process_time() - started < 5

@@ -62,7 +62,7 @@ def check_harmless(page: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("renderer", RENDERERS, ids=lambda renderer: renderer.kind)
-def test_no_text_gets_out_of_its_place(renderer: Renderer, text: str) -> None:
+def test_text_cannot_escape_its_element(renderer: Renderer, text: str) -> None:
     for outcome in (Outcome(text), Outcome(error=ToolFailed(text, code=text, why=text))):
         plan = planned(renderer, outcome, title=text)
         check_harmless(make_page(plan, text.encode() if "file" in plan["config"] else None, len(text)).html)
@@ -79,7 +79,7 @@ def test_any_file_makes_a_harmless_page(content: bytes, kind: str) -> None:
     check_harmless(make_page(plan, content, len(content)).html)
 
 
-def test_only_what_must_run_is_given_the_right_to() -> None:
+def test_page_sandbox_allows_only_what_its_renderer_needs() -> None:
     shown = {
         kind: make_page(planned(declare(kind, config), Outcome("x")), content).sandbox
         for kind, config, content in (
@@ -96,7 +96,7 @@ def test_only_what_must_run_is_given_the_right_to() -> None:
     assert make_page(failed, b"<script>").sandbox == NO_RIGHTS
 
 
-def test_code_too_long_for_colours_is_shown_without() -> None:
+def test_code_over_the_highlight_limit_is_plain() -> None:
     renderer = declare("code", {"content": "$return", "language": "python"})
     short, long = (
         make_page(planned(renderer, Outcome("x=1\n" * (length // 4)))).html for length in (400, HIGHLIGHT_LIMIT + 4)
@@ -105,6 +105,6 @@ def test_code_too_long_for_colours_is_shown_without() -> None:
     assert "x=1\nx=1" in long
 
 
-def test_a_plan_of_no_known_shape_is_still_a_page() -> None:
+def test_plan_of_unknown_shape_still_makes_a_page() -> None:
     for plan in ({}, {"truncated": True, "bytes": 1}, {"renderer": "hologram", "config": {}}):
         check_harmless(make_page(plan).html)

@@ -170,20 +170,20 @@ def test_data_that_cannot_be_shown_makes_a_plan_that_says_why(
     assert message in refused["error"]["message"]
 
 
-def test_long_content_loses_its_end_and_the_plan_says_so() -> None:
+def test_long_content_is_truncated_and_reported_in_the_plan() -> None:
     shown = plan(declare("code", {"content": "$return"}), {}, Outcome("é" * 300_000))
     assert shown["truncated"] == [{"at": "config.content", "bytes": 600_014}]
     assert 50_000 < len(shown["config"]["content"]) < 300_000
     assert shown["config"]["editable"] is False
 
 
-def test_large_data_leaves_null_and_the_plan_says_so() -> None:
+def test_large_data_becomes_null_and_is_reported_in_the_plan() -> None:
     shown = plan(declare("html", {"artifact": "a.html"}), {}, Outcome(list(range(100_000))))
     assert shown["config"] == {"artifact": "a.html", "data": None}
     assert [cut["at"] for cut in shown["truncated"]] == ["config.data"]
 
 
-def test_a_long_argument_does_not_push_out_what_is_shown() -> None:
+def test_long_argument_does_not_truncate_the_config() -> None:
     shown = plan(declare("code", {"content": "$return"}), {"content": "x" * 10**6, "path": "a"}, Outcome("y" * 100_000))
     assert shown["config"]["content"] == "y" * 100_000
     assert shown["input"]["path"] == "a"
@@ -195,7 +195,7 @@ def test_a_long_argument_does_not_push_out_what_is_shown() -> None:
     [pytest.param(each, marks=[pytest.mark.slow] * (each not in ONE_OF_EACH_KIND)) for each in RENDERERS],
     ids=lambda renderer: renderer.kind,
 )
-def test_a_plan_of_countless_pieces_is_bounded(renderer: Renderer) -> None:
+def test_plan_of_many_values_is_bounded(renderer: Renderer) -> None:
     huge = "\x01" * amount(200_000, 40_000)
     arguments = {"path": huge, "language": huge, **{f"{'ä' * 5000}{number}": huge for number in range(30)}}
     error = ToolFailed(huge, **{f"{huge[:5000]}{number}": huge for number in range(30)})
@@ -226,7 +226,7 @@ def test_any_call_has_a_plan_and_it_is_json(
 
 
 @pytest.mark.parametrize("strange", ["\ud800", {1, 2}, {3: 4}, object(), lambda: None])
-def test_what_is_no_json_is_left_out_of_the_plan(strange: Any) -> None:
+def test_values_that_are_not_json_are_left_out_of_the_plan(strange: Any) -> None:
     made = plan(
         declare("code", {"content": "x"}), {"a": strange, "b": 1}, Outcome(error=ToolFailed("\ud800", a=strange))
     )

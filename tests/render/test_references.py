@@ -61,7 +61,7 @@ def test_a_path_is_made_relative_to_the_workspace(path: str, inside: str) -> Non
         *("\ud800", "x" * 5000, None, 3, ["a"], {"a": 1}),
     ],
 )
-def test_a_path_that_leads_elsewhere_or_nowhere_is_refused(path: Any) -> None:
+def test_path_outside_the_workspace_or_empty_is_refused(path: Any) -> None:
     with pytest.raises(Invalid) as refused:
         workspace_path(path, "/data/ws")
     assert refused.value.code == "INVALID_PATH"
@@ -69,7 +69,7 @@ def test_a_path_that_leads_elsewhere_or_nowhere_is_refused(path: Any) -> None:
 
 
 @given(PATHS)
-def test_a_path_that_is_taken_stays_inside_and_means_what_the_workspace_means_by_it(path: str) -> None:
+def test_accepted_path_is_inside_and_equal_to_the_workspaces_reading(path: str) -> None:
     try:
         inside = workspace_path(path)
     except Invalid:
@@ -117,7 +117,7 @@ def test_an_artifact_elsewhere_is_refused(path: Any) -> None:
         "http://localhost/grüße?q=%20&x='y'",
     ],
 )
-def test_this_machine_may_be_framed_wherever_the_url_comes_from(url: str) -> None:
+def test_url_on_this_machine_may_be_framed(url: str) -> None:
     assert frame_url(url, "$return.url") == url
 
 
@@ -171,7 +171,7 @@ def test_this_machine_may_be_framed_wherever_the_url_comes_from(url: str) -> Non
         {"url": "http://localhost"},
     ],
 )
-def test_no_data_brings_another_host_or_scheme_into_a_frame(url: Any) -> None:
+def test_data_cannot_choose_another_host_or_scheme_of_a_frame(url: Any) -> None:
     for declared in (
         "$return.url",
         "http://$return.host/",
@@ -211,7 +211,7 @@ def test_a_declared_host_may_be_framed_and_only_that_one() -> None:
 
 
 @given(st.text(max_size=30))
-def test_whatever_follows_a_declared_host_the_host_stays(rest: str) -> None:
+def test_text_after_a_declared_host_cannot_change_it(rest: str) -> None:
     try:
         url = frame_url(f"https://example.com/{rest}", "https://example.com/$args.rest")
     except Invalid:
@@ -237,12 +237,12 @@ def test_a_port_is_a_number_or_its_digits(port: Any) -> None:
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536, 3000.0, "", "0", "٣", "3000 ", "1e3", True, None, [], 2**80])
-def test_what_is_no_port_is_refused(port: Any) -> None:
+def test_invalid_port_is_refused(port: Any) -> None:
     with pytest.raises(Invalid):
         port_number(port)
 
 
-def test_a_refusal_stays_short_whatever_was_refused() -> None:
+def test_error_message_is_short_for_any_value() -> None:
     for value in (10**5000, ["x"] * 10**6, {"x": "y" * 10**6}, "z" * 10**6):
         with pytest.raises(Invalid) as refused:
             workspace_path(value)

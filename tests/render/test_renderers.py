@@ -38,7 +38,7 @@ def test_there_are_four_renderers() -> None:
     assert RENDERERS == ("code", "document", "html", "frame")
 
 
-def test_a_key_without_a_value_counts_as_unsaid() -> None:
+def test_key_without_a_value_counts_as_missing() -> None:
     assert declare("code", {"file": "a.py", "content": None, "language": None}).config == {"file": "a.py"}
 
 

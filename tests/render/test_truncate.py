@@ -44,7 +44,7 @@ def test_a_text_keeps_as_much_as_fits(text: str, limit: int) -> None:
         assert len(to_json({"text": longer})) > limit - 4
 
 
-def test_the_largest_values_give_way_first() -> None:
+def test_largest_values_are_cut_first() -> None:
     section = {"small": "s" * 50, "large": "l" * 1000, "list": list(range(500))}
     fitted, cuts = fit(section, 800, "input")
     assert fitted["small"] == "s" * 50
@@ -52,6 +52,6 @@ def test_the_largest_values_give_way_first() -> None:
     assert cuts[1] == Cut("input.large", 1012)
 
 
-def test_a_section_of_many_pieces_is_left_empty_in_one_cut() -> None:
+def test_section_of_many_large_values_is_left_empty_in_one_cut() -> None:
     section = {str(number): "x" * 100 for number in range(10_000)}
     assert fit(section, 64_000, "input") == ({}, (Cut("input", len(to_json(section))),))
