@@ -154,7 +154,12 @@ def test_a_failed_call_whose_config_needs_the_result_says_its_own_error() -> Non
             "'../x' is not a path inside the workspace",
         ),
         (declare("code", {"file": "$return.f"}), {}, "INVALID_PATH", "null is not a path"),
-        (declare("frame", {"url": "$return.u"}), {"u": "javascript:alert(1)"}, "INVALID_URL", "no http or https URL"),
+        (
+            declare("frame", {"url": "$return.u"}),
+            {"u": "javascript:alert(1)"},
+            "INVALID_URL",
+            "is not an http or https URL",
+        ),
         (declare("frame", {"url": "$return.u"}), {"u": "http://evil.com"}, "INVALID_URL", "is on another machine"),
         (declare("frame", {"port": "$return.p"}), {"p": 99999}, "INVALID_URL", "is not a port"),
         (declare("html", {"artifact": "a.html"}), {"x": "\ud800"}, "INVALID_JSON", "not JSON"),

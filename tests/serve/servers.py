@@ -84,13 +84,14 @@ def routing(message: Any) -> dict[str, str]:
 @dataclass
 class RecordingSource:
     """A source of tools that record their calls. `wait` sets `begun`, and ends when `go` is set; `ended` are the calls
-    that were cancelled."""
+    that were cancelled, `more` the names of further tools."""
 
     name: str = "stall"
     calls: list[Call] = field(default_factory=list)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     go: asyncio.Event = field(default_factory=asyncio.Event)
     ended: list[str] = field(default_factory=list)
+    more: list[str] = field(default_factory=list)
 
     async def list_tools(self) -> Sequence[Tool]:
         typed = {"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": False}
@@ -98,7 +99,19 @@ class RecordingSource:
         return [
             *(
                 _make_tool(name)
-                for name in ("echo", "count", "ask", "wait", "save", "refuse", "break", "fault", "picture", "late")
+                for name in (
+                    "echo",
+                    "count",
+                    "ask",
+                    "wait",
+                    "save",
+                    "refuse",
+                    "break",
+                    "fault",
+                    "picture",
+                    "late",
+                    *self.more,
+                )
             ),
             _make_tool("typed", input_schema=typed),
             _make_tool("marked", input_schema=marked),

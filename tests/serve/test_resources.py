@@ -391,7 +391,7 @@ async def test_manifests_are_completed_latest_first_and_other_things_refused(gat
         assert await complete(VERSION, "manifest", manifests[1]) == [manifests[1]]
         assert await complete(FILE, "chat", "") == ["c"]
         for template, name in ((FILE, "manifest"), ("x://{y}", "y")):
-            with pytest.raises(MCPError, match="nothing to complete"):
+            with pytest.raises(MCPError, match="cannot be completed"):
                 await complete(template, name, "")
 
 

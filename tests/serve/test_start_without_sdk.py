@@ -142,9 +142,11 @@ async def test_changed_tools_are_announced_once_with_and_without_the_sdk(servers
         await pipes.ask(initialize(ABLE))
         pipes.send(INITIALIZED)
         await pipes.ask(request("ping", number=1, envelope={}))
+        servers.source.more.append(f"new{len(servers.source.more)}")
         await servers.gateway.refresh()
         assert (await pipes.line())["method"] == "notifications/tools/list_changed"
         await pipes.ask(request("prompts/list", number=2, envelope={}))
+        servers.source.more.append(f"new{len(servers.source.more)}")
         await servers.gateway.refresh()
         assert (await pipes.line())["method"] == "notifications/tools/list_changed"
         assert (await pipes.ask(request("ping", number=3, envelope={})))["id"] == 3
@@ -157,6 +159,7 @@ async def test_request_before_initialized_is_answered_by_the_sdk_of_the_same_ses
         assert "result" in await pipes.ask(request("prompts/list", number=1, envelope={}))
         pipes.send(INITIALIZED)
         assert "result" in await pipes.ask(request("logging/setLevel", {"level": "error"}, 2, envelope={}))
+        servers.source.more.append(f"new{len(servers.source.more)}")
         await servers.gateway.refresh()
         assert (await pipes.line())["method"] == "notifications/tools/list_changed"
         assert (await pipes.ask(request("ping", number=3, envelope={})))["id"] == 3
