@@ -18,7 +18,7 @@ from gateway.secrets import KNOWN
 from gateway.sources.upstreams.definitions import Definition, Key, Kind, define_all, fetch_list
 from gateway.sources.upstreams.poisoning import Finding, find_suspicions
 from gateway.sources.upstreams.registry import FACE
-from gateway.sources.upstreams.secret_references import missing
+from gateway.sources.upstreams.secret_store import missing
 from gateway.sources.upstreams.spec import Spec
 from gateway.sources.upstreams.upstream import LIST_SECONDS, START_SECONDS, Upstream
 from gateway.text import visible

@@ -25,7 +25,7 @@ from gateway.oauth.store import Account, Login
 from gateway.sandbox.supervisor_main import remove as remove_folder
 from gateway.secrets import VARIABLE
 from gateway.sources.upstreams.client_configs import is_toolgate
-from gateway.sources.upstreams.secret_references import missing
+from gateway.sources.upstreams.secret_store import missing
 from gateway.sources.upstreams.spec import ADDED, Spec
 
 if TYPE_CHECKING:

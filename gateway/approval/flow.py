@@ -17,13 +17,14 @@ from typing import Any
 
 import anyio
 
-from gateway.approval.form import build_form, parse_answer
 from gateway.approval.question import (
     Answer,
     Approver,
     ConsentNeeded,
     Question,
     arguments_digest,
+    build_form,
+    parse_answer,
     subject_digest,
 )
 from gateway.approval.request_state import PREFIX, Claims, RequestStateCodec

@@ -9,8 +9,7 @@ from typing import Any
 import anyio.to_thread
 import click
 
-from gateway.approval.form import DECISION, build_form, parse_answer
-from gateway.approval.question import Answer, Question
+from gateway.approval.question import DECISION, Answer, Question, build_form, parse_answer
 
 _ANSWERS = {"y": "once", "c": "chat", "a": "always", "n": "deny", "e": "edit"}
 

@@ -40,10 +40,9 @@ from gateway.sandbox.idmap import (
 )
 from gateway.sandbox.network import start_with_network
 from gateway.sandbox.process import RunningProgram, create_data_fd, spawn, unavailable
-from gateway.sandbox.rlimits import TaskLimit, count_tasks, counts_by_namespace, rlimits
 from gateway.sandbox.run_user import Account, account
 from gateway.sandbox.supervisor import refuse_hidden
-from gateway.sandbox.watchdog import Watch
+from gateway.sandbox.watchdog import TaskLimit, Watch, count_tasks, counts_by_namespace, rlimits
 
 _OPEN_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -16,9 +16,9 @@ from gateway.sandbox import RESTORED_AFTERWARDS, SYSTEM_FILES, SYSTEM_FOLDERS, M
 from gateway.sandbox.cgroups import find_cgroups
 from gateway.sandbox.disk_usage import NOT_INSPECTABLE, cannot_inspect_programs
 from gateway.sandbox.process import unavailable
-from gateway.sandbox.rlimits import TaskLimit, count_tasks
 from gateway.sandbox.run_user import Account, account, owner_or
 from gateway.sandbox.supervisor import launch, refuse_hidden, refuse_network
+from gateway.sandbox.watchdog import TaskLimit, count_tasks
 
 _CREATE, _VERSION = 444, 1
 # Number of file rights by Landlock version; later ones have 16.

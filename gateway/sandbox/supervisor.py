@@ -22,10 +22,9 @@ from gateway.sandbox.cgroups import Cgroups, Group
 from gateway.sandbox.disk_usage import DiskSize, DiskUsage, Meter, folder_usage, writable_folders
 from gateway.sandbox.process import RunningProgram, create_data_fd, spawn
 from gateway.sandbox.process_tree import DeletedFiles
-from gateway.sandbox.rlimits import TaskLimit, rlimits
 from gateway.sandbox.run_user import Account
 from gateway.sandbox.supervisor_main import remove
-from gateway.sandbox.watchdog import Watch
+from gateway.sandbox.watchdog import TaskLimit, Watch, rlimits
 
 _SUPERVISOR = Path(__file__).with_name("supervisor_main.py")
 _BOOT = """

@@ -14,15 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import Gateway, config
-from gateway.approval.form import FIELD_CHARACTERS, build_form, parse_answer
 from gateway.approval.question import (
     ARGUMENT_CHARACTERS,
     CHANGES_CHARACTERS,
+    FIELD_CHARACTERS,
     Answer,
     ConsentNeeded,
     Question,
     arguments_digest,
+    build_form,
     build_question,
+    parse_answer,
     tool_digest,
 )
 from gateway.calls import Call, Consent, Outcome

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.sandbox import Exit, Limits, Sandbox
-from gateway.sandbox.rlimits import TaskLimit, counts_by_namespace
 from gateway.sandbox.run import run
+from gateway.sandbox.watchdog import TaskLimit, counts_by_namespace
 
 from .busy_machine import running_load
 from .conftest import World, make

@@ -17,7 +17,7 @@ from gateway.config import UpstreamSettings
 from gateway.db.upstreams import checked_settings
 from gateway.errors import Invalid
 from gateway.secrets import VARIABLE, VariableNames, variable_name
-from gateway.sources.upstreams.secret_references import mask, missing
+from gateway.sources.upstreams.secret_store import mask, missing
 
 _STRING = r'"(?:[^"\\]|\\.)*+"'
 _COMMENT = re.compile(rf"{_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from gateway.errors import Forbidden, Invalid, Unavailable
 from gateway.files import FileLock, replace_private
+from gateway.secrets import (
+    OPTION,
+    PUBLIC_HEADERS,
+    VARIABLE,
+    VariableNames,
+    hides_secret,
+    is_plain_word,
+    is_scheme,
+    looks_like_secret,
+    may_be_secret,
+    split_scheme,
+    variable_name,
+)
 
 FILE_NAME = "secrets.json"
 SIZE_LIMIT = 1024 * 1024
@@ -90,3 +105,129 @@ class _Environment(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len({*self._fallback, *self._own()})
+
+
+_URL = re.compile(
+    r"(?P<start>[A-Za-z][\w+.-]*://)(?:(?P<login>[^/?#\s]*)@)?(?P<host>[^/?#\s@]*)(?P<rest>.*)", re.DOTALL
+)
+_PIECE = re.compile(r"(?P<start>[?&;#])(?P<name>[^=&;#]+)=(?P<value>[^&;#]*)|(?P<segment>[^/?&;#=]+)")
+_PAIR = re.compile(r"(?P<name>[A-Za-z_][\w-]*)(?P<sign>=|:\s*)(?P<value>.+)", re.DOTALL)
+
+
+def mask(server: str, settings: Mapping[str, Any], names: VariableNames) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings of a server with a `${NAME}` for each secret in them, and the value of each name."""
+    masking = _ServerMasking(variable_name(server), names, frozenset(variables(settings)))
+    masked = {**settings}
+    if "env" in settings:
+        masked["env"] = {name: masking.mask_variable(name, value) for name, value in settings["env"].items()}
+    if "headers" in settings:
+        masked["headers"] = {name: masking.mask_header(name, value) for name, value in settings["headers"].items()}
+    if "args" in settings:
+        masked["args"] = list(masking.mask_arguments(settings["args"]))
+    if "url" in settings:
+        masked["url"] = masking.mask_url(settings["url"])
+    return masked, masking.values
+
+
+def variables(settings: Mapping[str, Any]) -> list[str]:
+    """Every variable that must be set for a server to be reached, in order."""
+    values = [settings.get(key) for key in ("command", "cwd", "url")] + list(settings.get("args") or ())
+    values += [value for key in ("env", "headers", "oauth") for value in (settings.get(key) or {}).values()]
+    texts = [text for text in values if isinstance(text, str)]
+    return list(dict.fromkeys(name for text in texts for name in VARIABLE.findall(text)))
+
+
+def missing(settings: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
+    return [name for name in variables(settings) if name not in environment]
+
+
+class _ServerMasking:
+    """The secrets of one server as they are found."""
+
+    def __init__(self, owner: str, names: VariableNames, taken: frozenset[str]) -> None:
+        self.values: dict[str, str] = {}
+        self._owner = owner
+        self._names = names
+        self._taken = taken
+
+    def mask_variable(self, name: str, value: str) -> str:
+        if not hides_secret(name, value):
+            return value
+        return self._mask_text(value, name, f"{self._owner}_{variable_name(name)}")
+
+    def mask_header(self, name: str, value: str) -> str:
+        plain = name.lower() in PUBLIC_HEADERS or (is_plain_word(value) and not may_be_secret(name))
+        return value if plain else self._mask_token(value, name)
+
+    def mask_arguments(self, arguments: Sequence[str]) -> Iterator[str]:
+        """`--token=abc`, `--token abc`, `-e TOKEN=abc`, `--header "Name: abc"`, addresses, and whatever looks
+        like a token by itself."""
+        pending_option: str | None = None
+        for argument in arguments:
+            option = OPTION.fullmatch(argument)
+            if option is not None and option["value"] is None:
+                pending_option = option["name"]
+                secret = looks_like_secret(argument)
+                yield self._mask_text(argument, f"{self._owner}_ARGUMENT") if secret else argument
+                continue
+            yield self._mask_argument(argument, option, pending_option)
+            pending_option = None
+
+    def _mask_argument(self, argument: str, option: re.Match[str] | None, pending_option: str | None) -> str:
+        if option is not None:
+            start, value = argument[: option.start("value")], option["value"]
+            return start + self._mask_named(option["name"], value)
+        if pending_option in ("header", "H") and (pair := _PAIR.fullmatch(argument)):
+            return pair["name"] + pair["sign"] + self.mask_header(pair["name"], pair["value"])
+        if pending_option is not None and may_be_secret(pending_option) and hides_secret(pending_option, argument):
+            return self._mask_text(argument, f"{self._owner}_{variable_name(pending_option)}")
+        if (pair := _PAIR.fullmatch(argument)) and pair["sign"] == "=":
+            return f"{pair['name']}={self._mask_named(pair['name'], pair['value'])}"
+        return self._mask_named("argument", argument)
+
+    def _mask_named(self, name: str, value: str) -> str:
+        if not may_be_secret(name) and _URL.fullmatch(value):
+            return self.mask_url(value)
+        return self._mask_token(value, name) if hides_secret(name, value) else value
+
+    def mask_url(self, url: str) -> str:
+        """The password, what of the query is named like a secret, and what of the path looks like one."""
+        parts = _URL.fullmatch(url)
+        if parts is None:
+            return self._mask_text(url, f"{self._owner}_URL") if looks_like_secret(url) else url
+        user, colon, password = (parts["login"] or "").partition(":")
+        if colon:
+            password = self._mask_text(password, f"{self._owner}_PASSWORD")
+        if looks_like_secret(user):
+            user = self._mask_text(user, f"{self._owner}_USER")
+        login = f"{user}{colon}{password}@" if parts["login"] is not None else ""
+        return parts["start"] + login + parts["host"] + _PIECE.sub(self._mask_piece, parts["rest"])
+
+    def _mask_piece(self, match: re.Match[str]) -> str:
+        if match["segment"] is not None:
+            found = looks_like_secret(match["segment"])
+            return self._mask_text(match["segment"], f"{self._owner}_URL_TOKEN") if found else match["segment"]
+        value = match["value"]
+        if hides_secret(match["name"], value):
+            value = self._mask_text(value, f"{self._owner}_{variable_name(match['name'])}")
+        return f"{match['start']}{match['name']}={value}"
+
+    def _mask_token(self, value: str, name: str) -> str:
+        """`Bearer abc` as `Bearer ${NAME}`: what one sets is then the token alone."""
+        scheme, rest = split_scheme(value)
+        return scheme + self._mask_text(rest, f"{self._owner}_{variable_name(name)}")
+
+    def _mask_text(self, text: str, *candidates: str) -> str:
+        """Each part that is no reference as one; those that are stay, since what is kept is not read again."""
+        pieces = VARIABLE.split(text)
+        return "".join(
+            f"${{{piece}}}" if index % 2 else self._reference(piece, candidates, len(pieces) > 1)
+            for index, piece in enumerate(pieces)
+        )
+
+    def _reference(self, text: str, candidates: Sequence[str], partial: bool) -> str:
+        if not text or (partial and is_scheme(text)):
+            return text
+        name = self._names.choose(text, self._taken, *candidates)
+        self.values[name] = text
+        return f"${{{name}}}"

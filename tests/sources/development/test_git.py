@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.sources.builtin.code.git_output import parse_changes, parse_status
+from gateway.sources.builtin.code.git import parse_changes, parse_status
 
 from .desks import Desk, desk, opened
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.approval import request_state
-from gateway.approval.form import build_form
-from gateway.approval.question import build_question
+from gateway.approval.question import build_form, build_question
 from gateway.calls import Call, ClientInfo
 from gateway.errors import ToolFailed
 from gateway.protocol.jsonrpc import RpcError

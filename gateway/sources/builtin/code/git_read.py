@@ -9,16 +9,23 @@ from pydantic import Field
 
 from gateway.errors import Conflict, Forbidden, Invalid, ToolFailed
 from gateway.sources.builtin.code.call_context import CodeContext
-from gateway.sources.builtin.code.git import Paths, Repository, Revision, Where, exclude, pathspecs, plain, revision
-from gateway.sources.builtin.code.git_output import (
+from gateway.sources.builtin.code.git import (
     COMMIT_FORMAT,
     Commit,
     FileChange,
     FileState,
     GitStatus,
+    Paths,
+    Repository,
+    Revision,
+    Where,
+    exclude,
     parse_changes,
     parse_commits,
     parse_status,
+    pathspecs,
+    plain,
+    revision,
 )
 from gateway.sources.builtin.decorator import Shape, builtin, hidden_files_note
 from gateway.tools import Access, Permission, hide_nothing

@@ -12,8 +12,21 @@ from pydantic import Field
 
 from gateway.errors import Invalid, NotFound
 from gateway.sources.builtin.code.call_context import CodeContext
-from gateway.sources.builtin.code.git import Paths, Repository, Revision, Where, pathspecs, plain, revision
-from gateway.sources.builtin.code.git_output import BRANCH_FORMAT, Branch, Commit, FileChange, FileState, parse_branches
+from gateway.sources.builtin.code.git import (
+    BRANCH_FORMAT,
+    Branch,
+    Commit,
+    FileChange,
+    FileState,
+    Paths,
+    Repository,
+    Revision,
+    Where,
+    parse_branches,
+    pathspecs,
+    plain,
+    revision,
+)
 from gateway.sources.builtin.code.git_read import read_commit, read_status
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.tools import Access, Permission
