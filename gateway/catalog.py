@@ -71,7 +71,7 @@ class CatalogEntry:
 
 @dataclass(frozen=True)
 class CatalogPolicy:
-    """What may be offered: the categories, the most this process may do, and how many tools."""
+    """The limits of a catalog: its categories, the highest permission, and the number of tools."""
 
     categories: Mapping[str, Category]
     permission: Permission = Permission.EXECUTE
@@ -118,7 +118,7 @@ class Catalog:
         return entry
 
     def refusal(self, name: str) -> GatewayError:
-        """Why there is no such entry."""
+        """The error for a name that has no entry."""
         if name in self._withheld:
             return self._withheld[name]
         shown = name if len(name) <= 100 else f"{name[:100]}…"

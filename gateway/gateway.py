@@ -96,7 +96,7 @@ class Gateway:
         config.refuse_unavailable(resolved)
         async with AsyncExitStack() as stack:
             gateway = cls(resolved, await stack.enter_async_context(open_storage(resolved)), sources)
-            stack.push_async_callback(gateway.records.settled)
+            stack.push_async_callback(gateway.records.wait)
             await gateway.approvals.records.sweep()
             await gateway.versions.recover(gateway.chat)
             stack.push_async_callback(gateway.drain)

@@ -1,4 +1,4 @@
-"""What a tool is: data a client can list, the level it needs, and the arguments it takes."""
+"""Tools as data: what a client can list, the permission a tool needs, and the arguments it takes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ConfirmationRule = Callable[["Call"], Awaitable[str | None]]
 
 
 class Permission(str, enum.Enum):
-    """How much a tool may do, and how much a category, profile or caller is allowed."""
+    """The level a tool needs, and the level a category, profile or caller is allowed."""
 
     READ_ONLY = "read-only"
     READ_WRITE = "read-write"
@@ -54,7 +54,7 @@ _LEVELS = {level: rank for rank, level in enumerate(Permission)}
 
 
 class Access(str, enum.Enum):
-    """What a tool does to the chat's workspace; a tool that does nothing pays nothing for it."""
+    """The use a tool makes of the chat's workspace; a tool that makes none pays nothing for it."""
 
     NONE = "none"
     READ = "read"
@@ -73,8 +73,8 @@ class Category:
 
 @dataclass(frozen=True)
 class Renderer:
-    """How a tool's outcomes are shown: the kind, and its config as declared, whole and of the right
-    keys, its expressions unfilled."""
+    """The view of a tool's outcomes: its kind, and its config as declared, validated, its expressions not yet
+    filled in."""
 
     kind: str
     config: Mapping[str, Any]
@@ -87,10 +87,10 @@ class Tool:
     `id` is the stable name: `tool` for builtins, `owner:tool` otherwise, where the owner is a
     toolset or an upstream. `kind` names the backend that runs it. `destructive`, `idempotent` and
     `open_world` are hints for clients; what a tool may do is its `permission`. `home` is the
-    directory of the toolset that owns it, where its artifacts are. `withheld` says why a tool that
-    is known cannot be called now. `wire` is an upstream's own definition of it, all but its name.
+    directory of the toolset that owns it, where its artifacts are. `withheld` is the reason why a
+    known tool cannot be called now. `wire` is an upstream's own definition of it, all but its name.
     `path_arguments` are the arguments that name the files it changes, `patch_argument` the one that is a patch of them;
-    None stands for any argument of a tool that writes, for nobody said which. `preview` describes what a call would do
+    None stands for any argument of a tool that writes, when none is declared. `preview` describes what a call would do
     to the files, for the person who is asked.
     `is_tool` is False for what stands for a resource or a prompt: rules, permissions, limits and the
     record take it for a tool, but it is not listed, and nobody can be asked about it.

@@ -56,7 +56,7 @@ class YamlDocument:
         """An error to raise: `file line N: 'key.path': reason`."""
         line = line or self.line(place)
         where = f"{self.name}{f' line {line}' if line else ''}: " if self.name else ""
-        key = dotted(place)[:_KEY_SHOWN]
+        key = join_place(place)[:_KEY_SHOWN]
         message = f"{where}{f'{key!r}: ' if key else ''}{reason}"
         return Invalid(message, code=self.code, file=self.name, line=line, key=key, **details)
 
@@ -76,7 +76,7 @@ class YamlDocument:
     def add_key(self, place: Place, line: int) -> None:
         """Store the line of a key; a key that is there twice is refused, since one of the two would be lost."""
         if place in self.lines:
-            key = dotted(place)[:_KEY_SHOWN]
+            key = join_place(place)[:_KEY_SHOWN]
             raise self.refusal(f"{key!r} is there twice (first in line {self.lines[place]})", line=line)
         self.lines[place] = line
 
@@ -139,7 +139,7 @@ def validation_error(document: YamlDocument, model: type[BaseModel], error: Vali
     return Invalid(errors[0].message, code=document.code, **errors[0].details, problems=problems)
 
 
-def dotted(place: Place) -> str:
+def join_place(place: Place) -> str:
     return ".".join(str(part) for part in place)
 
 
@@ -241,7 +241,7 @@ def _line(event: yaml.Event) -> int:
 
 
 def _plain_value(text: str) -> Any:
-    """What unquoted text stands for; None also for a number that is too long to be one."""
+    """The value of unquoted text; None also for a number that is too long."""
     if text in _WORDS:
         return _WORDS[text]
     number = _NUMBER.fullmatch(text)
@@ -284,10 +284,10 @@ def _leaf(value: Any, indent: int) -> str:
 def _text(text: str) -> str:
     if _PLAIN.fullmatch(text) and text.isprintable() and text.lower() not in _OLD_WORDS:
         return text
-    return '"' + "".join(map(_escaped, text)) + '"'
+    return '"' + "".join(map(_escape, text)) + '"'
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     if character in '"\\':
         return f"\\{character}"
     if character.isprintable():
@@ -298,7 +298,7 @@ def _escaped(character: str) -> str:
 
 
 def _is_tidy(text: str) -> bool:
-    """Whether the text can stand as indented lines and come back as it is."""
+    """Return whether the text can be written as indented lines and be read back unchanged."""
     lines = text.removesuffix("\n").split("\n")
     printable = all(line.replace("\t", " ").isprintable() for line in lines)
     return printable and not lines[0][:1].isspace() and bool(lines[0]) and bool(lines[-1].strip())

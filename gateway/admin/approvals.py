@@ -34,7 +34,7 @@ async def deny(gateway: Gateway, approval_id: str, by: str) -> ApprovalRecord:
 
 async def list_remembered(gateway: Gateway) -> list[RememberedApproval]:
     """List decisions that still hold unless the tool has changed since."""
-    return list(await gateway.approvals.records.remembered())
+    return list(await gateway.approvals.records.list_remembered())
 
 
 async def revoke(gateway: Gateway, remembered_id: str, by: str) -> RememberedApproval:

@@ -110,7 +110,7 @@ async def probe_upstream(setup: UpstreamSetup, spec: Spec) -> ProbeResult:
             await link.close()
         await store.remember(spec.name, era=link.protocol_version, instructions=link.instructions or "", **lists)
     except (GatewayError, RpcError, TimeoutError) as error:
-        await store.failed(spec.name, _reason(error))
+        await store.record_failure(spec.name, _reason(error))
         raise _no_answer(spec, error) from error
     finally:
         await access.close()

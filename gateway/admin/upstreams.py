@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from gateway.admin.upstream_probe import ProbeResult, ToolStatus, probe_all, probe_upstream, tool_statuses
 from gateway.admin.upstream_setup import UpstreamSetup, load_setup
 from gateway.config import UpstreamSettings
-from gateway.db.upstreams import Memory, checked_settings
+from gateway.db.upstreams import Memory, encode_settings
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
 from gateway.oauth.flow import sign_in, sign_out
 from gateway.oauth.store import Account, Login
@@ -215,7 +215,7 @@ async def log_out(gateway: Gateway, name: str) -> bool:
     account = (await load_setup(gateway)).account(name)
     revoked = await sign_out(account, name, gateway.upstreams.logins)
     if account is not None and not account.unattended:
-        await gateway.upstreams.store.failed(name, f"nobody is logged in: {account.remedy}")
+        await gateway.upstreams.store.record_failure(name, f"nobody is logged in: {account.remedy}")
     return revoked
 
 
@@ -272,7 +272,7 @@ def _check_settings(name: str, settings: Mapping[str, Any]) -> UpstreamSettings:
         fault = error.errors()[0]
         raise Invalid(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}", code="INVALID_CONFIG") from None
     try:
-        checked_settings(settings)
+        encode_settings(settings)
     except Invalid as refusal:
         if refusal.code != "LITERAL_SECRET":
             raise

@@ -19,7 +19,7 @@ from gateway.admin.upstream_import import ImportResult, find_secrets, find_serve
 from gateway.admin.upstream_probe import ProbeResult, ToolStatus
 from gateway.admin.upstream_review import ReviewItem
 from gateway.cli.options import as_json, open_stored, print_json, print_table, run, settings_options
-from gateway.config import Settings, anchored
+from gateway.config import Settings, anchor_path
 from gateway.errors import GatewayError, InputRequired, Invalid
 from gateway.text import visible
 
@@ -447,7 +447,7 @@ def _server_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sandbox_settings(options: Mapping[str, Any]) -> Any:
     """The `sandbox` of an entry, with absolute paths."""
-    paths, hosts = [anchored(path, Path.cwd()) for path in options["paths"]], list(options["hosts"])
+    paths, hosts = [anchor_path(path, Path.cwd()) for path in options["paths"]], list(options["hosts"])
     rights = {key: value for key, value in {"paths": paths, "network": hosts}.items() if value}
     return rights or options["sandbox"]
 

@@ -1,6 +1,6 @@
-"""Settings: what `toolgate.yaml` may say, its defaults, and how the file is found and read."""
+"""Settings of `toolgate.yaml`: their sections and defaults, and the loader of the file."""
 
-from gateway.config.loader import anchored, find, load, read, resolve, resolve_variables
+from gateway.config.loader import anchor_path, find, load, read, resolve, resolve_variables
 from gateway.config.settings import (
     DEFAULT_CATEGORIES,
     ExtensionSettings,
@@ -26,7 +26,7 @@ __all__ = [
     "Settings",
     "ToolSettings",
     "UpstreamSettings",
-    "anchored",
+    "anchor_path",
     "find",
     "load",
     "read",

@@ -1,4 +1,4 @@
-"""How the settings file is found and read; every complaint names the file, the line, the key and the fix."""
+"""The settings file: found, read and validated. Every error names the file, the line, the key and the fix."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ def _anchor(data: dict[str, Any], directory: Path) -> None:
         for server in data[key].values() if isinstance(data.get(key), dict) else ():
             match server:
                 case {"sandbox": {"paths": list(paths)} as sandbox}:
-                    sandbox["paths"] = [anchored(path, directory) for path in paths]
+                    sandbox["paths"] = [anchor_path(path, directory) for path in paths]
 
 
-def anchored(path: Any, directory: Path) -> Any:
+def anchor_path(path: Any, directory: Path) -> Any:
     """A path relative to a directory; one that begins with `~` or `${VAR}` is resolved when it is used."""
     return str(directory / path) if isinstance(path, str) and not path.startswith(("~", "${")) else path
 

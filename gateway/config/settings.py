@@ -29,8 +29,8 @@ class Section(BaseModel):
 
 
 class SandboxSettings(Section):
-    """Where strangers' code runs. `workers` is how many toolset processes are kept at once, each for
-    `worker_idle` seconds without a call. With `network` it reaches `allowed_hosts`, or every public host
+    """Sandbox of untrusted code. `workers` is the number of toolset processes kept at once, each for
+    `worker_idle` seconds without a call. With `network` the code reaches `allowed_hosts`, or every public host
     when none is named. `allow_unsandboxed` runs it with all rights of your account."""
 
     network: bool = False
@@ -48,8 +48,8 @@ _WITH_A_KEY = ("brave", "tavily")
 
 
 class SearchSettings(Section):
-    """Who answers `web_search`. `url` is where a SearXNG of yours is; the others know their own address,
-    and another one stands in for it. `key` is best written as `${VAR}`: it is looked up when it is used."""
+    """Provider of `web_search`. `url` is the address of your SearXNG; for the other providers it replaces the usual
+    address. `key` is best written as `${VAR}`: it is looked up when it is used."""
 
     provider: Literal["searxng", "brave", "tavily", "duckduckgo"]
     url: str | None = None
@@ -69,32 +69,31 @@ class SearchSettings(Section):
 
 
 class WebSettings(Section):
-    """What may be reached. `allowed_hosts` are names, patterns like `*.example.org`, either with a `:port`
-    beyond the usual two, or `*` for every public host. `allow_private` lets them lead to private addresses."""
+    """Hosts the web tools may reach. `allowed_hosts` are names or patterns like `*.example.org`, with a `:port` beyond
+    the usual two, or `*` for every public host. `allow_private` lets them resolve to private addresses."""
 
     allowed_hosts: list[str] = []
     allow_private: bool = False
     search: SearchSettings | None = None
 
 
-def _listed(value: object) -> object:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-# One pattern or several, `*` and `?` as in a shell; one of them must fit.
-Patterns = Annotated[list[str], BeforeValidator(_listed)]
+# One pattern or several, `*` and `?` as in a shell; one of them must match.
+Patterns = Annotated[list[str], BeforeValidator(_as_list)]
 
 
 class ApprovalCondition(Section):
-    """What the arguments must be for a rule to speak; all that is given must hold.
+    """Condition on the arguments of a call; every part that is given must match.
 
-    `path`, `host` and `command` look into every text among the arguments, however deep: at a path and its endings
-    (`*.env`), at the hosts of addresses, at each command of a line. A `path` speaks of what a call names, and of the
-    directories it names itself (`secrets/*` of `secrets`); what it denies to `read_file` is left out of searches and
-    diffs, and cannot be read as a resource. A `command` reminds and does not confine: a shell has more ways to say a
-    thing than patterns can foresee. `arguments` names arguments (`{branch: main, "options.force": "true"}`).
-    `overwrites` asks whether a file of the chat is there already under one of the paths. What there is too much of to
-    look at fits.
+    `path`, `host` and `command` match every text among the arguments, at any depth: a path or its ending (`*.env`), the
+    hosts of URLs, each command of a line. A `path` matches what a call names, and the directories it names itself
+    (`secrets/*` matches `secrets`); what it denies to `read_file` is left out of searches and diffs, and cannot be read
+    as a resource. A `command` is a reminder, no confinement: a shell has more spellings than patterns can cover.
+    `arguments` matches named arguments (`{branch: main, "options.force": "true"}`). `overwrites` matches when one of
+    the paths is an existing file of the chat. Arguments too large to inspect match.
     """
 
     path: Patterns = []
@@ -105,9 +104,9 @@ class ApprovalCondition(Section):
 
 
 class ApprovalRule(Section):
-    """`tool` is a pattern of ids (`read_file`, `git:*`), `toolset` and `server` of owners; all that is given must
-    fit. `then` asks a person, lets the call through unasked, refuses it, or asks in the queue alone, where no
-    client can answer for the person. `why` is shown with the question or the refusal. Without `remember` the
+    """`tool` is a pattern of ids (`read_file`, `git:*`), `toolset` and `server` of owners; every part that is given
+    must match. `then` asks a person, allows the call, denies it, or asks in the queue only, where no client can answer
+    for the person. `why` is shown with the question or the refusal. Without `remember` the
     answer counts for one call only.
     """
 
@@ -121,9 +120,9 @@ class ApprovalRule(Section):
     remember: bool = True
 
     @model_validator(mode="after")
-    def _trusts_only_what_it_names(self) -> ApprovalRule:
-        said = self.when
-        if self.then == "allow" and (said.path or said.host or said.command):
+    def _require_named_arguments(self) -> ApprovalRule:
+        condition = self.when
+        if self.then == "allow" and (condition.path or condition.host or condition.command):
             raise ValueError(
                 "a rule that allows must name the arguments it trusts: instead of 'path', 'host' or 'command' "
                 "write 'when: {arguments: {path: ...}}'"
@@ -132,15 +131,14 @@ class ApprovalRule(Section):
 
 
 class ApprovalSettings(Section):
-    """When a person is asked before a call, and where.
+    """Rules about asking a person before a call.
 
-    The first of `rules` that fits decides; where none does, `mode` does: `unsafe_only` asks what the tool itself
-    asks for. A client that cannot be asked is refused (`deny`), or its call waits in the queue for
-    `toolgate approval allow` (`queue`), the caller for `queue_wait` seconds of that. Tools named in `out_of_band`
-    are asked for in the queue alone: a client without a person could answer its own question. `timeout` is how
-    long a question may be answered, `pending` how many of one principal may be open. `keys` seal questions that
-    travel through clients (32 characters or more each; the first seals, all open); without any, a key is kept in
-    data_dir.
+    The first of `rules` that matches decides, else `mode`: with `unsafe_only` the tool's own declaration. A client that
+    cannot be asked is refused (`deny`), or its call waits in the queue for `toolgate approval allow` (`queue`), the
+    caller for `queue_wait` seconds of that. Tools named in `out_of_band` are asked about in the queue only: a client
+    without a person could answer its own question. `timeout` is the number of seconds in which a question may be
+    answered, `pending` the number of open questions per principal. `keys` seal questions that travel through clients
+    (32 characters or more each; the first one seals, all unseal); without any, a key is kept in data_dir.
     """
 
     mode: Literal["never", "unsafe_only", "always"] = "unsafe_only"
@@ -154,9 +152,9 @@ class ApprovalSettings(Section):
 
 
 # YAML reads `off` as False when nobody quotes it.
-_UNQUOTED = BeforeValidator(lambda said: "off" if said is False else said)
+_UNQUOTED = BeforeValidator(lambda value: "off" if value is False else value)
 
-_OR_OFF = BeforeValidator(lambda said: {"over": None} if said in (False, "off") else said)
+_OR_OFF = BeforeValidator(lambda value: {"over": None} if value in (False, "off") else value)
 
 
 class ToolFilterSettings(Section):
@@ -165,7 +163,7 @@ class ToolFilterSettings(Section):
 
 
 class ToolOverrideSettings(Section):
-    """What you change about one tool of an upstream, by the server's own name for it."""
+    """Changes to one tool of an upstream, by the server's own name for it."""
 
     name: str | None = None
     description: str | None = None
@@ -177,17 +175,17 @@ class ToolOverrideSettings(Section):
 
 
 class LargeResultSettings(Section):
-    """From how many bytes on a result is kept as a file, None for never. By default that is just below the 1 MiB at
-    which clients begin to refuse one: nothing changes that would have arrived."""
+    """Results of more than `over` bytes are kept as files; None for never. The default is just below 1 MiB, at which
+    clients begin to refuse a result."""
 
     over: int | None = Field(default=1023 * 1024, ge=32 * 1024)
 
 
 class OAuthSettings(Section):
-    """How to sign in to a server that wants it, where what it says of itself does not suffice. `client_id` is who we
-    are to its authorization server, if we were registered by hand; `client_metadata_url` is a document that says so.
-    `issuer` is the only authorization server that will do: without it the server names one, which then gets the
-    secret. With the grant `client_credentials` the gateway signs in by itself."""
+    """Login to a server, where its own metadata does not suffice. `client_id` identifies us to its authorization
+    server, if we were registered by hand; `client_metadata_url` is a client metadata document. `issuer` is the only
+    authorization server accepted: without it the server names one, which then gets the secret. With the grant
+    `client_credentials` the gateway logs in by itself."""
 
     grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
     client_id: str | None = Field(default=None, min_length=1)
@@ -197,7 +195,7 @@ class OAuthSettings(Section):
     client_metadata_url: str | None = Field(default=None, pattern=r"^https://[^/\s]+/[^\s#]+$")
 
     @model_validator(mode="after")
-    def _says_whom_it_means(self) -> OAuthSettings:
+    def _require_client_secret_reference(self) -> OAuthSettings:
         if self.client_secret is not None and not VARIABLE.fullmatch(self.client_secret):
             raise ValueError("'client_secret' is a secret; put it into the environment and write ${VARIABLE} here")
         if self.client_secret is not None and self.client_id is None:
@@ -208,8 +206,8 @@ class OAuthSettings(Section):
 
 
 class ServerSandboxSettings(Section):
-    """What a server in the sandbox is given beside its own program: `paths`, read-only unless one ends in `:rw`, and
-    the hosts of `network`, which it reaches by HTTP through a proxy."""
+    """Access of a server in the sandbox besides its own program: `paths`, read-only unless one ends in `:rw`, and the
+    hosts of `network`, which it reaches by HTTP through a proxy."""
 
     paths: list[Annotated[str, Field(min_length=1, max_length=4096)]] = Field(default=[], max_length=100)
     network: list[Annotated[str, Field(min_length=1, max_length=300)]] = Field(default=[], max_length=100)
@@ -374,23 +372,23 @@ class Settings(Section):
         known = [*self.categories, *(name for name in DEFAULT_CATEGORIES if name not in self.categories)]
         for name in self.tools.enabled_categories:
             if name not in known:
-                short = [f"; did you mean {each!r}?" for each in known if each.startswith(name)]
+                short = [f"; did you mean {other!r}?" for other in known if other.startswith(name)]
                 hint = next(iter(short), did_you_mean(name, known)) or f"; there are {', '.join(known)}"
                 raise Invalid(f"there is no category {name!r}{hint}", code="INVALID_CONFIG")
         return {name: self.category(name) for name in known}
 
     def category(self, name: str) -> Category:
-        """One category; one that only a toolset names is as yours are: read-write."""
+        """One category; one that only a toolset names is read-write."""
         category = DEFAULT_CATEGORIES.get(name) or Category(name, Permission.READ_WRITE)
-        said = self.categories.get(name, CategorySettings())
+        settings = self.categories.get(name, CategorySettings())
         enabled = category.enabled if self.tools.enable is None else self.tools.enable
-        if said.enabled is not None:
-            enabled = said.enabled
+        if settings.enabled is not None:
+            enabled = settings.enabled
         return Category(
             category.name,
-            said.permission or category.permission,
+            settings.permission or category.permission,
             enabled or category.name in self.tools.enabled_categories,
-            said.calls_per_minute,
+            settings.calls_per_minute,
         )
 
     def effective_profile(self) -> ProfileSettings:
@@ -404,10 +402,10 @@ class Settings(Section):
 
 def refuse_unavailable(settings: Settings) -> None:
     """Refuse settings this version cannot honour and that must not be ignored."""
-    for asked_for, key, instead in (
+    for is_set, key, instead in (
         (settings.auth.required or settings.auth.jwt, "auth", "serve on loopback only, which needs none"),
         (settings.database_url, "database_url", "leave it out for SQLite in data_dir"),
         (settings.blob_store, "blob_store", "leave it out for files in data_dir"),
     ):
-        if asked_for:
+        if is_set:
             raise Invalid(f"{key!r} is not available in this version; {instead}", code="NOT_AVAILABLE")

@@ -50,12 +50,12 @@ class ApprovalRecord:
     decided_at: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For programs: the documents opened, and nothing by which one could answer."""
+        """The record as JSON for programs, without the nonce that an answer needs."""
         documents = {"args": self.args, "edited_args": self.edited_args}
-        opened = {name: text and orjson.loads(text) for name, text in documents.items()}
-        told = asdict(self) | opened | {"remember": bool(self.remember)}
-        del told["nonce"]
-        return told
+        decoded = {name: text and orjson.loads(text) for name, text in documents.items()}
+        result = asdict(self) | decoded | {"remember": bool(self.remember)}
+        del result["nonce"]
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RememberedApproval:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the record of a call ends that does not run: its code and its message, None to leave what stands there."""
+    """The end of the record of a call that does not run: its code and message, None to keep the one there is."""
 
     code: str
     message: str | None = None
@@ -142,7 +142,7 @@ class Approvals:
         ensure = chats.ensure(question.chat_id, question.principal, self._clock())
         limits = (question.principal, each, OPEN_LIMIT)
         try:
-            await self._db.run(*self._sweeping(), ensure, Statement(_ASK, (*row, *limits), 1))
+            await self._db.run(*self._expire(), ensure, Statement(_ASK, (*row, *limits), 1))
         except Conflict:
             raise Unavailable(
                 f"too many calls wait for a person already (approval.pending: {each}); answer those first",
@@ -170,32 +170,32 @@ class Approvals:
         decided = (status, scope, edited, by, timestamp(now), until, asked.id, asked.nonce, timestamp(now))
         statements = [Statement(_DECIDE, decided, 1)]
         if scope in ("chat", "always"):
-            statements += self._remembering(asked, asked.chat_id if scope == "chat" else None, by)
+            statements += self._remember(asked, asked.chat_id if scope == "chat" else None, by)
         if ending is not None:
-            statements.append(self._ended(asked.call_id, ending))
-        return await self._changed(*statements, _BUMP)
+            statements.append(self._end(asked.call_id, ending))
+        return await self._try(*statements, _BUMP)
 
     async def consume(self, approval_id: str) -> bool:
         """Use an allowance up; False when there is none, or no longer."""
-        return await self._changed(Statement(_CONSUME, (approval_id, timestamp(self._clock())), 1))
+        return await self._try(Statement(_CONSUME, (approval_id, timestamp(self._clock())), 1))
 
     async def arm(self, approval_id: str, nonce: str) -> bool:
         """Let the call of a used allowance go on once more, for whoever brings the nonce."""
-        return await self._changed(Statement(_ARM, (nonce, approval_id), 1))
+        return await self._try(Statement(_ARM, (nonce, approval_id), 1))
 
     async def burn(self, approval_id: str, nonce: str) -> bool:
         """Use that up; False when the nonce is another, or was used before."""
-        return await self._changed(Statement(_BURN, (approval_id, nonce), 1))
+        return await self._try(Statement(_BURN, (approval_id, nonce), 1))
 
     async def end_call(self, call_id: str, ending: Ending) -> None:
         """End the record of a call that waits; one that has ended stays as it is."""
-        await self._db.run(self._ended(call_id, ending))
+        await self._db.run(self._end(call_id, ending))
 
     async def sweep(self) -> None:
         """Close what nobody answered in time."""
         now = timestamp(self._clock())
         if await self._db.fetch(_OVERDUE, now):
-            await self._db.run(*self._sweeping())
+            await self._db.run(*self._expire())
 
     async def find(self, question: str, via: str) -> ApprovalRecord | None:
         """The latest entry for that very question that is open, allowed or denied, and has not expired."""
@@ -225,39 +225,39 @@ class Approvals:
         return [ApprovalRecord(*row) for row in await self._db.fetch(sql, timestamp(self._clock()), limit)]
 
     async def is_remembered(self, principal: str, chat: str, tool_id: str, tool_digest: str, grounds: str) -> bool:
-        """Whether this principal agreed to such calls of this very tool, here or everywhere."""
+        """Return whether this principal agreed to such calls of this very tool, in this chat or in all."""
         return bool(await self._db.fetch(_IS_REMEMBERED, tool_id, principal, tool_digest, grounds, chat))
 
-    async def remembered(self, limit: int = PAGE_LIMIT) -> list[RememberedApproval]:
+    async def list_remembered(self, limit: int = PAGE_LIMIT) -> list[RememberedApproval]:
         """The answers that still count, newest first."""
         rows = await self._db.fetch(f"{_REMEMBERED} ORDER BY id DESC LIMIT ?", limit)
         return [RememberedApproval(*row) for row in rows]
 
     async def revoke(self, id_or_prefix: str, by: str) -> RememberedApproval:
-        """Let an answer count no longer, in any process, from the next call on."""
-        found = [each for each in await self.remembered() if id_or_prefix and each.id.startswith(id_or_prefix)]
-        if not found:
+        """Revoke an answer, for all processes, from the next call on."""
+        matches = [row for row in await self.list_remembered() if id_or_prefix and row.id.startswith(id_or_prefix)]
+        if not matches:
             message = f"nothing is remembered under {id_or_prefix[:80]!r}; see: toolgate approval remembered"
             raise NotFound(message, code="UNKNOWN_APPROVAL")
-        if len(found) > 1:
+        if len(matches) > 1:
             raise Invalid(f"several begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
-        await self._db.run(Statement(_REVOKE, (timestamp(self._clock()), by, found[0].id)), _BUMP)
-        return found[0]
+        await self._db.run(Statement(_REVOKE, (timestamp(self._clock()), by, matches[0].id)), _BUMP)
+        return matches[0]
 
-    def _remembering(self, asked: ApprovalRecord, chat: str | None, by: str) -> list[Statement]:
+    def _remember(self, asked: ApprovalRecord, chat: str | None, by: str) -> list[Statement]:
         at = timestamp(self._clock())
         same = (at, by, asked.principal, chat or "", asked.tool_id, asked.grounds)
         row = (new_id(), asked.principal, chat, asked.tool_id, asked.tool_digest, asked.grounds, asked.id, by, at)
         return [Statement(_FORGET_SAME, same), Statement(_REMEMBER, row)]
 
-    def _ended(self, call_id: str, ending: Ending) -> Statement:
+    def _end(self, call_id: str, ending: Ending) -> Statement:
         return Statement(_END_CALL, (ending.message, ending.code, timestamp(self._clock()), call_id))
 
-    def _sweeping(self) -> tuple[Statement, Statement]:
+    def _expire(self) -> tuple[Statement, Statement]:
         now = timestamp(self._clock())
         return Statement(_END_EXPIRED, (EXPIRED.message, EXPIRED.code, now, now)), Statement(_EXPIRE, (now,))
 
-    async def _changed(self, *statements: Statement) -> bool:
+    async def _try(self, *statements: Statement) -> bool:
         try:
             await self._db.run(*statements)
         except Conflict:

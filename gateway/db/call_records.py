@@ -155,14 +155,14 @@ class CallRecords:
             outcome.post_manifest,
         ]
         try:
-            if asking or not self._db.append(_JOURNALED, row):  # who is asked may answer to another process
+            if asking or not self._db.append(_JOURNALED, row):  # the person may answer another process
                 await self._write(call, _FINISHED, row)
         finally:
             if follows and result is not None:  # also of a caller cancelled here, whose record is written
                 self._following.start(self._add_digest(row, result))
 
-    async def settled(self) -> None:
-        """Returns when everything that follows a record is written too."""
+    async def wait(self) -> None:
+        """Wait until the digests of large results are written too."""
         if self._following:
             await asyncio.wait(self._following)
 
@@ -183,12 +183,12 @@ class CallRecords:
         chosen = {clause: value for clause, value in (wanted | {"id < ?": before}).items() if value is not None}
         where = ["WHERE", " AND ".join(chosen)] if chosen else []
         sql = " ".join([_SELECT, *where, "ORDER BY id DESC LIMIT ?"])
-        await self.settled()
+        await self.wait()
         return [CallRecord(*row) for row in await self._db.fetch(sql, *chosen.values(), limit)]
 
     async def get(self, id_or_prefix: str) -> CallRecord:
         """The call of that id, or the only one whose id begins so."""
-        await self.settled()
+        await self.wait()
         rows = await self._db.fetch(_BY_PREFIX, id_or_prefix, id_or_prefix + "\U0010ffff") if id_or_prefix else []
         if not rows:
             raise NotFound(f"no call has the id {id_or_prefix!r}", code="UNKNOWN_CALL")
@@ -234,7 +234,7 @@ class CallRecords:
             await self._db.run(_storable(chat), _storable(record))
 
     async def _add_digest(self, row: _Row, result: bytes) -> None:
-        """Promise the record once more, now with the digest of its result."""
+        """Write the record once more, with the digest of its result."""
         cut = _cut(result, await anyio.to_thread.run_sync(_digest, result))
         call_id, *_ = row
         if self._db.append(_JOURNALED, [*row[:_RESULT], cut, *row[_RESULT + 1 :]]):
@@ -252,7 +252,7 @@ def _arguments(call: Call) -> tuple[str | None, GatewayError | None, list[str]]:
     except _NO_JSON as error:
         refusal = error if isinstance(error, GatewayError) else Invalid(f"the arguments are no JSON: {error}")
         return None, refusal, []
-    return _bounded(document), None, secrets
+    return _limit(document), None, secrets
 
 
 def _result(outcome: Outcome) -> bytes | None:
@@ -267,23 +267,23 @@ def _result(outcome: Outcome) -> bytes | None:
 
 def _plan(plan: Mapping[str, Any]) -> str | None:
     try:
-        return _bounded(to_json(plan), PLAN_LIMIT)
+        return _limit(to_json(plan), PLAN_LIMIT)
     except _NO_JSON:  # an extension's own; ours are
         return None
 
 
-def _bounded(document: bytes, limit: int = DOCUMENT_LIMIT) -> str:
+def _limit(document: bytes, limit: int = DOCUMENT_LIMIT) -> str:
     return KNOWN.mask_json(document.decode()) if len(document) <= limit else _cut(document, _digest(document))
 
 
 def _cut(document: bytes, digest: str | None = None) -> str:
-    """What is kept of a document that is too large."""
+    """The part of a document that is stored when it is too large."""
     whole: dict[str, Any] = {"truncated": True, "bytes": len(document)}
     if digest is not None:
         whole["sha256"] = digest
     preview = document[:PREVIEW_LIMIT].decode(errors="ignore")
-    beyond = document[: PREVIEW_LIMIT + KNOWN.margin].decode(errors="ignore")
-    if (masked := KNOWN.mask(beyond)) != beyond:
+    window = document[: PREVIEW_LIMIT + KNOWN.margin].decode(errors="ignore")
+    if (masked := KNOWN.mask(window)) != window:
         preview = masked[: -KNOWN.margin]  # a secret may be cut in two within the margin
     return to_json({**whole, "preview": preview}).decode()
 

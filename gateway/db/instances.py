@@ -1,4 +1,4 @@
-"""Who is alive: each serving process holds a lock file, and the running calls of the dead are settled."""
+"""Serving processes: each holds a lock file, and the running calls of dead ones are marked as interrupted."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Instance:
         self.id = new_id()
         self._path = _lock_file(directory, self.id)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unborn = self._path.with_suffix(".new")
-        self._descriptor = os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        temporary = self._path.with_suffix(".new")
+        self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         lock(self._descriptor)
-        unborn.rename(self._path)  # it appears already locked: at no moment does it look dead
+        temporary.rename(self._path)  # it appears already locked, so it never looks dead
 
     def close(self) -> None:
         self._path.unlink(missing_ok=True)
@@ -45,7 +45,7 @@ async def settle_interrupted(db: Database, directory: Path) -> list[str]:
     """
     owners = {process for (process,) in await db.fetch(_OWNERS)}
     settled: list[str] = []
-    for process in sorted(owners | _locked(directory)):
+    for process in sorted(owners | _list_lock_files(directory)):
         with _claim(_lock_file(directory, process)) as dead:
             if dead:
                 [rows] = await db.run(Statement(_SETTLE, (_MESSAGE, timestamp(time.time()), process)))
@@ -55,7 +55,7 @@ async def settle_interrupted(db: Database, directory: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _claim(lock_file: Path) -> Iterator[bool]:
-    """Whether the owner of a lock file is dead; if so its lock is ours while inside, and then gone."""
+    """True if the owner of a lock file is dead; its lock is then ours while inside, and removed."""
     try:
         descriptor = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def _claim(lock_file: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _locked(directory: Path) -> set[str]:
+def _list_lock_files(directory: Path) -> set[str]:
     return {lock_file.stem for lock_file in directory.glob("*.lock")}
 
 

@@ -180,7 +180,7 @@ class Journal:
     def recover(self) -> Iterator[Batch]:
         """The rows that other processes have journaled and not committed. A file whose owner is dead is removed once
         the consumer is done with it. A live owner keeps its file: a row may be written twice."""
-        for path in sorted(self._directory.glob(f"{glob.escape(self._name)}*"), key=_modified_at):
+        for path in sorted(self._directory.glob(f"{glob.escape(self._name)}*"), key=_modification_time):
             if self._owner in path.name:
                 continue
             try:
@@ -197,7 +197,7 @@ class Journal:
             file.close()
 
 
-def _modified_at(path: Path) -> int:
+def _modification_time(path: Path) -> int:
     """The time of the last line: of two files with the same row, the later one is replayed last."""
     try:
         return path.stat().st_mtime_ns

@@ -32,7 +32,7 @@ class ManifestRow:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a chat stands: its manifest (None: no files yet), its latest message, and the manifest
+    """The state of a chat: its manifest (None: no files yet), its latest message, and the manifest
     whose restoring was begun and not ended, if any (empty: that of no files)."""
 
     manifest_id: str | None = None
@@ -90,7 +90,7 @@ class Manifests:
     async def add(self, row: ManifestRow, head: str | None) -> bool:
         """Store the row and make it the chat's head, if the head is still the one given; else it is
         stored as a branch of its own and False is returned. Either way it is never lost."""
-        insert = _inserted(row)
+        insert = _insert(row)
         attach = Statement(_ATTACH, (row.id, row.chat_id, row.chat_id))
         try:
             await self._db.run(insert, Statement(_MOVE, (row.id, None, row.chat_id, head), 1), attach)
@@ -101,7 +101,7 @@ class Manifests:
 
     async def store(self, row: ManifestRow) -> None:
         """Store the row as a branch; the head stays where it is."""
-        await self._db.run(_inserted(row))
+        await self._db.run(_insert(row))
 
     async def move(self, chat: str, target: str | None, head: str | None, message: str | None = None) -> None:
         """Make another manifest the head. `Conflict` when the head is no longer the one given."""
@@ -126,7 +126,7 @@ class Manifests:
         return rows[0][0] if rows else None
 
     async def messages(self, chat: str, first: str, last: str) -> dict[str, str]:
-        """Which manifests between two ids are those of a message, and of which; of several, the latest."""
+        """Messages by their manifests, for manifests between two ids; of several messages, the latest."""
         sql = (
             "SELECT manifest_id, id FROM messages WHERE chat_id = ? AND manifest_id BETWEEN ? AND ? ORDER BY created_at"
         )
@@ -176,5 +176,5 @@ class Manifests:
         return [row[0] for row in rows]
 
 
-def _inserted(row: ManifestRow) -> Statement:
+def _insert(row: ManifestRow) -> Statement:
     return Statement(_INSERT, [getattr(row, field.name) for field in fields(row)])

@@ -166,7 +166,7 @@ MIGRATIONS: Sequence[Migration] = (schema.TABLES, INSTALLED_TOOLSETS, UPSTREAMS,
 
 
 def pending(version: int, migrations: Sequence[Migration] = MIGRATIONS) -> list[tuple[int, Migration]]:
-    """What a database at `version` lacks, each with the version it leads to; refuses a newer database."""
+    """The migrations a database at `version` lacks, each with the version it leads to; refuses a newer database."""
     if version > len(migrations):
         raise Unavailable(
             f"the database is at version {version}, this toolgate knows up to {len(migrations)}; "

@@ -47,8 +47,8 @@ class PinTexts:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a listing teaches about one definition: `pin` is what was known of it, None when it is new; `digest`
-    and `text` are what is listed now. It is `trusted` when it is to be accepted unseen."""
+    """One definition in a listing: `pin` is its stored state, None when it is new; `digest` and `text` are as listed
+    now. It is `trusted` when it is to be accepted without review."""
 
     server: str
     kind: str
@@ -114,7 +114,7 @@ class Pins:
         return PinTexts(Pin(*columns), definition, held_definition)
 
     async def waiting(self, server: str | None = None, limit: int = WAITING_LIMIT) -> list[Pin]:
-        """What a person should look at, by server, kind and name."""
+        """Pins that wait for a review, by server, kind and name."""
         where, parameters = ("AND server = ?", [server]) if server is not None else ("", [])
         sql = f"{_SELECT} WHERE state = 'held' {where} ORDER BY server, kind, name LIMIT ?"
         return [Pin(*row) for row in await self._db.fetch(sql, *parameters, limit)]
@@ -127,13 +127,13 @@ class Pins:
         """
         at = timestamp(time.time())
         if sightings:
-            await self._db.run(*(_recorded(sighting, at) for sighting in sightings), _BUMP)
+            await self._db.run(*(_to_statement(sighting, at) for sighting in sightings), _BUMP)
 
     async def accept(self, server: str, kind: str, name: str, digest: str, by: str) -> None:
         """Accept the held or rejected definition of that digest; `Conflict` when it is another by now."""
         pin = (await self.find(server, kind, name)).pin
         if pin.held_digest != digest:
-            raise _changed(pin)
+            raise _conflict(pin)
         await self._decide(_ACCEPT, pin, by)
 
     async def reject(self, server: str, kind: str, name: str, digest: str, by: str) -> None:
@@ -145,7 +145,7 @@ class Pins:
         elif digest == pin.digest:
             await self._decide(_REVOKE, pin, by)
         else:
-            raise _changed(pin)
+            raise _conflict(pin)
 
     async def forget(self, server: str) -> None:
         """Drop every pin of a server: whoever has that name next is a stranger."""
@@ -155,25 +155,25 @@ class Pins:
         try:
             await self._db.run(Statement(sql, (timestamp(time.time()), by, *_as_known(pin)), 1), _BUMP)
         except Conflict:
-            raise _changed(pin) from None
+            raise _conflict(pin) from None
 
 
-def _recorded(seen: Sighting, at: str) -> Statement:
+def _to_statement(seen: Sighting, at: str) -> Statement:
     if seen.pin is not None and seen.digest == seen.pin.digest:
         return Statement(_RELEASE, _as_known(seen.pin), 1)
     if seen.pin is not None:
         return Statement(_HOLD, (seen.digest, seen.text, at, *_as_known(seen.pin)), 1)
-    key, said = (seen.server, seen.kind, seen.name), (seen.digest, seen.text)
+    key, listed = (seen.server, seen.kind, seen.name), (seen.digest, seen.text)
     if seen.trusted:
-        return Statement(_ADD, (*key, "accepted", *said, None, None, at, None, at, FIRST_SIGHT))
-    return Statement(_ADD, (*key, "held", None, None, *said, at, at, None, None))
+        return Statement(_ADD, (*key, "accepted", *listed, None, None, at, None, at, FIRST_SIGHT))
+    return Statement(_ADD, (*key, "held", None, None, *listed, at, at, None, None))
 
 
 def _as_known(pin: Pin) -> tuple[str, ...]:
     return (pin.server, pin.kind, pin.name, pin.state, pin.digest or "", pin.held_digest or "")
 
 
-def _changed(pin: Pin) -> Conflict:
+def _conflict(pin: Pin) -> Conflict:
     return Conflict(
         f"the {pin.kind} {pin.name!r} of {pin.server!r} is no longer what you looked at; look again with: "
         f"toolgate upstream review {pin.server}",

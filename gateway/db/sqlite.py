@@ -410,7 +410,7 @@ class SqliteDatabase:
 
     async def run(self, *statements: Statement) -> list[list[Row]]:
         if self._closed:
-            raise _closed()
+            raise _make_closed_error()
         return await self._writer.submit(statements)
 
     def append(self, inserts: Inserts, row: Sequence[Any]) -> bool:
@@ -419,7 +419,7 @@ class SqliteDatabase:
     async def fetch(self, sql: str, *parameters: Any) -> list[Row]:
         await self._writer.flush()
         if self._closed:
-            raise _closed()
+            raise _make_closed_error()
         try:
             rows = await self._reader.execute_fetchall(sql, parameters)
             return cast(list[Row], rows)
@@ -446,7 +446,7 @@ async def _reader(path: Path) -> aiosqlite.Connection:
         raise convert_error(error, f"be opened at {path}") from error
 
 
-def _closed() -> Unavailable:
+def _make_closed_error() -> Unavailable:
     return Unavailable("the database is closed", code="DATABASE_CLOSED")
 
 

@@ -98,7 +98,7 @@ class ServerRow:
 
 @dataclass(frozen=True, slots=True)
 class UserOverrideRow:
-    """What a person changed; None leaves it as the toolset has it."""
+    """Changes a person made to a tool; None leaves it as the toolset has it."""
 
     toolset_id: str
     tool_id: str
@@ -188,7 +188,7 @@ class Toolsets:
         return found[0] if found else None
 
     async def digests(self) -> dict[str, str]:
-        """Which content each toolset has now: `{id: digest}`."""
+        """The digest of each toolset's content: `{id: digest}`."""
         return dict(await self._db.fetch("SELECT id, digest FROM toolsets ORDER BY id"))
 
     async def tool_ids(self) -> frozenset[str]:
@@ -204,14 +204,14 @@ class Toolsets:
         """Store a version whole, over the one with the digest given, or as a new toolset; `Conflict` when
         that is not what is there. The switch, the first date and what the person changed stay."""
         row = stored.toolset
-        head = _inserted("toolsets", row)
+        head = _insert("toolsets", row)
         if over is not None:
-            said = (row.name, row.version, row.description, row.source_type, row.source_ref)
+            first = (row.name, row.version, row.description, row.source_type, row.source_ref)
             rest = (row.manifest_version, row.digest, row.live, row.updated_at, row.spec)
-            head = Statement(_UPDATE, (*said, *rest, row.id, over), 1)
+            head = Statement(_UPDATE, (*first, *rest, row.id, over), 1)
         gone = [Statement(f"DELETE FROM {table} WHERE toolset_id = ?", (row.id,)) for table in _REPLACED]  # noqa: S608
         parts = (stored.files, stored.tools, stored.overrides, stored.servers)
-        new = [_inserted(table, entry) for table, rows in zip(_REPLACED, parts, strict=True) for entry in rows]
+        new = [_insert(table, entry) for table, rows in zip(_REPLACED, parts, strict=True) for entry in rows]
         await self._db.run(head, *gone, *new, _BUMP)
 
     async def set_source(self, toolset_id: str, source_type: str, source_ref: str | None, live: bool) -> None:
@@ -220,20 +220,20 @@ class Toolsets:
         await self._db.run(Statement(sql, (source_type, source_ref, live, toolset_id), 1), _BUMP)
 
     async def enable(self, toolset_id: str, enabled: bool) -> bool:
-        """Whether there is such a toolset; if so it is switched."""
-        return await self._touched(Statement("UPDATE toolsets SET enabled = ? WHERE id = ?", (enabled, toolset_id), 1))
+        """Switch a toolset on or off; False when there is none."""
+        return await self._try(Statement("UPDATE toolsets SET enabled = ? WHERE id = ?", (enabled, toolset_id), 1))
 
     async def set_override(self, row: UserOverrideRow) -> None:
         """Store what the person changed about a tool, in place of what they had changed before."""
-        await self._db.run(_unset(row.toolset_id, row.tool_id), _inserted("user_overrides", row), _BUMP)
+        await self._db.run(_unset(row.toolset_id, row.tool_id), _insert("user_overrides", row), _BUMP)
 
     async def remove_override(self, toolset_id: str, tool_id: str) -> bool:
-        """Whether something had been changed; it no longer is."""
-        return await self._touched(_unset(toolset_id, tool_id, 1))
+        """Drop a person's changes; False when there were none."""
+        return await self._try(_unset(toolset_id, tool_id, 1))
 
     async def remove(self, toolset_id: str) -> bool:
-        """Whether there was such a toolset; no row of it is left."""
-        return await self._touched(Statement("DELETE FROM toolsets WHERE id = ?", (toolset_id,), 1))
+        """Remove every row of a toolset; False when there is none."""
+        return await self._try(Statement("DELETE FROM toolsets WHERE id = ?", (toolset_id,), 1))
 
     async def agree(self, rows: Sequence[ConsentRow]) -> None:
         """Store consents, each in place of the one before. What is remembered of a server of that name is forgotten,
@@ -246,7 +246,7 @@ class Toolsets:
         """Remove every consent to servers of a toolset."""
         await self._db.run(Statement("DELETE FROM server_consents WHERE toolset_id = ?", (toolset_id,)), _BUMP)
 
-    async def _touched(self, statement: Statement) -> bool:
+    async def _try(self, statement: Statement) -> bool:
         try:
             await self._db.run(statement, _BUMP)
         except Conflict:
@@ -285,7 +285,7 @@ def _select(table: str, kind: type[Any], where: str, order: str) -> str:
     return f"SELECT {', '.join(_COLUMNS[kind])} FROM {table} {where} ORDER BY {order}"  # noqa: S608 - own names
 
 
-def _inserted(table: str, entry: Any) -> Statement:
+def _insert(table: str, entry: Any) -> Statement:
     columns = _COLUMNS[type(entry)]
     sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
     return Statement(sql, [getattr(entry, column) for column in columns])

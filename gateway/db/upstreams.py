@@ -35,8 +35,8 @@ class UpstreamRow:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a server last said, by whichever way it is known to us; None is what it never said.
-    `error` is why it did not answer after that, None while it does."""
+    """The last listing of a server; None for a part it never sent. `error` is the reason why it did not answer since,
+    None while it does."""
 
     server: str
     era: str | None = None
@@ -97,21 +97,21 @@ class Upstreams:
     async def find(self, name: str) -> UpstreamRow:
         rows = await self._db.fetch(f"{_SELECT} WHERE name = ?", name)
         if not rows:
-            raise _unknown(name)
+            raise _not_found(name)
         return _row(rows[0])
 
     async def add(self, name: str, settings: Mapping[str, Any], enabled: bool = True) -> None:
         """Store a new server; `Conflict` when the name is taken, `Invalid` when the settings hold a secret."""
         at = timestamp(time.time())
         try:
-            await self._db.run(Statement(_ADD, (name, checked_settings(settings), enabled, at, at)), _BUMP)
+            await self._db.run(Statement(_ADD, (name, encode_settings(settings), enabled, at, at)), _BUMP)
         except Conflict:
             raise Conflict(f"there is an upstream {name!r} already; remove it first", code="UPSTREAM_EXISTS") from None
 
     async def change(self, name: str, settings: Mapping[str, Any]) -> None:
         """Store other settings for a server that is there."""
         sql = "UPDATE upstreams SET settings = ?, updated_at = ? WHERE name = ?"
-        await self._touch(name, sql, checked_settings(settings), timestamp(time.time()))
+        await self._touch(name, sql, encode_settings(settings), timestamp(time.time()))
 
     async def enable(self, name: str, enabled: bool) -> None:
         await self._touch(
@@ -124,7 +124,7 @@ class Upstreams:
         await self._touch(name, "DELETE FROM upstreams WHERE name = ?", also=forgotten)
 
     async def recall(self, server: str) -> Memory:
-        """What is remembered of a server; an empty memory when nothing is."""
+        """The stored listing of a server; an empty one when there is none."""
         rows = await self._db.fetch(_RECALL, server)
         return _memory(rows[0]) if rows else Memory(server)
 
@@ -140,11 +140,11 @@ class Upstreams:
     ) -> None:
         """Note that a server answered, and what it said; None leaves what it said before, an empty text takes
         instructions back. Refused when a list is too large to keep."""
-        lists = [_stored(server, *each) for each in (("tools", tools), ("prompts", prompts), ("templates", templates))]
-        said = None if instructions is None else _stored(server, "instructions", instructions)
-        await self._db.run(Statement(_REMEMBER, (server, era, *lists, said, timestamp(time.time()))))
+        lists = [_encode(server, *each) for each in (("tools", tools), ("prompts", prompts), ("templates", templates))]
+        text = None if instructions is None else _encode(server, "instructions", instructions)
+        await self._db.run(Statement(_REMEMBER, (server, era, *lists, text, timestamp(time.time()))))
 
-    async def failed(self, server: str, error: str) -> None:
+    async def record_failure(self, server: str, error: str) -> None:
         """Note why a server does not answer; what it said before stays."""
         error = KNOWN.mask(error)
         shown = error if len(error) <= ERROR_LIMIT else f"{error[:ERROR_LIMIT]}…"
@@ -158,10 +158,10 @@ class Upstreams:
         try:
             await self._db.run(Statement(sql, (*parameters, name), 1), *([also] if also else []), _BUMP)
         except Conflict:
-            raise _unknown(name) from None
+            raise _not_found(name) from None
 
 
-def checked_settings(settings: Mapping[str, Any]) -> str:
+def encode_settings(settings: Mapping[str, Any]) -> str:
     """The settings as JSON. Refused when a value that is or looks like a secret is not a `${VAR}`: what is
     stored here is copied, shown and backed up."""
     for place in _literals(settings):
@@ -178,7 +178,7 @@ def checked_settings(settings: Mapping[str, Any]) -> str:
 
 
 def _literals(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Where a secret is written out."""
+    """The places of literal secrets."""
     for key in ("env", "headers"):
         for name, value in (settings.get(key) or {}).items():
             if is_literal(str(value)) and (is_secret(name) or has_token_shape(str(value))):
@@ -204,7 +204,7 @@ def _literal_arguments(arguments: Sequence[Any]) -> Iterator[str]:
         awaited = name if option and not option["value"] else None
 
 
-def _stored(server: str, what: str, value: Any) -> str | None:
+def _encode(server: str, what: str, value: Any) -> str | None:
     if value is None:
         return None
     try:
@@ -227,7 +227,7 @@ def _memory(row: Row) -> Memory:
     return Memory(server, era, tools, prompts, templates, instructions or None, seen_at, error, error_at)
 
 
-def _unknown(name: str) -> NotFound:
+def _not_found(name: str) -> NotFound:
     return NotFound(
         f"no upstream {name!r} was added by hand; servers of the settings file and of toolsets are changed there",
         code="UNKNOWN_UPSTREAM",

@@ -154,7 +154,7 @@ async def test_an_answer_is_remembered_for_its_principal_chat_tool_and_grounds_u
         await store.approvals.decide(await store.ask(), "used", "ann", scope="chat")  # said twice is said once
         assert await elsewhere.approvals.is_remembered(*here)
         assert [await store.approvals.is_remembered(*other) for other in others] == [False] * 5
-        [kept] = await store.approvals.remembered()
+        [kept] = await store.approvals.list_remembered()
         before = await store.approvals.revision()
         await elsewhere.approvals.revoke(kept.id, "bob")
         assert not await store.approvals.is_remembered(*here)

@@ -382,7 +382,7 @@ from pathlib import Path
 async def main():
     records = CallRecords(await SqliteDatabase.open(Path(sys.argv[1])), "p")
     await records.record_finished(Call(id="first", name="n", arguments={}), Outcome(value="x" * 10**6))
-    await records.settled()
+    await records.wait()
     await records.record_running(Call(id="begun", name="n", arguments={}))
     await records.record_finished(Call(id="begun", name="n", arguments={}), Outcome(value=1))
     for number in range(100):

@@ -114,7 +114,7 @@ async def test_what_a_server_said_is_there_after_a_restart_and_after_it_fails(tm
     tools = [{"name": "a", "description": "\ud800 \x00", "inputSchema": {"type": "object"}, "n": 2**70}]
     async with opened(tmp_path) as upstreams:
         assert await upstreams.recall("docs") == Memory("docs")
-        await upstreams.failed("docs", "refused")
+        await upstreams.record_failure("docs", "refused")
         memory = await upstreams.recall("docs")
         assert (memory.error, memory.tools, memory.seen_at) == ("refused", None, None)
         await upstreams.remember("docs", era="2026-07-28", tools=tools, prompts=[], instructions="Be kind.")
@@ -122,7 +122,7 @@ async def test_what_a_server_said_is_there_after_a_restart_and_after_it_fails(tm
         memory = await upstreams.recall("docs")
         assert (memory.era, memory.tools, memory.prompts, memory.templates) == ("2026-07-28", tools, [], None)
         assert (memory.instructions, memory.error, memory.error_at) == ("Be kind.", None, None)
-        await upstreams.failed("docs", "it is gone\x00 \ud800")
+        await upstreams.record_failure("docs", "it is gone\x00 \ud800")
         failed = await upstreams.recall("docs")
         assert (failed.tools, failed.seen_at, failed.error) == (tools, memory.seen_at, "it is gone  ?")
         assert await upstreams.revision() == 0
@@ -147,6 +147,6 @@ async def test_memory_is_bounded(tmp_path: Path) -> None:
         with pytest.raises(Invalid) as refused:
             await upstreams.remember("docs", tools=["x" * LIST_LIMIT])
         assert refused.value.code == "TOO_LARGE"
-        await upstreams.failed("docs", "x" * 10 * ERROR_LIMIT)
+        await upstreams.record_failure("docs", "x" * 10 * ERROR_LIMIT)
         memory = await upstreams.recall("docs")
         assert (memory.tools, len(memory.error or "")) == ([{"name": "a"}], ERROR_LIMIT + 1)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gateway.bundles.field_types import RESERVED
 from gateway.config import UpstreamSettings
-from gateway.db.upstreams import checked_settings
+from gateway.db.upstreams import encode_settings
 from gateway.errors import Invalid
 from gateway.secrets import VARIABLE, VariableNames, variable_name
 from gateway.sources.upstreams.secret_store import mask, missing
@@ -186,7 +186,7 @@ def _import_server(group: _Group, name: str, entry: Any, names: VariableNames) -
         masked, values = mask(ours, settings, names)
         values |= {variable: value for variable, value in converter.values.items() if variable not in values}
         UpstreamSettings.model_validate(masked)
-        checked_settings(masked)
+        encode_settings(masked)
     except ValidationError as error:
         fault = error.errors()[0]
         return Skipped(name, f"{'.'.join(map(str, fault['loc'])) or 'it'}: {fault['msg']}", group.place)

@@ -260,7 +260,7 @@ class Upstream:
             endpoint = self._access.endpoint()
             link = await open_client(endpoint, identity=self._face, timeout=START_SECONDS, version=self._era)
         except (GatewayError, RpcError) as error:
-            await self._store.failed(self.spec.name, error.message)
+            await self._store.record_failure(self.spec.name, error.message)
             raise
         self._era, link.shared = link.protocol_version, self.spec.settings.sharing == "all"
         return link

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import UpstreamSettings
-from gateway.db.upstreams import checked_settings
+from gateway.db.upstreams import encode_settings
 from gateway.errors import Invalid
 from gateway.secrets import VARIABLE, VariableNames
 from gateway.sources.upstreams.client_configs import Around, Candidate, Skipped, clean_name, is_toolgate, read
@@ -427,7 +427,7 @@ def test_nothing_the_store_calls_a_secret_is_left(pairs: dict[str, str], argumen
     }
     for each in read(json.dumps({"mcpServers": entries}), AROUND):
         if isinstance(each, Candidate):
-            checked_settings(each.settings)
+            encode_settings(each.settings)
             UpstreamSettings.model_validate(each.settings)
             before = {key: value for key, value in entries[each.name].items() if value}
             assert whole(each) == before
