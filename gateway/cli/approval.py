@@ -8,13 +8,13 @@ import click
 
 from gateway.admin import approvals
 from gateway.approval.question import escape_text
-from gateway.cli.options import as_json, open_stored, print_json, print_table, run, settings_options
+from gateway.cli.options import as_json, print_json, print_table, run_stored, settings_options
 from gateway.cli.prompt import person
 from gateway.config import Settings
 from gateway.errors import Invalid
 
 if TYPE_CHECKING:
-    from gateway.db.approvals import ApprovalRecord, RememberedApproval, Scope
+    from gateway.db.approvals import ApprovalRecord, Scope
 
 
 @click.group()
@@ -29,12 +29,9 @@ def approval() -> None:
 @settings_options
 def list_approvals(settings: Settings, everything: bool, limit: int, as_json: bool) -> None:
     """The calls that wait in the queue, newest first."""
-
-    async def task() -> list[ApprovalRecord]:
-        async with open_stored(settings) as gateway:
-            return await approvals.list_approvals(gateway, waiting=not everything, limit=limit)
-
-    records = run(task)
+    records = run_stored(
+        settings, lambda gateway: approvals.list_approvals(gateway, waiting=not everything, limit=limit)
+    )
     if as_json:
         print_json([record.to_dict() for record in records])
         return
@@ -58,12 +55,7 @@ def list_approvals(settings: Settings, everything: bool, limit: int, as_json: bo
 @settings_options
 def show(settings: Settings, approval_id: str, as_json: bool) -> None:
     """One question and its outcome. A unique beginning of the ID is enough."""
-
-    async def task() -> ApprovalRecord:
-        async with open_stored(settings) as gateway:
-            return await approvals.show_approval(gateway, approval_id)
-
-    record = run(task)
+    record = run_stored(settings, lambda gateway: approvals.show_approval(gateway, approval_id))
     if as_json:
         print_json(record.to_dict())
         return
@@ -96,12 +88,9 @@ def allow(settings: Settings, approval_id: str, for_chat: bool, always: bool, as
     if for_chat and always:
         raise click.UsageError("--for-chat and --always exclude each other")
     scope: Scope = "always" if always else "chat" if for_chat else "once"
-
-    async def task() -> ApprovalRecord:
-        async with open_stored(settings) as gateway:
-            return await approvals.allow(gateway, approval_id, person(), scope)
-
-    _print_decision(run(task), "allowed", as_json)
+    _print_decision(
+        run_stored(settings, lambda gateway: approvals.allow(gateway, approval_id, person(), scope)), "allowed", as_json
+    )
 
 
 @approval.command()
@@ -110,12 +99,9 @@ def allow(settings: Settings, approval_id: str, for_chat: bool, always: bool, as
 @settings_options
 def deny(settings: Settings, approval_id: str, as_json: bool) -> None:
     """Refuse a waiting call."""
-
-    async def task() -> ApprovalRecord:
-        async with open_stored(settings) as gateway:
-            return await approvals.deny(gateway, approval_id, person())
-
-    _print_decision(run(task), "denied", as_json)
+    _print_decision(
+        run_stored(settings, lambda gateway: approvals.deny(gateway, approval_id, person())), "denied", as_json
+    )
 
 
 @approval.command("remembered")
@@ -123,12 +109,7 @@ def deny(settings: Settings, approval_id: str, as_json: bool) -> None:
 @settings_options
 def list_remembered(settings: Settings, as_json: bool) -> None:
     """Decisions for longer than one call, which hold unless the tool has changed since."""
-
-    async def task() -> list[RememberedApproval]:
-        async with open_stored(settings) as gateway:
-            return await approvals.list_remembered(gateway)
-
-    decisions = run(task)
+    decisions = run_stored(settings, approvals.list_remembered)
     if as_json:
         print_json([decision.to_dict() for decision in decisions])
         return
@@ -153,12 +134,7 @@ def revoke(settings: Settings, remembered_id: str, as_json: bool) -> None:
     """Revoke a remembered decision: from the next call on a person is asked again."""
     if not remembered_id:
         raise Invalid("name the decision to revoke; see: toolgate approval remembered")
-
-    async def task() -> RememberedApproval:
-        async with open_stored(settings) as gateway:
-            return await approvals.revoke(gateway, remembered_id, person())
-
-    revoked = run(task)
+    revoked = run_stored(settings, lambda gateway: approvals.revoke(gateway, remembered_id, person()))
     if as_json:
         print_json(revoked.to_dict())
     else:

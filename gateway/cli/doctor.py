@@ -9,7 +9,7 @@ import click
 
 from gateway.admin import health
 from gateway.admin.health import HealthCheck
-from gateway.cli.options import as_json, open_stored, print_json, run, settings_options
+from gateway.cli.options import as_json, print_json, run, settings_options
 from gateway.config import Settings
 from gateway.errors import GatewayError
 from gateway.gateway import Gateway
@@ -37,7 +37,7 @@ async def _check(settings: Settings) -> list[HealthCheck]:
         # One after the other, so that no server runs twice at once.
         async with Gateway.open(settings, connect="own") as gateway:
             checks += await health.check_gateway(gateway)
-        async with open_stored(settings) as gateway:
+        async with Gateway.open(settings, connect="none") as gateway:
             checks += await health.check_upstreams(gateway)
     except GatewayError as error:
         checks.append(HealthCheck("gateway", "fail", str(error)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,17 +66,25 @@ def settings_options(command: Command) -> Command:
     return wrapped  # type: ignore[no-any-return]
 
 
-@asynccontextmanager
-async def open_stored(settings: Settings) -> AsyncIterator[Gateway]:
-    """Open the gateway for a command about what is stored: no server is started, and no toolset that the settings name
-    is installed, so that none of them can delay the command."""
-    async with Gateway.open(settings.model_copy(update={"toolsets": []}), connect="none") as gateway:
-        yield gateway
-
-
 def run(task: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     """Run an asynchronous command to its end."""
     return anyio.run(task)
+
+
+def run_admin(settings: Settings, action: Callable[[Gateway], Awaitable[Result]]) -> Result:
+    """Run an action on an open gateway that has started no upstream server."""
+
+    async def task() -> Result:
+        async with Gateway.open(settings, connect="none") as gateway:
+            return await action(gateway)
+
+    return run(task)
+
+
+def run_stored(settings: Settings, action: Callable[[Gateway], Awaitable[Result]]) -> Result:
+    """Run an action about what is stored. Toolsets that the settings name are not installed first either, so that
+    nothing can delay it."""
+    return run_admin(settings.model_copy(update={"toolsets": []}), action)
 
 
 def print_json(value: Any) -> None:

@@ -13,7 +13,7 @@ import click
 
 from gateway.admin import toolsets
 from gateway.admin.toolsets import ServerInfo, ToolsetInfo
-from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
 from gateway.cli.prompt import can_ask, person
 from gateway.config import Settings
 from gateway.errors import InputRequired
@@ -41,12 +41,9 @@ def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: boo
 
     MCP servers it brings are started only after you agreed to each, here or with `toolset allow`.
     """
-
-    async def task() -> ToolsetInfo:
-        async with Gateway.open(settings, connect="none") as gateway:
-            return await toolsets.install_toolset(gateway, source, copy=copy, progress=_show_progress)
-
-    info = run(task)
+    info = run_admin(
+        settings, lambda gateway: toolsets.install_toolset(gateway, source, copy=copy, progress=_show_progress)
+    )
     installed = info.installed
     if as_json:
         servers = [server.to_dict() for server in _ask_about_servers(settings, info, yes, as_json).servers]
@@ -64,12 +61,7 @@ def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: boo
 @settings_options
 def list_toolsets(settings: Settings, as_json: bool) -> None:
     """Every installed toolset."""
-
-    async def task() -> list[ToolsetInfo]:
-        async with Gateway.open(settings, connect="none") as gateway:
-            return await toolsets.list_toolsets(gateway)
-
-    infos = run(task)
+    infos = run_admin(settings, toolsets.list_toolsets)
     if as_json:
         print_json([info.to_dict() for info in infos])
         return
@@ -106,12 +98,7 @@ def show(settings: Settings, toolset_id: str, as_json: bool) -> None:
 def export(settings: Settings, toolset_id: str, output: str | None) -> None:
     """Pack a toolset as a ZIP to hand on. No secret value goes with it."""
     target = sys.stdout.buffer if output == "-" else Path(output) if output else None
-
-    async def task() -> Path | None:
-        async with Gateway.open(settings, connect="none") as gateway:
-            return await toolsets.export_toolset(gateway, toolset_id, target)
-
-    if written := run(task):
+    if written := run_admin(settings, lambda gateway: toolsets.export_toolset(gateway, toolset_id, target)):
         click.echo(str(written))
 
 
@@ -154,12 +141,7 @@ def allow(settings: Settings, toolset_id: str, yes: bool, as_json: bool) -> None
 @settings_options
 def disallow(settings: Settings, toolset_id: str) -> None:
     """Withdraw your consent to the MCP servers a toolset brings: they end, and none is started again."""
-
-    async def task() -> list[str]:
-        async with Gateway.open(settings, connect="none") as gateway:
-            return await toolsets.disallow_servers(gateway, toolset_id)
-
-    names = ", ".join(run(task))
+    names = ", ".join(run_admin(settings, lambda gateway: toolsets.disallow_servers(gateway, toolset_id)))
     click.echo(f"held back from now on: {names}" if names else f"{toolset_id} brings no MCP servers")
 
 
@@ -168,12 +150,7 @@ def disallow(settings: Settings, toolset_id: str) -> None:
 @settings_options
 def uninstall(settings: Settings, toolset_id: str) -> None:
     """Remove a toolset, its files and the changes to its tools."""
-
-    async def task() -> None:
-        async with Gateway.open(settings, connect="none") as gateway:
-            await toolsets.uninstall_toolset(gateway, toolset_id)
-
-    run(task)
+    run_admin(settings, lambda gateway: toolsets.uninstall_toolset(gateway, toolset_id))
     click.echo(f"{toolset_id} is uninstalled")
 
 
@@ -190,12 +167,7 @@ def override(settings: Settings, tool_id: str, reset: bool, **options: Any) -> N
     changes = {key: value for key, value in options.items() if value is not None}
     if reset == bool(changes):
         raise click.UsageError("say what to change, or --reset")
-
-    async def task() -> None:
-        async with Gateway.open(settings, connect="none") as gateway:
-            await toolsets.override_tool(gateway, tool_id, changes)
-
-    run(task)
+    run_admin(settings, lambda gateway: toolsets.override_tool(gateway, tool_id, changes))
     click.echo(f"{tool_id} is {'as the toolset has it' if reset else 'changed'}")
 
 
@@ -231,19 +203,11 @@ def new(directory: Path, toolset_id: str | None) -> None:
 
 
 def _get(settings: Settings, toolset_id: str) -> ToolsetInfo:
-    async def task() -> ToolsetInfo:
-        async with Gateway.open(settings, connect="none") as gateway:
-            return await toolsets.show_toolset(gateway, toolset_id)
-
-    return run(task)
+    return run_admin(settings, lambda gateway: toolsets.show_toolset(gateway, toolset_id))
 
 
 def _switch(settings: Settings, toolset_id: str, enabled: bool) -> None:
-    async def task() -> None:
-        async with Gateway.open(settings, connect="none") as gateway:
-            await toolsets.enable_toolset(gateway, toolset_id, enabled)
-
-    run(task)
+    run_admin(settings, lambda gateway: toolsets.enable_toolset(gateway, toolset_id, enabled))
     click.echo(f"{toolset_id} is {'on' if enabled else 'off'}")
 
 
@@ -314,11 +278,7 @@ def _ask_about_server(server: ServerInfo) -> bool:
 
 
 def _allow(settings: Settings, toolset_id: str, digests: dict[str, str], by: str, as_json: bool) -> ToolsetInfo:
-    async def task() -> tuple[ToolsetInfo, dict[str, str]]:
-        async with Gateway.open(settings, connect="none") as gateway:
-            return await toolsets.allow_servers(gateway, toolset_id, digests, by)
-
-    info, results = run(task)
+    info, results = run_admin(settings, lambda gateway: toolsets.allow_servers(gateway, toolset_id, digests, by))
     for name, result in results.items():
         click.echo(KNOWN.mask(visible(f"{name} is allowed; {result}")), err=as_json)
     return info

@@ -9,6 +9,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gateway.admin import upstream_review, upstreams
 from gateway.admin.upstream_import import ImportResult, find_secrets, find_servers, import_servers, secrets_file
 from gateway.admin.upstream_probe import ProbeResult, ToolStatus
 from gateway.admin.upstream_review import ReviewItem
-from gateway.cli.options import as_json, open_stored, print_json, print_table, run, settings_options
+from gateway.cli.options import as_json, print_json, print_table, run_stored, settings_options
 from gateway.config import Settings, anchor_path
 from gateway.errors import GatewayError, InputRequired, Invalid
 from gateway.text import visible
@@ -80,12 +81,9 @@ def add(settings: Settings, name: str, no_test: bool, as_json: bool, **options: 
     """Add a server: a program to start, after `--`, or a URL to connect to."""
     server = _server_settings(options)
     ask_secret = read_secret if sys.stdin.isatty() else None
-
-    async def task() -> ProbeResult | GatewayError | None:
-        async with open_stored(settings) as gateway:
-            return await upstreams.add_upstream(gateway, name, server, test=not no_test, ask_secret=ask_secret)
-
-    result = run(task)
+    result = run_stored(
+        settings, lambda gateway: upstreams.add_upstream(gateway, name, server, test=not no_test, ask_secret=ask_secret)
+    )
     if as_json:
         print_json({"name": name, "settings": server, "answer": result and result.to_dict()})
         return
@@ -102,12 +100,7 @@ def add(settings: Settings, name: str, no_test: bool, as_json: bool, **options: 
 @settings_options
 def list_upstreams(settings: Settings, as_json: bool) -> None:
     """Every server, as it was when it last answered; `test` connects now."""
-
-    async def task() -> list[upstreams.UpstreamInfo]:
-        async with open_stored(settings) as gateway:
-            return await upstreams.list_upstreams(gateway)
-
-    servers = run(task)
+    servers = run_stored(settings, upstreams.list_upstreams)
     if as_json:
         print_json([server.to_dict() for server in servers])
         return
@@ -132,12 +125,7 @@ def list_upstreams(settings: Settings, as_json: bool) -> None:
 @settings_options
 def show(settings: Settings, name: str, as_json: bool) -> None:
     """One server: its settings, and its tools when it last answered."""
-
-    async def task() -> upstreams.UpstreamDetails:
-        async with open_stored(settings) as gateway:
-            return await upstreams.show_upstream(gateway, name)
-
-    details = run(task)
+    details = run_stored(settings, lambda gateway: upstreams.show_upstream(gateway, name))
     if as_json:
         print_json(details.to_dict())
         return
@@ -165,12 +153,7 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
 @settings_options
 def test(settings: Settings, name: str | None, as_json: bool) -> int:
     """Connect to a server now and list what it has, or to every one that is on. Exit 1 when one does not answer."""
-
-    async def task() -> list[tuple[str, ProbeResult | GatewayError]]:
-        async with open_stored(settings) as gateway:
-            return await upstreams.probe_upstreams(gateway, name)
-
-    results = run(task)
+    results = run_stored(settings, lambda gateway: upstreams.probe_upstreams(gateway, name))
     failed = [result for _, result in results if isinstance(result, GatewayError)]
     if as_json:
         shapes = [_probe_dict(server, result) for server, result in results]
@@ -208,12 +191,7 @@ def disable(settings: Settings, name: str) -> None:
 @settings_options
 def remove(settings: Settings, name: str) -> None:
     """Remove a server that was added by hand, with its secrets, its folder and its accepted definitions."""
-
-    async def task() -> None:
-        async with open_stored(settings) as gateway:
-            await upstreams.remove_upstream(gateway, name)
-
-    run(task)
+    run_stored(settings, lambda gateway: upstreams.remove_upstream(gateway, name))
     click.echo(f"{name} is removed")
 
 
@@ -225,15 +203,10 @@ def remove(settings: Settings, name: str) -> None:
 def secret(settings: Settings, name: str, variable: str, forget: bool) -> None:
     """Keep the value of a ${VARIABLE} for one server that was added by hand. It is asked for here, or read from
     the standard input, and used from the next connection on."""
-
-    async def task() -> None:
-        async with open_stored(settings) as gateway:
-            if forget:
-                await upstreams.forget_secret(gateway, name, variable)
-            else:
-                await upstreams.keep_secret(gateway, name, variable, read_secret)
-
-    run(task)
+    if forget:
+        run_stored(settings, lambda gateway: upstreams.forget_secret(gateway, name, variable))
+    else:
+        run_stored(settings, lambda gateway: upstreams.keep_secret(gateway, name, variable, read_secret))
     click.echo(f"{variable} is {'forgotten' if forget else 'kept'} for {name}")
 
 
@@ -255,11 +228,9 @@ def login(
             # In a thread of its own: a browser in this terminal would never return.
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
-    async def task() -> upstreams.LoginResult:
-        async with open_stored(settings) as gateway:
-            return await upstreams.log_in(gateway, name, show_url, scopes=scopes, port=port or 0)
-
-    result = run(task)
+    result = run_stored(
+        settings, lambda gateway: upstreams.log_in(gateway, name, show_url, scopes=scopes, port=port or 0)
+    )
     if as_json:
         print_json(result.to_dict())
     else:
@@ -276,12 +247,7 @@ def login(
 @settings_options
 def logout(settings: Settings, name: str) -> None:
     """Forget the login to a server, and revoke its tokens if the server supports that."""
-
-    async def task() -> bool:
-        async with open_stored(settings) as gateway:
-            return await upstreams.log_out(gateway, name)
-
-    revoked = run(task)
+    revoked = run_stored(settings, lambda gateway: upstreams.log_out(gateway, name))
     click.echo(f"you are logged out of {name}" + ("" if revoked else "; its tokens are forgotten here, not revoked"))
 
 
@@ -313,12 +279,9 @@ def import_file(
     """
     found = find_servers(file, settings.workspace, names)
     keeps = _ask_keep(find_secrets(found), settings) if keep is None and not dry_run else bool(keep)
-
-    async def task() -> list[ImportResult]:
-        async with open_stored(settings) as gateway:
-            return await import_servers(gateway, found, replace=replace, keep=keeps, dry_run=dry_run)
-
-    results = run(task)
+    results = run_stored(
+        settings, lambda gateway: import_servers(gateway, found, replace=replace, keep=keeps, dry_run=dry_run)
+    )
     if as_json:
         print_json([result.to_dict() for result in results])
         return
@@ -334,12 +297,7 @@ def import_file(
 @settings_options
 def review(settings: Settings, name: str | None, as_json: bool) -> None:
     """Definitions that wait for you, of one server or of all, with their changes and what is suspicious."""
-
-    async def task() -> list[ReviewItem]:
-        async with open_stored(settings) as gateway:
-            return await upstream_review.list_waiting(gateway, name)
-
-    items = run(task)
+    items = run_stored(settings, lambda gateway: upstream_review.list_waiting(gateway, name))
     if as_json:
         print_json([item.to_dict() for item in items])
         return
@@ -392,14 +350,11 @@ def _decide(
 ) -> None:
     if everything == bool(subjects):
         raise click.UsageError("name what to decide on as KIND:NAME, or say --all")
-
-    async def task() -> list[ReviewItem]:
-        async with open_stored(settings) as gateway:
-            if verb == "reject":
-                return await upstream_review.reject(gateway, server, subjects, _BY)
-            return await upstream_review.accept(gateway, server, subjects, _BY, lambda items: _confirm(items, yes))
-
-    items = run(task)
+    if verb == "reject":
+        items = run_stored(settings, lambda gateway: upstream_review.reject(gateway, server, subjects, _BY))
+    else:
+        confirm = partial(_confirm, yes=yes)
+        items = run_stored(settings, lambda gateway: upstream_review.accept(gateway, server, subjects, _BY, confirm))
     if as_json:
         pins = [(item.texts.pin, item.digest) for item in items]
         print_json([{"kind": pin.kind, "name": pin.name, "digest": digest} for pin, digest in pins])
@@ -471,11 +426,7 @@ def read_secret(variable: str) -> str:
 
 
 def _switch(settings: Settings, name: str, enabled: bool) -> None:
-    async def task() -> None:
-        async with open_stored(settings) as gateway:
-            await upstreams.enable_upstream(gateway, name, enabled)
-
-    run(task)
+    run_stored(settings, lambda gateway: upstreams.enable_upstream(gateway, name, enabled))
     click.echo(f"{name} is {'on' if enabled else 'off'}")
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,11 @@ import click
 from gateway.admin.workspaces import (
     ChatWorkspace,
     CheckoutResult,
-    ListedFile,
-    VersionDiff,
     describe_changes,
     open_workspace,
     short_id,
 )
-from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.cli.options import Result, as_json, print_json, print_table, run_admin, settings_options
 from gateway.config import Settings
 from gateway.errors import InputRequired
 from gateway.gateway import Gateway
@@ -44,12 +41,7 @@ def workspace() -> None:
 @settings_options
 def ls(settings: Settings, path: str, manifest: str | None, recursive: bool, as_json: bool) -> None:
     """The files, as they are now or in a version."""
-
-    async def task() -> list[ListedFile]:
-        async with _open(settings) as files:
-            return await files.list_files(path, manifest=manifest, recursive=recursive)
-
-    listed = run(task)
+    listed = _run(settings, lambda files: files.list_files(path, manifest=manifest, recursive=recursive))
     if as_json:
         print_json([asdict(file) for file in listed])
         return
@@ -63,12 +55,7 @@ def ls(settings: Settings, path: str, manifest: str | None, recursive: bool, as_
 @settings_options
 def cat(settings: Settings, path: str, manifest: str | None) -> None:
     """A file's bytes, as they are now or in a version."""
-
-    async def task() -> None:
-        async with _open(settings) as files:
-            await files.copy_file(path, sys.stdout.buffer, manifest=manifest)
-
-    run(task)
+    _run(settings, lambda files: files.copy_file(path, sys.stdout.buffer, manifest=manifest))
 
 
 @workspace.command("log")
@@ -78,12 +65,7 @@ def cat(settings: Settings, path: str, manifest: str | None) -> None:
 @settings_options
 def log_command(settings: Settings, limit: int, before: str | None, as_json: bool) -> None:
     """The versions, newest first, with their changes; * marks the one the files are at."""
-
-    async def task() -> list[Version]:
-        async with _open(settings) as files:
-            return await files.list_versions(before=before, limit=limit)
-
-    versions = run(task)
+    versions = _run(settings, lambda files: files.list_versions(before=before, limit=limit))
     if as_json:
         print_json([version.to_dict() for version in versions])
         return
@@ -102,12 +84,7 @@ def diff_command(settings: Settings, from_: str | None, to: str | None, paths: t
 
     B may be 'now', the files as they are; the default is the latest version. The default of A is the one before B.
     """
-
-    async def task() -> VersionDiff:
-        async with _open(settings) as files:
-            return await files.compare(from_, to, paths)
-
-    difference = run(task)
+    difference = _run(settings, lambda files: files.compare(from_, to, paths))
     if as_json:
         print_json(difference.to_dict())
         return
@@ -123,12 +100,7 @@ def diff_command(settings: Settings, from_: str | None, to: str | None, paths: t
 @settings_options
 def checkout(settings: Settings, manifest: str, yes: bool, as_json: bool) -> None:
     """Restore a version's files; later changes go on from there. Nothing is lost: see `log`."""
-
-    async def task() -> CheckoutResult:
-        async with _open(settings) as files:
-            return await files.checkout(manifest, None if yes else _confirm)
-
-    _print_checkout(run(task), as_json)
+    _print_checkout(_run(settings, lambda files: files.checkout(manifest, None if yes else _confirm)), as_json)
 
 
 @workspace.command()
@@ -137,12 +109,7 @@ def checkout(settings: Settings, manifest: str, yes: bool, as_json: bool) -> Non
 @settings_options
 def undo(settings: Settings, yes: bool, as_json: bool) -> None:
     """Go back to the version before; again for the one before that. Edits by hand are undone first."""
-
-    async def task() -> CheckoutResult:
-        async with _open(settings) as files:
-            return await files.undo(None if yes else _confirm)
-
-    _print_checkout(run(task), as_json)
+    _print_checkout(_run(settings, lambda files: files.undo(None if yes else _confirm)), as_json)
 
 
 @workspace.command()
@@ -150,12 +117,7 @@ def undo(settings: Settings, yes: bool, as_json: bool) -> None:
 @settings_options
 def sweep(settings: Settings, as_json: bool) -> None:
     """Remove contents that no version has used for a day, which also happens by itself once a day."""
-
-    async def task() -> dict[str, Any]:
-        async with _open(settings) as files:
-            return await files.sweep()
-
-    swept = run(task)
+    swept = _run(settings, ChatWorkspace.sweep)
     if as_json:
         print_json(swept)
     else:
@@ -163,10 +125,11 @@ def sweep(settings: Settings, as_json: bool) -> None:
         click.echo(f"{counts} removed, {swept['bytes']} bytes")
 
 
-@asynccontextmanager
-async def _open(settings: Settings) -> AsyncIterator[ChatWorkspace]:
-    async with Gateway.open(settings, connect="none") as gateway:
-        yield await open_workspace(gateway)
+def _run(settings: Settings, action: Callable[[ChatWorkspace], Awaitable[Result]]) -> Result:
+    async def act(gateway: Gateway) -> Result:
+        return await action(await open_workspace(gateway))
+
+    return run_admin(settings, act)
 
 
 def _confirm(summary: str) -> None:

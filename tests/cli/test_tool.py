@@ -23,8 +23,8 @@ def run(data: Path, *arguments: str) -> str:
 def test_what_an_argument_takes_is_shown_also_where_it_may_be_left_out(tmp_path: Path) -> None:
     rows = run(tmp_path, "show", "workspace_history").partition("DESCRIPTION\n")[2].splitlines()
     assert rows == [
-        "  limit?   integer           How many versions at most",
-        "  before?  string, optional  Only versions before this one, to page on",
+        "  limit?   integer           Maximum number of versions",
+        "  before?  string, optional  Only versions before this one",
     ]
 
 
