@@ -192,8 +192,7 @@ class McpClient:
         they are; a log level is part of `meta`. With `reply_to`, over a transport that isolates requests, the request
         has this id, and its result is a `RawResult` with the bytes of the message.
         """
-        has_reports = on_progress is not None or on_log is not None
-        reports = ReportQueue(on_progress, on_log) if has_reports else None
+        reports = ReportQueue(on_progress, on_log) if on_progress is not None or on_log is not None else None
         pending = self._begin(method, on_request, reports)
         message = self._encoder.request(pending.number, method, params, meta, capabilities, on_progress is not None)
         if reply_to is not None and self.transport.isolates_requests:

@@ -136,8 +136,9 @@ class HttpConnection(asyncio.Protocol):
         response.media_type = response.header(b"content-type").partition(";")[0].strip().lower()
         if response.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise _RejectedResponse("compressed, though `identity` was requested")
-        is_stream = response.status == 200 and response.media_type == "text/event-stream"
-        response.streaming = response.sink is not None and is_stream
+        response.streaming = (
+            response.sink is not None and response.status == 200 and response.media_type == "text/event-stream"
+        )
         self._events = EventParser(MESSAGE_LIMIT) if response.streaming else None
 
     def on_body(self, data: bytes) -> None:

@@ -101,8 +101,8 @@ def widen_pipe(pipe: IO[bytes]) -> None:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
 
 
-class _Stream(asyncio.StreamReaderProtocol):
-    """A pipe of a program, whose beginning is remembered."""
+class _OutputPipe(asyncio.StreamReaderProtocol):
+    """The stdout or stderr of a program. The first bytes of stderr say why a program did not start."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         super().__init__(reader)
@@ -110,21 +110,30 @@ class _Stream(asyncio.StreamReaderProtocol):
         self.over = asyncio.Event()
         self._reader = reader
         self._received = 0
-        self._hear: OutputCallback | None = None
+        self._callback: OutputCallback | None = None
 
     def data_received(self, data: bytes) -> None:
-        if len(self.beginning) < _BEGINNING:
-            self.beginning += data[: _BEGINNING - len(self.beginning)]
-        if self._hear is not None:
-            self._hear(data)
+        if self._callback is not None:
+            self._callback(data)
             return
+        self._keep_beginning(data)
         self._received += len(data)
         super().data_received(data)
 
-    async def hand_over(self, hear: OutputCallback) -> None:
+    def _keep_beginning(self, data: bytes) -> None:
+        if len(self.beginning) < _BEGINNING:
+            self.beginning += data[: _BEGINNING - len(self.beginning)]
+
+    async def hand_over(self, callback: OutputCallback, *, keep_beginning: bool = False) -> None:
+        """Pass all data to a callback from now on, with what was received already."""
         if self._received:
-            hear(await self._reader.readexactly(self._received))  # does not wait: all of it is there
-        self._hear = hear
+            callback(await self._reader.readexactly(self._received))  # does not wait: all of it is there
+
+        def keep_and_pass(data: bytes) -> None:
+            self._keep_beginning(data)
+            callback(data)
+
+        self._callback = keep_and_pass if keep_beginning else callback
 
     def eof_received(self) -> bool | None:
         self.over.set()
@@ -150,7 +159,7 @@ class RunningProgram:
         self._dead = False
         self._watch: Watch | None = None
         self._again: asyncio.TimerHandle | None = None
-        self._streams: list[tuple[asyncio.ReadTransport, _Stream]] = []
+        self._streams: list[tuple[asyncio.ReadTransport, _OutputPipe]] = []
         self._exit: asyncio.Future[Exit] = self._loop.create_future()
         self._exit.add_done_callback(_seen)
         self._connecting = self._loop.create_task(self._connect())
@@ -204,8 +213,9 @@ class RunningProgram:
 
     async def listen(self, stdout: OutputCallback, stderr: OutputCallback) -> None:
         widen_pipe(cast(IO[bytes], self._child.stdout))
-        for (_, stream), hear in zip(self._streams, (stdout, stderr), strict=True):
-            await stream.hand_over(hear)
+        (_, output), (_, errors) = self._streams
+        await output.hand_over(stdout)
+        await errors.hand_over(stderr, keep_beginning=True)
 
     def terminate(self) -> None:
         if not self._dead:
@@ -234,7 +244,7 @@ class RunningProgram:
             self.stdin = asyncio.StreamWriter(transport, protocol, None, self._loop)
 
     async def _read(self, pipe: IO[bytes], reader: asyncio.StreamReader) -> None:
-        self._streams.append(await self._loop.connect_read_pipe(lambda: _Stream(reader), pipe))
+        self._streams.append(await self._loop.connect_read_pipe(lambda: _OutputPipe(reader), pipe))
 
     def _on_death(self) -> None:
         if self._dead:
