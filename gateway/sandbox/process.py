@@ -96,8 +96,9 @@ def unavailable(message: str) -> Unavailable:
 
 
 def widen_pipe(pipe: IO[bytes]) -> None:
-    """Make room for large results: through the usual 64 KiB, either side waits for the other at every piece."""
-    with suppress(OSError, AttributeError):  # where there is no such thing, or the user has enough of it
+    """Enlarge a pipe for large results: with the usual 64 KiB, writer and reader wait for each other at every piece."""
+    # Not available everywhere, limited for each user, and the pipe of an ended process is closed (ValueError).
+    with suppress(OSError, AttributeError, ValueError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
 
 

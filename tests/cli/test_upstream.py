@@ -213,6 +213,7 @@ def test_the_options_are_what_mcp_servers_would_say(run: Run) -> None:
     assert run("show", "docs", "--json")["missing"] == ["LAB_TOKEN"]
 
 
+@pytest.mark.slow  # the quick tests have their files under /dev, which no sandbox is given
 def test_a_server_is_added_to_run_in_the_sandbox(run: Run, home: Path) -> None:
     anyio.run(require_sandbox)
     (home / "notes").mkdir()
