@@ -14,7 +14,7 @@ from gateway.bundles.installed import InstalledToolset
 from gateway.config import UpstreamSettings
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound
 from gateway.names import did_you_mean
-from gateway.oauth.store import Account
+from gateway.oauth.store import LoginAccount
 from gateway.sources.upstreams.client_configs import NAME
 from gateway.sources.upstreams.credentials import UpstreamCredentials
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
@@ -55,7 +55,7 @@ class UpstreamSetup:
         """The endpoint of a server and the login for it."""
         return UpstreamCredentials(spec, self.environment(spec), self.gateway.upstreams.logins, self.gateway.settings)
 
-    def account(self, name: str) -> Account | None:
+    def account(self, name: str) -> LoginAccount | None:
         """The account of a login; None where it cannot be determined, which must not prevent a logout."""
         try:
             return self.access(self.specs[name]).account() if name in self.specs else None

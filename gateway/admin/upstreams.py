@@ -21,7 +21,7 @@ from gateway.config import UpstreamSettings
 from gateway.db.upstreams import Memory, encode_settings
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
 from gateway.oauth.flow import sign_in, sign_out
-from gateway.oauth.store import Account, Login
+from gateway.oauth.store import Login, LoginAccount
 from gateway.sandbox.supervisor_main import remove as remove_folder
 from gateway.secrets import VARIABLE
 from gateway.sources.upstreams.client_configs import is_toolgate
@@ -311,7 +311,7 @@ async def _require_variable(gateway: Gateway, name: str, variable: str) -> None:
     (await load_setup(gateway)).get_added(name)
 
 
-def _require_account(setup: UpstreamSetup, spec: Spec) -> Account:
+def _require_account(setup: UpstreamSetup, spec: Spec) -> LoginAccount:
     if spec.settings.url is None:
         raise Invalid(f"{spec.name!r} is a program, which has no login", code="NOTHING_TO_SIGN_IN")
     account = setup.access(spec).account()

@@ -24,7 +24,7 @@ _CHALLENGE = b"www-authenticate"
 Sink = Callable[[Event], bool]
 
 
-class HttpResponse:
+class HttpReply:
     """A response to one request. `done` is set when it is complete or its sink needs no more; its value is why the
     response broke off, if it did."""
 
@@ -59,12 +59,12 @@ class HttpConnection(asyncio.Protocol):
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
-        self._response: HttpResponse | None = None
+        self._response: HttpReply | None = None
         self._events: EventParser | None = None
         self._header_size = 0
         self._stream_timer: asyncio.TimerHandle | None = None
 
-    def send(self, frame: bytes, response: HttpResponse) -> None:
+    def send(self, frame: bytes, response: HttpReply) -> None:
         self._response = response
         self._header_size = 0
         self._transport.write(frame)
@@ -80,12 +80,12 @@ class HttpConnection(asyncio.Protocol):
         self.usable = False
         self._transport.abort()
 
-    def cancel(self, response: HttpResponse) -> None:
+    def cancel(self, response: HttpReply) -> None:
         """Close it if this response is still in progress; it may serve another by now."""
         if self._response is response:
             self.abort()
 
-    def limit_stream(self, response: HttpResponse) -> None:
+    def limit_stream(self, response: HttpReply) -> None:
         """Give a stream that has brought its answer a limited time to end; the connection is used again after that."""
         if self._response is response and self._stream_timer is None:
             self._stream_timer = self._loop.call_later(STREAM_END_SECONDS, self.abort)

@@ -13,7 +13,7 @@ import httpx2
 from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import HttpEndpoint
 from gateway.mcp_client.errors import ConnectionLost, InvalidResponse, Unreachable
-from gateway.mcp_client.http_connection import HttpConnection, HttpResponse, Sink
+from gateway.mcp_client.http_connection import HttpConnection, HttpReply, Sink
 from gateway.mcp_client.http_headers import HttpTarget, endpoint_headers, frame
 
 CONNECT_SECONDS = 15.0
@@ -59,7 +59,7 @@ class HttpPool:
         target: HttpTarget | None = None,
         sink: Sink | None = None,
         repeatable: bool = False,
-    ) -> HttpResponse:
+    ) -> HttpReply:
         """Return the response once it is complete or the sink needs no more. `Unreachable` when the request was not
         sent, `ConnectionLost` when the response broke off. Cancellation closes the connection."""
         target, fixed, authorization = target or self.target, self._fixed, b""
@@ -77,7 +77,7 @@ class HttpPool:
                 return response
         raise InvalidResponse(f"{self.label} redirected or refused the request {REDIRECTS + 1} times")
 
-    async def _reauthorize(self, authorization: bytes, response: HttpResponse) -> bool:
+    async def _reauthorize(self, authorization: bytes, response: HttpReply) -> bool:
         """Return whether to send a refused request again."""
         challenge = response.header(b"www-authenticate")
         return self._authorizer is not None and await self._authorizer.handle_refusal(
@@ -91,10 +91,10 @@ class HttpPool:
         for connection in list(self._open):
             connection.abort()
 
-    async def _exchange(self, data: bytes, sink: Sink | None, repeatable: bool) -> HttpResponse:
+    async def _exchange(self, data: bytes, sink: Sink | None, repeatable: bool) -> HttpReply:
         while True:
             idle = self._take_idle(IDLE_SECONDS if repeatable else FRESH_SECONDS)
-            connection, response = idle or await self._connect(), HttpResponse(self._loop.create_future(), sink)
+            connection, response = idle or await self._connect(), HttpReply(self._loop.create_future(), sink)
             connection.send(data, response)
             try:
                 problem = await response.done
@@ -171,7 +171,7 @@ class HttpPool:
         self._idle = [connection for connection in self._idle if connection.usable]
         self._sweep_timer = self._loop.call_later(IDLE_SECONDS, self._sweep) if self._idle else None
 
-    def _redirect(self, method: str, target: HttpTarget, response: HttpResponse) -> HttpTarget:
+    def _redirect(self, method: str, target: HttpTarget, response: HttpReply) -> HttpTarget:
         """Return the new target: on the same origin only, and never one that turns a POST into a GET."""
         location = response.header(b"location")
         new = target.join(location)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.calls import to_json
 from gateway.errors import GatewayError, Unavailable
 from gateway.mcp_client.errors import ConnectionLost, InvalidResponse
-from gateway.mcp_client.http_connection import HttpResponse
+from gateway.mcp_client.http_connection import HttpReply
 from gateway.mcp_client.http_headers import HttpTarget
 from gateway.mcp_client.http_pool import HttpPool
 from gateway.mcp_client.messages import Message, decode
@@ -68,7 +68,7 @@ class SseTransport(HttpTransport):
         self._client.lose(ConnectionLost(f"the stream of {self._client.label} ended: {error.message}"))
         return error
 
-    def _stream_error(self, response: HttpResponse) -> GatewayError:
+    def _stream_error(self, response: HttpReply) -> GatewayError:
         try:
             require_authorized(self._client, "its stream", response)
         except Unavailable as error:

@@ -17,7 +17,7 @@ from gateway import protocol
 from gateway.calls import RawResult, to_json
 from gateway.errors import GatewayError, Unavailable
 from gateway.mcp_client.errors import ConnectionLost, InvalidResponse, Unauthorized, Unreachable
-from gateway.mcp_client.http_connection import HttpResponse
+from gateway.mcp_client.http_connection import HttpReply
 from gateway.mcp_client.http_headers import header_lines, routing_headers
 from gateway.mcp_client.http_pool import HttpPool
 from gateway.mcp_client.messages import Message, decode
@@ -124,7 +124,7 @@ class SessionTransport(HttpTransport):
                     await self._pool.send("DELETE", self._headers())
         self._pool.close()
 
-    async def _post(self, message: Message, sink: _EventSink | None = None, repeatable: bool = False) -> HttpResponse:
+    async def _post(self, message: Message, sink: _EventSink | None = None, repeatable: bool = False) -> HttpReply:
         headers = POST_HEADERS + self._headers()
         return await self._pool.send("POST", headers, to_json(message), sink=sink, repeatable=repeatable)
 
@@ -139,7 +139,7 @@ class SessionTransport(HttpTransport):
             headers.append(("last-event-id", last_id))
         return header_lines(headers)
 
-    def _check_session(self, response: HttpResponse) -> None:
+    def _check_session(self, response: HttpReply) -> None:
         """Raise when the server has ended the session: by 404, or by 400 and a message in some older servers."""
         if self._session is None or response.status not in (400, 404):
             return
@@ -258,7 +258,7 @@ def _receive_event(client: McpClient, pending: PendingRequest | None, event: Eve
     return pending is not None and pending.response.done()
 
 
-def _complete(client: McpClient, pending: PendingRequest, response: HttpResponse) -> None:
+def _complete(client: McpClient, pending: PendingRequest, response: HttpReply) -> None:
     """Complete a request with what its HTTP response holds; raise when that is no answer."""
     if pending.response.done():
         return
@@ -292,7 +292,7 @@ def _raw_result(reply_to: int | str, body: bytes) -> RawResult | None:
     return RawResult(result, body) if result.get("resultType") == "complete" else None
 
 
-def require_authorized(client: McpClient, method: str, response: HttpResponse) -> None:
+def require_authorized(client: McpClient, method: str, response: HttpReply) -> None:
     if response.status in (401, 403):
         raise Unauthorized(
             f"{client.label} refused {method} with HTTP {response.status}: check the credentials in its headers",

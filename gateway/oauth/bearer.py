@@ -11,7 +11,7 @@ from dataclasses import replace
 from gateway.errors import GatewayError, Unavailable
 from gateway.mcp_client import Unauthorized
 from gateway.mcp_client.http_headers import header_lines
-from gateway.oauth.store import Account, FileVersion, Login, Logins
+from gateway.oauth.store import FileVersion, Login, LoginAccount, Logins
 from gateway.secrets import KNOWN
 
 _BEARER = re.compile(r"\bbearer\b", re.IGNORECASE)
@@ -63,7 +63,7 @@ class BearerToken:
     A renewal runs in a task of its own: a caller that is cancelled must not lose the new token.
     """
 
-    def __init__(self, account: Account, logins: Logins) -> None:
+    def __init__(self, account: LoginAccount, logins: Logins) -> None:
         self.account = account
         self._logins = logins
         self._login: Login | None = None
@@ -115,7 +115,7 @@ class BearerToken:
                     raise
                 self._valid_until = time.monotonic() + RETRY_SECONDS
         elif self._login is not None and self._login.ended and _is_expired(self._login):
-            raise self._ended_error()
+            raise self._login_ended()
         return self._header
 
     async def handle_refusal(self, header: bytes, status: int, challenge: str) -> bool:
@@ -134,7 +134,7 @@ class BearerToken:
             raise self._login_error()
         if self._login is not None:
             if not self._is_renewable():
-                raise self._ended_error()
+                raise self._login_ended()
             if 0 <= time.time() - self._login.hurried_at < REFUSED_SECONDS:
                 raise self._login_error(f"{self.account.server!r} refuses the token that was just renewed")
         await self._renew(hurried=True)
@@ -196,13 +196,13 @@ class BearerToken:
             except LoginEnded as ended:
                 await asyncio.to_thread(self._logins.save, ended.login)
                 self.reload()
-                raise self._ended_error() from None
+                raise self._login_ended() from None
             # Stored before it is used: the refresh token it was obtained with is worthless now.
             renewed = replace(renewed, hurried_at=time.time() if hurried else 0.0)
             await asyncio.to_thread(self._logins.save, renewed)
             self.reload()
 
-    def _ended_error(self) -> Unauthorized:
+    def _login_ended(self) -> Unauthorized:
         return self._login_error(f"the login to {self.account.server!r} has ended")
 
     def _scope_error(self, scope: str | None) -> Unauthorized:

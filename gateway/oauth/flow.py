@@ -17,7 +17,7 @@ from gateway.oauth.callback_server import PATH, CallbackPage, serve_callback
 from gateway.oauth.discovery import WRONG_ISSUER, AuthorizationServer, discover, request_challenge
 from gateway.oauth.http import OAuthClient, OAuthHttp, open_http
 from gateway.oauth.registration import identify_client, registers_client
-from gateway.oauth.store import Account, Login, Logins
+from gateway.oauth.store import Login, LoginAccount, Logins
 from gateway.oauth.tokens import TokenGrant, TokenRefused, request_tokens, revoke
 from gateway.text import visible
 
@@ -30,7 +30,7 @@ Show = Callable[[str], None]
 
 
 async def sign_in(
-    account: Account,
+    account: LoginAccount,
     logins: Logins,
     show: Show,
     *,
@@ -67,7 +67,7 @@ async def sign_in(
             return login
 
 
-async def sign_out(account: Account | None, server: str, logins: Logins) -> bool:
+async def sign_out(account: LoginAccount | None, server: str, logins: Logins) -> bool:
     """Delete a login; returns whether its authorization server has revoked the tokens."""
     if logins.version(server) is None:
         raise NotFound(f"nobody is logged in to {server!r}", code="NOT_LOGGED_IN")
@@ -120,7 +120,7 @@ class _AuthorizationRequest:
             raise Unavailable(f"no token was granted: {refused.message}", code=FAILED) from None
 
 
-async def _wait_for_redirect(account: Account, page: CallbackPage, seconds: float) -> Mapping[str, str]:
+async def _wait_for_redirect(account: LoginAccount, page: CallbackPage, seconds: float) -> Mapping[str, str]:
     try:
         async with asyncio.timeout(seconds):
             return await page.wait_for_redirect()
@@ -132,7 +132,7 @@ async def _wait_for_redirect(account: Account, page: CallbackPage, seconds: floa
         ) from None
 
 
-def _build_login(account: Account, request: _AuthorizationRequest, granted: TokenGrant) -> Login:
+def _build_login(account: LoginAccount, request: _AuthorizationRequest, granted: TokenGrant) -> Login:
     server, client = request.server, request.client
     revocation = server.metadata.revocation_endpoint
     return Login(
@@ -170,7 +170,9 @@ def _parse_code(server: AuthorizationServer, params: Mapping[str, str]) -> str:
     return params["code"]
 
 
-def _choose_scope(account: Account, server: AuthorizationServer, logins: Logins, more: Sequence[str]) -> str | None:
+def _choose_scope(
+    account: LoginAccount, server: AuthorizationServer, logins: Logins, more: Sequence[str]
+) -> str | None:
     """Return the scopes to request: those of the settings, else those the server requires. With `more`, those of the
     stored login are kept."""
     if not more:
@@ -182,7 +184,7 @@ def _choose_scope(account: Account, server: AuthorizationServer, logins: Logins,
     return union_scopes(current, " ".join(more))
 
 
-def _callback_path(account: Account, server: AuthorizationServer) -> str:
+def _callback_path(account: LoginAccount, server: AuthorizationServer) -> str:
     """Return the path of the redirect URI. Each server that registers a client has its own (RFC 9700, section 4.4.2):
     none gets a code that another granted to the client of the settings, whose path is known."""
     if not registers_client(account, server):
@@ -199,7 +201,7 @@ def _require_pkce(server: AuthorizationServer) -> None:
         )
 
 
-async def _revoke_login(account: Account | None, server: str, logins: Logins) -> bool:
+async def _revoke_login(account: LoginAccount | None, server: str, logins: Logins) -> bool:
     try:
         login = logins.find(server)
         if login is None or login.revocation_endpoint is None:

@@ -11,7 +11,7 @@ from gateway.errors import Invalid, Unavailable
 from gateway.oauth.callback_server import HOST, PATH
 from gateway.oauth.discovery import AuthorizationServer
 from gateway.oauth.http import OAuthClient, OAuthHttp
-from gateway.oauth.store import Account
+from gateway.oauth.store import LoginAccount
 
 # Authentication methods, best first. Servers made with the MCP SDK revoke nothing for a secret in a header.
 _METHODS = ("none", "client_secret_post", "client_secret_basic")
@@ -24,7 +24,7 @@ _PLAIN = re.compile(r"[ -~]{1,4096}")
 
 
 async def identify_client(
-    http: OAuthHttp, account: Account, server: AuthorizationServer, redirect: str, scope: str | None
+    http: OAuthHttp, account: LoginAccount, server: AuthorizationServer, redirect: str, scope: str | None
 ) -> OAuthClient:
     """Return the client to log in as; raises when there is none and none can be registered."""
     configured = find_configured_client(account, server)
@@ -43,13 +43,13 @@ async def identify_client(
     return await _register(http, server, redirect, scope)
 
 
-def registers_client(account: Account, server: AuthorizationServer) -> bool:
+def registers_client(account: LoginAccount, server: AuthorizationServer) -> bool:
     """Return whether each login registers a new client."""
     document = account.oauth.client_metadata_url
     return account.oauth.client_id is None and not should_use_client_metadata_url(server.metadata, document)
 
 
-def find_configured_client(account: Account, server: AuthorizationServer) -> OAuthClient | None:
+def find_configured_client(account: LoginAccount, server: AuthorizationServer) -> OAuthClient | None:
     """Return the client of the settings, with the authentication method that the server prefers."""
     client_id, secret = account.client_id, account.client_secret
     if client_id is None:

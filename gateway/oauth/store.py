@@ -161,7 +161,7 @@ def _validate(login: Login) -> Login:
 
 
 @dataclass(frozen=True)
-class Account:
+class LoginAccount:
     """The principal and the server that a login is for. `endpoint` has no login itself. Secrets are resolved when they
     are needed."""
 

@@ -14,7 +14,7 @@ from gateway.oauth.bearer import valid_scopes
 from gateway.oauth.discovery import discover, request_challenge
 from gateway.oauth.http import OAuthClient, OAuthHttp, OAuthResponse, open_http
 from gateway.oauth.registration import find_configured_client
-from gateway.oauth.store import Account, Login
+from gateway.oauth.store import Login, LoginAccount
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,65536}")
 _LONGEST = 10 * 365 * 24 * 3600.0
@@ -102,7 +102,7 @@ class LoginEnded(Exception):
         self.login = login
 
 
-async def renew_login(account: Account, login: Login | None) -> Login:
+async def renew_login(account: LoginAccount, login: Login | None) -> Login:
     """Return the login with new tokens, or a new login where the gateway logs in by itself. `LoginEnded` when only a
     person can help; `Unavailable` for failures that may pass."""
     try:
@@ -118,7 +118,7 @@ async def renew_login(account: Account, login: Login | None) -> Login:
         raise _unavailable(account, error) from None
 
 
-async def _refresh(http: OAuthHttp, account: Account, login: Login, token: str) -> Login:
+async def _refresh(http: OAuthHttp, account: LoginAccount, login: Login, token: str) -> Login:
     client = OAuthClient(login.client_id, login.client_secret or account.client_secret, login.auth_method)
     form = {"grant_type": "refresh_token", "refresh_token": token, "resource": login.resource}
     try:
@@ -132,7 +132,7 @@ async def _refresh(http: OAuthHttp, account: Account, login: Login, token: str) 
     return renewed if granted.refresh_token else replace(renewed, refresh_token=token)
 
 
-async def _use_client_credentials(http: OAuthHttp, account: Account, login: Login | None) -> Login:
+async def _use_client_credentials(http: OAuthHttp, account: LoginAccount, login: Login | None) -> Login:
     """Log in with the grant `client_credentials`. A stored login saves the discovery."""
     if login is None:
         challenge = await request_challenge(account.endpoint)
@@ -174,12 +174,12 @@ def _with_tokens(login: Login, granted: TokenGrant) -> Login:
     )
 
 
-def _not_renewed(account: Account, refused: TokenRefused) -> Unauthorized:
+def _not_renewed(account: LoginAccount, refused: TokenRefused) -> Unauthorized:
     reason = f"the login to {account.server!r} is not renewed: {refused.message}; {account.remedy}"
     return Unauthorized(reason, login=account.server)
 
 
-def _unavailable(account: Account, error: GatewayError) -> Unavailable:
+def _unavailable(account: LoginAccount, error: GatewayError) -> Unavailable:
     return Unavailable(
         f"the login to {account.server!r} could not be renewed: {error.message}",
         code="LOGIN_UNAVAILABLE",

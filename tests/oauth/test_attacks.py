@@ -26,7 +26,7 @@ from gateway.oauth.bearer import challenge_parameter, valid_scopes
 from gateway.oauth.discovery import Challenge, discover
 from gateway.oauth.flow import sign_in, sign_out
 from gateway.oauth.http import OAuthResponse
-from gateway.oauth.store import Account, Logins
+from gateway.oauth.store import LoginAccount, Logins
 from gateway.sources.upstreams.credentials import UpstreamCredentials
 from gateway.sources.upstreams.spec import Spec
 
@@ -268,7 +268,7 @@ async def test_nobody_is_sent_to_sign_in_where_the_gateway_does(world: World, tm
 
 
 def test_a_name_is_typed_so_that_a_shell_takes_it_for_one() -> None:
-    account = Account("my; server", HttpEndpoint("https://mcp.example/mcp"), OAuthSettings())
+    account = LoginAccount("my; server", HttpEndpoint("https://mcp.example/mcp"), OAuthSettings())
     assert shlex.split(account.command) == ["toolgate", "upstream", "login", "my; server"]
 
 

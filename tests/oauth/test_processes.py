@@ -26,12 +26,12 @@ SCRIPT = dedent(
     import asyncio, sys
     from pathlib import Path
     from gateway.mcp_client import HttpEndpoint
-    from gateway.oauth.store import Account
+    from gateway.oauth.store import LoginAccount
     from gateway.oauth.bearer import BearerToken
     from gateway.oauth.store import Logins
 
     async def main(directory, url, rounds):
-        bearer = BearerToken(Account("lab", HttpEndpoint(url)), Logins(Path(directory)))
+        bearer = BearerToken(LoginAccount("lab", HttpEndpoint(url)), Logins(Path(directory)))
         print("ready", flush=True)
         sys.stdin.readline()
         for _ in range(rounds):

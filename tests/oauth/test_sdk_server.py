@@ -28,7 +28,7 @@ from gateway import Gateway
 from gateway.config import OAuthSettings
 from gateway.mcp_client import HttpEndpoint
 from gateway.oauth.flow import sign_in, sign_out
-from gateway.oauth.store import Account, Logins
+from gateway.oauth.store import LoginAccount, Logins
 
 from .world import Browser
 
@@ -130,7 +130,7 @@ def guarded() -> Iterator[tuple[str, Provider]]:
 
 async def test_it_is_signed_in_to_called_renewed_and_left(guarded: tuple[str, Provider], tmp_path: Path) -> None:
     base, provider = guarded
-    account = Account("lab", HttpEndpoint(f"{base}/mcp"), OAuthSettings(), {})
+    account = LoginAccount("lab", HttpEndpoint(f"{base}/mcp"), OAuthSettings(), {})
     logins, browser = Logins(tmp_path), Browser()
     await sign_in(account, logins, browser, seconds=10)
     await browser.closed()

@@ -31,7 +31,7 @@ from gateway.config import OAuthSettings
 from gateway.mcp_client import HttpEndpoint
 from gateway.oauth.bearer import BearerToken
 from gateway.oauth.flow import sign_in
-from gateway.oauth.store import Account, Login, Logins
+from gateway.oauth.store import Login, LoginAccount, Logins
 
 ISSUER = "/issuer"
 PROTECTED = ("/mcp", "/sse", "/messages", "/else/mcp")
@@ -112,9 +112,9 @@ class World:
     def issuer(self) -> str:
         return f"{self.base}{ISSUER}"
 
-    def account(self, path: str = "/mcp", **oauth: Any) -> Account:
+    def account(self, path: str = "/mcp", **oauth: Any) -> LoginAccount:
         environment = {"SECRET": "s3cret-of-the-client"}
-        return Account("lab", HttpEndpoint(f"{self.base}{path}"), OAuthSettings(**oauth), environment)
+        return LoginAccount("lab", HttpEndpoint(f"{self.base}{path}"), OAuthSettings(**oauth), environment)
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -330,7 +330,7 @@ class Browser:
         await asyncio.gather(*self._tasks)
 
 
-async def logged_in(world: World, directory: Path, account: Account | None = None) -> tuple[Login, Logins]:
+async def logged_in(world: World, directory: Path, account: LoginAccount | None = None) -> tuple[Login, Logins]:
     """A login made as a person makes it, and where it is kept."""
     logins, browser = Logins(directory), Browser()
     login = await sign_in(account or world.account(), logins, browser, seconds=10)
@@ -338,7 +338,7 @@ async def logged_in(world: World, directory: Path, account: Account | None = Non
     return login, logins
 
 
-def bearer(world: World, logins: Logins, account: Account | None = None) -> BearerToken:
+def bearer(world: World, logins: Logins, account: LoginAccount | None = None) -> BearerToken:
     return BearerToken(account or world.account(), logins)
 
 

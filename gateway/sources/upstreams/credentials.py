@@ -10,7 +10,7 @@ from gateway.config import OAuthSettings, Settings
 from gateway.errors import GatewayError, Unavailable
 from gateway.mcp_client import Endpoint, StdioEndpoint
 from gateway.oauth.bearer import BearerToken
-from gateway.oauth.store import Account, Logins
+from gateway.oauth.store import LoginAccount, Logins
 from gateway.sources.upstreams.spec import Spec
 
 
@@ -31,7 +31,7 @@ class UpstreamCredentials:
         self._logins = logins
         self._bearer: BearerToken | None = None
 
-    def account(self) -> Account | None:
+    def account(self) -> LoginAccount | None:
         """Return the account of a login; None for a server that has none."""
         return self._account(self._spec.endpoint(self._environment))
 
@@ -73,7 +73,7 @@ class UpstreamCredentials:
         if self._bearer is not None:
             await self._bearer.close()
 
-    def _account(self, endpoint: Endpoint) -> Account | None:
+    def _account(self, endpoint: Endpoint) -> LoginAccount | None:
         if isinstance(endpoint, StdioEndpoint) or any(name.lower() == "authorization" for name in endpoint.headers):
             return None
-        return Account(self._spec.name, endpoint, self._spec.settings.oauth or OAuthSettings(), self._environment)
+        return LoginAccount(self._spec.name, endpoint, self._spec.settings.oauth or OAuthSettings(), self._environment)
