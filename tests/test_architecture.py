@@ -1,9 +1,12 @@
-"""The shape of the code: rooms in reading order, modules and functions one can read, imports at the top."""
+"""The structure and the language of the code: import order, sizes, unique names, plain words."""
 
 from __future__ import annotations
 
 import ast
+import collections
 import functools
+import itertools
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -199,3 +202,102 @@ def test_the_project_speaks_of_itself_alone() -> None:
         if word in line
     ]
     assert not found, "\n" + "\n".join(found)
+
+
+DOCSTRING_OPENERS = re.compile(r"(What|Who|Whose|Whether|Where|Which|How|Why|When)\b")
+BANNED_WORDS = re.compile(
+    r"(^|_)(said|told|heard|mended|anew|lent|farewell|nameless|obeyed|shelf|desk|lane|vessel|doorway|workbench|workshop"
+    r"|switchboard)(_|$)",
+    re.IGNORECASE,
+)
+WIRE_FIELDS = {"said"}  # in the result of git_push
+PARTICIPLE = re.compile(
+    r"_*(\w*[a-z]ed|told|said|lent|made|held|kept|found|known|taken|given|seen|sent|left|lost|shown|written|chosen|done)$"
+)
+NOT_PARTICIPLES = {"need", "feed", "embed", "seed", "exceed", "shed", "succeed", "proceed", "red"}
+PROPERTIES = {"property", "cached_property", "lazy", "contextmanager", "asynccontextmanager", "setter"}
+
+
+def test_class_names_are_unique() -> None:
+    places = collections.defaultdict(list)
+    for path in MODULES:
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_docstrings_open_with_a_noun_or_a_verb() -> None:
+    def rule(path: Path) -> Iterator[Violation]:
+        for node in nodes(path):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if DOCSTRING_OPENERS.match(text):
+                    yield getattr(node, "lineno", 1), f"the docstring opens with {text.split()[0]!r}"
+
+    check(rule)
+
+
+def test_names_avoid_banned_words() -> None:
+    def rule(path: Path) -> Iterator[Violation]:
+        for node in nodes(path):
+            name = getattr(node, "name", None) or getattr(node, "id", None) or getattr(node, "arg", None)
+            if isinstance(name, str) and BANNED_WORDS.search(name) and name not in WIRE_FIELDS:
+                yield getattr(node, "lineno", 1), f"the name {name}"
+
+    check(rule)
+
+
+def test_functions_are_named_by_verbs() -> None:
+    functions = [
+        (path, node)
+        for path in MODULES
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    participles = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path, node in functions
+        if PARTICIPLE.match(first_word(node.name))
+        and first_word(node.name) not in NOT_PARTICIPLES
+        and not PROPERTIES & {name_of(decorator) for decorator in node.decorator_list}
+    ]
+    assert len(participles) < 0.02 * len(functions), "\n" + "\n".join(participles)
+
+
+def first_word(name: str) -> str:
+    return name.strip("_").split("_")[0]
+
+
+def name_of(decorator: ast.expr) -> str:
+    while isinstance(decorator, ast.Call):
+        decorator = decorator.func
+    return getattr(decorator, "id", "") or getattr(decorator, "attr", "")
+
+
+def test_comments_on_constants_are_comments() -> None:
+    def rule(path: Path) -> Iterator[Violation]:
+        for node in nodes(path):
+            if isinstance(node, ast.Module | ast.ClassDef):
+                for first, second in itertools.pairwise(node.body):
+                    if isinstance(first, ast.Assign | ast.AnnAssign) and is_text(second):
+                        yield second.lineno, "a bare string after an assignment"
+
+    check(rule)
+
+
+def is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def test_only_the_composition_root_opens_the_database() -> None:
+    users = [
+        str(path.relative_to(ROOT))
+        for path in MODULES
+        if any(isinstance(node, ast.Name) and node.id == "SqliteDatabase" for node in nodes(path))
+    ]
+    assert set(users) <= {"gateway/app.py", "gateway/db/sqlite.py"}
+
+
+def test_package_has_few_files() -> None:
+    assert len(MODULES) <= 250

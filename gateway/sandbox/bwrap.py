@@ -40,7 +40,7 @@ from gateway.sandbox.idmap import (
 )
 from gateway.sandbox.network import start_with_network
 from gateway.sandbox.process import RunningProgram, create_data_fd, spawn, unavailable
-from gateway.sandbox.run_user import Account, account
+from gateway.sandbox.run_user import UserAccount, account
 from gateway.sandbox.supervisor import refuse_hidden
 from gateway.sandbox.watchdog import TaskLimit, Watch, count_tasks, counts_by_namespace, rlimits
 
@@ -196,7 +196,7 @@ class Bubblewrap:
         running.guard(Watch(program.limits, first, self._meters(program, first), task_limit))
         return running
 
-    async def _task_limit(self, program: Program, user: Account | None) -> TaskLimit:
+    async def _task_limit(self, program: Program, user: UserAccount | None) -> TaskLimit:
         """Return the limit as the kernel counts it: with the namespace's first process, or, before Linux 5.14, with all
         tasks of the user."""
         if counts_by_namespace():
@@ -205,7 +205,7 @@ class Bubblewrap:
         others = await asyncio.get_running_loop().run_in_executor(None, count_tasks, uid)
         return TaskLimit(program.limits.processes, others, uid)
 
-    async def _choose_user(self, program: Program) -> Account | None:
+    async def _choose_user(self, program: Program) -> UserAccount | None:
         """Return the user to run the program as, if the gateway is root."""
         if self._user is None:
             return None
@@ -222,7 +222,7 @@ class Bubblewrap:
     def _arguments(
         self,
         program: Program,
-        user: Account | None,
+        user: UserAccount | None,
         mounts: list[ProtectedMount | Cover],
         code: int,
         gate: int,
@@ -285,7 +285,7 @@ class Bubblewrap:
             yield NOT_INSPECTABLE
 
 
-def _limit(program: Program, first: int, user: Account | None, task_limit: TaskLimit) -> None:
+def _limit(program: Program, first: int, user: UserAccount | None, task_limit: TaskLimit) -> None:
     """Set the limits of the first process inside, which waits at the gate; all others inherit them. Outside the
     namespace the process limit would count all processes of the user."""
     try:

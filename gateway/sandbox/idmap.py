@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from gateway.sandbox import Program
 from gateway.sandbox.process import unavailable
-from gateway.sandbox.run_user import Account, owner
+from gateway.sandbox.run_user import UserAccount, owner
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def mount_point(index: int) -> str:
     return f"{_MOUNT_ROOT}/{index}"
 
 
-def choose_user(program: Program, dedicated: Account) -> Account:
+def choose_user(program: Program, dedicated: UserAccount) -> UserAccount:
     """Choose the user to run the program as; blocks, so call it in a thread. If a file system does not support idmapped
     mounts, that is the owner of the folder, and folders of root are refused."""
     unmappable_owners = {
@@ -67,7 +67,7 @@ def choose_user(program: Program, dedicated: Account) -> Account:
     if not unmappable_owners:
         user = dedicated
     elif len(unmappable_owners) == 1 and (only := next(iter(unmappable_owners))).uid != 0:
-        user = Account(only.uid, only.gid or only.uid)
+        user = UserAccount(only.uid, only.gid or only.uid)
     else:
         raise unavailable(_NOT_MAPPABLE)
     for path in shared_paths(program):
@@ -76,7 +76,7 @@ def choose_user(program: Program, dedicated: Account) -> Account:
     return user
 
 
-def is_prepared(program: Program, dedicated: Account) -> bool:
+def is_prepared(program: Program, dedicated: UserAccount) -> bool:
     """Return whether `choose_user` will not block, because everything it needs is cached."""
     paths = shared_paths(program)
     return all(_idmap_support.get(path.stat().st_dev) and (owner(path), dedicated) in _mappings for path in paths)
@@ -87,18 +87,18 @@ def shared_paths(program: Program) -> list[Path]:
     return [*program.readable, *(mount.source for mount in program.mounts)]
 
 
-def start_with_idmapped_mounts(paths: Sequence[Path], user: Account, start: Callable[[], T]) -> T:
+def start_with_idmapped_mounts(paths: Sequence[Path], user: UserAccount, start: Callable[[], T]) -> T:
     """Call `start` as the user, in a mount namespace where each path belongs to that user; `SANDBOX_UNAVAILABLE` if a
     mount fails. A process that it starts cannot become root again."""
     return _thread.submit(_start_with_mounts, paths, user, start).result()
 
 
-def run_as(user: Account, action: Callable[[], None]) -> None:
+def run_as(user: UserAccount, action: Callable[[], None]) -> None:
     """Call `action` as the user, for a process of that user: in a container root may lack the permission."""
     _thread.submit(_run_as, user, action).result()
 
 
-def _run_as(user: Account, action: Callable[[], None]) -> None:
+def _run_as(user: UserAccount, action: Callable[[], None]) -> None:
     # The C library's functions would change all threads.
     try:
         _check(_libc().syscall(_SETRESGID, user.gid, -1, -1), "another group")
@@ -108,7 +108,7 @@ def _run_as(user: Account, action: Callable[[], None]) -> None:
         _become_root()
 
 
-def _start_as(user: Account, start: Callable[[], T]) -> T:
+def _start_as(user: UserAccount, start: Callable[[], T]) -> T:
     """Switch this thread to the user and back; programs inherit no way back. The alternative, a fork of the whole
     process, takes longer than the rest of a start."""
     groups, dumpable = os.getgroups(), _libc().prctl(_GET_DUMPABLE, 0, 0, 0, 0)
@@ -134,7 +134,7 @@ def _set_groups(groups: Sequence[int]) -> None:
     _check(_libc().syscall(_SETGROUPS, len(groups), (ctypes.c_uint32 * len(groups))(*groups)), "groups")
 
 
-def _start_with_mounts(paths: Sequence[Path], user: Account, start: Callable[[], T]) -> T:
+def _start_with_mounts(paths: Sequence[Path], user: UserAccount, start: Callable[[], T]) -> T:
     original: int | None = None
     trees: list[int] = []
     try:
@@ -159,7 +159,7 @@ def _start_with_mounts(paths: Sequence[Path], user: Account, start: Callable[[],
             _check(_libc().setns(original, _CLONE_NEWNS), "returning to the mount namespace")
 
 
-def _tree(path: Path, user: Account) -> int:
+def _tree(path: Path, user: UserAccount) -> int:
     """Clone the mount of a path, mapped to the user."""
     tree = _clone(path)
     try:
@@ -200,7 +200,7 @@ def _supports_idmap(path: Path) -> bool:
     if device not in _idmap_support:
         tree = _clone(path)
         try:
-            _map(tree, _mapping(Account(0, 0), Account(1, 1)))
+            _map(tree, _mapping(UserAccount(0, 0), UserAccount(1, 1)))
             _idmap_support[device] = True
         except OSError:
             _idmap_support[device] = False
@@ -209,17 +209,17 @@ def _supports_idmap(path: Path) -> bool:
     return _idmap_support[device]
 
 
-_mappings: dict[tuple[Account, Account], int] = {}
+_mappings: dict[tuple[UserAccount, UserAccount], int] = {}
 
 
-def _mapping(of: Account, user: Account) -> int:
+def _mapping(of: UserAccount, user: UserAccount) -> int:
     """Return the descriptor of a user namespace that maps the owner to the user; cached."""
     if (of, user) not in _mappings:
         _mappings[of, user] = _map_users(of, user)
     return _mappings[of, user]
 
 
-def _map_users(of: Account, user: Account) -> int:
+def _map_users(of: UserAccount, user: UserAccount) -> int:
     argv = [sys.executable, "-I", "-S", "-c", _NAMESPACE_HOLDER]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}, cwd="/") as holder:
         assert holder.stdin is not None and holder.stdout is not None  # noqa: S101 - both are pipes

@@ -16,7 +16,7 @@ from gateway.sandbox import RESTORED_AFTERWARDS, SYSTEM_FILES, SYSTEM_FOLDERS, M
 from gateway.sandbox.cgroups import find_cgroups
 from gateway.sandbox.disk_usage import NOT_INSPECTABLE, cannot_inspect_programs
 from gateway.sandbox.process import unavailable
-from gateway.sandbox.run_user import Account, account, owner_or
+from gateway.sandbox.run_user import UserAccount, account, owner_or
 from gateway.sandbox.supervisor import launch, refuse_hidden, refuse_network
 from gateway.sandbox.watchdog import TaskLimit, count_tasks
 
@@ -96,14 +96,14 @@ class Landlock:
             yield "files cannot be moved from folder to folder inside (needs Linux 5.19)"
 
 
-def _owner_or(user: Account, program: Program) -> Account:
+def _owner_or(user: UserAccount, program: Program) -> UserAccount:
     try:
         return owner_or(user, (mount.source for mount in program.mounts if mount.writable))
     except OSError as error:
         raise unavailable(f"the program did not start: {error}") from error
 
 
-async def _task_limit(program: Program, user: Account | None) -> TaskLimit:
+async def _task_limit(program: Program, user: UserAccount | None) -> TaskLimit:
     """Return the limit as the kernel counts it: with all tasks of the user, and the supervisor unless it is root's."""
     uid = user.uid if user else os.getuid()
     others = await asyncio.get_running_loop().run_in_executor(None, count_tasks, uid)

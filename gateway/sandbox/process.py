@@ -1,4 +1,4 @@
-"""A program that runs, however it is held: its streams, its end, and the limit it ended for."""
+"""A running program: its streams, its end, and the limit it was killed for."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from gateway.errors import Unavailable
 from gateway.sandbox import Exit, Killed, OutputCallback
 from gateway.sandbox.watchdog import Watch
 
-_NEXT_BLOW = 0.02
-_RUN_DRY = 0.2
-_PATIENCE = 10.0
+_KILL_INTERVAL = 0.02
+_DRAIN_TIMEOUT = 0.2
+_END_TIMEOUT = 10.0
 _BEGINNING = 2048
 # Seconds in which what is left in the pipes of an ended program can still be read, also by a busy event loop.
-_LAST_WORDS = 10.0
+_CLOSE_DELAY = 10.0
 
 # Bytes a program may write ahead of us; all pipes of a user together may have 64 MiB on Linux.
 PIPE_SIZE = 256 * 1024
 
 
 class TreeControl(Protocol):
-    """How a sandbox holds the tree of one program."""
+    """Control over the process tree of one program, implemented by each sandbox."""
 
     def terminate(self) -> None:
         """Send SIGTERM to the program."""
         ...
 
     def end(self) -> None:
-        """Kill all of it; called again while it has not ended."""
+        """Kill the whole tree; called repeatedly until it has ended."""
         ...
 
     def killed(self) -> Killed | None:
-        """The limit for which the kernel ended it; asked once, after the end."""
+        """Return the limit for which the kernel killed it; called once, after the end."""
         ...
 
     async def settle(self) -> str | None:
-        """Clear up after the end. Why the program never began, if so; empty when only stderr tells."""
+        """Clean up after the end. Return why the program never started, if so; empty if only stderr tells."""
         ...
 
 
@@ -148,35 +148,35 @@ class _OutputPipe(asyncio.StreamReaderProtocol):
 class RunningProgram:
     """One program, from its start to its end."""
 
-    def __init__(self, child: subprocess.Popen[bytes], hold: TreeControl) -> None:
+    def __init__(self, child: subprocess.Popen[bytes], tree: TreeControl) -> None:
         self.pid = child.pid
         self.stdin: asyncio.StreamWriter | None = None
         self.stdout = asyncio.StreamReader()
         self.stderr = asyncio.StreamReader()
         self._child = child
-        self._hold = hold
+        self._tree = tree
         self._loop = asyncio.get_running_loop()
         self._killed: Killed | None = None
         self._dead = False
         self._watch: Watch | None = None
-        self._again: asyncio.TimerHandle | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
         self._streams: list[tuple[asyncio.ReadTransport, _OutputPipe]] = []
         self._exit: asyncio.Future[Exit] = self._loop.create_future()
-        self._exit.add_done_callback(_seen)
+        self._exit.add_done_callback(_retrieve_exception)
         self._connecting = self._loop.create_task(self._connect())
 
     @classmethod
-    async def open(cls, child: subprocess.Popen[bytes], hold: TreeControl) -> RunningProgram:
-        """The program with its streams connected."""
-        running = cls(child, hold)
+    async def open(cls, child: subprocess.Popen[bytes], tree: TreeControl) -> RunningProgram:
+        """Return the program with its streams connected."""
+        running = cls(child, tree)
         call_on_exit(running._loop, child, running._on_death)
         async with running.ended_on_failure():
-            await asyncio.shield(running._connecting)  # so that all that is open has an owner
+            await asyncio.shield(running._connecting)  # so that every open descriptor has an owner
         return running
 
     @asynccontextmanager
     async def ended_on_failure(self) -> AsyncIterator[None]:
-        """What fails or is cancelled inside leaves nothing running."""
+        """Kill the program if the body fails or is cancelled."""
         try:
             yield
         except BaseException:
@@ -184,9 +184,9 @@ class RunningProgram:
             raise
 
     async def end(self) -> None:
-        """Kill it and see it dead, also in a task that was cancelled."""
+        """Kill it and wait for its end, even in a cancelled task."""
         self.kill()
-        with anyio.move_on_after(_PATIENCE, shield=True), suppress(Unavailable):
+        with anyio.move_on_after(_END_TIMEOUT, shield=True), suppress(Unavailable):
             await self.wait()
 
     @property
@@ -199,7 +199,7 @@ class RunningProgram:
             self._watch.busy = busy
 
     def guard(self, watch: Watch) -> None:
-        """From now on the watch looks after the limits; called by the sandbox that started it."""
+        """Start checking the limits; called by the sandbox that started it."""
         self._watch = watch
         if self._dead:
             watch.stop()
@@ -220,18 +220,18 @@ class RunningProgram:
 
     def terminate(self) -> None:
         if not self._dead:
-            self._hold.terminate()
+            self._tree.terminate()
 
     async def wait(self) -> Exit:
         return await asyncio.shield(self._exit)
 
     def _end(self) -> None:
-        """Until it is dead: a tree that is still being built may not be reached by the first blow."""
-        if self._again is not None:
-            self._again.cancel()
+        """Kill until it has ended: the first signal may miss a tree that is still being built."""
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
         if not self._dead:
-            self._hold.end()
-            self._again = self._loop.call_later(_NEXT_BLOW, self._end)
+            self._tree.end()
+            self._kill_timer = self._loop.call_later(_KILL_INTERVAL, self._end)
 
     async def _connect(self) -> None:
         child = self._child
@@ -251,8 +251,8 @@ class RunningProgram:
         if self._dead:
             return
         self._dead = True
-        if self._again is not None:
-            self._again.cancel()
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
         code = self._child.wait()
         if self._watch is not None:
             self._watch.stop()
@@ -261,25 +261,25 @@ class RunningProgram:
     async def _settle(self, code: int) -> None:
         try:
             await self._connecting
-            self._killed = self._killed or self._hold.killed()
-            problem = await self._hold.settle()
-            await self._run_dry()
+            self._killed = self._killed or self._tree.killed()
+            problem = await self._tree.settle()
+            await self._drain()
             if problem is None:
                 self._exit.set_result(Exit(code, self._killed))
             else:
-                said = problem or bytes(self._streams[-1][1].beginning).decode(errors="replace").strip()
-                self._exit.set_exception(unavailable(f"the program did not start: {said}"))
+                reason = problem or bytes(self._streams[-1][1].beginning).decode(errors="replace").strip()
+                self._exit.set_exception(unavailable(f"the program did not start: {reason}"))
         except Exception as error:
             self._exit.set_exception(error)
         finally:
             if self.stdin is not None:
                 self.stdin.close()
-            self._loop.call_later(_LAST_WORDS, self._close)
+            self._loop.call_later(_CLOSE_DELAY, self._close)
 
-    async def _run_dry(self) -> None:
-        """What it wrote last is read, unless nobody reads or someone else holds its pipes."""
+    async def _drain(self) -> None:
+        """Read the last output, unless nobody reads it or another process holds the pipes open."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_RUN_DRY):
+            async with asyncio.timeout(_DRAIN_TIMEOUT):
                 for transport, stream in self._streams:
                     await stream.over.wait()
                     transport.close()
@@ -289,8 +289,8 @@ class RunningProgram:
             transport.close()
 
 
-def _seen(future: asyncio.Future[Exit]) -> None:
-    """Nobody has to ask how a program ended."""
+def _retrieve_exception(future: asyncio.Future[Exit]) -> None:
+    """Mark the exception as retrieved: nobody needs to ask for the exit."""
     if not future.cancelled():
         future.exception()
 

@@ -22,21 +22,21 @@ _MAP = Path("/proc/self/uid_map")
 
 
 @dataclass(frozen=True)
-class Account:
+class UserAccount:
     uid: int
     gid: int
 
 
-def account() -> Account | None:
+def account() -> UserAccount | None:
     """Return the user for programs; None if the gateway is not root, or is root only of a container without other
     users, which is a normal user outside."""
     if os.geteuid() != 0:
         return None
-    found = Account(_UID, _UID)
+    found = UserAccount(_UID, _UID)
     with suppress(KeyError):
         entry = pwd.getpwnam(USER)
         if entry.pw_uid != 0:
-            found = Account(entry.pw_uid, entry.pw_gid or entry.pw_uid)
+            found = UserAccount(entry.pw_uid, entry.pw_gid or entry.pw_uid)
     return found if is_known(found.uid, _MAP) else None
 
 
@@ -49,15 +49,15 @@ def is_known(uid: int, known: Path) -> bool:
     return any(first <= uid < first + count for first, _, count in lines)
 
 
-def owner(path: Path) -> Account:
+def owner(path: Path) -> UserAccount:
     found = path.stat()
-    return Account(found.st_uid, found.st_gid)
+    return UserAccount(found.st_uid, found.st_gid)
 
 
-def owner_or(dedicated: Account, folders: Iterable[Path]) -> Account:
+def owner_or(dedicated: UserAccount, folders: Iterable[Path]) -> UserAccount:
     """Return the owner of the first folder that is not root's, so that files created there belong to the owner."""
     for folder in folders:
         found = owner(folder)
         if found.uid != 0:
-            return Account(found.uid, found.gid or found.uid)
+            return UserAccount(found.uid, found.gid or found.uid)
     return dedicated

@@ -22,7 +22,7 @@ from gateway.sandbox.cgroups import Cgroups, Group
 from gateway.sandbox.disk_usage import DiskSize, DiskUsage, Meter, folder_usage, writable_folders
 from gateway.sandbox.process import RunningProgram, create_data_fd, spawn
 from gateway.sandbox.process_tree import DeletedFiles
-from gateway.sandbox.run_user import Account
+from gateway.sandbox.run_user import UserAccount
 from gateway.sandbox.supervisor_main import remove
 from gateway.sandbox.watchdog import TaskLimit, Watch, rlimits
 
@@ -46,7 +46,7 @@ async def launch(
     task_limit: TaskLimit | None,
     confine: Any = None,
     code: bytes | None = None,
-    user: Account | None = None,
+    user: UserAccount | None = None,
     cgroups: Cgroups | None = None,
 ) -> RunningProgram:
     """Start a program behind a supervisor that confines it. `scratch` is removed after its end. As root, the program

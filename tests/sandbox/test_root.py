@@ -15,7 +15,7 @@ from gateway.errors import Unavailable
 from gateway.sandbox import Exit, Mount, Program, Sandbox, idmap
 from gateway.sandbox.process_tree import usage
 from gateway.sandbox.run import run
-from gateway.sandbox.run_user import Account, is_known
+from gateway.sandbox.run_user import UserAccount, is_known
 
 from .conftest import make
 from .siege import python, workspace
@@ -141,7 +141,7 @@ def test_what_is_started_for_a_user_has_nothing_of_roots() -> None:
         return subprocess.run(["/bin/cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True, check=True).stdout
 
     nothing = ["0" * 16]
-    user, nobody = ["64002"] * 4, Account(SOMEONE, SOMEONE)
+    user, nobody = ["64002"] * 4, UserAccount(SOMEONE, SOMEONE)
     assert held(idmap.start_with_idmapped_mounts([], nobody, start)) == {
         "Uid": user, "Gid": user, "Groups": [], "CapPrm": nothing, "CapEff": nothing, "CapAmb": nothing
     }  # fmt: skip
@@ -157,7 +157,7 @@ def test_who_starts_nothing_is_root_again() -> None:
 
     mine = idmap._thread.submit(lambda: held(Path("/proc/thread-self/status").read_text()))
     with pytest.raises(ValueError, match="no"):
-        idmap.start_with_idmapped_mounts([], Account(SOMEONE, SOMEONE), fail)
+        idmap.start_with_idmapped_mounts([], UserAccount(SOMEONE, SOMEONE), fail)
     again = idmap._thread.submit(lambda: held(Path("/proc/thread-self/status").read_text()))
     assert {**again.result(), "CapAmb": []} == {**mine.result(), "CapAmb": []}
 
@@ -173,7 +173,7 @@ async def test_where_a_file_system_cannot_lend_the_owner_runs_and_root_never(
         await run(sandbox, program, timeout=60)
     for path in (folder, *folder.iterdir()):
         os.chown(path, SOMEONE, SOMEONE)
-    assert idmap.choose_user(program, Account(1, 1)) == Account(SOMEONE, SOMEONE)
+    assert idmap.choose_user(program, UserAccount(1, 1)) == UserAccount(SOMEONE, SOMEONE)
     assert (await run(sandbox, program, timeout=60)).stdout == b"old"
 
 

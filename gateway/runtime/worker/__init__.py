@@ -31,10 +31,10 @@ def _install_seccomp_filter(code: bytes) -> None:
     """Have the kernel check the system calls of this process and its threads from now on."""
     import ctypes  # most workers have no filter and do not need it
 
-    class Program(ctypes.Structure):
+    class FilterProgram(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
     libc = ctypes.CDLL(None, use_errno=True)
-    program = ctypes.byref(Program(len(code) // 8, code))
+    program = ctypes.byref(FilterProgram(len(code) // 8, code))
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0):
         raise OSError(ctypes.get_errno(), "the kernel refused the seccomp filter")
