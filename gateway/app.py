@@ -15,8 +15,7 @@ from gateway.config import Settings
 from gateway.db import Database
 from gateway.db.approvals import Approvals
 from gateway.db.call_records import CallRecords
-from gateway.db.chats import Chats
-from gateway.db.instances import Instance, settle_interrupted
+from gateway.db.chats import Chats, Instance, settle_interrupted
 from gateway.db.manifests import Manifests
 from gateway.db.pins import Pins
 from gateway.db.sqlite import SqliteDatabase

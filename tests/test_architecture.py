@@ -59,7 +59,7 @@ FORBIDDEN = {"serve": {"db", "sources"}, "cli": {"db", "sources", "workspace"}}
 LAZY = {
     "gateway/__init__.py": 1,
     "gateway/app.py": 3,
-    "gateway/cli/serve.py": 2,
+    "gateway/cli/serve.py": 1,
     "gateway/runtime/worker/__init__.py": 1,
     "gateway/serve/mcp/handlers.py": 1,
     "gateway/serve/mcp/render_resources.py": 1,

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gateway import __version__, config
 from gateway.admin.clients import CLIENTS, make_snippets, serve_command
-from gateway.admin.upstream_probe import ProbeResult, probe_all
-from gateway.admin.upstream_setup import UpstreamSetup, load_setup
+from gateway.admin.upstream_setup import ProbeResult, UpstreamSetup, load_setup, probe_all
 from gateway.config import Settings
 from gateway.errors import GatewayError
 from gateway.sandbox.cgroups import find_cgroups

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from gateway.bundles.field_types import RESERVED
 from gateway.bundles.installed import InstalledToolset
-from gateway.config import UpstreamSettings
-from gateway.errors import Conflict, GatewayError, Invalid, NotFound
+from gateway.config import Settings, UpstreamSettings
+from gateway.db.pins import Pin
+from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
+from gateway.mcp_client import ConnectionLost, McpClient, Unauthorized, open_client
 from gateway.names import did_you_mean
 from gateway.oauth.store import LoginAccount
+from gateway.protocol.jsonrpc import RpcError
+from gateway.secrets import KNOWN
 from gateway.sources.upstreams.client_configs import NAME
-from gateway.sources.upstreams.credentials import UpstreamCredentials
+from gateway.sources.upstreams.definitions import Definition, Key, Kind, define_all, fetch_list
+from gateway.sources.upstreams.poisoning import Finding, find_suspicions
+from gateway.sources.upstreams.registry import FACE
+from gateway.sources.upstreams.secret_store import UpstreamCredentials, missing
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
+from gateway.sources.upstreams.upstream import LIST_SECONDS, START_SECONDS, Upstream
+from gateway.text import visible
+from gateway.tools import Tool
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -111,3 +123,193 @@ def _read_settings(settings: Mapping[str, object], enabled: bool) -> UpstreamSet
         return UpstreamSettings.model_validate({**settings, "enabled": enabled})
     except ValidationError:  # written by another version; it can still be shown and removed
         return UpstreamSettings(command="unreadable", enabled=False)
+
+
+# The end of a program's stderr that an error quotes.
+_STDERR_LINES = 3
+_STDERR_CHARACTERS = 300
+_CONCURRENT_PROBES = 8
+# Remembered lists, with the capability that announces each.
+_LISTS = {"tools": "tools", "prompts": "prompts", "templates": "resources"}
+
+
+@dataclass(frozen=True)
+class ToolStatus:
+    """One tool: `offered`, `waits` for a person, `rejected` or `left out`; and the reason unless it is offered."""
+
+    tool: Tool
+    state: str
+    reason: str | None
+
+    @property
+    def name(self) -> str:
+        return self.tool.id.partition(":")[2]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "state": self.state,
+            "reason": self.reason,
+            "description": self.tool.description,
+            "category": self.tool.category,
+            "permission": self.tool.permission.value,
+        }
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The answer of a server to a probe. `waiting` counts definitions that wait for review."""
+
+    name: str
+    era: str
+    server: Mapping[str, Any]
+    connect_ms: float
+    list_ms: float
+    tools: tuple[ToolStatus, ...]
+    findings: Mapping[Key, list[Finding]]
+    waiting: int
+    problems: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return visible(" ".join(str(self.server[key]) for key in ("name", "version") if self.server.get(key)))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "era": self.era,
+            "server": {key: self.server.get(key) for key in ("name", "version")},
+            "connect_ms": round(self.connect_ms, 1),
+            "list_ms": round(self.list_ms, 1),
+            "tools": [tool.to_dict() for tool in self.tools],
+            "findings": [
+                {"kind": key.kind.value, "name": key.name, **asdict(finding), "severity": finding.severity.value}
+                for key, findings in self.findings.items()
+                for finding in findings
+            ],
+            "waiting": self.waiting,
+            "problems": list(self.problems),
+        }
+
+
+async def probe_upstream(setup: UpstreamSetup, spec: Spec) -> ProbeResult:
+    """Connect to a server and list what it has; refused with the reason when it does not answer. Its lists are
+    remembered and pinned, as when the gateway itself connects."""
+    require_variables(setup, spec)
+    store = setup.gateway.upstreams.store
+    access = setup.access(spec)
+    era = (await store.recall(spec.name)).era
+    try:
+        started = time.perf_counter()
+        link = await open_client(access.endpoint(), identity=FACE, timeout=START_SECONDS, version=era)
+        connected = time.perf_counter()
+        try:
+            async with asyncio.timeout(LIST_SECONDS):
+                lists = {name: await fetch_list(link, capability) for name, capability in _LISTS.items()}
+            answered = time.perf_counter()
+        finally:
+            await link.close()
+        await store.remember(spec.name, era=link.protocol_version, instructions=link.instructions or "", **lists)
+    except (GatewayError, RpcError, TimeoutError) as error:
+        await store.record_failure(spec.name, _reason(error))
+        raise _no_answer(spec, error) from error
+    finally:
+        await access.close()
+    return await _build_result(setup, spec, link, connected - started, answered - connected)
+
+
+async def probe_all(setup: UpstreamSetup, specs: Iterable[Spec]) -> list[tuple[str, ProbeResult | GatewayError]]:
+    """Probe servers, a few at a time; each name with the result or the reason why it did not answer."""
+    slots = asyncio.Semaphore(_CONCURRENT_PROBES)
+
+    async def probe(spec: Spec) -> tuple[str, ProbeResult | GatewayError]:
+        async with slots:
+            try:
+                return spec.name, await probe_upstream(setup, spec)
+            except GatewayError as error:
+                return spec.name, error
+
+    return await asyncio.gather(*map(probe, specs))
+
+
+def require_variables(setup: UpstreamSetup, spec: Spec) -> None:
+    """Refuse to start a server whose variables are not all set."""
+    if names := missing(spec.settings.model_dump(), setup.environment(spec)):
+        raise Invalid(
+            f"{spec.name} needs {', '.join(names)}: set it in the environment, or keep a value with: "
+            f"toolgate upstream secret {spec.name} {names[0]}",
+            code="MISSING_VARIABLE",
+        )
+
+
+def tool_statuses(settings: Settings, tools: tuple[Tool, ...], pins: list[Pin]) -> tuple[ToolStatus, ...]:
+    states = {pin.name: pin.state for pin in pins if pin.kind == Kind.TOOL.value}
+    return tuple(_tool_status(settings, tool, states.get(tool.id.partition(":")[2])) for tool in tools)
+
+
+def _tool_status(settings: Settings, tool: Tool, pin_state: str | None) -> ToolStatus:
+    category = settings.category(tool.category)
+    if tool.withheld is not None:
+        state = {"held": "waits", "rejected": "rejected"}.get(pin_state or "", "left out")
+        return ToolStatus(tool, state, tool.withheld)
+    if not category.enabled:
+        return ToolStatus(tool, "left out", f"the category {tool.category!r} is off")
+    if not category.permission.allows(tool.permission):
+        needs = f"it needs {tool.permission.value}, but its category allows only {category.permission.value}"
+        reason = f"{needs}; raise categories.{tool.category}.permission, or choose another category"
+        return ToolStatus(tool, "left out", reason)
+    return ToolStatus(tool, "offered", None)
+
+
+async def _build_result(
+    setup: UpstreamSetup, spec: Spec, link: McpClient, connecting: float, listing: float
+) -> ProbeResult:
+    gateway, registry = setup.gateway, setup.gateway.upstreams
+
+    def other_tools() -> set[str]:
+        others = [upstream for name, upstream in registry.by_name.items() if name != spec.name]
+        return {tool.id.partition(":")[2] for upstream in others for tool in upstream.tools}
+
+    # An instance of its own: a server that is off has none in the registry.
+    options = (other_tools, setup.environment(spec), registry.logins, gateway.settings)
+    upstream = Upstream(spec, registry.store, registry.pins, FACE, lambda: None, *options)
+    try:
+        await upstream.load_cached()
+    finally:
+        await upstream.close()
+    pins, memory = await registry.pins.load(spec.name), await registry.store.recall(spec.name)
+    definitions = define_all(memory.tools or (), memory.prompts or (), memory.templates or (), memory.instructions)
+    return ProbeResult(
+        name=spec.name,
+        era=link.protocol_version,
+        server=link.server_info or {},
+        connect_ms=connecting * 1000,
+        list_ms=listing * 1000,
+        tools=tool_statuses(gateway.settings, upstream.tools, pins),
+        findings=await asyncio.to_thread(_find_suspicious, definitions.found),
+        waiting=sum(pin.state == "held" for pin in pins),
+        problems=tuple(visible(str(problem)) for problem in upstream.problems),
+    )
+
+
+def _find_suspicious(definitions: Mapping[Key, Definition]) -> dict[Key, list[Finding]]:
+    names = {key.name for key in definitions}
+    findings = {key: find_suspicions(definition.value, own=names) for key, definition in definitions.items()}
+    return {key: found for key, found in findings.items() if found}
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it did not list what it has within {LIST_SECONDS:g} seconds"
+    return error.message if isinstance(error, GatewayError) else str(error)
+
+
+def _no_answer(spec: Spec, error: Exception) -> Unavailable:
+    """Return the reason why a server did not answer, with the end of its program's stderr. That may be private: it is
+    shown to whoever probes, and not stored."""
+    lines = error.stderr.strip().splitlines()[-_STDERR_LINES:] if isinstance(error, ConnectionLost) else []
+    stderr = KNOWN.mask(" / ".join(line.strip() for line in lines))[-_STDERR_CHARACTERS:]
+    code = error.code if isinstance(error, GatewayError) else "UPSTREAM_UNAVAILABLE"
+    login = {"login": spec.name} if isinstance(error, Unauthorized) and "login" in error.details else {}
+    message = f"{spec.name} does not answer: {_reason(error)}" + (f"; it said: {stderr}" if stderr else "")
+    return Unavailable(visible(message), code=code, **login)

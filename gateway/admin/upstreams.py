@@ -15,8 +15,15 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from gateway.admin.upstream_probe import ProbeResult, ToolStatus, probe_all, probe_upstream, tool_statuses
-from gateway.admin.upstream_setup import UpstreamSetup, load_setup
+from gateway.admin.upstream_setup import (
+    ProbeResult,
+    ToolStatus,
+    UpstreamSetup,
+    load_setup,
+    probe_all,
+    probe_upstream,
+    tool_statuses,
+)
 from gateway.config import UpstreamSettings
 from gateway.db.upstreams import Memory, encode_settings
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable

@@ -98,8 +98,7 @@ async def _serve_stdio_transport(gateway: Gateway, server: McpServer, stop: anyi
 async def _serve_http_transport(gateway: Gateway, server: McpServer, host: str, port: int, stop: anyio.Event) -> None:
     with exclude_from_gc():
         # Imported here: a start over stdio, which a person waits for, does not need it.
-        from gateway.serve.http.app import HttpApp, RequestGuard, parse_authority
-        from gateway.serve.http.server import bind, serve_http
+        from gateway.serve.http.app import HttpApp, RequestGuard, bind, parse_authority, serve_http
 
     settings = gateway.settings.server
     listening = bind(host, port)

@@ -17,8 +17,8 @@ import click
 
 from gateway.admin import upstream_review, upstreams
 from gateway.admin.upstream_import import ImportResult, find_secrets, find_servers, import_servers, secrets_file
-from gateway.admin.upstream_probe import ProbeResult, ToolStatus
 from gateway.admin.upstream_review import ReviewItem
+from gateway.admin.upstream_setup import ProbeResult, ToolStatus
 from gateway.cli.options import as_json, print_json, print_table, run_stored, settings_options
 from gateway.config import Settings, anchor_path
 from gateway.errors import GatewayError, InputRequired, Invalid

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 from gateway.db import Database, Insert, Statement, timestamp
+from gateway.files import lock, try_lock
+from gateway.names import new_id
 
 _OWNER = "SELECT principal FROM chats WHERE id = ?"
 _ENSURE = "INSERT INTO chats (id, principal, created_at) VALUES {rows} ON CONFLICT (id) DO NOTHING"
@@ -38,3 +44,69 @@ class Chats:
         if owner is None:
             _, [(owner,)] = await self._db.run(ensure(chat, principal, time.time()), Statement(_OWNER, (chat,)))
         return str(owner)
+
+
+_OWNERS = "SELECT DISTINCT process FROM tool_calls WHERE status = 'running'"
+_SETTLE = (
+    "UPDATE tool_calls SET status = 'error', error_code = 'INTERRUPTED', error = ?, finished_at = ? "
+    "WHERE status = 'running' AND process = ? RETURNING id"
+)
+_MESSAGE = "the gateway process that ran this call ended before the call did; what it had done by then is unknown"
+
+
+class Instance:
+    """This process, as others on the same data directory see it: alive until closed or killed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.id = new_id()
+        self._path = _lock_file(directory, self.id)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".new")
+        self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        lock(self._descriptor)
+        temporary.rename(self._path)  # it appears already locked, so it never looks dead
+
+    def close(self) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+async def settle_interrupted(db: Database, directory: Path) -> list[str]:
+    """Mark the running calls of dead processes as interrupted; the ids of those calls.
+
+    Any number of processes may do this at once: each dead one is settled by whoever takes its
+    lock, and its lock file goes only after its calls are written.
+    """
+    owners = {process for (process,) in await db.fetch(_OWNERS)}
+    settled: list[str] = []
+    for process in sorted(owners | _list_lock_files(directory)):
+        with _claim(_lock_file(directory, process)) as dead:
+            if dead:
+                [rows] = await db.run(Statement(_SETTLE, (_MESSAGE, timestamp(time.time()), process)))
+                settled.extend(call for (call,) in rows)
+    return settled
+
+
+@contextlib.contextmanager
+def _claim(lock_file: Path) -> Iterator[bool]:
+    """True if the owner of a lock file is dead; its lock is then ours while inside, and removed."""
+    try:
+        descriptor = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        dead = try_lock(descriptor)
+        yield dead
+        if dead:
+            lock_file.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _list_lock_files(directory: Path) -> set[str]:
+    return {lock_file.stem for lock_file in directory.glob("*.lock")}
+
+
+def _lock_file(directory: Path, process: str) -> Path:
+    return directory / f"{process}.lock"

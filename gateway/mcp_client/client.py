@@ -13,9 +13,16 @@ from gateway import protocol
 from gateway.calls import Progress, to_json
 from gateway.errors import GatewayError, Timeout, Unavailable
 from gateway.mcp_client.endpoints import ClientIdentity
-from gateway.mcp_client.errors import ConnectionLost, InvalidResponse, Unreachable
 from gateway.mcp_client.http_headers import HeaderMap, header_maps
-from gateway.mcp_client.messages import Message, RequestEncoder, notification, request_number
+from gateway.mcp_client.messages import (
+    ConnectionLost,
+    InvalidResponse,
+    Message,
+    RequestEncoder,
+    Unreachable,
+    notification,
+    request_number,
+)
 from gateway.mcp_client.pending_request import LogCallback, PendingRequest, ReportQueue, RequestHandler
 from gateway.protocol import jsonrpc
 from gateway.protocol.jsonrpc import RpcError

@@ -12,8 +12,8 @@ from gateway import protocol
 from gateway.errors import Timeout
 from gateway.mcp_client.client import McpClient
 from gateway.mcp_client.endpoints import ClientIdentity, Endpoint, HttpEndpoint, StdioEndpoint
-from gateway.mcp_client.errors import ConnectionLost, InvalidResponse
 from gateway.mcp_client.http_pool import HttpPool
+from gateway.mcp_client.messages import ConnectionLost, InvalidResponse
 from gateway.mcp_client.sse import SseTransport
 from gateway.mcp_client.stdio import StdioTransport
 from gateway.mcp_client.streamable_http import SessionTransport, StatelessTransport

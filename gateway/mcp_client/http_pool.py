@@ -12,9 +12,9 @@ import httpx2
 
 from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import HttpEndpoint
-from gateway.mcp_client.errors import ConnectionLost, InvalidResponse, Unreachable
 from gateway.mcp_client.http_connection import HttpConnection, HttpReply, Sink
 from gateway.mcp_client.http_headers import HttpTarget, endpoint_headers, frame
+from gateway.mcp_client.messages import ConnectionLost, InvalidResponse, Unreachable
 
 CONNECT_SECONDS = 15.0
 # Connections to one server at once, streams included.

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from gateway import protocol
+from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import ClientIdentity
 
 # Bytes of one message of a server, over any transport.
@@ -112,3 +113,40 @@ def _decode_leniently(data: bytes | bytearray) -> Any:
         return orjson.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError):
         return None
+
+
+class Unreachable(Unavailable):
+    default_code = "UPSTREAM_UNREACHABLE"
+
+
+class ConnectionLost(Unavailable):
+    """The end of a connection. `exit_code` and `stderr`, its last lines, are those of a server process. What it writes
+    to stderr may be private, so it is in neither the message nor the details."""
+
+    default_code = "UPSTREAM_LOST"
+
+    def __init__(self, message: str, *, exit_code: int | None = None, stderr: str = "") -> None:
+        super().__init__(message)
+        if exit_code is not None:
+            self.details["exit_code"] = exit_code
+        self.exit_code = exit_code
+        self.stderr = stderr
+
+    def copy(self) -> ConnectionLost:
+        """Return the same error for one more caller: an exception collects the traceback of everyone who raises it."""
+        return ConnectionLost(self.message, exit_code=self.exit_code, stderr=self.stderr)
+
+
+class InvalidResponse(Unavailable):
+    default_code = "UPSTREAM_BAD_ANSWER"
+
+
+class Unauthorized(Unavailable):
+    """A refusal for lack of credentials. `challenge` is the server's `WWW-Authenticate` header. Where a login would
+    help, the details name the server as `login`."""
+
+    default_code = "UPSTREAM_UNAUTHORIZED"
+
+    def __init__(self, message: str, challenge: str = "", **details: Any) -> None:
+        super().__init__(message, **details)
+        self.challenge = challenge

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import StdioEndpoint
-from gateway.mcp_client.errors import Unreachable
+from gateway.mcp_client.messages import Unreachable
 from gateway.sandbox import Exit, OutputCallback, Process
 from gateway.sandbox.supervisor import start_supervised
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import Confinement, StdioEndpoint
-from gateway.mcp_client.errors import Unreachable
+from gateway.mcp_client.messages import Unreachable
 from gateway.mcp_client.process import find_program
 from gateway.net.policy import WEB_PORTS, NetworkPolicy
 from gateway.sandbox import SYSTEM_FOLDERS, Limits, Mount, Process, Program

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.calls import to_json
 from gateway.errors import GatewayError, Unavailable
-from gateway.mcp_client.errors import ConnectionLost, InvalidResponse
 from gateway.mcp_client.http_connection import HttpReply
 from gateway.mcp_client.http_headers import HttpTarget
 from gateway.mcp_client.http_pool import HttpPool
-from gateway.mcp_client.messages import Message, decode
+from gateway.mcp_client.messages import ConnectionLost, InvalidResponse, Message, decode
 from gateway.mcp_client.pending_request import PendingRequest
 from gateway.mcp_client.streamable_http import GET_HEADERS, POST_HEADERS, HttpTransport, require_authorized
 from gateway.protocol.sse import Event

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from gateway.calls import to_json
 from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import StdioEndpoint
-from gateway.mcp_client.errors import ConnectionLost
-from gateway.mcp_client.messages import MESSAGE_LIMIT, Message, decode, error_response, request_number
+from gateway.mcp_client.messages import MESSAGE_LIMIT, ConnectionLost, Message, decode, error_response, request_number
 from gateway.mcp_client.pending_request import PendingRequest
 from gateway.mcp_client.process import ServerProcess, start_process
 from gateway.protocol import jsonrpc

@@ -16,11 +16,10 @@ import orjson
 from gateway import protocol
 from gateway.calls import RawResult, to_json
 from gateway.errors import GatewayError, Unavailable
-from gateway.mcp_client.errors import ConnectionLost, InvalidResponse, Unauthorized, Unreachable
 from gateway.mcp_client.http_connection import HttpReply
 from gateway.mcp_client.http_headers import header_lines, routing_headers
 from gateway.mcp_client.http_pool import HttpPool
-from gateway.mcp_client.messages import Message, decode
+from gateway.mcp_client.messages import ConnectionLost, InvalidResponse, Message, Unauthorized, Unreachable, decode
 from gateway.mcp_client.pending_request import PendingRequest
 from gateway.protocol import jsonrpc
 from gateway.protocol.sse import Event

@@ -14,9 +14,15 @@ from mcp.client.auth.utils import union_scopes
 
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, Timeout, Unavailable
 from gateway.oauth.callback_server import PATH, CallbackPage, serve_callback
-from gateway.oauth.discovery import WRONG_ISSUER, AuthorizationServer, discover, request_challenge
+from gateway.oauth.discovery import (
+    WRONG_ISSUER,
+    AuthorizationServer,
+    discover,
+    identify_client,
+    registers_client,
+    request_challenge,
+)
 from gateway.oauth.http import OAuthClient, OAuthHttp, open_http
-from gateway.oauth.registration import identify_client, registers_client
 from gateway.oauth.store import Login, LoginAccount, Logins
 from gateway.oauth.tokens import TokenGrant, TokenRefused, request_tokens, revoke
 from gateway.text import visible

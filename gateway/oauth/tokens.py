@@ -11,9 +11,8 @@ from typing import Any
 from gateway.errors import GatewayError, Invalid, Unavailable
 from gateway.mcp_client import Unauthorized
 from gateway.oauth.bearer import valid_scopes
-from gateway.oauth.discovery import discover, request_challenge
+from gateway.oauth.discovery import discover, find_configured_client, request_challenge
 from gateway.oauth.http import OAuthClient, OAuthHttp, OAuthResponse, open_http
-from gateway.oauth.registration import find_configured_client
 from gateway.oauth.store import Login, LoginAccount
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,65536}")

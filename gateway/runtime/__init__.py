@@ -11,11 +11,10 @@ from gateway.bundles.spec import Toolset
 from gateway.calls import Progress, no_progress
 from gateway.config import SandboxSettings
 from gateway.runtime.environments import PackageEnvironments, ResolvedPackages
-from gateway.runtime.function_call import FunctionCall, WorkerSpec
 from gateway.runtime.pool import WorkerPool
 from gateway.runtime.start import Descriptions, describe_tools, start_worker
 from gateway.runtime.worker_packages import WorkerPackages, link_packages
-from gateway.runtime.worker_process import Worker
+from gateway.runtime.worker_process import FunctionCall, Worker, WorkerSpec
 from gateway.sandbox import Limits, Sandbox
 
 __all__ = ["Descriptions", "FunctionCall", "PackageEnvironments", "ResolvedPackages", "WorkerRuntime"]

@@ -11,8 +11,7 @@ from pathlib import Path
 import anyio
 
 from gateway.errors import ToolFailed, Unavailable
-from gateway.runtime.function_call import WorkerKey, WorkerSpec
-from gateway.runtime.worker_process import WORKER_DIED, Worker
+from gateway.runtime.worker_process import WORKER_DIED, Worker, WorkerKey, WorkerSpec
 from gateway.tasks import backoff
 
 # Pause before the next start after repeated failures, doubled each time up to the limit.

@@ -16,9 +16,8 @@ import orjson
 from gateway.bundles.spec import INVALID_TOOLSET, Toolset
 from gateway.bundles.tool_kinds import PythonTool
 from gateway.errors import GatewayError, Invalid
-from gateway.runtime.function_call import WorkerSpec
 from gateway.runtime.worker_packages import WORKER, WorkerPackages
-from gateway.runtime.worker_process import OUTPUT_LIMIT, WORKER_DIED, Worker
+from gateway.runtime.worker_process import OUTPUT_LIMIT, WORKER_DIED, Worker, WorkerSpec
 from gateway.sandbox import Limits, Mount, Program, Sandbox, seccomp
 from gateway.workspace.hidden import hidden_paths
 

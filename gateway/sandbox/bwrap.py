@@ -29,7 +29,6 @@ from gateway.sandbox.disk_usage import (
     cannot_inspect_programs,
     folder_usage,
 )
-from gateway.sandbox.guard import guard
 from gateway.sandbox.idmap import (
     choose_user,
     is_prepared,
@@ -39,7 +38,7 @@ from gateway.sandbox.idmap import (
     start_with_idmapped_mounts,
 )
 from gateway.sandbox.network import start_with_network
-from gateway.sandbox.process import RunningProgram, create_data_fd, spawn, unavailable
+from gateway.sandbox.process import RunningProgram, create_data_fd, guard, spawn, unavailable
 from gateway.sandbox.run_user import UserAccount, account
 from gateway.sandbox.supervisor import refuse_hidden
 from gateway.sandbox.watchdog import TaskLimit, Watch, count_tasks, counts_by_namespace, rlimits

@@ -11,7 +11,7 @@ import anyio
 
 from gateway.calls import Call, Caller, Outcome
 from gateway.db.call_records import CallRecords
-from gateway.db.instances import Instance, settle_interrupted
+from gateway.db.chats import Instance, settle_interrupted
 from gateway.db.sqlite import SqliteDatabase
 
 CALLERS = 4

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.calls import Call, Outcome
 from gateway.db.call_records import CallRecords
-from gateway.db.instances import Instance, settle_interrupted
+from gateway.db.chats import Instance, settle_interrupted
 from gateway.db.sqlite import SqliteDatabase
 
 

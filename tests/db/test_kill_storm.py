@@ -14,7 +14,7 @@ import anyio
 import pytest
 from eventually import TIMEOUT
 
-from gateway.db.instances import settle_interrupted
+from gateway.db.chats import settle_interrupted
 from gateway.db.sqlite import SqliteDatabase
 
 WORKERS = 5

@@ -27,7 +27,7 @@ from gateway.oauth.discovery import Challenge, discover
 from gateway.oauth.flow import sign_in, sign_out
 from gateway.oauth.http import OAuthResponse
 from gateway.oauth.store import LoginAccount, Logins
-from gateway.sources.upstreams.credentials import UpstreamCredentials
+from gateway.sources.upstreams.secret_store import UpstreamCredentials
 from gateway.sources.upstreams.spec import Spec
 
 from .world import Browser, World, aged, bearer, logged_in

@@ -21,7 +21,7 @@ from gateway.mcp_client import McpClient, Unauthorized, open_client
 from gateway.oauth.bearer import BearerToken
 from gateway.oauth.store import Logins
 from gateway.sources.upstreams.connection import UpstreamConnection
-from gateway.sources.upstreams.credentials import UpstreamCredentials
+from gateway.sources.upstreams.secret_store import UpstreamCredentials
 from gateway.sources.upstreams.spec import Spec
 
 from .world import World, aged, bearer, logged_in

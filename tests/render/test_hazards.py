@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.render.highlight import highlight
-from gateway.render.markdown import to_html
+from gateway.render.pages import to_html
 
 from .documents import Taken
 

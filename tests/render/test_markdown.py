@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.render.markdown import MARKDOWN_LIMIT, to_html
+from gateway.render.pages import MARKDOWN_LIMIT, to_html
 
 from .documents import Taken
 

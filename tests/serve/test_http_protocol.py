@@ -22,11 +22,10 @@ from eventually import TIMEOUT, async_eventually
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import Gateway
+from gateway.serve.http import app as http
 from gateway.serve.http import fastpath, protocol
-from gateway.serve.http import server as http
-from gateway.serve.http.app import HttpApp, RequestGuard
+from gateway.serve.http.app import HttpApp, RequestGuard, bind, serve_http
 from gateway.serve.http.protocol import FastHandler
-from gateway.serve.http.server import bind, serve_http
 from gateway.serve.mcp.fastpath import SIZE
 from gateway.serve.mcp.handlers import Handlers, McpServer
 

@@ -18,9 +18,9 @@ from gateway.mcp_client import ClientIdentity, McpClient, open_client
 from gateway.oauth.store import Logins
 from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import UpstreamConnection
-from gateway.sources.upstreams.credentials import UpstreamCredentials
 from gateway.sources.upstreams.definitions import LISTS, METHOD_NOT_FOUND, Kind, define, define_all, fetch_list
 from gateway.sources.upstreams.pinning import Decision, PinStatus, Verdict, apply_pins
+from gateway.sources.upstreams.secret_store import UpstreamCredentials
 from gateway.sources.upstreams.spec import Spec
 from gateway.sources.upstreams.subscriptions import Subscriptions
 from gateway.sources.upstreams.tools import list_tools

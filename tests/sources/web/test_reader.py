@@ -20,7 +20,7 @@ from gateway.sandbox import Sandbox, detect
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.detect import Unconfined
 from gateway.sandbox.landlock import Landlock
-from gateway.sources.builtin.web.html_reader import HtmlReader
+from gateway.sources.builtin.web.page import HtmlReader
 from gateway.sources.builtin.web.reader import read
 
 URL = "https://a.test/docs/page"

@@ -19,7 +19,7 @@ from gateway.workspace.versions import Versions
 if TYPE_CHECKING:
     from gateway.net.client import GuardedClient
     from gateway.net.transport import Network
-    from gateway.sources.builtin.web.html_reader import HtmlReader
+    from gateway.sources.builtin.web.page import HtmlReader
 
 # Every public host, in web.allowed_hosts.
 ANY_HOST = "*"
@@ -43,7 +43,7 @@ class WebAccess:
     @property
     def reader(self) -> HtmlReader:
         if self._reader is None:
-            from gateway.sources.builtin.web.html_reader import HtmlReader  # imports the sandbox
+            from gateway.sources.builtin.web.page import HtmlReader  # imports the sandbox
 
             self._reader = HtmlReader()
         return self._reader
