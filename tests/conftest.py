@@ -25,9 +25,9 @@ if QUICK and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist nobody asks
-def pytest_xdist_auto_num_workers() -> int | None:
-    """Half of what tests do is to wait, for processes to start and for limits to pass."""
-    return 2 * (os.cpu_count() or 1) if QUICK else None
+def pytest_xdist_auto_num_workers() -> int:
+    """Two workers per core: tests spend half of their time waiting, for processes to start and for limits to pass."""
+    return 2 * (os.cpu_count() or 1)
 
 
 def pytest_collection_finish() -> None:
