@@ -22,12 +22,12 @@ COMMANDS = {
     "serve": ("serve", "Run the gateway, over stdio or HTTP."),
     "tool": ("tool", "List, show and call tools."),
     "toolset": ("toolset", "Install, show, change and export toolsets."),
-    "upstream": ("upstream", "Put other MCP servers behind this one, and review what they offer."),
-    "workspace": ("workspace", "Look at a chat's files and their versions, and go back to any of them."),
+    "upstream": ("upstream", "Add other MCP servers, and review what they offer."),
+    "workspace": ("workspace", "Show a chat's files and versions, and restore any version."),
     "approval": ("approval", "Decide on calls that wait for a person, and revoke earlier decisions."),
     "call": ("call", "Look at the record of tool calls."),
-    "client": ("clients", "Put the gateway into an MCP client's settings."),
-    "doctor": ("doctor", "Check what works on this machine, and how to repair the rest."),
+    "client": ("clients", "Add the gateway to the settings of an MCP client."),
+    "doctor": ("doctor", "Check what works on this machine and how to fix the rest."),
 }
 
 

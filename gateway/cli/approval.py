@@ -80,13 +80,13 @@ def show(settings: Settings, approval_id: str, as_json: bool) -> None:
 @approval.command()
 @click.argument("approval_id", metavar="ID")
 @click.option("--for-chat", is_flag=True, help="Also later calls of this tool for the same reason in this chat.")
-@click.option("--always", is_flag=True, help="The same in every chat, until the tool changes.")
+@click.option("--always", is_flag=True, help="Also later calls in every chat, until the tool changes.")
 @as_json
 @settings_options
 def allow(settings: Settings, approval_id: str, for_chat: bool, always: bool, as_json: bool) -> None:
     """Allow a waiting call once. Its caller continues by itself, or calls again with the same arguments."""
     if for_chat and always:
-        raise click.UsageError("--for-chat and --always exclude each other")
+        raise click.UsageError("use either --for-chat or --always, not both")
     scope: Scope = "always" if always else "chat" if for_chat else "once"
     _print_decision(
         run_stored(settings, lambda gateway: approvals.allow(gateway, approval_id, person(), scope)), "allowed", as_json
@@ -108,7 +108,7 @@ def deny(settings: Settings, approval_id: str, as_json: bool) -> None:
 @as_json
 @settings_options
 def list_remembered(settings: Settings, as_json: bool) -> None:
-    """Decisions for longer than one call, which hold unless the tool has changed since."""
+    """Decisions that apply to later calls too, until the tool changes."""
     decisions = run_stored(settings, approvals.list_remembered)
     if as_json:
         print_json([decision.to_dict() for decision in decisions])
@@ -138,7 +138,7 @@ def revoke(settings: Settings, remembered_id: str, as_json: bool) -> None:
     if as_json:
         print_json(revoked.to_dict())
     else:
-        click.echo(f"{escape_text(revoked.tool_id)} is asked for again ({revoked.id})")
+        click.echo(f"{escape_text(revoked.tool_id)} asks for approval again ({revoked.id})")
 
 
 def _print_decision(record: ApprovalRecord, status: str, as_json: bool) -> None:

@@ -92,7 +92,7 @@ def install(
     backup = None if dry_run else write(file, before, after, datetime.now())
     click.echo(f"{'would have ' if dry_run else ''}{'replaced' if replaced else 'added'} {entry_name} in {file}")
     # The entry before is not shown: its environment may hold secrets.
-    kept = f"the file before is kept as {backup}" if backup else ""
+    kept = f"the previous file is saved as {backup}" if backup else ""
     click.echo(_lines(snippet.text, kept, snippet.note, "" if dry_run else CLIENTS[name].restart))
 
 

@@ -32,7 +32,7 @@ def settings_options(command: Command) -> Command:
             type=click.Path(path_type=Path, file_okay=False, exists=True),
             help="An existing folder to work in, instead of the chat's own.",
         ),
-        click.option("--chat", help="The chat of calls that name none."),
+        click.option("--chat", help="The chat for calls that do not name one."),
         click.option("--profile", help="A profile of the settings file."),
         click.option("--enable-tools/--no-enable-tools", default=None, help="All categories on, or all off."),
         click.option("--enable-tool-categories", metavar="A,B", help="Categories to turn on besides the default ones."),

@@ -60,7 +60,7 @@ def serve(
     logging.getLogger().setLevel(log_level.upper())
     if "http" in transports and not _is_loopback(host) and not allow_remote:
         raise Forbidden(
-            f"{host} is reachable by others and there is no authentication; listen on 127.0.0.1, or say --allow-remote "
+            f"{host} is reachable by others and there is no authentication; listen on 127.0.0.1, or use --allow-remote "
             "if a proxy in front of the gateway authenticates",
             code="REMOTE_REFUSED",
         )
@@ -134,18 +134,18 @@ def _is_loopback(host: str) -> bool:
 
 
 WAITING = """toolgate is waiting for an MCP client on stdin; a client normally starts it.
-  put it into one   toolgate client install claude-desktop   (or claude-code, cursor, vscode)
+  add it to one     toolgate client install claude-desktop   (or claude-code, cursor, vscode)
   see its tools     toolgate tool list
   call one          toolgate tool call write_file path=hello.txt content=hi
   serve over HTTP   toolgate serve --transport http
-Ctrl-C ends it."""
+Press Ctrl-C to stop it."""
 
 
 def _print_address(url: str, gateway: Gateway) -> None:
     _print(f"toolgate serves {len(gateway.catalog)} tools at {url}  (data in {gateway.settings.data_dir})")
     for snippet in make_snippets(serve_command(sys.executable), url):
         _print(f"\n{CLIENTS[snippet.client].title}, in {snippet.file}:\n  {json.dumps(snippet.config)}")
-    _print("\nCtrl-C ends it.")
+    _print("\nPress Ctrl-C to stop it.")
 
 
 def _print(text: str) -> None:

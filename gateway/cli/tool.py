@@ -92,7 +92,9 @@ def call(
     outcome = run(task)
     if isinstance(outcome.error, ConsentNeeded):
         reason = outcome.error.question.reason
-        outcome = Outcome(error=InputRequired(f"{reason}; nobody can be asked here, say --yes to agree", reason=reason))
+        outcome = Outcome(
+            error=InputRequired(f"{reason}; there is no terminal to ask on; use --yes to agree", reason=reason)
+        )
     if as_json:
         print_json(outcome.to_dict())
     elif outcome.error is None:

@@ -22,7 +22,7 @@ from gateway.secrets import KNOWN
 from gateway.text import visible
 from gateway.tools import Tool
 
-agree = click.option("--yes", is_flag=True, help="Agree to the MCP servers it brings, unseen.")
+agree = click.option("--yes", is_flag=True, help="Agree to its MCP servers without being asked.")
 
 
 @click.group()
@@ -50,7 +50,7 @@ def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: boo
         outcome = {"changed": installed.changed, "masked": installed.masked}
         print_json({**outcome, **info.to_dict(), "servers": servers})
         return
-    done = "installed" if installed.changed else "already installed, and the same"
+    done = "installed" if installed.changed else "already installed and unchanged"
     click.echo(f"{installed.id} {installed.spec.version} is {done}")
     _print_tools(info)
     _ask_about_servers(settings, info, yes, as_json)
@@ -96,7 +96,7 @@ def show(settings: Settings, toolset_id: str, as_json: bool) -> None:
 @click.option("-o", "--output", metavar="FILE", help="The ZIP file to write; '-' for the standard output.")
 @settings_options
 def export(settings: Settings, toolset_id: str, output: str | None) -> None:
-    """Pack a toolset as a ZIP to hand on. No secret value goes with it."""
+    """Export a toolset as a ZIP file, without secret values."""
     target = sys.stdout.buffer if output == "-" else Path(output) if output else None
     if written := run_admin(settings, lambda gateway: toolsets.export_toolset(gateway, toolset_id, target)):
         click.echo(str(written))
@@ -114,7 +114,7 @@ def enable(settings: Settings, toolset_id: str) -> None:
 @click.argument("toolset_id", metavar="ID")
 @settings_options
 def disable(settings: Settings, toolset_id: str) -> None:
-    """Keep a toolset, but offer none of its tools."""
+    """Turn a toolset off. It stays installed, but none of its tools are offered."""
     _switch(settings, toolset_id, False)
 
 
@@ -129,11 +129,11 @@ def allow(settings: Settings, toolset_id: str, yes: bool, as_json: bool) -> None
     waiting = bool(info.pending_servers)
     info = _ask_about_servers(settings, info, yes, as_json)
     if waiting and not yes and not can_ask():
-        raise InputRequired("nobody can be asked here; say --yes to agree to these servers", reason="new servers")
+        raise InputRequired("there is no terminal to ask on; use --yes to agree to these servers", reason="new servers")
     if as_json:
         print_json([server.to_dict() for server in info.servers])
     elif not waiting:
-        click.echo(f"no MCP server of {toolset_id} waits for you")
+        click.echo(f"no MCP server of {toolset_id} needs your consent")
 
 
 @toolset.command()
@@ -159,16 +159,16 @@ def uninstall(settings: Settings, toolset_id: str) -> None:
 @click.option("--name", "name_override", help="Another display name.")
 @click.option("--description", "description_override", help="Another description, which the model reads.")
 @click.option("--ask/--no-ask", "requires_confirmation", default=None, help="Ask a person before each call, or not.")
-@click.option("--enable/--disable", "enabled", default=None, help="Offer it, or not.")
+@click.option("--enable/--disable", "enabled", default=None, help="Turn the tool on or off.")
 @click.option("--reset", is_flag=True, help="Undo all changes.")
 @settings_options
 def override(settings: Settings, tool_id: str, reset: bool, **options: Any) -> None:
     """Change one tool for this gateway; new versions of the toolset keep the change."""
     changes = {key: value for key, value in options.items() if value is not None}
     if reset == bool(changes):
-        raise click.UsageError("say what to change, or --reset")
+        raise click.UsageError("use either --reset or at least one other option")
     run_admin(settings, lambda gateway: toolsets.override_tool(gateway, tool_id, changes))
-    click.echo(f"{tool_id} is {'as the toolset has it' if reset else 'changed'}")
+    click.echo(f"{tool_id} is {'reset' if reset else 'changed'}")
 
 
 @toolset.command()
@@ -196,7 +196,7 @@ def check(settings: Settings, source: str, as_json: bool) -> None:
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--id", "toolset_id", help="The toolset's id; by default made of the folder's name.")
 def new(directory: Path, toolset_id: str | None) -> None:
-    """Begin a toolset in a new folder: two tools, a page that shows a result, and tests."""
+    """Create a toolset in a new folder: two tools, a page that shows a result, and tests."""
     for path in toolsets.create_toolset(directory, toolset_id):
         click.echo(str(path))
     click.echo(f"\nNext: toolgate toolset check {directory}, then toolgate toolset install {directory}")
@@ -261,7 +261,7 @@ def _ask_about_servers(settings: Settings, info: ToolsetInfo, yes: bool, as_json
         info = _allow(settings, info.id, agreed, f"{person()}, --yes" if yes else person(), as_json)
     if info.pending_servers:
         names = ", ".join(server.id for server in info.pending_servers)
-        hint = f"held back, and neither started nor connected to: {names}; allow with: toolgate toolset allow {info.id}"
+        hint = f"held back, not started or connected: {names}; to allow them, run: toolgate toolset allow {info.id}"
         click.echo(hint, err=as_json)
     return info
 

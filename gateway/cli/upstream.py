@@ -45,14 +45,14 @@ class _TrailingCommand(click.Command):
 
 @click.group()
 def upstream() -> None:
-    """Put other MCP servers behind this one."""
+    """Add other MCP servers, and review what they offer."""
     # Each command itself prints why a server does not answer, on one line.
     logging.getLogger("gateway.sources.upstreams").setLevel(logging.ERROR)
 
 
 @upstream.command(cls=_TrailingCommand)
 @click.argument("name")
-@click.option("--url", help="The server's address, if it need not be started.")
+@click.option("--url", help="The URL of a server that already runs.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of every request to it.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable of the program's environment.")
 @click.option("--cwd", help="The folder the program starts in.")
@@ -69,11 +69,19 @@ def upstream() -> None:
     type=click.Choice(["trust", "hold", "off"]),
     help="Trust its first definitions, hold them for review, or do not pin any.",
 )
-@click.option("--sandbox", is_flag=True, help="Start the program in the sandbox, without files and network of yours.")
 @click.option(
-    "--sandbox-path", "paths", multiple=True, metavar="PATH[:rw]", help="A folder or file it may read there, or write."
+    "--sandbox", is_flag=True, help="Start the program in the sandbox, without access to your files or the network."
 )
-@click.option("--sandbox-host", "hosts", multiple=True, metavar="HOST", help="A host it may reach from there by HTTP.")
+@click.option(
+    "--sandbox-path",
+    "paths",
+    multiple=True,
+    metavar="PATH[:rw]",
+    help="A path that it may read in the sandbox, or write with ':rw'.",
+)
+@click.option(
+    "--sandbox-host", "hosts", multiple=True, metavar="HOST", help="A host that it may reach from the sandbox by HTTP."
+)
 @click.option("--no-test", is_flag=True, help="Do not connect to it now.")
 @as_json
 @settings_options
@@ -88,7 +96,7 @@ def add(settings: Settings, name: str, no_test: bool, as_json: bool, **options: 
         print_json({"name": name, "settings": server, "answer": result and result.to_dict()})
         return
     if isinstance(result, GatewayError):
-        click.echo(f"{name} is added; it wants a login, so now: toolgate upstream login {name}")
+        click.echo(f"{name} is added; it requires a login; run: toolgate upstream login {name}")
         return
     click.echo(f"{name} is added" + ("" if result else f"; try it with: toolgate upstream test {name}"))
     if result:
@@ -137,7 +145,7 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
         if key != "sandbox":  # shown above with its defaults
             click.echo(f"{key:10} {value}")
     for key, names, note in (
-        ("secrets", details.secrets, "kept, and never shown"),
+        ("secrets", details.secrets, "stored, never shown"),
         ("missing", info.missing, "not set"),
     ):
         if names:
@@ -182,7 +190,7 @@ def enable(settings: Settings, name: str) -> None:
 @click.argument("name")
 @settings_options
 def disable(settings: Settings, name: str) -> None:
-    """Keep a server, but do not connect to it."""
+    """Turn a server off. It stays configured, but is not connected."""
     _switch(settings, name, False)
 
 
@@ -198,29 +206,29 @@ def remove(settings: Settings, name: str) -> None:
 @upstream.command()
 @click.argument("name")
 @click.argument("variable")
-@click.option("--forget", is_flag=True, help="Forget the value instead.")
+@click.option("--forget", is_flag=True, help="Delete the stored value instead.")
 @settings_options
 def secret(settings: Settings, name: str, variable: str, forget: bool) -> None:
-    """Keep the value of a ${VARIABLE} for one server that was added by hand. It is asked for here, or read from
+    """Store the value of a ${VARIABLE} for one server that was added by hand. The value is asked for here, or read from
     the standard input, and used from the next connection on."""
     if forget:
         run_stored(settings, lambda gateway: upstreams.forget_secret(gateway, name, variable))
     else:
         run_stored(settings, lambda gateway: upstreams.keep_secret(gateway, name, variable, read_secret))
-    click.echo(f"{variable} is {'forgotten' if forget else 'kept'} for {name}")
+    click.echo(f"{variable} is {'deleted' if forget else 'stored'} for {name}")
 
 
 @upstream.command()
 @click.argument("name")
 @click.option("--scope", "scopes", multiple=True, help="Request this scope too, besides those you have.")
 @click.option("--no-browser", is_flag=True, help="Print the address only; open it in a browser on this machine.")
-@click.option("--port", type=click.IntRange(1, 65535), help="The port of the redirect, if it must be a certain one.")
+@click.option("--port", type=click.IntRange(1, 65535), help="The port of the redirect URI; by default a free one.")
 @as_json
 @settings_options
 def login(
     settings: Settings, name: str, scopes: tuple[str, ...], no_browser: bool, port: int | None, as_json: bool
 ) -> int:
-    """Log in to a server in your browser. The gateway, also one that runs now, then calls it in your name."""
+    """Log in to a server in your browser. Gateways, running ones too, then use this login."""
 
     def show_url(url: str) -> None:
         click.echo(f"Sign in to {name} here, within five minutes:\n\n  {url}\n", err=True)
@@ -246,9 +254,9 @@ def login(
 @click.argument("name")
 @settings_options
 def logout(settings: Settings, name: str) -> None:
-    """Forget the login to a server, and revoke its tokens if the server supports that."""
+    """Delete the login to a server, and revoke its tokens if the server supports that."""
     revoked = run_stored(settings, lambda gateway: upstreams.log_out(gateway, name))
-    click.echo(f"you are logged out of {name}" + ("" if revoked else "; its tokens are forgotten here, not revoked"))
+    click.echo(f"you are logged out of {name}" + ("" if revoked else "; its tokens were deleted here, but not revoked"))
 
 
 @upstream.command("import")
@@ -258,7 +266,7 @@ def logout(settings: Settings, name: str) -> None:
 @click.option(
     "--keep/--no-keep",
     default=None,
-    help="Keep the secrets of the file for these servers, or none; asked on a terminal, else none is kept.",
+    help="Store the file's secrets for these servers, or none. The default is to ask on a terminal, else none.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @as_json
@@ -275,7 +283,7 @@ def import_file(
     """Import the servers of another client's settings FILE, or of every client found on this machine.
 
     Secrets written out there are not stored with the servers: each becomes a ${VARIABLE} to set in the environment.
-    With --keep its value goes to a file only you can read, for that server alone.
+    With --keep its value is stored in a file that only you can read, for that server only.
     """
     found = find_servers(file, settings.workspace, names)
     keeps = _ask_keep(find_secrets(found), settings) if keep is None and not dry_run else bool(keep)
@@ -296,7 +304,7 @@ def import_file(
 @as_json
 @settings_options
 def review(settings: Settings, name: str | None, as_json: bool) -> None:
-    """Definitions that wait for you, of one server or of all, with their changes and what is suspicious."""
+    """Show the definitions that wait for review, of one server or of all, with changes and findings."""
     items = run_stored(settings, lambda gateway: upstream_review.list_waiting(gateway, name))
     if as_json:
         print_json([item.to_dict() for item in items])
@@ -304,7 +312,7 @@ def review(settings: Settings, name: str | None, as_json: bool) -> None:
     for item in items:
         _print_item(item)
     if not items:
-        click.echo("nothing waits")
+        click.echo("nothing to review")
     for server in dict.fromkeys(item.server for item in items):
         subjects = [shlex.quote(visible(item.exact_subject)) for item in items if item.server == server]
         click.echo(f"toolgate upstream accept {server} {' '.join(subjects)}")
@@ -316,7 +324,7 @@ def _decision_options(command: Callable[..., None]) -> Callable[..., None]:
         settings_options,
         as_json,
         click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--all", "everything", is_flag=True, help="All that waits of this server."),
+        click.option("--all", "everything", is_flag=True, help="All definitions of this server that wait."),
         click.argument("subjects", nargs=-1, metavar="[KIND:NAME[@DIGEST]]..."),
         click.argument("server"),
     ):
@@ -349,7 +357,7 @@ def _decide(
     as_json: bool,
 ) -> None:
     if everything == bool(subjects):
-        raise click.UsageError("name what to decide on as KIND:NAME, or say --all")
+        raise click.UsageError("name what to decide on as KIND:NAME, or use --all")
     if verb == "reject":
         items = run_stored(settings, lambda gateway: upstream_review.reject(gateway, server, subjects, _BY))
     else:
@@ -362,7 +370,7 @@ def _decide(
     for item in items:
         click.echo(f"{server}: {visible(item.subject)} is {verb}ed")
     if not items:
-        click.echo("nothing waits")
+        click.echo("nothing to review")
 
 
 def _confirm(items: Sequence[ReviewItem], yes: bool) -> None:
@@ -371,7 +379,7 @@ def _confirm(items: Sequence[ReviewItem], yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InputRequired(
-            "nobody has looked at it: name it with the @DIGEST that `toolgate upstream review` prints, or say --yes"
+            "nobody has reviewed it: add the @DIGEST that `toolgate upstream review` prints, or use --yes"
         )
     for item in items:
         _print_item(item)
@@ -417,7 +425,7 @@ def _parse_pair(text: str, key: str) -> tuple[str, str]:
 def read_secret(variable: str) -> str:
     """Ask for a value without echo, or read it from the standard input where that is no terminal."""
     if sys.stdin.isatty():
-        question = f"{variable} (kept for this server alone)"
+        question = f"{variable} (stored for this server only)"
         return str(click.prompt(question, hide_input=True, err=True, default="", show_default=False))
     value = sys.stdin.read(64 * 1024).removesuffix("\n").removesuffix("\r")
     if not value:
@@ -445,7 +453,7 @@ def _print_probe(result: ProbeResult) -> None:
     for problem in result.problems:
         click.echo(f"note: {problem}")
     if result.waiting:
-        click.echo(f"{result.waiting} waiting for you; look with: toolgate upstream review {result.name}")
+        click.echo(f"{result.waiting} waiting for review; see: toolgate upstream review {result.name}")
 
 
 def _print_tools(tools: Sequence[ToolStatus]) -> None:
@@ -472,7 +480,7 @@ def _ask_keep(variables: Sequence[str], settings: Settings) -> bool:
     """Ask whether to keep secrets, if there are any and there is a terminal."""
     if not variables or not sys.stdin.isatty():
         return False
-    question = f"Keep the values of {', '.join(variables)} in {secrets_file(settings)}, which only you can read?"
+    question = f"Store the values of {', '.join(variables)} in {secrets_file(settings)}, which only you can read?"
     return click.confirm(question, err=True)
 
 
@@ -482,21 +490,21 @@ def _import_hints(results: Sequence[ImportResult], settings: Settings, keep: boo
     kept = [f"{result.name}: {', '.join(result.variables)}" for result in imported if result.variables]
     if keep and kept:
         file = secrets_file(settings)
-        yield f"\n{'would keep' if dry_run else 'kept'} in {file}, which only you can read:"
+        yield f"\n{'would be stored' if dry_run else 'stored'} in {file}, which only you can read:"
         yield from (f"  {line}" for line in kept)
     missing = [(result, variable) for result in imported for variable in result.missing]
     if missing:
-        yield "\nnot set yet; set them in the gateway's environment, import with --keep, or keep one for its server:"
+        yield "\nnot set yet; set them in the gateway's environment, import with --keep, or store each for its server:"
     for result, variable in missing:
         question = (result.questions or {}).get(variable)
         comment = f"   # {visible(' '.join(question.split()))}" if question else ""
         yield f"  toolgate upstream secret {result.name} {variable}{comment}"
     if imported and not dry_run:
-        yield "\ntry them with: toolgate upstream test; then remove them from the client, which would see them twice"
+        yield "\ntest them with: toolgate upstream test; then remove them from the client, or their tools appear twice"
 
 
 def _print_item(item: ReviewItem) -> None:
-    change = "is new" if item.is_new else "is no longer what was accepted"
+    change = "is new" if item.is_new else "differs from the accepted definition"
     click.echo(f"{item.server}: {visible(item.exact_subject)} {change}")
     for finding in item.findings:
         place = finding.where or "/"

@@ -24,19 +24,19 @@ from gateway.gateway import Gateway
 if TYPE_CHECKING:
     from gateway.workspace.history import Version
 
-_manifest = click.option("--manifest", metavar="ID", help="As it was in this version.")
+_manifest = click.option("--manifest", metavar="ID", help="Use this version instead of the current files.")
 _agree = click.option("--yes", is_flag=True, help="Do not ask before files change.")
 
 
 @click.group()
 def workspace() -> None:
-    """Look at a chat's files and their versions, and go back to any of them."""
+    """Show a chat's files and versions, and restore any version."""
 
 
 @workspace.command()
 @click.argument("path", default=".")
 @_manifest
-@click.option("-r", "--recursive", is_flag=True, help="Also what is in directories.")
+@click.option("-r", "--recursive", is_flag=True, help="Also list the contents of directories.")
 @as_json
 @settings_options
 def ls(settings: Settings, path: str, manifest: str | None, recursive: bool, as_json: bool) -> None:
@@ -90,7 +90,7 @@ def diff_command(settings: Settings, from_: str | None, to: str | None, paths: t
         return
     _print_diff(difference.text)
     if difference.truncated:
-        click.echo("… cut here; name files with --path to see the rest", err=True)
+        click.echo("… truncated; use --path to see the rest", err=True)
 
 
 @workspace.command()
@@ -99,7 +99,7 @@ def diff_command(settings: Settings, from_: str | None, to: str | None, paths: t
 @as_json
 @settings_options
 def checkout(settings: Settings, manifest: str, yes: bool, as_json: bool) -> None:
-    """Restore a version's files; later changes go on from there. Nothing is lost: see `log`."""
+    """Restore a version's files; later changes continue from there. Nothing is lost: see `log`."""
     _print_checkout(_run(settings, lambda files: files.checkout(manifest, None if yes else _confirm)), as_json)
 
 
@@ -108,7 +108,7 @@ def checkout(settings: Settings, manifest: str, yes: bool, as_json: bool) -> Non
 @as_json
 @settings_options
 def undo(settings: Settings, yes: bool, as_json: bool) -> None:
-    """Go back to the version before; again for the one before that. Edits by hand are undone first."""
+    """Restore the previous version; repeat to go back further. Edits by hand are undone first."""
     _print_checkout(_run(settings, lambda files: files.undo(None if yes else _confirm)), as_json)
 
 
@@ -135,8 +135,8 @@ def _run(settings: Settings, action: Callable[[ChatWorkspace], Awaitable[Result]
 def _confirm(summary: str) -> None:
     if not sys.stdin.isatty():
         reason = f"this would change files: {summary}"
-        raise InputRequired(f"{reason}; say --yes to agree", reason=reason)
-    click.confirm(f"This changes files: {summary}. Go on?", abort=True, err=True)
+        raise InputRequired(f"{reason}; use --yes to agree", reason=reason)
+    click.confirm(f"This changes files: {summary}. Continue?", abort=True, err=True)
 
 
 def _print_checkout(result: CheckoutResult, as_json: bool) -> None:
@@ -150,7 +150,7 @@ def _print_checkout(result: CheckoutResult, as_json: bool) -> None:
 
 
 def _describe(manifest: str | None) -> str:
-    return f"version {short_id(manifest)}" if manifest else "the beginning, with no files"
+    return f"version {short_id(manifest)}" if manifest else "the initial state (no files)"
 
 
 def _print_version(version: Version) -> None:

@@ -71,7 +71,7 @@ def test_remembered_approvals_are_listed_and_revoked(tmp_path: Path, waiting: di
     [kept] = json.loads(run(tmp_path, "remembered", "--json"))
     assert (kept["tool_id"], kept["chat_id"]) == ("delete_file", None)
     assert "every chat" in run(tmp_path, "remembered")
-    assert run(tmp_path, "revoke", kept["id"]).startswith("delete_file is asked for again")
+    assert run(tmp_path, "revoke", kept["id"]).startswith("delete_file asks for approval again")
     assert json.loads(run(tmp_path, "remembered", "--json")) == []
 
 
@@ -118,5 +118,5 @@ def test_without_a_terminal_the_fix_is_named(tmp_path: Path) -> None:
     CliRunner().invoke(toolgate, ["tool", "call", "write_file", "path=a", "content=b", "--data-dir", str(tmp_path)])
     refused = CliRunner().invoke(toolgate, ["tool", "call", "delete_file", "path=a", "--data-dir", str(tmp_path)])
     assert str(refused.exception) == (
-        "CONFIRMATION_REQUIRED: delete_file always asks first; nobody can be asked here, say --yes to agree"
+        "CONFIRMATION_REQUIRED: delete_file always asks first; there is no terminal to ask on; use --yes to agree"
     )

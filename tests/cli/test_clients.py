@@ -448,7 +448,7 @@ def test_install_adds_the_entry_and_tells_what_it_did(run: Run, tmp_path: Path) 
     assert written["numStartups"] == 41
     assert written["mcpServers"]["toolgate"]["args"][-2:] == ["--chat", "demo"]
     assert f"added toolgate in {file}" in result.output
-    assert f"the file before is kept as {backup}" in result.output
+    assert f"the previous file is saved as {backup}" in result.output
     assert CLIENTS["claude-code"].restart in result.output
 
 
@@ -465,7 +465,7 @@ def test_install_over_a_different_entry_shows_the_old_one(run: Run, tmp_path: Pa
     file = tmp_path / "mcp.json"
     file.write_text('{"servers": {"toolgate": {"command": "old"}, "time": {}}}')
     output = run("install", "vscode", "--file", str(file), "--url", URL).output
-    assert "the file before is kept as" in output
+    assert "the previous file is saved as" in output
     assert json.loads(file.read_text()) == {"servers": {"toolgate": {"type": "http", "url": URL}, "time": {}}}
 
 

@@ -125,7 +125,7 @@ def test_a_toolsets_server_is_started_by_no_command_before_consent(marks: Marks)
     assert f"{sys.executable} -S -E server.py first" in installed
     assert "WHERE='${HOME}'" in installed
     assert "WARNING: outside the sandbox, with all rights of your account" in installed
-    assert "held back, and neither started nor connected to: marker" in installed
+    assert "held back, not started or connected: marker" in installed
     assert "toolgate toolset allow marks" in installed
     assert json.loads(invoke(marks, "tool call marks__say text=hi")) == {"said": "hi"}
     look_around(marks)
@@ -136,7 +136,7 @@ def test_a_toolsets_server_is_started_by_no_command_before_consent(marks: Marks)
     invoke(marks, "upstream test marker", refused="toolset allow marks")
     invoke(marks, "upstream add marker -- true", refused="a toolset brings an upstream 'marker'")
     invoke(marks, "tool call marker__who", refused="UNKNOWN_TOOL")
-    invoke(marks, "toolset allow marks", refused="say --yes")
+    invoke(marks, "toolset allow marks", refused="use --yes")
     assert "1 problem with tools; 'toolgate doctor' lists them" in marks.toolgate("tool", "list").stderr
     assert marks.starts == 0
 
@@ -177,7 +177,7 @@ def test_the_question_is_asked_at_a_terminal_and_again_after_each_change(marks: 
         assert "marker is allowed; 1 tools" in terminal.finish()
     assert marks.starts == 1
     with at_terminal(marks, "toolset", "install", "marks") as terminal:
-        assert "the same" in terminal.finish()
+        assert "unchanged" in terminal.finish()
     for code in ("", "# another\n"):  # first the arguments change, then the program alone
         marks.write(argument="second", code=code, tools=False)
         before = marks.starts

@@ -61,7 +61,7 @@ def test_a_toolsets_whole_life(toolgate: Run, tmp_path: Path) -> None:
     assert "lab 1.2.0 is installed" in installed
     assert "set in the environment: DOCS_AUTHORIZATION" in installed
     assert "not set in the environment: LAB_TOKEN" in installed
-    assert "the same" in toolgate("toolset", "install", "lab").stdout
+    assert "unchanged" in toolgate("toolset", "install", "lab").stdout
     [shown] = json.loads(toolgate("toolset", "list", "--json").stdout)
     assert (shown["id"], shown["live"], shown["source_ref"]) == ("lab", True, str(folder))
     assert [tool["requires_confirmation"] for tool in shown["tools"]] == [True]

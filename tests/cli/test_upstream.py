@@ -435,10 +435,10 @@ def test_a_projects_file_knows_its_folder(run: Run, home: Path) -> None:
 
 def test_what_changed_waits_until_exactly_that_is_accepted(run: Run, home: Path) -> None:
     run("add", "lab", "--", *program(home))
-    assert run("review") == "nothing waits\n"
+    assert run("review") == "nothing to review\n"
     says(home, [{"name": "weigh", "description": "Weigh it twice."}, TOOLS[1]])
     tried = run("test", "lab")
-    assert "1 waiting for you; look with: toolgate upstream review lab" in tried
+    assert "1 waiting for review; see: toolgate upstream review lab" in tried
     assert run("list").splitlines()[1].split()[3:6] == ["1", "of", "2"]
 
     [waiting] = run("review", "lab", "--json")
@@ -467,7 +467,7 @@ def test_what_is_rejected_stays_away_until_it_is_accepted(run: Run, home: Path) 
     run("accept", "lab", "--all", "--yes")
     assert run("reject", "lab", "tool:weigh") == "lab: tool:weigh is rejected\n"
     assert [tool["state"] for tool in run("test", "lab", "--json")["tools"]] == ["rejected", "offered"]
-    assert run("review") == "nothing waits\n"
+    assert run("review") == "nothing to review\n"
     [accepted] = run("accept", "lab", "tool:weigh", "--yes", "--json")
     assert accepted["name"] == "weigh"
     assert [tool["state"] for tool in run("test", "lab", "--json")["tools"]] == ["offered", "offered"]

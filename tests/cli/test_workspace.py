@@ -98,7 +98,7 @@ def test_undo_goes_back_version_by_version_and_says_the_way_forward(tmp_path: Pa
     status, printed, _ = run("undo", "--yes")
     assert f"to go back: toolgate workspace checkout {second[:18]}\n" in printed
     assert os.listdir(folder) == ["a.txt"]
-    assert run("undo", "--yes")[1].startswith("The files are at the beginning, with no files now: 1 deleted (a.txt).")
+    assert run("undo", "--yes")[1].startswith("The files are at the initial state (no files) now: 1 deleted (a.txt).")
     assert os.listdir(folder) == []
     assert run("undo", "--yes") == (
         1,
