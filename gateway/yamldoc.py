@@ -74,10 +74,10 @@ class YamlDocument:
         return line
 
     def add_key(self, place: Place, line: int) -> None:
-        """Store the line of a key; a key that is there twice is refused, since one of the two would be lost."""
+        """Store the line of a key; a key that occurs twice is refused, since one of the two would be lost."""
         if place in self.lines:
             key = join_place(place)[:_KEY_SHOWN]
-            raise self.refusal(f"{key!r} is there twice (first in line {self.lines[place]})", line=line)
+            raise self.refusal(f"{key!r} occurs twice (first in line {self.lines[place]})", line=line)
         self.lines[place] = line
 
 
@@ -111,9 +111,9 @@ def _refuse_malformed(content: bytes, document: YamlDocument) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise document.refusal(f"this is not YAML: {problem}", line=mark.line + 1 if mark else None) from None
+        raise document.refusal(f"invalid YAML: {problem}", line=mark.line + 1 if mark else None) from None
     except yaml.YAMLError as error:
-        raise document.refusal(f"this is not YAML: {' '.join(str(error).split())[:200]}") from None
+        raise document.refusal(f"invalid YAML: {' '.join(str(error).split())[:200]}") from None
 
 
 def write(value: Any) -> str:
@@ -168,7 +168,7 @@ class _PlainReader:
         if not isinstance(start, yaml.DocumentStartEvent):
             return None
         if start.tags:
-            self._refuse("%TAG is not taken here", start)
+            self._refuse("%TAG is not supported", start)
         value = self._node(next(self._events), (), 0)
         next(self._events)
         if not isinstance(second := next(self._events), yaml.StreamEndEvent):
@@ -191,9 +191,9 @@ class _PlainReader:
         if depth > DEPTH_LIMIT:
             self._refuse(f"this is nested deeper than {DEPTH_LIMIT} levels", event)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            self._refuse("anchors (&) and aliases (*) are not taken; write the value out", event)
+            self._refuse("anchors (&) and aliases (*) are not supported; write the value out", event)
         if getattr(event, "tag", None):
-            self._refuse(f"the tag {event.tag[:80]!r} is not taken; put text in quotes", event)  # type: ignore[attr-defined]
+            self._refuse(f"the tag {event.tag[:80]!r} is not supported; put text in quotes", event)  # type: ignore[attr-defined]
 
     def _mapping(self, place: Place, depth: int) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class _PlainReader:
         self._check(event, depth)
         key = self._scalar(event) if isinstance(event, yaml.ScalarEvent) else event
         if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and event.value == "<<":
-            self._refuse("merge keys (<<) are not taken; write the keys out", event)
+            self._refuse("merge keys (<<) are not supported; write the keys out", event)
         if not isinstance(key, str):
             self._refuse("a key must be text; put it in quotes", event)
         if len(key) > KEY_LIMIT:
@@ -224,7 +224,7 @@ class _PlainReader:
 
     def _scalar(self, event: yaml.ScalarEvent) -> Any:
         if any("\ud800" <= character <= "\udfff" for character in event.value):
-            self._refuse("this text has half a surrogate pair in it", event)
+            self._refuse("this text contains an unpaired surrogate", event)
         if not event.implicit[0]:
             return event.value
         value = _plain_value(event.value)
@@ -318,7 +318,7 @@ def _convert(document: YamlDocument, model: type[BaseModel], error: ErrorDetails
         return document.refusal(error["msg"], place)
     key, keys = str(place[-1]), _keys(model, error["loc"][:-1])
     if key in keys:
-        return document.refusal(f"this key is there twice, once as {to_camel(key)!r}", place)
+        return document.refusal(f"this key occurs twice, once as {to_camel(key)!r}", place)
     return document.refusal(f"unknown key{did_you_mean(key, keys)}", place)
 
 

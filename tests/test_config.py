@@ -70,10 +70,10 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("extensions:\n- use: a:B\n- use: a:C\n  prio: 1", "line 4: 'extensions.1.prio': unknown key"),
         ("web: {search: {providr: x}}", "line 1: 'web.search.providr': unknown key; did you mean 'provider'?"),
         ("approval: {mode: nevr}", "line 1: 'approval.mode': Input should be 'never', 'unsafe_only' or 'always'"),
-        ("data_dir: a\ndata_dir: b", "line 2: 'data_dir' is there twice (first in line 1)"),
+        ("data_dir: a\ndata_dir: b", "line 2: 'data_dir' occurs twice (first in line 1)"),
         ("extensions: [{use: os.system}]", "line 1: 'extensions.0.use'"),
         ("extensions: [{use: 'a:B', priority: 10}]", "line 1: 'extensions.0.priority'"),
-        ("a: [", "line 2: this is not YAML: while parsing a flow node"),
+        ("a: [", "line 2: invalid YAML: while parsing a flow node"),
         ("- a", "keys and values"),
     ],
 )
@@ -150,11 +150,11 @@ def test_a_file_that_is_only_found_is_not_in_the_hands_of_the_tools_it_governs(
     assert config.read(None, {"workspace": tmp_path / "deeper"}).chat == "found"
     (tmp_path / "link").symlink_to(tmp_path)
     for workspace in (tmp_path, tmp_path / "link", Path()):
-        with pytest.raises(Invalid, match="lies in the workspace") as refused:
+        with pytest.raises(Invalid, match="is in the workspace") as refused:
             config.read(None, {"workspace": workspace})
         assert refused.value.code == "UNTRUSTED_CONFIG"
     path.write_text("chat: found\nworkspace: .\n")
-    with pytest.raises(Invalid, match="say --config"):
+    with pytest.raises(Invalid, match="use --config"):
         config.read()
     assert config.read(path).chat == "found"  # who names it means it
 

@@ -106,7 +106,7 @@ def make_snippets(
 def serve_command(python: str, arguments: Sequence[str] = ()) -> list[str]:
     """The command that starts this gateway, by absolute path: desktop applications lack the shell's PATH."""
     if not_text := [argument for argument in arguments if re.search("[\ud800-\udfff]", argument)]:
-        raise Invalid(f"{not_text[0]!r} is not UTF-8 and cannot stand in a client's file")
+        raise Invalid(f"{not_text[0]!r} is not UTF-8 and cannot be written to a client's file")
     interpreter = Path(python).absolute()
     scripts = [interpreter.with_name(name) for name in ("toolgate", "toolgate.exe")]
     script = next(([str(path)] for path in scripts if path.is_file()), None)
@@ -160,7 +160,7 @@ def merge(file: Path, before: bytes | None, snippet: Snippet) -> tuple[bytes, st
         text, replaced = _put(text, key, snippet.name, snippet.entry)
     except Invalid as refusal:
         entry = json.dumps({snippet.name: snippet.entry}, ensure_ascii=False)[1:-1]
-        hint = f'the file was left as it is. Put this into its "{key}" by hand: {entry}'
+        hint = f'the file was not changed. Add this to its "{key}" by hand: {entry}'
         raise Invalid(f"{file}: {refusal.message}; {hint}", **refusal.details) from None
     return text.encode(), replaced
 
@@ -185,7 +185,7 @@ def write(file: Path, before: bytes | None, after: bytes, now: datetime) -> Path
         temporary = create_file(target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp"), after, mode)
         undo.callback(temporary.unlink)
         if read(target) != before:
-            raise Conflict(f"{file} was changed by another program meanwhile and was left as it is; try again")
+            raise Conflict(f"{file} was changed by another program at the same time and was not written; try again")
         temporary.replace(target)
         undo.pop_all()
         return backup

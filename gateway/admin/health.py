@@ -105,10 +105,10 @@ def check_clients() -> Iterator[HealthCheck]:
 def _check_versions() -> Iterator[HealthCheck]:
     yield HealthCheck("toolgate", "ok", f"{__version__} on Python {sys.version.split()[0]}, {sys.platform}")
     fixed = sqlite3.sqlite_version_info >= _WAL_RESET_FIXED
-    note = "" if fixed else ", kept safe from its WAL-reset fault by one lock around writes"
+    note = "" if fixed else "; a lock around writes avoids its WAL-reset bug"
     yield HealthCheck("sqlite", "ok", f"{sqlite3.sqlite_version}{note}")
-    guard = "openat2" if isinstance(choose_opener(), Openat2) else "a walk that follows no link"
-    yield HealthCheck("paths", "ok", f"workspaces are guarded by {guard}")
+    guard = "openat2" if isinstance(choose_opener(), Openat2) else "a path walk that follows no symbolic links"
+    yield HealthCheck("paths", "ok", f"workspace paths are checked with {guard}")
     if shutil.which("rg"):
         yield HealthCheck("search", "ok", "search_code uses ripgrep")
     else:
@@ -133,7 +133,7 @@ async def _check_sandbox(settings: Settings) -> list[HealthCheck]:
 
 def _check_monty(settings: Settings) -> Iterator[HealthCheck]:
     if is_installed() and not settings.sandbox.allow_unsandboxed:
-        yield HealthCheck("sandbox", "note", "monty stands in for run_code: a part of Python, no packages and no bash")
+        yield HealthCheck("sandbox", "note", "run_code uses monty: a subset of Python, without packages and bash")
 
 
 def _check_network(settings: Settings, sandbox: str) -> Iterator[HealthCheck]:
@@ -152,7 +152,7 @@ def _check_network(settings: Settings, sandbox: str) -> Iterator[HealthCheck]:
 
 def _check_files(settings: Settings) -> Iterator[HealthCheck]:
     file = config.find()
-    yield HealthCheck("settings", "ok", str(file.resolve()) if file else "no toolgate.yaml; the defaults hold")
+    yield HealthCheck("settings", "ok", str(file.resolve()) if file else "no toolgate.yaml; the defaults apply")
     directory = settings.data_dir
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -163,30 +163,31 @@ def _check_files(settings: Settings) -> Iterator[HealthCheck]:
         return
     free = shutil.disk_usage(directory).free // 2**20
     low = free < _LOW_SPACE_MEBIBYTES
-    yield HealthCheck("data", "fail" if low else "ok", f"{directory}, {free} MiB free" + ("; make room" if low else ""))
+    advice = "; free some space" if low else ""
+    yield HealthCheck("data", "fail" if low else "ok", f"{directory}, {free} MiB free{advice}")
     if directory.stat().st_mode & 0o077:
-        yield HealthCheck("data", "note", f"others can look into {directory}; chmod 700 prevents that")
+        yield HealthCheck("data", "note", f"other users can read {directory}; chmod 700 prevents that")
 
 
 async def _check_unstarted(setup: UpstreamSetup, spec: Spec) -> HealthCheck:
     memory = await setup.gateway.upstreams.store.recall(spec.name)
-    advice = f"to ask it now: toolgate upstream test {spec.name}"
+    advice = f"to connect now: toolgate upstream test {spec.name}"
     if memory.error is not None:
         reason = visible(memory.error)
         return HealthCheck("upstream", "fail", f"{spec.name} of {spec.origin} did not answer: {reason}; {advice}")
-    seen = f"{len(memory.tools or ())} tools when it last answered" if memory.seen_at else "never asked"
+    seen = f"{len(memory.tools or ())} tools when it last answered" if memory.seen_at else "never connected"
     return HealthCheck("upstream", "ok", f"{spec.name} of {spec.origin} is not started here; {seen}; {advice}")
 
 
 def _check_probe(name: str, result: ProbeResult | GatewayError) -> Iterator[HealthCheck]:
     if isinstance(result, GatewayError):
-        yield HealthCheck("upstream", "fail", f"{result.message}; once that is repaired: toolgate upstream test {name}")
+        yield HealthCheck("upstream", "fail", f"{result.message}; fix that, then run: toolgate upstream test {name}")
         return
     offered = sum(tool.state == "offered" for tool in result.tools)
     message = f"{name} answers ({result.title}, protocol {result.era}); {offered} of {len(result.tools)} tools on"
     yield HealthCheck("upstream", "ok", message)
     if result.waiting:
-        advice = f"{result.waiting} of {name} waiting for you: toolgate upstream review {name}"
+        advice = f"{result.waiting} of {name} waiting for review; see: toolgate upstream review {name}"
         yield HealthCheck("upstream", "note", advice)
 
 

@@ -76,7 +76,8 @@ class ToolsetInfo:
         """Things a person must still do before the toolset works."""
         installed = self.installed
         if installed.masked:
-            yield f"values written in toolset.yaml were not kept; set in the environment: {', '.join(installed.masked)}"
+            names = ", ".join(installed.masked)
+            yield f"secret values in toolset.yaml were not stored; set in the environment: {names}"
         variables = installed.spec.variables() - {*installed.masked}
         if missing := sorted(name for name in variables if name not in os.environ):
             yield f"not set in the environment: {', '.join(missing)}"

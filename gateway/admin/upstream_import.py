@@ -122,7 +122,7 @@ def _describe(found: FoundServer, server: Candidate, outcome: str, keep: bool) -
         server.name,
         found.place,
         outcome,
-        reason="" if server.settings.get("enabled", True) else "it is off there, and here",
+        reason="" if server.settings.get("enabled", True) else "it is off in the client, so it is off here too",
         settings=server.settings,
         variables=sorted(server.values),
         missing=known.missing(os.environ),
@@ -136,7 +136,8 @@ def _require_new(imported: Mapping[str, FoundServer], found: FoundServer) -> Non
     if earlier is None or isinstance(earlier.server, Skipped) or isinstance(server, Skipped):
         return
     same = (dict(earlier.server.settings), dict(earlier.server.values)) == (dict(server.settings), dict(server.values))
-    raise Invalid(f"{'the same' if same else 'another of that name'} came from {earlier.place}")
+    which = "the same server" if same else "another server with this name"
+    raise Invalid(f"{which} was already found in {earlier.place}")
 
 
 def _replaces(setup: UpstreamSetup, server: Candidate, replace: bool) -> bool:
@@ -144,7 +145,7 @@ def _replaces(setup: UpstreamSetup, server: Candidate, replace: bool) -> bool:
     known = setup.specs.get(server.name)
     if known is not None and known.origin == ADDED:
         if not replace:
-            raise Invalid("there is one of that name; --replace replaces it with this one")
+            raise Invalid("a server with this name already exists; use --replace to replace it")
         return True
     setup.require_free(server.name)
     return False

@@ -131,12 +131,12 @@ async def _find_item(pins: Pins, known: dict[str, Pin], subject: str, verb: str)
         digests = [digest for digest in digests if digest.startswith(exact["digest"])]
     if exact and not digests:
         raise Conflict(
-            f"{visible(name)} has changed since you looked at it; look again with: toolgate upstream review "
+            f"{visible(name)} changed after you reviewed it; review it again with: toolgate upstream review "
             f"{pin.server}",
             code="DEFINITION_CHANGED",
         )
     if not digests:
-        raise Invalid(f"{visible(name)} is accepted already; nothing of it waits", code="NOTHING_WAITS")
+        raise Invalid(f"{visible(name)} is already accepted; there is nothing to decide", code="NOTHING_WAITS")
     return ReviewItem(texts, digests[0])
 
 

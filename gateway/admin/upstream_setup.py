@@ -236,7 +236,7 @@ def require_variables(setup: UpstreamSetup, spec: Spec) -> None:
     """Refuse to start a server whose variables are not all set."""
     if names := missing(spec.settings.model_dump(), setup.environment(spec)):
         raise Invalid(
-            f"{spec.name} needs {', '.join(names)}: set it in the environment, or keep a value with: "
+            f"{spec.name} needs {', '.join(names)}: set it in the environment, or store a value with: "
             f"toolgate upstream secret {spec.name} {names[0]}",
             code="MISSING_VARIABLE",
         )
@@ -300,7 +300,7 @@ def _find_suspicious(definitions: Mapping[Key, Definition]) -> dict[Key, list[Fi
 
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return f"it did not list what it has within {LIST_SECONDS:g} seconds"
+        return f"it did not list its definitions within {LIST_SECONDS:g} seconds"
     return error.message if isinstance(error, GatewayError) else str(error)
 
 
@@ -311,5 +311,5 @@ def _no_answer(spec: Spec, error: Exception) -> Unavailable:
     stderr = KNOWN.mask(" / ".join(line.strip() for line in lines))[-_STDERR_CHARACTERS:]
     code = error.code if isinstance(error, GatewayError) else "UPSTREAM_UNAVAILABLE"
     login = {"login": spec.name} if isinstance(error, Unauthorized) and "login" in error.details else {}
-    message = f"{spec.name} does not answer: {_reason(error)}" + (f"; it said: {stderr}" if stderr else "")
+    message = f"{spec.name} does not answer: {_reason(error)}" + (f"; stderr: {stderr}" if stderr else "")
     return Unavailable(visible(message), code=code, **login)

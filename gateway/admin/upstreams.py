@@ -222,7 +222,7 @@ async def log_out(gateway: Gateway, name: str) -> bool:
     account = (await load_setup(gateway)).account(name)
     revoked = await sign_out(account, name, gateway.upstreams.logins)
     if account is not None and not account.unattended:
-        await gateway.upstreams.store.record_failure(name, f"nobody is logged in: {account.remedy}")
+        await gateway.upstreams.store.record_failure(name, f"you are not logged in: {account.remedy}")
     return revoked
 
 
@@ -285,7 +285,7 @@ def _check_settings(name: str, settings: Mapping[str, Any]) -> UpstreamSettings:
             raise
         raise Invalid(
             f"{refusal.message}, in single quotes so that the shell leaves it alone; you are then asked for the value, "
-            f"or keep it later with: toolgate upstream secret {name} VARIABLE",
+            f"or store it later with: toolgate upstream secret {name} VARIABLE",
             code=refusal.code,
             **refusal.details,
         ) from None
@@ -307,7 +307,7 @@ def _explain_not_added(refusal: GatewayError) -> GatewayError:
     if isinstance(refusal, Conflict):
         return refusal
     lacks_variable = refusal.code == "MISSING_VARIABLE"
-    fix = "nothing was added" + ("; for that, say --no-test first" if lacks_variable else " (--no-test adds it anyway)")
+    fix = "nothing was added" + ("; use --no-test to add it first" if lacks_variable else " (--no-test adds it anyway)")
     kind = Unavailable if isinstance(refusal, Unavailable) else Invalid
     return kind(f"{refusal.message}; {fix}", code=refusal.code)
 

@@ -343,7 +343,7 @@ class ApprovalFlow:
         log.warning("call %s of %s: its request state is refused: %s", call.id, call.name[:100], why)
         # The same message for every reason, so that trying states reveals nothing.
         refusal = Invalid(
-            "no call of yours waits under this request state: it was answered before, it expired, or it belongs to "
+            "no pending call has this request state: it was answered before, it expired, or it belongs to "
             "another call; call again without it",
             code="INVALID_STATE",
         )

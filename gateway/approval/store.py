@@ -109,7 +109,7 @@ class ApprovalStore:
         record = await self._get_queued(approval_id)
         if scope != "once" and not record.remember:
             raise Invalid(
-                f"{record.tool_id} must be asked about each time, by rule; allow it once instead", code="ONCE_ONLY"
+                f"{record.tool_id} needs consent for each call, by a rule; allow it once instead", code="ONCE_ONLY"
             )
         if not await self.records.decide(record, "allowed", by, scope=scope, lasting=self.settings.timeout):
             raise await self._not_waiting_error(record)
@@ -166,7 +166,7 @@ class ApprovalStore:
         await self.records.sweep()
         current = await self.records.get(record.id)
         by = f" by {current.decided_by}" if current.decided_by else ""
-        return Conflict(f"approval {current.id} no longer waits: it is {current.status}{by}", code="NOT_WAITING")
+        return Conflict(f"approval {current.id} is no longer pending: it is {current.status}{by}", code="NOT_WAITING")
 
 
 def add_consent(
@@ -206,7 +206,7 @@ async def run_approved(call_tool: Proceed, call: Call, sent: Mapping[str, Any]) 
 
 def decline_error(record: ApprovalRecord) -> Forbidden:
     return Forbidden(
-        f"a person was asked and said no to {record.tool_id} with these arguments; do not try it again unasked",
+        f"a person declined {record.tool_id} with these arguments; do not call it again unless the user asks for it",
         code="DECLINED",
         approval=record.id,
     )
@@ -214,7 +214,7 @@ def decline_error(record: ApprovalRecord) -> Forbidden:
 
 def _dismiss_error(record: ApprovalRecord) -> Forbidden:
     return Forbidden(
-        f"a person was asked about {record.tool_id} and closed the question without an answer; it did not run",
+        f"a person was asked about {record.tool_id} but closed the question without an answer; it did not run",
         code="DISMISSED",
         approval=record.id,
     )

@@ -182,7 +182,7 @@ def _check_names(names: Sequence[str]) -> None:
     for name in names:
         _check_path(name.removesuffix("/") or name)
         if name in seen:
-            raise bundle_error("is there twice", name)
+            raise bundle_error("occurs twice", name)
         seen.add(name)
     if pair := paths.find_clash(names):
         raise bundle_error(f"and {paths.quote_path(pair[0])} are one path on some systems; rename one", pair[1])
@@ -273,7 +273,7 @@ def _build_bundle(found: Iterable[BundleFile], limits: BundleLimits, known: Coll
 def _find_manifest(files: Mapping[str, BundleFile]) -> BundleFile:
     found = [files[name] for name in FILE_NAMES if name in files]
     if len(found) > 1:
-        raise bundle_error(f"stands beside {FILE_NAME}; keep one of the two", found[1].path)
+        raise bundle_error(f"exists beside {FILE_NAME}; remove one of the two", found[1].path)
     if not found:
         near = next((path for path in files if path.rpartition("/")[2].lower() in FILE_NAMES), None)
         hint = f"; there is {paths.quote_path(near)}" if near else ""

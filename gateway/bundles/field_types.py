@@ -152,7 +152,7 @@ def _check_category(text: str) -> str:
 
 def _check_requirement(text: str) -> str:
     if len(text) > 200 or not _REQUIREMENT.fullmatch(text):
-        raise field_error(f"{text[:80]!r} is no requirement such as 'httpx>=0.27'; addresses and options are not taken")
+        raise field_error(f"{text[:80]!r} is no requirement such as 'httpx>=0.27'; URLs and options are not allowed")
     return text
 
 
@@ -176,7 +176,7 @@ def _check_relative(text: str) -> str:
 
 def _check_plain(text: str) -> str:
     if "${" in text:
-        raise field_error("a ${reference} is taken only in env, headers, url and args")
+        raise field_error("a ${reference} is allowed only in env, headers, url and args")
     return text
 
 

@@ -79,7 +79,7 @@ def _rights(server: Server) -> str:
     if runs_outside(server):
         return "WARNING: outside the sandbox, with all rights of your account"
     rights = server.sandbox if isinstance(server.sandbox, SandboxRights) else SandboxRights()
-    folders = " ".join(map(quote, rights.paths)) or "none of yours"
+    folders = " ".join(map(quote, rights.paths)) or "none"
     return f"in the sandbox; folders: {folders}; hosts: {' '.join(map(quote, rights.network)) or 'none'}"
 
 

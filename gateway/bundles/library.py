@@ -126,7 +126,7 @@ async def inspect_code(
             described[tool.id] = _validate_description(description, bundle, index)
             size += len(to_json(described[tool.id]))
     if size > DESCRIPTIONS_LIMIT:
-        raise bundle.refusal(f"its tools describe themselves in more than {DESCRIPTIONS_LIMIT} bytes", "tools")
+        raise bundle.refusal(f"the descriptions of its tools are larger than {DESCRIPTIONS_LIMIT} bytes", "tools")
     return described, problems
 
 

@@ -93,7 +93,7 @@ def _name_problem(name: str) -> str | None:
     if name.split(".")[0].rstrip(" ").lower() in DEVICES:
         return f"has a name that is a device on Windows: {name!r}"
     if name.startswith(_TEMPORARY):
-        return f"has a name beginning with {_TEMPORARY!r}, which is kept for files being written"
+        return f"has a name beginning with {_TEMPORARY!r}, which is reserved for temporary files"
     return None
 
 

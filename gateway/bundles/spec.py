@@ -67,7 +67,7 @@ AnyToolSpec = Annotated[
     Discriminator(
         _kind,
         custom_error_type="unknown_type",
-        custom_error_message="there is no such type of tool; there are python, shell, http and steps",
+        custom_error_message="unknown tool type; use python, shell, http or steps",
     ),
 ]
 
@@ -279,7 +279,7 @@ def _check_unique(key: str, words: Sequence[str], *at: str) -> None:
     first: dict[str, int] = {}
     for index, word in enumerate(words):
         if first.setdefault(word, index) != index:
-            raise field_error(f"{word!r} is there twice, as number {first[word] + 1} and {index + 1}", key, index, *at)
+            raise field_error(f"{word!r} occurs twice, as number {first[word] + 1} and {index + 1}", key, index, *at)
 
 
 def _check_cycles(tools: Sequence[StepsTool], full_id: Callable[[str], str]) -> None:
@@ -289,7 +289,7 @@ def _check_cycles(tools: Sequence[StepsTool], full_id: Callable[[str], str]) -> 
 
     def visit(tool_id: str, above: tuple[str, ...]) -> None:
         if tool_id in above:
-            raise field_error(f"its steps lead back to itself: {' → '.join([*above, tool_id])}", "tools")
+            raise field_error(f"its steps form a cycle: {' → '.join([*above, tool_id])}", "tools")
         if tool_id in calls and tool_id not in done:
             for called in calls[tool_id]:
                 visit(called, (*above, tool_id))

@@ -160,7 +160,8 @@ class ToolSpec(ManifestSection):
             if name not in secrets and (key in self.secret_keys() or name.isupper()) and name not in properties:
                 raise field_error(f"${{{name}}} is not among the toolset's 'secrets'{did_you_mean(name, secrets)}", key)
             if name not in secrets and self.input_schema is not None and name not in properties:
-                raise field_error(f"nothing fills ${{{name}}}{did_you_mean(name, [*properties, *secrets])}", key)
+                near = did_you_mean(name, [*properties, *secrets])
+                raise field_error(f"no argument or secret provides ${{{name}}}{near}", key)
 
 
 class PythonTool(ToolSpec):
@@ -291,7 +292,7 @@ def host_of(url: str) -> str:
     if match is None:
         raise field_error(f"{url[:80]!r} must begin with http:// or https:// and a host, and have no spaces")
     if "@" in match["host"]:
-        raise field_error("a user or password in a URL is not taken; use auth or headers")
+        raise field_error("a user or password in a URL is not allowed; use auth or headers")
     if "#" in (match["rest"] or ""):
         raise field_error("a fragment (#) is never sent; leave it out")
     if not _HOST.fullmatch(re.sub(r"\$\{[^}]*\}", "x", match["host"])):
@@ -380,7 +381,7 @@ Auth = Annotated[
     Discriminator(
         _kind,
         custom_error_type="unknown_type",
-        custom_error_message="there is no such auth; there are bearer, basic, api_key, hmac and oauth2",
+        custom_error_message="unknown auth type; use bearer, basic, api_key, hmac or oauth2",
     ),
 ]
 
@@ -425,7 +426,7 @@ class HttpTool(ToolSpec):
     @model_validator(mode="after")
     def _check_headers(self) -> HttpTool:
         if len({name.lower() for name in self.headers}) < len(self.headers):
-            raise field_error("a header is there twice; upper and lower case are the same", "headers")
+            raise field_error("a header occurs twice; header names are not case-sensitive", "headers")
         return self
 
     def placeholders(self) -> Iterator[tuple[str, str]]:

@@ -103,7 +103,7 @@ class ZipReader:
         except zlib.error:
             raise bundle_error("is damaged: it cannot be unpacked", entry.name) from None
         if not inflater.eof or inflater.unused_data or packed:
-            raise bundle_error("is damaged: its data ends too early or goes on too long", entry.name)
+            raise bundle_error("is damaged: its data is too short or too long", entry.name)
 
     def _read(self, start: int, length: int) -> bytes:
         with self._lock:

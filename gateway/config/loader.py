@@ -71,14 +71,14 @@ def _refuse_untrusted(path: Path, settings: Settings) -> None:
     known = path.stat()
     reason = None
     if settings.workspace is not None and path.resolve().is_relative_to(settings.workspace.resolve()):
-        reason = "lies in the workspace, where tools can rewrite it"
+        reason = "is in the workspace, where tools can change it"
     elif hasattr(os, "geteuid") and known.st_uid not in (0, os.geteuid()):
         reason = "belongs to another user"
     elif os.name == "posix" and known.st_mode & stat.S_IWOTH:
         reason = "can be changed by every user"
     if reason is not None:
         raise Invalid(
-            f"{path} {reason}; keep your settings elsewhere, or say --config {path} if you trust what it says",
+            f"{path} {reason}; move your settings elsewhere, or use --config {path} if you trust its content",
             code="UNTRUSTED_CONFIG",
         )
 

@@ -233,7 +233,7 @@ def _cannot_ask_error(call: Call, reason: str) -> Forbidden:
     tool = call.target
     advice = f"; call the tool {tool.id!r} instead" if tool.owner is None else ""
     return Forbidden(
-        f"{reason}, but nobody can be asked about {call.name}{advice}", code="CONFIRMATION_REQUIRED", reason=reason
+        f"{reason}, but {call.name} cannot ask for consent{advice}", code="CONFIRMATION_REQUIRED", reason=reason
     )
 
 

@@ -167,7 +167,7 @@ class _SavedParts:
         uri = self._file_uri(self._call.chat, path)
         link = {"type": "resource_link", "uri": uri, "name": name, "mimeType": mime, "size": len(content)}
         what = f"The beginning of {len(content)} bytes" if preview else f"{mime} of {len(content)} bytes"
-        text = f"{preview}\n\n[{what}, all kept as the file {path!r} of this chat's workspace.]".lstrip("\n")
+        text = f"{preview}\n\n[{what}, saved in full as the file {path!r} of this chat's workspace.]".lstrip("\n")
         return [{**_metadata(block), **text_content(text)[0]}, {**_metadata(block), **link}]
 
 

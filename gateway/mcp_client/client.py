@@ -120,7 +120,8 @@ class Attribution:
         if len(candidates) > 1 or self._cancelled:
             raise RpcError(
                 jsonrpc.INVALID_REQUEST,
-                f"{method} cannot be answered: several calls run on this connection, and nothing says which one asks",
+                f"{method} cannot be answered: several calls run on this connection, "
+                "and the request does not identify its call",
             )
         return _require_handler(method, candidates[0])
 
@@ -457,7 +458,8 @@ class McpClient:
     async def _handle_request(self, handler: RequestHandler | None, method: str, params: dict[str, Any]) -> Message:
         """Return the answer without its id: a result, or an error."""
         if handler is None:
-            return {"error": {"code": jsonrpc.METHOD_NOT_FOUND, "message": f"nobody answers {method} for this call"}}
+            message = f"the client does not support {method} for this call"
+            return {"error": {"code": jsonrpc.METHOD_NOT_FOUND, "message": message}}
         try:
             result = await handler(method, params)
             to_json(result)
@@ -489,5 +491,5 @@ def _is_interactive(pending: PendingRequest) -> bool:
 
 def _require_handler(method: str, pending: PendingRequest) -> PendingRequest:
     if pending.on_request is None:
-        raise RpcError(jsonrpc.METHOD_NOT_FOUND, f"nobody answers {method} for this call")
+        raise RpcError(jsonrpc.METHOD_NOT_FOUND, f"the client does not support {method} for this call")
     return pending

@@ -131,8 +131,8 @@ def _resolve_paths(confinement: Confinement) -> dict[Path, bool]:
             own = confinement.toolset is not None and real.is_relative_to(confinement.toolset.resolve())
             if not own or writable:
                 raise Unreachable(
-                    f"{path} has or is in the gateway's own data, {confinement.data_dir}, which no server may have; "
-                    "name other folders (a server can keep files in its HOME)"
+                    f"{path} contains or is inside the gateway's data directory, {confinement.data_dir}, "
+                    "which no server may access; name other folders (a server can keep files in its HOME)"
                 )
         paths[path] = writable or paths.get(path, False)
     for path in paths:

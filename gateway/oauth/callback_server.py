@@ -23,7 +23,7 @@ CONNECTIONS = 32
 
 _DONE = "You are signed in", "You may close this window and go back to the terminal."
 _FAILED = "The login did not work", "You may close this window; the terminal says what to do. "
-_WRONG_STATE = "This is not the login that is open", "You may close this window. "
+_WRONG_STATE = "This page does not belong to the current login", "You may close this window. "
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Toolgate: {title}</title>
 <style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 36em; margin: 4em auto; padding: 0 1em }}</style>

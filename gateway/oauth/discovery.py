@@ -110,7 +110,8 @@ async def discover(
     expected = next(accepted, None)
     if expected is None:
         raise Forbidden(
-            f"the server requires a login at {_origin(issuers[0])}, and its oauth.issuer is another: refused",
+            f"the server requires a login at {_origin(issuers[0])}, but oauth.issuer names another one; "
+            "the login is refused",
             code=WRONG_ISSUER,
         )
     issuer = None if protected is None else expected

@@ -76,7 +76,7 @@ async def sign_in(
 async def sign_out(account: LoginAccount | None, server: str, logins: Logins) -> bool:
     """Delete a login; returns whether its authorization server has revoked the tokens."""
     if logins.version(server) is None:
-        raise NotFound(f"nobody is logged in to {server!r}", code="NOT_LOGGED_IN")
+        raise NotFound(f"you are not logged in to {server!r}", code="NOT_LOGGED_IN")
     async with logins.lock(server):
         revoked = await _revoke_login(account, server, logins)
         await asyncio.to_thread(logins.delete, server)
@@ -132,8 +132,8 @@ async def _wait_for_redirect(account: LoginAccount, page: CallbackPage, seconds:
             return await page.wait_for_redirect()
     except TimeoutError:
         raise Timeout(
-            f"nobody has logged in to {account.server!r} within {seconds / 60:g} minutes; run `{account.command}` "
-            "to try again",
+            f"the login to {account.server!r} was not completed within {seconds / 60:g} minutes; "
+            f"run `{account.command}` to try again",
             code="LOGIN_TIMED_OUT",
         ) from None
 

@@ -140,8 +140,8 @@ class _LoginPolicy(NetworkPolicy):
         is_allowed = self.local if is_loopback(address) else self.allow_private and special in _LOCAL_KINDS
         if special is not None and not is_allowed:
             raise Forbidden(
-                f"{host} is refused: it resolves to {address}, {special}, to which a server on the internet must not "
-                "send us",
+                f"{host} is refused: it resolves to {address}, {special}, which a server on the internet must not "
+                "refer to",
                 code=PRIVATE_ADDRESS,
                 host=host,
             )

@@ -81,7 +81,7 @@ def test_a_description_shows_the_command_the_variables_and_the_rights() -> None:
     shown = dict(describe_server(server(fields)))
     assert shown["command"] == r"run 'a b' $'x\u202ey' $'\u043f'"
     assert shown["environment"] == "TOKEN='${AWS_SECRET}'"
-    assert shown["rights"] == "in the sandbox; folders: none of yours; hosts: none"
+    assert shown["rights"] == "in the sandbox; folders: none; hosts: none"
     given = {"paths": ["${HOME}/notes:rw"], "network": ["*.example.org"]}
     shown = dict(describe_server(server({**PROGRAM, "sandbox": given})))
     assert shown["rights"] == "in the sandbox; folders: '${HOME}/notes:rw'; hosts: '*.example.org'"

@@ -36,14 +36,14 @@ def alias_bomb() -> str:
 
 
 MANIFESTS: dict[str, tuple[BytesIO, str]] = {
-    "no YAML": (said("id: [demo\n"), "line 2: this is not YAML"),
+    "no YAML": (said("id: [demo\n"), "line 2: invalid YAML"),
     "a tag": (said(HEAD + "description: !!python/object/apply:os.system [id]\n"), "line 4: the tag"),
-    "an alias bomb": (said(alias_bomb()), "line 4: anchors (&) and aliases (*) are not taken"),
+    "an alias bomb": (said(alias_bomb()), "line 4: anchors (&) and aliases (*) are not supported"),
     "a merge key": (said(HEAD + "tools:\n- <<: {id: a}\n"), "merge keys"),
     "nesting without end": (said(HEAD + "description: " + "[" * 500 + "]" * 500), "nested deeper than 48"),
     "a huge manifest": (said(HEAD + "# " + "x" * 1_100_000), "is larger than 1024 KiB"),
     "too many values": (said(HEAD + "tags: [" + "1," * 100_001 + "]"), "more than 100000 values"),
-    "a key twice": (said(HEAD + "name: Other\n"), "'name' is there twice"),
+    "a key twice": (said(HEAD + "name: Other\n"), "'name' occurs twice"),
     "a second document": (said(HEAD + "---\nid: other\n"), "second document"),
     "no UTF-8": (bundle(manifest=MANIFEST + b"# \xff\n"), "not UTF-8"),
     "an unknown key": (said(HEAD + "tols: []\n"), "line 4: 'tols': unknown key; did you mean 'tools'?"),
@@ -52,7 +52,7 @@ MANIFESTS: dict[str, tuple[BytesIO, str]] = {
     "a device as an id": (said(HEAD.replace("demo", "nul")), "'nul' is reserved"),
     "an id that leaves": (said(HEAD.replace("id: demo", "id: ../demo")), "'../demo' is no id"),
     "an id that hides": (said(HEAD.replace("id: demo", "id: .staging")), "'.staging' is no id"),
-    "two tools of one id": (said(TOOL + "- {id: a, entrypoint: 'files:a'}\n"), "'a' is there twice"),
+    "two tools of one id": (said(TOOL + "- {id: a, entrypoint: 'files:a'}\n"), "'a' occurs twice"),
     "an unknown renderer": (said(TOOL.replace("}", ", renderer: {type: image}}")), "'tools.0.renderer.type'"),
     "a renderer that cannot be": (
         said(TOOL.replace("}", ", renderer: {type: code, contents: x}}")),

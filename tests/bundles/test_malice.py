@@ -160,7 +160,7 @@ CONTAINERS = {
     "no manifest": (forge(Forged("tools/a.py", b"x")), "there is no toolset.yaml"),
     "a manifest too deep": (forge(Forged("a/b/toolset.yaml", MANIFEST)), "there is 'a/b/toolset.yaml'"),
     "a manifest in one of two folders": (forge(Forged("a/toolset.yaml", MANIFEST), Forged("b/x")), "no toolset.yaml"),
-    "two manifests": (bundle(Forged("toolset.yml", MANIFEST)), "keep one of the two"),
+    "two manifests": (bundle(Forged("toolset.yml", MANIFEST)), "remove one of the two"),
     "a manifest that would be packed over a file": (
         forge(Forged("toolset.yml", MANIFEST), Forged("Toolset.YAML", b"x")),
         "are one path on some systems",

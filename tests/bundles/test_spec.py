@@ -131,7 +131,7 @@ def complaint(text: str) -> str:
         (HEAD + "dependencies: ['--index-url=http://evil']", "line 4: 'dependencies.0': '--index-url"),
         (HEAD + "dependencies: ['x @ http://evil/x.whl']", "line 4: 'dependencies.0'"),
         (HEAD + "secrets: [A, 'B C']", "line 4: 'secrets.1': 'B C' is no name of an environment variable"),
-        (HEAD + "secrets: [A, A]", "line 4: 'secrets.1': 'A' is there twice"),
+        (HEAD + "secrets: [A, A]", "line 4: 'secrets.1': 'A' occurs twice"),
     ],
 )
 def test_a_mistake_at_the_top_is_named_with_line_key_and_fix(text: str, expected: str) -> None:
@@ -146,9 +146,9 @@ def test_a_mistake_at_the_top_is_named_with_line_key_and_fix(text: str, expected
         ("{id: a, entrypoint: 'a.b'}", "'tools.0.entrypoint': 'a.b' is not of the form"),
         ("{id: a, entrypoint: '../a:b'}", "'tools.0.entrypoint': '../a:b' is not of the form"),
         ("{id: a, entrypoint: 'a:b;c'}", "'tools.0.entrypoint'"),
-        ("{id: a, type: go}", "'tools.0.type': there is no such type of tool; there are python, shell, http and steps"),
-        ("{id: a, type: [x]}", "'tools.0.type': there is no such type"),
-        ("7", "'tools.0.type': there is no such type"),
+        ("{id: a, type: go}", "'tools.0.type': unknown tool type; use python, shell, http or steps"),
+        ("{id: a, type: [x]}", "'tools.0.type': unknown tool type"),
+        ("7", "'tools.0.type': unknown tool type"),
         ("{id: a, entrypoint: 'a:b', rendrer: x}", "'tools.0.rendrer': unknown key; did you mean 'renderer'?"),
         ("{id: a, entrypoint: 'a:b', renderer: {type: htm}}", "'tools.0.renderer.type': Input should be 'code'"),
         ("{id: a, entrypoint: 'a:b', renderer: {file: x}}", "'tools.0.renderer.type': Field required"),
@@ -187,7 +187,7 @@ def test_a_mistake_at_the_top_is_named_with_line_key_and_fix(text: str, expected
         ("{id: a, type: shell, command: [ls], env: {'A B': x}}", "is no name of an environment variable"),
         (
             "{id: a, type: shell, command: [ls, '${pth}'], input_schema: {type: object, properties: {path: {}}}}",
-            "'tools.0.command': nothing fills ${pth}; did you mean 'path'?",
+            "'tools.0.command': no argument or secret provides ${pth}; did you mean 'path'?",
         ),
         (
             "{id: a, type: shell, command: [ls], input_schema: {type: object, properties: {KEY: {}}}}",
@@ -198,14 +198,17 @@ def test_a_mistake_at_the_top_is_named_with_line_key_and_fix(text: str, expected
             "{id: a, type: http, urlTemplate: 'http://${host}/'}",
             "'tools.0.url_template': ${host} would choose",
         ),
-        ("{id: a, type: http, urlTemplate: 'http://u:p@host/'}", "a user or password in a URL is not taken"),
+        ("{id: a, type: http, urlTemplate: 'http://u:p@host/'}", "a user or password in a URL is not allowed"),
         ("{id: a, type: http, urlTemplate: 'http://host\\@evil/'}", "'tools.0.url_template'"),
         ("{id: a, type: http, urlTemplate: 'http://host/#x'}", "a fragment (#) is never sent"),
         ("{id: a, type: http, urlTemplate: 'http://h/', method: BREW}", "'tools.0.method': Input should be 'GET'"),
         ("{id: a, type: http, urlTemplate: 'http://h/', headers: {'A B': x}}", "is no name of an HTTP header"),
         ('{id: a, type: http, urlTemplate: "http://h/", headers: {A: "x\\r\\nB: y"}}', "'tools.0.headers.A'"),
-        ("{id: a, type: http, urlTemplate: 'http://h/', headers: {A: x, a: y}}", "a header is there twice"),
-        ("{id: a, type: http, urlTemplate: 'http://h/', auth: {type: magic}}", "'tools.0.auth.type': there is no such"),
+        ("{id: a, type: http, urlTemplate: 'http://h/', headers: {A: x, a: y}}", "a header occurs twice"),
+        (
+            "{id: a, type: http, urlTemplate: 'http://h/', auth: {type: magic}}",
+            "'tools.0.auth.type': unknown auth type",
+        ),
         (
             "{id: a, type: http, urlTemplate: 'http://h/', auth: {type: bearer, tokn: x, token: y}}",
             "'tools.0.auth.tokn': unknown key; did you mean 'token'?",
@@ -218,8 +221,8 @@ def test_a_mistake_at_the_top_is_named_with_line_key_and_fix(text: str, expected
         ("{id: a, type: steps, steps: []}", "'tools.0.steps'"),
         ("{id: a, type: steps, steps: [{tool: 'b c'}]}", "'tools.0.steps.0.tool': 'b c' names no tool"),
         ("{id: a, type: steps, steps: [{tool: b, args: {x: $steps.c}}]}", "no earlier step saves 'c'"),
-        ("{id: a, type: steps, steps: [{tool: a}]}", "its steps lead back to itself: demo:a → demo:a"),
-        ("{id: a, type: steps, steps: [{tool: 'demo:a'}]}", "its steps lead back to itself"),
+        ("{id: a, type: steps, steps: [{tool: a}]}", "its steps form a cycle: demo:a → demo:a"),
+        ("{id: a, type: steps, steps: [{tool: 'demo:a'}]}", "its steps form a cycle"),
     ],
 )
 def test_a_mistake_in_a_tool_is_named_with_line_key_and_fix(tool: str, expected: str) -> None:
@@ -235,8 +238,8 @@ def test_a_mistake_in_a_tool_is_named_with_line_key_and_fix(tool: str, expected:
         ("{id: s, command: x, url: 'http://h/'}", "either a 'command' to start or a 'url' to reach"),
         ("{id: nul, command: x}", "'nul' is reserved"),
         ("{id: a~b, command: x}", "'a~b' is no id"),
-        ("{id: s, command: '${SHELL}'}", "'mcp_servers.0.command': a ${reference} is taken only in env"),
-        ("{id: s, command: x, cwd: '${HOME}'}", "'mcp_servers.0.cwd': a ${reference} is taken only in env"),
+        ("{id: s, command: '${SHELL}'}", "'mcp_servers.0.command': a ${reference} is allowed only in env"),
+        ("{id: s, command: x, cwd: '${HOME}'}", "'mcp_servers.0.cwd': a ${reference} is allowed only in env"),
         ("{id: s, command: x, cwd: /}", "'/' is an absolute path"),
         ("{id: s, command: x, env: {A: '${a.b}'}}", "'mcp_servers.0.env.A': here a ${NAME} is a variable"),
         ("{id: s, command: x, env: {A: '${'}}", "'${' begins a reference"),
@@ -274,14 +277,14 @@ def test_a_mistake_in_a_server_is_named_with_line_key_and_fix(server: str, expec
     [
         ("{tool_id: b}", "'tool_overrides.0.tool_id': 'b' is no tool or server of this toolset"),
         ("{tool_id: 'demo:aa'}", "'demo:aa' is no tool or server of this toolset; did you mean 'demo:a'?"),
-        ("{tool_id: a, toolId: a}", "'tool_overrides.0.tool_id': this key is there twice, once as 'toolId'"),
+        ("{tool_id: a, toolId: a}", "'tool_overrides.0.tool_id': this key occurs twice, once as 'toolId'"),
         ("{tool_id: a, renderer: pdf}", "'tool_overrides.0.renderer': Input should be 'code'"),
         ("{tool_id: a, renderer_config: {}}", "'tool_overrides.0.renderer_config': a config needs its 'renderer'"),
         (
             "{toolId: a, renderer: html, rendererConfig: {artifact: a/../../b}}",
             "'tool_overrides.0.renderer_config.artifact': 'a/../../b' has '..' in it",
         ),
-        ("{tool_id: a}\n- {tool_id: 'demo:a'}", "'tool_overrides.1.tool_id': 'demo:a' is there twice"),
+        ("{tool_id: a}\n- {tool_id: 'demo:a'}", "'tool_overrides.1.tool_id': 'demo:a' occurs twice"),
     ],
 )
 def test_a_mistake_in_an_override_is_named_with_line_key_and_fix(override: str, expected: str) -> None:
@@ -292,8 +295,8 @@ def test_a_mistake_in_an_override_is_named_with_line_key_and_fix(override: str, 
 
 def test_ids_are_there_once() -> None:
     tool, server = "{id: a, entrypoint: 'a:b'}", "{id: s, command: x}"
-    assert "line 6: 'tools.1.id': 'a' is there twice, as number 1" in complaint(f"{HEAD}tools:\n- {tool}\n- {tool}")
-    assert "line 6: 'mcp_servers.1.id': 's' is there twice" in complaint(f"{HEAD}mcp_servers:\n- {server}\n- {server}")
+    assert "line 6: 'tools.1.id': 'a' occurs twice, as number 1" in complaint(f"{HEAD}tools:\n- {tool}\n- {tool}")
+    assert "line 6: 'mcp_servers.1.id': 's' occurs twice" in complaint(f"{HEAD}mcp_servers:\n- {server}\n- {server}")
 
 
 @pytest.mark.parametrize(
@@ -331,7 +334,7 @@ def test_all_mistakes_are_told_in_the_order_of_their_lines() -> None:
 
 def test_a_toolset_is_checked_also_when_a_program_makes_one_and_never_changes() -> None:
     server: dict[str, Any] = {"id": "s", "command": "x"}
-    with pytest.raises(ValidationError, match="is there twice"):
+    with pytest.raises(ValidationError, match="occurs twice"):
         Toolset(id="x", name="x", version="1.0.0", mcp_servers=(Server(**server), Server(**server)))
     with pytest.raises(ValidationError, match="frozen"):
         load(HEAD).name = "other"

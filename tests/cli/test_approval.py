@@ -58,7 +58,7 @@ def test_pending_approvals_are_listed_and_shown_as_they_are_asked(tmp_path: Path
 
 def test_a_call_is_allowed_or_denied_once(tmp_path: Path, waiting: dict[str, Any]) -> None:
     assert run(tmp_path, "allow", waiting["id"]) == f"allowed delete_file ({waiting['id']})\n"
-    assert "no longer waits: it is allowed by " in run(tmp_path, "deny", waiting["id"], status=1)
+    assert "is no longer pending: it is allowed by " in run(tmp_path, "deny", waiting["id"], status=1)
     [other] = json.loads(run(tmp_path, "list", "--json"))
     assert json.loads(run(tmp_path, "deny", other["id"], "--json"))["status"] == "denied"
     assert run(tmp_path, "list").count("\n") == 1

@@ -412,8 +412,8 @@ def test_every_installed_clients_file_is_found(run: Run, home: Path) -> None:
         ("one", "skipped"),
         ("three", "imported"),
     ]
-    assert "another of that name came from" in rows[2]["reason"]
-    assert "the same came from" in rows[3]["reason"]
+    assert "another server with this name was already found in" in rows[2]["reason"]
+    assert "the same server was already found in" in rows[3]["reason"]
     assert run("show", "two", "--json")["settings"]["cwd"] == "/p"
 
 

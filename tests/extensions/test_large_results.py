@@ -89,7 +89,7 @@ async def test_large_text_is_replaced_by_its_beginning_and_a_link(fixture: Fixtu
     assert outcome.content is not None
     beginning, link, rest = outcome.content
     assert text(beginning).startswith("line 0\nline 1\n")
-    assert f"{len(LINES)} bytes, all kept as the file {path!r}" in text(beginning)
+    assert f"{len(LINES)} bytes, saved in full as the file {path!r}" in text(beginning)
     assert len(text(beginning)) < PREVIEW_CHARACTERS + 300
     assert link == {
         "type": "resource_link",
@@ -137,7 +137,7 @@ async def test_large_images_and_audio_are_saved_decoded(
     assert fixture.files() == {path: content}
     assert outcome.content is not None
     settings, link = outcome.content
-    assert f"of {len(content)} bytes, all kept as the file {path!r}" in text(settings)
+    assert f"of {len(content)} bytes, saved in full as the file {path!r}" in text(settings)
     assert (link["mimeType"], link["size"]) == (block["mimeType"], len(content))
 
 

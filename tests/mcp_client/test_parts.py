@@ -115,9 +115,9 @@ async def test_attribution_finds_the_requester_only_when_it_is_certain() -> None
     requests.begin(2, "tools/list", asks=False)
     assert requests.find_requester() is one
     silent = requests.begin(3, asks=False)
-    assert "which one asks" in str(requests.find_requester())
+    assert "does not identify its call" in str(requests.find_requester())
     assert requests.find_requester(one) is one
-    assert "nobody answers" in str(requests.find_requester(silent))
+    assert "does not support" in str(requests.find_requester(silent))
     del requests.pending[3]
     assert requests.find_requester() is one
 
@@ -129,7 +129,7 @@ async def test_attribution_counts_a_cancelled_request_for_a_while() -> None:
     del requests.pending[1]
     requests.attribution.add_cancelled(old)
     new = requests.begin(2)
-    assert "which one asks" in str(requests.find_requester())
+    assert "does not identify its call" in str(requests.find_requester())
     assert requests.attribution.find_logger() is None
     requests.now = CANCELLED_SECONDS
     assert (requests.find_requester(), requests.attribution.find_logger()) == (new, new)

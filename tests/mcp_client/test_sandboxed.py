@@ -205,10 +205,10 @@ async def test_a_sandboxed_server_cannot_start_without_a_sandbox(
         ("nowhere", "does not exist: create it"),
         ("/", "name the folders that it needs"),
         ("/proc/self", "name the folders that it needs"),
-        ("data", "the gateway's own data"),
-        ("data/servers:rw", "the gateway's own data"),
-        (".", "the gateway's own data"),
-        ("link", "the gateway's own data"),
+        ("data", "the gateway's data directory"),
+        ("data/servers:rw", "the gateway's data directory"),
+        (".", "the gateway's data directory"),
+        ("link", "the gateway's data directory"),
         ("~nobody-of-that-name/x", "no such user"),
     ],
 )
@@ -375,7 +375,7 @@ def test_a_toolset_gets_its_directory_and_nothing_that_its_files_or_arguments_na
     assert seen(tmp_path, str(own), str(secret), toolset=toolset) == {toolset}
     assert seen(tmp_path, str(project), toolset=toolset) == {toolset, project}
     (toolset / "state").mkdir()
-    with pytest.raises(Unreachable, match="the gateway's own data"):
+    with pytest.raises(Unreachable, match="the gateway's data directory"):
         seen(tmp_path, "sh", paths=("state:rw",), toolset=toolset)
 
 

@@ -100,7 +100,7 @@ async def test_a_resource_that_would_be_asked_about_is_refused_with_the_tool_to_
     async with served(tmp_path, era, {**UNREAD, "then": "ask"}) as (gateway, client):
         told = await refusal(client.read_resource("workspace://c/a.env"))
         assert told.startswith("CONFIRMATION_REQUIRED: secrets stay here (rule 1")
-        assert told.endswith("but nobody can be asked about resources/read; call the tool 'read_file' instead")
+        assert told.endswith("but resources/read cannot ask for consent; call the tool 'read_file' instead")
         assert await recorded(gateway) == [("read_file", "resources/read", "error", "CONFIRMATION_REQUIRED")]
         assert await gateway.approvals.records.entries() == []
 

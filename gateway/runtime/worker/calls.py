@@ -333,5 +333,5 @@ class CallRunner:
         try:
             self._channel.send({"id": number, "value": value})
         except (FrameTooLarge, ValueError, TypeError, RecursionError) as refusal:
-            error = BadReturn(f"returned what cannot be sent: {refusal}")
+            error = BadReturn(f"returned a value that cannot be sent: {refusal}")
             self._channel.send({"id": number, "error": describe_error(error, self._root)})

@@ -186,7 +186,7 @@ class UpstreamConnection:
 
     def _unavailable(self) -> Unavailable:
         wait = self.wait
-        when = f"; it is tried again in {wait:.1f} s" if wait and not self._closed else ""
+        when = f"; the next attempt is in {wait:.1f} s" if wait and not self._closed else ""
         reason = self._error or "it did not start"
         return Unavailable(
             f"the upstream server {self._name!r} is not available: {reason}{when}",

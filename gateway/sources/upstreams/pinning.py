@@ -72,7 +72,7 @@ class Verdict:
     def reasons_withheld(self, kind: Kind) -> dict[str, str]:
         """`{name: reason}` of the definitions of a kind that are not offered, including those that are gone."""
         reasons = {
-            key.name: "the server no longer lists it; it comes back when it does"
+            key.name: "the server no longer lists it; it is offered again once it is listed"
             for key in self.gone
             if key.kind is kind
         }

@@ -317,7 +317,5 @@ async def test_the_doctor_says_that_it_stands_in(barren: None, tmp_path: Path) -
         checks = await check_machine(found)
         return [check.message for check in checks if (check.subject, check.state) == ("sandbox", "note")]
 
-    assert await notes(settings(tmp_path)) == [
-        "monty stands in for run_code: a part of Python, no packages and no bash"
-    ]
+    assert await notes(settings(tmp_path)) == ["run_code uses monty: a subset of Python, without packages and bash"]
     assert await notes(settings(tmp_path, sandbox={"allow_unsandboxed": True})) == []

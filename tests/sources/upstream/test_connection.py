@@ -79,7 +79,7 @@ async def test_a_server_that_dies_at_start_is_not_started_in_a_rush(
     monkeypatch.setattr(lanes, "LONGEST_WAIT", 900.0)
     notes = tmp_path / "notes"
     async with lane_to(lab(LAB_FILE=str(notes), LAB_HABITS="dies")) as lane:
-        with pytest.raises(Unavailable, match=r"ended with exit code 1; it is tried again in (300|2\d\d)\.\d s"):
+        with pytest.raises(Unavailable, match=r"ended with exit code 1; the next attempt is in (300|2\d\d)\.\d s"):
             await lane.connect()
         begun = len(labs.notes(notes))
         for _ in range(50):
@@ -89,7 +89,7 @@ async def test_a_server_that_dies_at_start_is_not_started_in_a_rush(
             assert 0 < refused.value.details["retry_after"] <= 300
         assert len(labs.notes(notes)) == begun
         lane._not_before = 0.0  # as if the time had passed
-        with pytest.raises(Unavailable, match=r"tried again in (600|5\d\d)\.\d s"):
+        with pytest.raises(Unavailable, match=r"the next attempt is in (600|5\d\d)\.\d s"):
             await lane.connect()
         assert len(labs.notes(notes)) == 2 * begun
 
@@ -107,7 +107,7 @@ async def test_a_lost_link_is_replaced_at_once_but_one_lost_again_and_again_is_w
         assert second is not first
         assert second.lost is None
         await lost(second)
-        with pytest.raises(Unavailable, match=r"exit code 137; it is tried again in (300|2\d\d)"):
+        with pytest.raises(Unavailable, match=r"exit code 137; the next attempt is in (300|2\d\d)"):
             await lane.connect()
         lane._not_before = 0.0  # as if the time had passed
         assert (await lane.connect()).lost is None
@@ -127,7 +127,7 @@ async def test_a_bug_is_a_failed_start_too() -> None:
         raise ZeroDivisionError
 
     lane = UpstreamConnection("lab", broken, lambda _: None)
-    with pytest.raises(Unavailable, match="see the gateway's log; it is tried again in"):
+    with pytest.raises(Unavailable, match="see the gateway's log; the next attempt is in"):
         await lane.connect()
     await lane.close()
 

@@ -184,7 +184,7 @@ async def test_one_that_hangs_or_dies_blocks_nobody(tmp_path: Path, monkeypatch:
             starts = len(labs.notes(tmp_path / "dying"))
             again = await gateway.call("dead__echo", {})
             assert again.error is not None
-            assert "it is tried again in" in again.error.message
+            assert "the next attempt is in" in again.error.message
             assert len(labs.notes(tmp_path / "dying")) == starts
             assert (await gateway.call("lab__echo", {})).ok
             assert not waiting.done()

@@ -219,7 +219,10 @@ def test_a_definition_too_large_to_pin_does_not_pass_under_the_name_of_another()
 
 def test_a_tool_that_is_gone_is_known_and_says_so() -> None:
     [gone] = listing(verdict=Verdict(gone=frozenset(define_all([RAW]).found))).tools
-    assert (gone.id, gone.withheld) == ("srv:add", "the server no longer lists it; it comes back when it does")
+    assert (gone.id, gone.withheld) == (
+        "srv:add",
+        "the server no longer lists it; it is offered again once it is listed",
+    )
 
 
 def test_what_has_no_name_is_left_out_and_reported() -> None:

@@ -23,7 +23,7 @@ NODES_LIMIT = 20_000
 FINDINGS_LIMIT = 50
 LONG, VERY_LONG = 8_000, 20_000
 PROSE_KEY = 40
-_TOO_LONG = "more text than anyone reads"
+_TOO_LONG = "too much text to review"
 
 
 class _Text(NamedTuple):

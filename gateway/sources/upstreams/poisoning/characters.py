@@ -35,7 +35,7 @@ _SELECTORS = "variation selectors, which can carry hidden text"
 _DIRECTION = "characters that change the direction of text"
 _ZERO_WIDTH = "zero-width characters"
 _CONTROL = "control characters"
-_BROKEN = "characters that are none"
+_BROKEN = "invalid characters (noncharacters)"
 _PRIVATE = "characters of private use"
 _SEPARATOR = "unusual line separators"
 
