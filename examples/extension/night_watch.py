@@ -1,4 +1,4 @@
-"""An extension of your own: a gate that lets nothing be written at night."""
+"""A custom extension that refuses every write at night."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""The gateway as a library: no server, the same tools, the same road."""
+"""The gateway as a library: no server, the same tools, the same checks."""
 
 import asyncio
 import tempfile
