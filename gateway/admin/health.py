@@ -92,7 +92,7 @@ def check_storage(settings: Settings) -> HealthCheck:
 
 
 def check_clients() -> Iterator[HealthCheck]:
-    """Check which is_installed clients have an entry for this gateway."""
+    """Check which installed clients have an entry for this gateway."""
     for snippet in make_snippets(serve_command(sys.executable), None):
         title = CLIENTS[snippet.client].title
         if not snippet.folder.is_dir():

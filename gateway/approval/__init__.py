@@ -1,1 +1,1 @@
-"""Asking a person before a call runs: rules, question, form, store and flow. It must not know the surfaces."""
+"""Asking a person before a call runs: rules, question, store and flow. It must not know the surfaces."""

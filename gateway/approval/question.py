@@ -229,8 +229,10 @@ FORM_CHARACTERS = 32 * 1024
 
 DECISION = "decision"
 _ARGUMENT = "argument_"
+APPROVE_ONCE = "approve once"
+# Labels of the form. `sources/upstreams/labels.py` refuses questions of servers that offer the same.
 _CHOICES: Mapping[str, Decision] = {
-    "approve once": "once",
+    APPROVE_ONCE: "once",
     "approve for this chat": "chat",
     "deny": "deny",
 }

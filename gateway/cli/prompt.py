@@ -9,7 +9,7 @@ from typing import Any
 import anyio.to_thread
 import click
 
-from gateway.approval.question import DECISION, Answer, Question, build_form, parse_answer
+from gateway.approval.question import APPROVE_ONCE, DECISION, Answer, Question, build_form, parse_answer
 
 _ANSWERS = {"y": "once", "c": "chat", "a": "always", "n": "deny", "e": "edit"}
 
@@ -51,7 +51,7 @@ def _ask(question: Question) -> Answer:
 
 def _edit(question: Question) -> Answer:
     """Ask for each editable argument, with its value as the default. Edited arguments are approved once."""
-    content: dict[str, Any] = {DECISION: "approve once"}
+    content: dict[str, Any] = {DECISION: APPROVE_ONCE}
     for key, field in build_form(question)["properties"].items():
         if key == DECISION:
             continue

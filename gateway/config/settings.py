@@ -224,8 +224,8 @@ class UpstreamSettings(Section):
     """One upstream server, in Claude Desktop's shape, with Toolgate's own keys beside it.
 
     `trusted` believes the server's annotations about what its tools do. `sharing` says who shares one
-    connection to a server that may keep state. `pinning` says whether its first words are believed;
-    with `off` all its later ones are too. `large_results` says which results are kept as files in the
+    connection to a server that may keep state. `pinning` says whether the definitions it lists first are accepted
+    without review; with `off`, later changes are too. `large_results` says which results are kept as files in the
     chat's workspace; with `off` none is. `sandbox` says whether a command runs in the sandbox and what it
     is given there; None leaves that to where the server was set up.
     """
@@ -359,8 +359,8 @@ class Settings(Section):
 
     @field_validator("data_dir", "workspace")
     @classmethod
-    def _whole(cls, path: Path | None) -> Path | None:
-        """Wherever it is used later, it means what it means here and now."""
+    def _make_absolute(cls, path: Path | None) -> Path | None:
+        """Make the path absolute, so that it means the same wherever it is used later."""
         return None if path is None else path.expanduser().absolute()
 
     def effective_categories(self) -> dict[str, Category]:

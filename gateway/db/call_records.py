@@ -57,7 +57,7 @@ _SELECT = f"SELECT {_COLUMNS} FROM tool_calls"  # noqa: S608 - constants only
 _BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? ORDER BY id LIMIT 2"
 _PLANNED = """SELECT id, chat_id, tool_id, tool_name, status, started_at, render_plan FROM tool_calls
     WHERE id = ? AND render_plan IS NOT NULL"""
-# In two steps: what is wanted of a row stands after all it holds, and only the few that are listed are read so far.
+# In two steps: large columns come before the wanted ones in a row, so only the listed rows are read that far.
 _PLANS = f"""SELECT id, chat_id, tool_id, tool_name, status, started_at FROM tool_calls WHERE id IN (
         SELECT id FROM (
             SELECT id, render_plan IS NOT NULL AS planned

@@ -112,9 +112,8 @@ class Manifests:
         """Note that the files of a manifest are about to be written to disk; `move` clears the note."""
         await self._db.run(Statement("UPDATE chats SET materializing = ? WHERE id = ?", (target, chat), 1))
 
-    async def tell_message(self, chat: str, message: str, parent: str | None, manifest: str | None = None) -> None:
-        """Note a message, the one it follows, and its files where it has none to follow; the first to
-        say so is believed."""
+    async def store_message(self, chat: str, message: str, parent: str | None, manifest: str | None = None) -> None:
+        """Store a message, its parent, and its files if it has no parent. A later call does not change them."""
         await self._db.run(Statement(_MESSAGE, (chat, message, parent, manifest, timestamp(time.time()))))
 
     async def knows_message(self, chat: str, message: str) -> bool:

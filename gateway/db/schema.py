@@ -1,7 +1,6 @@
-"""The tables, on one page, in the SQL that SQLite and PostgreSQL share.
+"""The first migration: the tables as they were at first. Never change it; add a migration instead.
 
-A moment is ISO 8601 text, a document is JSON text, an id is text. A new column or table goes here
-only through a migration; this page is the first of them.
+A time is ISO 8601 text, a document is JSON text, an id is text. The view uses JSON functions of SQLite.
 """
 
 from __future__ import annotations

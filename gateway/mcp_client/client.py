@@ -194,7 +194,7 @@ class McpClient:
         reply_to: int | str | None = None,
     ) -> dict[str, Any]:
         """Return the server's result. Raises `RpcError` for an error of the server, `Timeout`, or an error of
-        `mcp_client.errors` when the connection failed.
+        `mcp_client.messages` when the connection failed.
 
         Requests of the server meanwhile go to `on_request`. `meta` and, to a modern server, `capabilities` are sent as
         they are; a log level is part of `meta`. With `reply_to`, over a transport that isolates requests, the request

@@ -36,7 +36,7 @@ async def open_client(
     """Connect to a server and negotiate. `version` is the protocol version of the last time: it saves the probing, and
     costs little when it is wrong.
 
-    Raises an error of `mcp_client.errors`, `RpcError` or `Timeout`; then nothing is left running.
+    Raises an error of `mcp_client.messages`, `RpcError` or `Timeout`; then nothing is left running.
     """
     try:
         async with asyncio.timeout(timeout):

@@ -83,7 +83,7 @@ class OAuthHttp:
     async def post_form(self, url: str, form: Mapping[str, str | None], client: OAuthClient) -> OAuthResponse:
         """Send a form, authenticated as the client."""
         fields = {name: value for name, value in form.items() if value}
-        fields["client_id"] = client.id  # besides the header: some servers look for it only request_origin
+        fields["client_id"] = client.id  # besides the header: some servers look for it only in the body
         headers = dict(_FORM)
         if client.method == "client_secret_basic" and client.secret is not None:
             pair = f"{quote(client.id, safe='')}:{quote(client.secret, safe='')}"

@@ -1,6 +1,6 @@
 """Rendering of outcomes: the renderers a toolset declares, the render plan of a call, and the page made of it.
 
-Nothing here opens a file or a connection. `pages`, `highlight` and `markdown` are not imported here: they import
+Nothing here opens a file or a connection. `pages` and `highlight` are not imported here: they import
 Pygments and markdown-it, which most processes never need.
 """
 

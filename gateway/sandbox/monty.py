@@ -77,7 +77,7 @@ class Monty:
 
     def __init__(self, workers: int = 4) -> None:
         if not is_installed():
-            raise unavailable("Monty is not is_installed; pip install 'toolgate-mcp[monty]'")
+            raise unavailable("Monty is not installed; pip install 'toolgate-mcp[monty]'")
         self._workers = workers
         self._slots = asyncio.Semaphore(workers)
         self._threads = ThreadPoolExecutor(workers, "toolgate-monty")

@@ -457,7 +457,7 @@ class HeldChat:
         if not known:
             # without a parent message, its files are the chat's current ones
             own = await self.save("edit") if above is None else None
-            await self._manifests.tell_message(chat, message, above, own)
+            await self._manifests.store_message(chat, message, above, own)
         if goes_on:
             await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id, message)
             self.head = replace(self.head, message_id=message)

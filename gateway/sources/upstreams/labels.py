@@ -30,6 +30,7 @@ _OUR_HEADING = re.compile(
 )
 _ELICITATION = "elicitation/create"
 _SHOWN = ("title", "description", "enumNames")
+# As in `approval/question.py`.
 _OUR_CHOICES = ("approve once", "approve for this chat")
 
 # The only spelling of a host on which all URL parsers agree: no user name, no backslash, no Unicode.
