@@ -79,7 +79,7 @@ class Approval(Extension):
     asking, protected files in a person's own folder are asked about each time; an approved call carries their paths as
     `approved_paths`. A consent that comes with the call counts for the very question that was shown or, if the person
     edited the arguments, for the same reason. A call that passes because somebody agreed, or because the operator asks
-    nobody, is marked `confirmed`. One that passes because it is harmless is not, so the tool still refuses what is not harmless.
+    nobody, is marked `confirmed`. A harmless call is not, so the tool still refuses anything else.
 
     Resources and prompts are chosen by a person or a program, not called by a model: only rules apply to them, and
     what a rule would ask about is refused.
