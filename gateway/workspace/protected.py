@@ -43,7 +43,7 @@ _REPOSITORY = {
     ".hg": ("hgrc",),
 }
 
-# Many packages contain editor folders, which editors only obey in a folder that is open_directory as a project.
+# Many packages contain editor folders, which editors only obey in a folder that is opened as a project.
 _IN_PACKAGES = PROTECTED_NAMES - {".vscode", ".idea"}
 
 _PACKAGES = ("node_modules", "site-packages")
