@@ -20,7 +20,7 @@ test: $(VENV)/.development  ## everything, as CI runs it
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto $(ARGS)
+	$(BIN)/pytest -n auto --dist=worksteal $(ARGS)
 
 bench: $(VENV)/.development  ## every benchmark, each against its anchor in the same run
 	for benchmark in benchmarks/[!_]*.py; do $(BIN)/python -m benchmarks.$$(basename $$benchmark .py) || exit 1; done
