@@ -109,7 +109,8 @@ class DiskUsage:
     program wrote enough to matter. What was added before the first walk is at most what changed since the program
     began, and at most what it can have written. Deleted files that it holds count too. A program can hide files, in a
     folder that only root may list or by descriptors that nobody can follow: then all that it wrote counts. A process
-    that is just starting or ending is closed for a moment, so only what is closed to two looks in a row is hidden.
+    that is just starting or ending is closed for a moment, so only what is closed to two checks in a row is hidden, and
+    counters decide nothing at the first check that cannot read them all.
     A `sparing` meter walks only once the program can have added too much: one that waits for days costs no walks.
     """
 
@@ -137,6 +138,7 @@ class DiskUsage:
         self._deleted = deleted
         self._counted: bool | None = None
         self._work: Work | None = Work(0, 0.0, exact=True)
+        self._was_exact = True
         self._next_start: _Moment | None = None
         self._begin(_Moment(folders, self._work))
 
@@ -152,6 +154,9 @@ class DiskUsage:
             self._work = self._read_work()
         except ProcessLookupError:
             return False  # the program has just ended
+        was_exact, self._was_exact = self._was_exact, self._work is None or self._work.exact
+        if was_exact and not self._was_exact:
+            return False  # the counters of a process that nobody has waited for yet are closed for a moment
         now = _Moment(self._folders, self._work)
         if not self._is_due(now):
             return False

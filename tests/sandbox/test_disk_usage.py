@@ -19,7 +19,7 @@ from eventually import eventually
 
 from gateway.sandbox import disk_usage
 from gateway.sandbox.disk_usage import DEPTH_LIMIT, DiskSize, DiskUsage, TmpfsUsage, cannot_inspect_programs
-from gateway.sandbox.process_tree import DeletedFiles, SharedMemory, work_of
+from gateway.sandbox.process_tree import DeletedFiles, SharedMemory, Work, work_of
 from gateway.sandbox.supervisor_main import remove
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
@@ -451,3 +451,23 @@ with open(sys.argv[1], "wb") as file:
     os.fsync(file.fileno())
 time.sleep(300)
 """
+
+
+def test_disk_usage_decides_nothing_at_the_first_check_that_cannot_read_counters(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counters of an ended process are closed until its parent waits for it; growth by others counts for nothing."""
+    meter = DiskUsage([disk], DiskSize(100_000, 10**6), os.getpid())
+    work = Work(0, 0.0, exact=True)
+    monkeypatch.setattr(meter, "_read_work", lambda: work)
+
+    def check() -> bool:
+        meter._walked = -math.inf
+        return meter.is_full()
+
+    assert not check()
+    (disk / "from others").write_bytes(bytes(1_000_000))
+    assert not check()
+    work = Work(10**9, 1.0, exact=False)
+    assert not check()
+    assert check()
