@@ -456,7 +456,7 @@ time.sleep(300)
 def test_disk_usage_decides_nothing_at_the_first_check_that_cannot_read_counters(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The counters of an ended process are closed until its parent waits for it; growth by others counts for nothing."""
+    """The counters of an ended process are closed until its parent waits for it; growth by others does not count."""
     meter = DiskUsage([disk], DiskSize(100_000, 10**6), os.getpid())
     work = Work(0, 0.0, exact=True)
     monkeypatch.setattr(meter, "_read_work", lambda: work)
