@@ -56,7 +56,7 @@ BILLION_LAUGHS = "a: &a [x]\n" + "\n".join(f"{b}: &{b} [*{a},*{a}]" for a, b in 
         ("\n- a" * 100_001, "more than 100000 values"),
         ("a: 1e999", "x.yaml line 1: this number is too large"),
         ("a: " + "9" * 5000, "x.yaml line 1: this number is too large"),
-        ('a: "\\uD800"', "x.yaml line 1: this"),
+        ('a: "\\uD800"', "x.yaml line 1: "),
         ("a: 1\nb: [", "invalid YAML"),
         ("a: 1\n\tb: 2", "x.yaml line 2: invalid YAML"),
         ("a: '\x00'", "invalid YAML"),

@@ -528,7 +528,7 @@ def test_a_server_of_the_sdk_is_added_called_and_found_by_the_doctor(home: Path)
     toolgate(home, "upstream", "add", "gone", "--no-test", "--", sys.executable, "-c", "raise SystemExit('bye')")
     failed = toolgate(home, "upstream", "test", "gone", code=1)
     assert (failed.stderr.count("\n"), failed.stderr[:10]) == (1, "toolgate: ")
-    assert "it said: bye" in failed.stderr
+    assert "stderr: bye" in failed.stderr
     examined = toolgate(home, "doctor", "--json", code=1)
     found = [each for each in json.loads(examined.stdout) if each["subject"] == "upstream"]
     assert [(each["state"], each["message"].split()[0]) for each in found] == [("fail", "gone"), ("ok", "time")]

@@ -132,7 +132,7 @@ def test_a_terminal_is_asked(tmp_path: Path) -> None:
         printed, asked = process.communicate(timeout=60)
     os.close(ours)
     os.close(theirs)
-    assert asked.startswith("This changes files: 1 changed (a.txt). Go on? [y/N]: ")
+    assert asked.startswith("This changes files: 1 changed (a.txt). Continue? [y/N]: ")
     assert printed.startswith("The files are at version ")
     assert (tmp_path / "data/chats/default/workspace/a.txt").read_text() == "1"
 
