@@ -117,7 +117,7 @@ async def storm(data: Path) -> list[Victim]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.promise("X3", "P3")
 def test_no_answered_call_is_lost_when_gateways_on_one_directory_are_killed(tmp_path: Path) -> None:
     victims = asyncio.run(storm(tmp_path))

@@ -24,7 +24,7 @@ from sources.toolset.writing import require_sandbox
 
 from gateway.cli import toolgate
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.promise("T6"), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.promise("T6"), pytest.mark.slow]
 
 LOOKING = (
     "toolset list",

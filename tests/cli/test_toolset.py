@@ -13,7 +13,7 @@ import anyio
 import pytest
 from sources.toolset.writing import require_sandbox, write_toolset
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.promise("T3")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.promise("T3")]
 
 MANIFEST = dedent(
     """

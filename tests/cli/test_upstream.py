@@ -24,7 +24,7 @@ from gateway.errors import GatewayError
 from gateway.gateway import Gateway
 from gateway.sources.upstreams.secret_store import SecretStore
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 SERVER = dedent(
     """

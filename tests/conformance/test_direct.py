@@ -10,7 +10,7 @@ import pytest
 from .processes import conformance_server
 from .suite import ASKING, HANDSHAKE, MODERN, VERSIONS, Suite, short_of_full
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # How many scenarios each version's list has: a list that shrank would make a full score cheap.
 SCORED = {HANDSHAKE: 30, MODERN: 37}

@@ -16,7 +16,7 @@ from .suite import ASKING, HANDSHAKE, MODERN, VERSIONS, Suite, short_of_full
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.anyio,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.promise("G2"),
 ]
 

@@ -12,7 +12,7 @@ from .wire import HANDSHAKE, MODERN
 
 __all__ = ["road"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.promise("C5", "G3")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.promise("C5", "G3")]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from .processes import environment
 from .test_approval import Person, choose, decline, settled, visiting
 from .wire import ERAS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.promise("C5")]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.promise("C5")]
 
 SHIPPED = Path(__file__).parents[2] / "toolsets"
 HOOK = "#!/bin/sh\nexit 0\n"

@@ -18,7 +18,7 @@ from gateway.sources.upstreams import connection
 
 from .servers import labs
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.promise("G1")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.promise("G1")]
 
 STARTED, REACHED = 6, 4
 # Kills in all, a second apart, so that each server has its turn and some are down at the same time.

@@ -29,7 +29,7 @@ from .processes import LOGS, PATIENCE, Listening, environment, on_http, serve_co
 from .servers import lab, labs
 from .wire import ERAS, HANDSHAKE, INITIALIZE, INITIALIZED, MODERN, open_session, post, request
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.promise("G1", "G2")]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.promise("G1", "G2")]
 
 ListChanged = (
     types.ToolListChangedNotification | types.PromptListChangedNotification | types.ResourceListChangedNotification

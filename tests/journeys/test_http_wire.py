@@ -15,7 +15,7 @@ import pytest
 from .processes import LISTENING, PATIENCE, Listening, Process, on_http, on_stdio, serve_command
 from .wire import ERAS, HANDSHAKE, INITIALIZE, MODERN, call, exchange, nested, open_session, post, request, routing
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600

@@ -15,7 +15,7 @@ from mcp import Client
 from gateway import Gateway
 from gateway.serve.mcp.handlers import Handlers, McpServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.promise("C5")]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.promise("C5")]
 
 ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
 INNER = """

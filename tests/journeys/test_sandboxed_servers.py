@@ -17,7 +17,7 @@ from .servers import wild
 from .test_node_clients import _absent, _node_22
 from .test_wild_servers import _commit, _Page
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.promise("H2")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.promise("H2")]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from .processes import PATIENCE, Process, environment, on_stdio, serve_command, to_line
 from .wire import HANDSHAKE, INITIALIZE, INITIALIZED, MODERN, call, nested, request
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 # Bytes of one message, as configured here: four times what a tool's arguments may have.
 LIMIT = 256 * 1024

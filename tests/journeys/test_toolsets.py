@@ -21,7 +21,7 @@ from .processes import on_http
 from .servers.marks import Marks
 from .wire import HANDSHAKE, MODERN
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
 SHIPPED = Path(__file__).parents[2] / "toolsets"
 PAGE = (

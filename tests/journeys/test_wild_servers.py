@@ -19,7 +19,7 @@ from .servers import wild
 from .test_node_clients import Road, _absent, _calling, _inspect, _node_22
 from .wire import HANDSHAKE, MODERN
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.promise("G1", "G3")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.promise("G1", "G3")]
 
 AS_DEFINED = ("title", "description", "inputSchema", "outputSchema", "annotations")
 # What `everything` offers only to a client that can be asked: the gateway can, the Inspector's command line cannot.

@@ -23,7 +23,7 @@ from .clients import over_http, over_stdio, value
 from .processes import Listening
 from .wire import HANDSHAKE, MODERN
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.promise("G4")]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.promise("G4")]
 
 MANIFESTS = types.ResourceTemplateReference(uri="workspace://{chat}/{+path}{?manifest}")
 ODD = ["grüße & co.txt", "50% #1?.txt", "日本/語 (2).txt"]

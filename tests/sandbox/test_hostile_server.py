@@ -15,7 +15,7 @@ from . import attacks
 from .conftest import World, make
 from .siege import Verdicts, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("user", ["root", "user"])

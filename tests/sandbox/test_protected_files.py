@@ -8,7 +8,7 @@ import pytest
 
 from .conftest import World
 
-pytestmark = [pytest.mark.promise("C5"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.promise("C5"), pytest.mark.timeout(600)]
 
 TRY = dedent(
     """

@@ -193,4 +193,4 @@ class VersionsAgree(RuleBasedStateMachine):
 VersionsAgree.TestCase.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestVersionsAgree = pytest.mark.promise("T2")(pytest.mark.timeout(300)(VersionsAgree.TestCase))
+TestVersionsAgree = pytest.mark.promise("T2")(pytest.mark.timeout(600)(VersionsAgree.TestCase))

@@ -14,7 +14,7 @@ from gateway.runtime import start
 
 from .writing import install, write_toolset
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240), pytest.mark.promise("T3")]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.promise("T3")]
 
 MANIFEST = "id: bad\nname: Bad\nversion: 1.0.0\ntools:\n  - {id: run, entrypoint: 'code:run'}\n"
 TOOL = "\ndef run(workspace, text: str = '') -> dict:\n    return {}\n"
