@@ -110,7 +110,8 @@ class DiskUsage:
     began, and at most what it can have written. Deleted files that it holds count too. A program can hide files, in a
     folder that only root may list or by descriptors that nobody can follow: then all that it wrote counts. A process
     that is just starting or ending is closed for a moment, so only what is closed to two checks in a row is hidden, and
-    counters decide nothing at the first check that cannot read them all.
+    counters decide nothing at the first check that cannot read them all. Of a program that drops the counters of its
+    children nothing bounds what it wrote, so its folders are walked at once and often, and all their growth counts.
     A `sparing` meter walks only once the program can have added too much: one that waits for days costs no walks.
     """
 
@@ -196,6 +197,8 @@ class DiskUsage:
             if not most.exceeds(self._limit):
                 return False
         age = now.monotonic - self._walked
+        if not now.is_counted and (self._base is None or age > max(_FIRST_WALK, 20 * self._effort)):
+            return True
         if now.estimate_since(self._last).exceeds(self._limit - self._growth, share=0.5):
             return age > 4 * self._effort
         return age > (_FIRST_WALK if self._base is None else max(_STALE, 20 * self._effort))
@@ -209,6 +212,10 @@ class _Moment:
         self.monotonic = time.monotonic()
         self._free = _free_space(folders)
         self._work = work
+
+    @property
+    def is_counted(self) -> bool:
+        return self._work is not None
 
     @property
     def is_exact(self) -> bool:
