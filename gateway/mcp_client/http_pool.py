@@ -17,10 +17,10 @@ from gateway.mcp_client.http_headers import HttpTarget, endpoint_headers, frame
 from gateway.mcp_client.messages import ConnectionLost, InvalidResponse, Unreachable
 
 CONNECT_SECONDS = 15.0
-# Connections to one server at once, streams included.
+# Connections to one server at once, streams included. As many stay open as calls ran at once lately, which
+# `limits.concurrency` bounds: with fewer, the calls of every burst would connect again.
 CONNECTIONS = 256
 
-IDLE_CONNECTIONS = 32
 IDLE_SECONDS = 20.0
 # A request that must not be sent twice uses only connections that were idle for less: common servers close them after
 # five idle seconds, and one that is about to be closed loses the request.
@@ -157,7 +157,7 @@ class HttpPool:
             raise ConnectionLost(f"the connection to {self.label} was closed")
 
     def _add_idle(self, connection: HttpConnection) -> None:
-        if self._closed or len(self._idle) >= IDLE_CONNECTIONS:
+        if self._closed:
             connection.abort()
             return
         self._idle.append(connection)

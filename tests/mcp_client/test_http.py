@@ -121,6 +121,25 @@ async def test_a_connection_closed_while_it_rested_is_not_used() -> None:
     assert script.connections == 4
 
 
+async def test_connections_of_many_calls_at_once_are_kept_for_the_next() -> None:
+    number = 100
+    waiting: list[Request] = []
+
+    async def answer(request: Request) -> None:
+        waiting.append(request)
+        if len(waiting) == number:  # all replies arrive together
+            for one in waiting:
+                one.result({})
+            waiting.clear()
+
+    async with scripted(modern(answer)) as (script, url):
+        client = await open_client(HttpEndpoint(url), identity=FACE)
+        for _ in range(3):
+            await asyncio.gather(*(call(client) for _ in range(number)))
+        assert script.connections == number
+        await client.close()
+
+
 async def test_only_what_may_be_repeated_is_sent_again_when_a_kept_connection_breaks() -> None:
     broken: list[int] = []
 
