@@ -166,12 +166,19 @@ class GatewayParts:
         """The extensions, outermost first. Their order is the policy: read it from top to bottom."""
         settings, limits = self.settings, self.settings.limits
         approval = self._approval()
+        custom = [(extension.priority, load_extension(extension)) for extension in settings.extensions]
+        policies = [approval, *(extension for _, extension in custom)]
+        validation = Validation(
+            limits.request_bytes,
+            limits.response_bytes,
+            lambda tool: any(policy.reads_arguments(tool) for policy in policies),
+        )
         large_results = LargeResults(self.versions, self._large_result_bytes, limits.response_bytes, file_uri)
         versioning = Versioning(self.versions, approval.require_consent, limits.timeout)
         own: list[tuple[int, Extension]] = [
             (0, self.telemetry),  # measures, refusals included
             (10, Audit(self.records)),  # records, refusals included
-            (20, Validation(limits.request_bytes, limits.response_bytes)),  # do the arguments fit the schema?
+            (20, validation),  # do the arguments fit the schema?
             (25, Ownership(self.chats.claim)),  # is it this caller's chat?
             (30, Permissions(self.categories, self._permission)),  # is the caller allowed to?
             (40, RateLimit(self.categories, limits.calls_per_minute)),  # too many calls?
@@ -181,7 +188,6 @@ class GatewayParts:
             (70, self.concurrency),  # a slot and a deadline, held by no call that waits for a person
             (100, versioning),  # innermost: the files before and after, and consent to changes of existing ones
         ]
-        custom = [(extension.priority, load_extension(extension)) for extension in settings.extensions]
         return [extension for _, extension in sorted([*own, *custom], key=lambda pair: pair[0])]
 
     def _approval(self) -> Approval:

@@ -13,6 +13,8 @@ from gateway.tools import Category, Permission, Tool
 
 # In the `_meta` of a tool and of what links to a plan: the renderer that shows the outcome.
 RENDERER = "dev.toolgate/renderer"
+# Names listed in the refusal of a name that several tools have.
+_CANDIDATES = 20
 
 
 def mcp_tool(name: str, tool: Tool) -> dict[str, Any]:
@@ -79,10 +81,12 @@ class CatalogPolicy:
 
 
 class Catalog:
-    """The merged view. Tools are found by public name or by id; iteration is by name.
+    """The merged view. Tools are found by public name, id or alias; iteration is by name.
 
-    `withheld` says of each tool that exists but is not offered why; `problems` is what an operator
-    should mend: bad schemas, tools above their category's level, names that had to be changed.
+    `aliases` are other names with the ids they may mean: names that a tool had before, and names without the prefix,
+    which models and apps leave out. One that may mean several tools finds none of them. `withheld` says of each tool
+    that exists but is not offered why; `problems` is what an operator should mend: bad schemas, tools above their
+    category's level, names that had to be changed.
     """
 
     def __init__(
@@ -90,10 +94,15 @@ class Catalog:
         entries: Iterable[CatalogEntry] = (),
         withheld: Mapping[str, GatewayError] | None = None,
         problems: Sequence[GatewayError] = (),
+        aliases: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._entries = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
         self._by_id = {entry.tool.id: entry for entry in self._entries.values()}
         self._withheld = dict(withheld or {})
+        self._aliases = dict(aliases or {})
+        unique = {name: ids[0] for name, ids in self._aliases.items() if len(ids) == 1}
+        aliased = {name: self._by_id[tool_id] for name, tool_id in unique.items() if tool_id in self._by_id}
+        self.accepted: Mapping[str, CatalogEntry] = {**aliased, **self._by_id, **self._entries}
         self.problems = tuple(problems)
 
     def __iter__(self) -> Iterator[CatalogEntry]:
@@ -103,15 +112,15 @@ class Catalog:
         return len(self._entries)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Catalog) and self._entries == other._entries
+        return isinstance(other, Catalog) and self.accepted == other.accepted
 
     __hash__ = None  # type: ignore[assignment]  # compared by content, so it is no key
 
     def get(self, name: str) -> CatalogEntry | None:
-        return self._entries.get(name) or self._by_id.get(name)
+        return self.accepted.get(name)
 
     def find(self, name: str) -> CatalogEntry:
-        """The entry of that name or id; refused with the reason it is not offered, or the nearest name."""
+        """The entry of that name, id or alias; refused with the reason it is not offered, or the nearest name."""
         entry = self.get(name)
         if entry is None:
             raise self.refusal(name)
@@ -119,8 +128,14 @@ class Catalog:
 
     def refusal(self, name: str) -> GatewayError:
         """The error for a name that has no entry."""
-        if name in self._withheld:
-            return self._withheld[name]
+        ids = self._aliases.get(name, ())
+        offered = [self._by_id[tool_id].name for tool_id in ids if tool_id in self._by_id]
+        if offered and name not in self._withheld:
+            listed = ", ".join(offered[:_CANDIDATES])
+            return NotFound(f"{len(ids)} tools are named {name!r}; call one of: {listed}", code="AMBIGUOUS_TOOL")
+        for known in (name, *ids):
+            if known in self._withheld:
+                return self._withheld[known]
         shown = name if len(name) <= 100 else f"{name[:100]}…"
         hint = names.did_you_mean(name, self._entries) if len(name) <= 2 * names.WIRE_NAME_LIMIT else ""
         return NotFound(f"no tool is named {shown!r}{hint}", code="UNKNOWN_TOOL")
@@ -205,13 +220,19 @@ class Draft:
         """The name each tool would have if it were alone: `{id: name}`."""
         return {tool_id: names.wire_name(tool_id, tool.prefix) for tool_id, (_, tool) in self.offered.items()}
 
-    def finish(self, given: Mapping[str, str]) -> Catalog:
-        """The catalog, with the names given (`{id: name}`)."""
-        wishes = self.wishes
-        for tool_id, name in sorted(given.items()):
-            if name != wishes[tool_id]:
-                self.problems.append(
-                    Invalid(f"{tool_id} is offered as {name!r}: {wishes[tool_id]!r} is taken", code="NAME_TAKEN")
-                )
+    def finish(self, given: Mapping[str, str], owners: Mapping[str, str]) -> Catalog:
+        """The catalog, with the names given (`{id: name}`). `owners` are all names ever handed out (`{name: id}`)."""
+        for tool_id, wish in sorted(self.wishes.items()):
+            if given[tool_id] != wish:
+                taken = f"{wish!r} belongs to {owners[wish]}"
+                self.problems.append(Invalid(f"{tool_id} is offered as {given[tool_id]!r}: {taken}", code="NAME_TAKEN"))
         entries = (CatalogEntry(given[tool_id], tool, source) for tool_id, (source, tool) in self.offered.items())
-        return Catalog(entries, self.withheld, self.problems)
+        return Catalog(entries, self.withheld, self.problems, self._find_aliases(owners))
+
+    def _find_aliases(self, owners: Mapping[str, str]) -> dict[str, list[str]]:
+        """Other names of the known tools, with the ids they may mean. A withheld tool counts: a call that means it must
+        not reach another. A name that was handed out never means a tool that it was not given to."""
+        aliases: dict[str, list[str]] = {}
+        for tool_id in sorted(self.known):
+            aliases.setdefault(tool_id.partition(":")[2] or tool_id, []).append(tool_id)
+        return aliases | {name: [tool_id] for name, tool_id in owners.items()}

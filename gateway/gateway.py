@@ -41,6 +41,11 @@ STARTUP_SECONDS = 5.0
 # The same without `follow`: such a process lists once and ends.
 DISCOVERY_SECONDS = 30.0
 
+# How long lists wait after the first start with an upstream, which may be installing itself, and after a start that
+# follows one which ended before it answered. Many clients list tools once and ignore what is announced later.
+FIRST_LIST_SECONDS = 25.0
+NEXT_LIST_SECONDS = 4.0
+
 # How often `follow` asks whether another process has changed something.
 FOLLOW_SECONDS = 0.5
 
@@ -73,6 +78,7 @@ class Gateway:
         self._refresh_task: asyncio.Task[None] | None = None
         self._refresh_needed = False
         self._installing: asyncio.Task[Any] | None = None
+        self._first_lists: asyncio.Task[None] | None = None
         self._listeners: list[Callable[[], None]] = []
 
     @classmethod
@@ -107,8 +113,11 @@ class Gateway:
                 await asyncio.wait([gateway._installing], timeout=STARTUP_SECONDS if follow else None)
             if await gateway._has_upstreams():
                 await gateway.upstreams.sync()
-                names = {"all": None, "own": gateway.upstreams.own, "none": ()}[connect]
-                await gateway.upstreams.discover(STARTUP_SECONDS if follow else DISCOVERY_SECONDS, names)
+                if follow:
+                    await gateway._start_upstreams(stack)
+                else:
+                    names = {"all": None, "own": gateway.upstreams.own, "none": ()}[connect]
+                    await gateway.upstreams.discover(DISCOVERY_SECONDS, names)
             await gateway.refresh()
             if follow:
                 stack.push_async_callback(_cancel, asyncio.create_task(gateway._follow()))
@@ -135,6 +144,10 @@ class Gateway:
     def watch_upstreams(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever upstreams may offer other prompts or resources."""
         self._listeners.append(listener)
+
+    def first_lists(self) -> asyncio.Task[None] | None:
+        """Return what a list waits for: servers that were never listed before; None once they are."""
+        return self._first_lists
 
     async def call(
         self,
@@ -174,7 +187,7 @@ class Gateway:
         return {name: upstream for name, upstream in self.upstreams.by_name.items() if name in digests}
 
     async def refresh(self) -> Catalog:
-        """List the tools of all sources again and offer them. Problems that an operator should correct are logged."""
+        """List the tools of all sources again and offer them. New problems for an operator to correct are logged."""
         async with self._refresh_lock:
             revisions, installed = await self._load_revisions(), await self.installed_toolsets()
             profile = self.settings.effective_profile()
@@ -184,9 +197,13 @@ class Gateway:
             unlisted = await self._find_unlisted_servers(draft.known, installed)
             draft.problems += check_tool_patterns(self.settings.approval, draft.known, unlisted)
             draft.problems += [toolset.problem for toolset in installed if toolset.problem is not None]
-            catalog = draft.finish(await self._parts.tool_names.assign(draft.wishes))
-            for problem in catalog.problems:
-                PROBLEMS.warning("%s", problem)
+            if (registry := self._parts.upstreams.peek()) is not None:
+                draft.problems += [problem for each in registry.by_name.values() for problem in each.problems]
+            catalog = draft.finish(*await self._parts.tool_names.assign(draft.wishes))
+            logged = set(map(str, self.catalog.problems))
+            for problem in dict.fromkeys(map(str, catalog.problems)):
+                if problem not in logged:
+                    PROBLEMS.warning("%s", problem)
             self.executor.swap(catalog)
             self._revisions = revisions
             return catalog
@@ -208,6 +225,23 @@ class Gateway:
         for part in (self._parts.upstreams.peek(), self._parts.toolsets.peek()):
             if part is not None:
                 await part.close()
+
+    async def _start_upstreams(self, stack: AsyncExitStack) -> None:
+        first, again = await self.upstreams.start()
+        if first:
+            await asyncio.wait(first, timeout=STARTUP_SECONDS)
+        if not all(task.done() for task in (*first, *again)):
+            self._first_lists = asyncio.create_task(self._finish_first_lists(first, again))
+            stack.push_async_callback(_cancel, self._first_lists)
+
+    async def _finish_first_lists(self, first: list[asyncio.Task[None]], again: list[asyncio.Task[None]]) -> None:
+        try:
+            await asyncio.wait([*first, *again], timeout=NEXT_LIST_SECONDS)
+            if first:
+                await asyncio.wait(first, timeout=FIRST_LIST_SECONDS - STARTUP_SECONDS - NEXT_LIST_SECONDS)
+            await self.refresh()
+        finally:
+            self._first_lists = None
 
     async def _add_tools(self, draft: Draft, source: Source) -> None:
         for tool in await source.list_tools():

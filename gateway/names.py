@@ -10,12 +10,25 @@ import hashlib
 import random
 import re
 import time
+import unicodedata
 from collections.abc import Iterable, Mapping
+from itertools import count
 
 SEPARATOR = "__"
 WIRE_NAME_LIMIT = 64  # the strictest of the hosts and model APIs in use
 _DIGEST_LENGTH = 8
 _FOREIGN = re.compile(r"[^A-Za-z0-9_-]+")
+_PAIRS = "жzh хkh цts чch шsh щshch ъ ь юyu яya єye θth χch ψps ßss æae œoe þth"
+_LETTERS = {
+    **dict(zip("абвгдезиклмнопрстуфыэіґ", "abvgdeziklmnoprstufyeig", strict=True)),
+    **dict(zip("αβγδεζηικλμνξοπρσςτυφωøłđðı", "avgdeziiklmnxoprsstyfoolddi", strict=True)),
+    **{pair[0]: pair[1:] for pair in _PAIRS.split()},
+}
+# The sound of a letter in its Unicode name: all of it for syllables, its beginning for Arabic and Hebrew.
+_SOUND = re.compile(
+    r"(?:ARABIC|HEBREW) LETTER (?:FINAL )?(SH|KH|GH|TH|TS|[A-Z])[A-Z]*|HANGUL SYLLABLE ([A-Z]+)"
+    r"|[A-Z]+ (?:SMALL |CAPITAL )?(?:LETTER|VOWEL SIGN) (?:SMALL )?([A-Z]{1,4})"
+)
 _PLAIN_CHAT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 CHAT_LIMIT = 200
 
@@ -24,17 +37,31 @@ def wire_name(tool_id: str, prefix: str | None = None) -> str:
     """The name clients see: `toolset__tool` for `toolset:tool`, at most 64 of `[A-Za-z0-9_-]`.
 
     `prefix` replaces the part before the colon; the empty one leaves the tool's own name. A name
-    that must be shortened or has foreign characters ends in a digest of its id, so that two ids
-    never meet by being cleaned.
+    that must be shortened or has foreign characters, which are transliterated, ends in a digest of
+    its id, so that two ids never meet by being cleaned.
     """
-    owner, colon, own = tool_id.rpartition(":")
+    owner, colon, own = tool_id.partition(":") if ":" in tool_id else ("", "", tool_id)
     if prefix is not None:
         owner, colon = prefix, prefix
     spelled = f"{owner}{SEPARATOR}{own}" if colon else own
-    cleaned = _FOREIGN.sub("_", spelled)
+    cleaned = _FOREIGN.sub("_", spelled if spelled.isascii() else transliterate(spelled))
     if cleaned == spelled and 0 < len(spelled) <= WIRE_NAME_LIMIT:
         return spelled
     return with_digest(cleaned, tool_id)
+
+
+def transliterate(text: str) -> str:
+    """The text in Latin letters, as far as its letters have a sound that does not depend on the language."""
+    return "".join(map(_transliterate, unicodedata.normalize("NFC", text)))
+
+
+def _transliterate(character: str) -> str:
+    parts = [part for part in unicodedata.normalize("NFKD", character) if not unicodedata.combining(part)]
+    letters = "".join(part if part.isascii() else _LETTERS.get(part.lower(), part) for part in parts)
+    if letters.isascii():
+        return letters
+    sound = _SOUND.fullmatch(unicodedata.name(character, ""))
+    return character if sound is None else (sound[1] or sound[2] or sound[3]).lower()
 
 
 def with_digest(name: str, tool_id: str) -> str:
@@ -46,17 +73,17 @@ def with_digest(name: str, tool_id: str) -> str:
 def assign(wanted: Mapping[str, str], taken: Mapping[str, str]) -> dict[str, str]:
     """A public name for each tool id: `{id: name}` from `{id: wished name}`.
 
-    A name in `taken` (`{name: id}`, what was handed out before) stays with its id for good. Among
-    newcomers a builtin, then the smallest id, gets the plain name, the others the name with their
-    digest, so the answer does not depend on the order of arrival.
+    A name in `taken` (`{name: id}`, what was handed out before) belongs to its id for good. An id gets the name it
+    wishes for, unless that belongs to another; then the name with its digest. Among several that wish for a free name a
+    builtin, then the smallest id, gets it, so the answer does not depend on the order of arrival.
     """
-    assigned = {tool_id: name for name, tool_id in taken.items() if tool_id in wanted}
-    used = set(taken)
-    for tool_id in sorted(set(wanted) - set(assigned), key=lambda tool_id: (":" in tool_id, tool_id)):
+    owners, assigned = dict(taken), {}
+    for tool_id in sorted(wanted, key=lambda tool_id: (":" in tool_id, tool_id)):
         name = wanted[tool_id]
-        if name in used:
-            name = with_digest(name, tool_id)
-        used.add(name)
+        for attempt in count():
+            if owners.setdefault(name, tool_id) == tool_id:
+                break
+            name = with_digest(wanted[tool_id], tool_id + ":" * attempt)
         assigned[tool_id] = name
     return assigned
 

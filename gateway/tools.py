@@ -124,10 +124,35 @@ class Tool:
     preview: FilePreview | None = None
     is_tool: bool = True
 
+    def accepts(self, arguments: Mapping[str, Any]) -> bool:
+        """Return whether the schema takes the arguments."""
+        return self._arguments.is_valid(arguments)
+
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments the schema does not take, naming the first thing to mend."""
         if not self._arguments.is_valid(arguments):
+            if self.schema_problem is not None:
+                raise Invalid(f"{self.schema_problem.message}; its arguments cannot be checked")
             raise Invalid(f"{self.id}: {_complaint(self._arguments, arguments, self.input_schema)}")
+
+    def repair_arguments(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments as an upstream gets them. Its schema may refuse what its code takes: a missing argument
+        that is required and has a default gets it, and null for an argument that may be absent is dropped."""
+        if self.wire is None or self._arguments.is_valid(arguments):
+            return arguments
+        properties, required = self.input_schema.get("properties"), self.input_schema.get("required")
+        repaired = dict(arguments)
+        for error in self._arguments.iter_errors(arguments):
+            name = _blamed_argument(error, arguments)
+            if name is None:
+                continue
+            schema = properties.get(name) if isinstance(properties, Mapping) else None
+            if isinstance(required, list) and name in required:
+                if isinstance(schema, Mapping) and "default" in schema:
+                    repaired[name] = schema["default"]
+            else:
+                repaired.pop(name, None)
+        return repaired
 
     def check_output(self, value: Any) -> None:
         """Refuse an output the tool itself promised not to give."""
@@ -136,17 +161,34 @@ class Tool:
             raise ToolFailed(f"{self.id} answered against its output schema: {complaint}", code="INVALID_OUTPUT")
 
     def compile(self) -> None:
-        """Compile the schemas now; refuses a schema that is none."""
+        """Compile the schemas now; refuses a schema that is none, but for an upstream's input schema."""
         self._arguments  # noqa: B018 - a cached property is compiled by reading it
         self._output  # noqa: B018
 
+    @property
+    def schema_problem(self) -> Invalid | None:
+        """The reason why an upstream's input schema cannot be compiled; no arguments satisfy it."""
+        return self._compiled[1]
+
     @cached_property
     def _arguments(self) -> jsonschema_rs.Validator:
-        return _validator(self.id, "input", self.input_schema)
+        return self._compiled[0]
+
+    @cached_property
+    def _compiled(self) -> tuple[jsonschema_rs.Validator, Invalid | None]:
+        try:
+            return _validator(self.id, "input", self.input_schema), None
+        except Invalid as problem:
+            if self.wire is None:
+                raise
+            return _NOTHING, problem
 
     @cached_property
     def _output(self) -> jsonschema_rs.Validator | None:
         return None if self.output_schema is None else _validator(self.id, "output", self.output_schema)
+
+
+_NOTHING = jsonschema_rs.validator_for(False)
 
 
 READ_RESOURCE = Tool(
@@ -221,6 +263,14 @@ def _validator(tool_id: str, which: str, schema: Mapping[str, Any]) -> jsonschem
 def _refuse_reference(uri: str) -> Any:
     """A schema is data from strangers: it must not make us fetch anything."""
     raise ValueError(f"reference to {uri} is outside the schema")
+
+
+def _blamed_argument(error: jsonschema_rs.ValidationError, arguments: Mapping[str, Any]) -> str | None:
+    """Return the argument that is missing, or null against the schema."""
+    path = error.instance_path
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Required):
+        return None if path else error.kind.property
+    return str(path[0]) if len(path) == 1 and arguments[str(path[0])] is None else None
 
 
 def _complaint(validator: jsonschema_rs.Validator, value: Any, schema: Mapping[str, Any]) -> str:

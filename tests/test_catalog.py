@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -27,12 +28,18 @@ class Box:
         return Outcome(value=call.target.id)
 
 
-def catalog(*tools: Tool, permission: Permission = Permission.EXECUTE, limit: int = 100) -> Catalog:
+def catalog(
+    *tools: Tool,
+    permission: Permission = Permission.EXECUTE,
+    limit: int = 100,
+    taken: Mapping[str, str] | None = None,
+) -> Catalog:
     draft = Draft(CatalogPolicy(Settings().effective_categories(), permission, limit))
     source = Box(*tools)
     for tool in tools:
         draft.consider(source, tool)
-    return draft.finish(assign(draft.wishes, {}))
+    given = assign(draft.wishes, taken or {})
+    return draft.finish(given, {**(taken or {}), **{name: tool_id for tool_id, name in given.items()}})
 
 
 READ = Tool("read", "Read.", category="filesystem", permission=Permission.READ_ONLY, tags=("files",))
@@ -118,3 +125,43 @@ def test_tools_are_exported_in_three_shapes() -> None:
             },
         }
     ]
+
+
+def upstream_tool(tool_id: str, **more: Any) -> Tool:
+    return Tool(tool_id, "", category="upstream", kind="mcp", owner=tool_id.partition(":")[0], wire={}, **more)
+
+
+def test_bare_name_means_a_tool_only_if_one_source_has_it() -> None:
+    merged = catalog(READ, upstream_tool("a:get-time"), upstream_tool("a:search"), upstream_tool("b:search"))
+    assert merged.find("get-time").tool.id == "a:get-time"
+    with pytest.raises(GatewayError, match="2 tools are named 'search'; call one of: a__search, b__search") as refused:
+        merged.find("search")
+    assert refused.value.code == "AMBIGUOUS_TOOL"
+
+
+def test_bare_name_of_a_withheld_tool_reaches_no_other_tool() -> None:
+    held = upstream_tool("a:search", withheld="its definition changed")
+    with pytest.raises(GatewayError, match="b__search"):
+        catalog(held, upstream_tool("b:search")).find("search")
+    with pytest.raises(GatewayError, match="its definition changed") as refused:
+        catalog(held).find("search")
+    assert refused.value.code == "TOOL_DISABLED"
+    off = Tool("run", "", category="development")
+    with pytest.raises(GatewayError, match="--enable-tool-categories development"):
+        catalog(off, upstream_tool("b:run")).find("run")
+
+
+def test_bare_name_is_never_one_that_was_given_to_another_tool() -> None:
+    merged = catalog(upstream_tool("b:a__run"), taken={"a__run": "a:run"})
+    with pytest.raises(GatewayError, match="no tool is named 'a__run'"):
+        merged.find("a__run")
+
+
+def test_tool_with_a_new_prefix_keeps_its_old_name_as_an_alias() -> None:
+    merged = catalog(upstream_tool("a:x", prefix="new"), taken={"old__x": "a:x"})
+    assert [entry.name for entry in merged] == ["new__x"]
+    assert merged.find("old__x").name == "new__x"
+    assert merged.problems == ()
+    taken = catalog(upstream_tool("b:x", prefix="old"), taken={"old__x": "a:x"})
+    [problem] = taken.problems
+    assert "'old__x' belongs to a:x" in problem.message

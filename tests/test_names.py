@@ -57,6 +57,40 @@ def test_a_name_once_given_never_changes_its_meaning(first: dict[str, str], late
     assert {tool_id: given_later[tool_id] for tool_id in first} == given_first
 
 
+@pytest.mark.parametrize(
+    ("own", "readable"),
+    [
+        ("поиск_файлов", "poisk_failov"),
+        ("Größe-messen", "Grosse-messen"),
+        ("αναζήτηση", "anazitisi"),
+        ("날씨", "nalssi"),
+        ("てんき", "tenki"),
+        ("سلام", "slam"),
+        ("שלום", "shlvm"),
+        ("नमस्ते", "namasatae"),
+        ("天気-now", "_-now"),
+    ],
+)
+def test_name_in_another_script_is_transliterated_and_ends_in_a_digest(own: str, readable: str) -> None:
+    name = names.wire_name(f"srv:{own}")
+    assert re.fullmatch(f"srv__{re.escape(readable)}_[0-9a-f]{{8}}", name)
+
+
+def test_colon_in_the_name_of_a_tool_stays_with_the_tool() -> None:
+    assert names.wire_name("srv:a:b", "").startswith("a_b_")
+
+
+def test_wish_that_changes_is_granted_unless_the_name_belongs_to_another() -> None:
+    assert names.assign({"a:x": "new__x"}, {"old__x": "a:x"}) == {"a:x": "new__x"}
+    assert names.assign({"b:x": "old__x"}, {"old__x": "a:x"})["b:x"].startswith("old__x_")
+
+
+def test_name_that_imitates_a_digest_takes_no_other_name() -> None:
+    digested = names.with_digest("x", "b:x")
+    assigned = names.assign({"a:x": "x", "b:x": "x"}, {digested: "evil:x"})
+    assert len({*assigned.values(), digested}) == 3
+
+
 def test_a_builtin_comes_before_an_upstream_of_the_same_name() -> None:
     assert names.assign({"fs:read_file": "read_file", "read_file": "read_file"}, {})["read_file"] == "read_file"
 

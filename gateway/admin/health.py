@@ -20,6 +20,7 @@ from gateway.sandbox.detect import FIXES, survey
 from gateway.sandbox.monty import is_installed
 from gateway.sandbox.run_user import account
 from gateway.sources.upstreams.spec import Spec
+from gateway.sources.upstreams.tools import HELD
 from gateway.text import visible
 from gateway.workspace import Openat2, choose_opener
 from gateway.workspace.gc import sizes
@@ -50,7 +51,9 @@ async def check_machine(settings: Settings) -> list[HealthCheck]:
 async def check_gateway(gateway: Gateway) -> list[HealthCheck]:
     """Check the database and the tools."""
     await gateway.ready()
-    problems = [*map(str, gateway.catalog.problems), *(each.message for each in await gateway.builtins.problems())]
+    # `check_upstreams` counts what waits for review.
+    problems = [str(problem) for problem in gateway.catalog.problems if problem.code != HELD]
+    problems += [each.message for each in await gateway.builtins.problems()]
     categories = gateway.settings.effective_categories().values()
     enabled = ", ".join(category.name for category in categories if category.enabled)
     return [

@@ -27,6 +27,7 @@ from gateway.sources.upstreams.poisoning import Finding, find_suspicions
 from gateway.sources.upstreams.registry import FACE
 from gateway.sources.upstreams.secret_store import UpstreamCredentials, missing
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
+from gateway.sources.upstreams.tools import HELD
 from gateway.sources.upstreams.upstream import LIST_SECONDS, START_SECONDS, Upstream
 from gateway.text import visible
 from gateway.tools import Tool
@@ -288,7 +289,7 @@ async def _build_result(
         tools=tool_statuses(gateway.settings, upstream.tools, pins),
         findings=await asyncio.to_thread(_find_suspicious, definitions.found),
         waiting=sum(pin.state == "held" for pin in pins),
-        problems=tuple(visible(str(problem)) for problem in upstream.problems),
+        problems=tuple(visible(str(problem)) for problem in upstream.problems if problem.code != HELD),
     )
 
 

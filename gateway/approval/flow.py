@@ -111,6 +111,7 @@ class ApprovalFlow:
         outcome = await self._call_tool(call)
         if not isinstance(outcome.error, ConsentNeeded):
             return outcome
+        call = _repair(call, outcome.error.question.tool)
         if approver is None:
             await self._store.end_call(call.id, outcome.error)
             return outcome
@@ -129,6 +130,7 @@ class ApprovalFlow:
         return AskMethod.REFUSED
 
     async def _ask_client(self, call: Call, outcome: Outcome, needed: ConsentNeeded) -> Outcome:
+        call = _repair(call, needed.question.tool)
         method = self.choose_method(call.client, needed.question)
         if method is AskMethod.RETURNED:
             return await self._return_question(call, call.id, needed, 0)
@@ -258,6 +260,7 @@ class ApprovalFlow:
     async def _resume(self, call: Call, state: str) -> Outcome:
         """Continue a call whose client returns our state."""
         tool = self._find_tool(call.name)
+        call = call if tool is None else _repair(call, tool)
         claims = self.states.unseal(state)
         if tool is None or claims is None or not self._is_valid(claims, call, tool):
             return await self._refuse_state(call, tool, "it was not made for this call, or not by this gateway")
@@ -387,6 +390,11 @@ class RevisionWatcher:
                 for changed, revision in self._waiting.items():
                     if current > revision and not changed.done():
                         changed.set_result(None)
+
+
+def _repair(call: Call, tool: Tool) -> Call:
+    """Return the call with the arguments that a person is asked about: those that are sent to the tool."""
+    return call.with_arguments(tool.repair_arguments(call.arguments))
 
 
 async def _catch_refusal(outcome: Awaitable[Outcome]) -> Outcome:

@@ -75,7 +75,13 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
         flow = gateway.approval_flow
         flow.states.load_keys()  # refuse wrong keys at the start, not at the first question
         handlers = Handlers(
-            gateway.executor, gateway.versions, gateway.chat, gateway.records, gateway.passthrough, flow
+            gateway.executor,
+            gateway.versions,
+            gateway.chat,
+            gateway.records,
+            gateway.passthrough,
+            flow,
+            gateway.first_lists,
         )
         gateway.watch_upstreams(handlers.upstreams_changed)
         server = McpServer(handlers)

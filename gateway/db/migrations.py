@@ -162,7 +162,22 @@ SERVER_CONSENTS: Migration = (
     """,
 )
 
-MIGRATIONS: Sequence[Migration] = (schema.TABLES, INSTALLED_TOOLSETS, UPSTREAMS, APPROVALS, SERVER_CONSENTS)
+TOOL_NAMES: Migration = (
+    # A tool keeps the names it had under an earlier prefix.
+    "CREATE TABLE names_of_tools (name TEXT PRIMARY KEY, tool_id TEXT NOT NULL)",
+    "INSERT INTO names_of_tools SELECT name, tool_id FROM tool_names",
+    "DROP TABLE tool_names",
+    "ALTER TABLE names_of_tools RENAME TO tool_names",
+)
+
+MIGRATIONS: Sequence[Migration] = (
+    schema.TABLES,
+    INSTALLED_TOOLSETS,
+    UPSTREAMS,
+    APPROVALS,
+    SERVER_CONSENTS,
+    TOOL_NAMES,
+)
 
 
 def pending(version: int, migrations: Sequence[Migration] = MIGRATIONS) -> list[tuple[int, Migration]]:

@@ -23,16 +23,17 @@ class ToolNames:
         rows = await self._db.fetch("SELECT name, tool_id FROM tool_names")
         return dict(rows)
 
-    async def assign(self, wanted: Mapping[str, str]) -> dict[str, str]:
-        """A public name for each tool id, `{id: name}` from `{id: wished name}`, stored before it is told."""
+    async def assign(self, wanted: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+        """A public name for each tool id, `{id: name}` from `{id: wished name}`, stored before it is told; and every
+        name ever handed out, `{name: id}`. A tool with another prefix than before has several."""
         for _ in range(_ATTEMPTS):
             taken = await self.load()
             assigned = names.assign(wanted, taken)
-            fresh = [Statement(_INSERT, (name, tool_id)) for tool_id, name in assigned.items() if name not in taken]
+            fresh = {name: tool_id for tool_id, name in assigned.items() if name not in taken}
             try:
                 if fresh:
-                    await self._db.run(*fresh)
-                return assigned
+                    await self._db.run(*(Statement(_INSERT, row) for row in fresh.items()))
+                return assigned, taken | fresh
             except Conflict:
                 continue
         raise Conflict("public tool names could not be settled; other processes kept changing them")

@@ -45,15 +45,21 @@ class Extension:
         """Return whether a request besides tool calls, such as for a prompt, would be refused. Lists omit it."""
         return False
 
-    async def before_execute(self, call: Call) -> None:
-        """Called before the tool runs; raise to refuse."""
+    def reads_arguments(self, tool: Tool) -> bool:
+        """Return whether its decision depends on the arguments of this tool; those that an upstream's schema does not
+        take are then refused instead of passed on."""
+        return self.mode == "gate"
+
+    async def before_execute(self, call: Call) -> Call | None:
+        """Called before the tool runs; raise to refuse, return a call to go on with that one."""
+        return None
 
     async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
         """Called with the outcome, refusals included; returns the outcome for the caller."""
         return outcome
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
-        await self.before_execute(call)
+        call = await self.before_execute(call) or call
         return await self.after_execute(call, await proceed(call))
 
 
@@ -124,7 +130,9 @@ def _run_gates(checks: Sequence[Extension], wrapper: Extension | None, proceed: 
         for gate, has_before, has_after in steps:
             if has_before:
                 try:
-                    await gate.before_execute(call)
+                    changed = await gate.before_execute(call)
+                    if changed is not None:
+                        call = changed
                 except GatewayError as refusal:
                     outcome = Outcome(error=refusal)
                     break

@@ -121,6 +121,10 @@ class Approval(Extension):
         rule = find_rule(rules_for(tool, self._rules), tool, arguments) if self._rules else None
         return rule is not None and rule.settings.then != "allow"
 
+    def reads_arguments(self, tool: Tool) -> bool:
+        """Return whether a rule depends on named arguments. Other rules read every text, whatever the schema says."""
+        return any(rule.settings.when.arguments for rule in rules_for(tool, self._rules))
+
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
         tool = call.target
         policy = self._policies.get(tool.id)

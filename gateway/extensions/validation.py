@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gateway.calls import Call, Outcome
 from gateway.errors import Invalid, ToolFailed
 from gateway.extensions import Extension
 from gateway.extensions.large_results import result_size
+from gateway.tools import Tool
 
 
 class Validation(Extension):
-    """Refuses unknown tools, invalid arguments or results, and those that are too large."""
+    """Refuses unknown tools, invalid arguments or results, and those that are too large.
 
-    def __init__(self, request_bytes: int, response_bytes: int) -> None:
+    An upstream judges its arguments itself: what its schema refuses is repaired where possible, and passed on unless
+    `reads_arguments` says that a policy depends on the arguments of the tool.
+    """
+
+    def __init__(
+        self, request_bytes: int, response_bytes: int, reads_arguments: Callable[[Tool], bool] = lambda _: True
+    ) -> None:
         self._request_bytes = request_bytes
         self._response_bytes = response_bytes
+        self._reads_arguments = reads_arguments
 
-    async def before_execute(self, call: Call) -> None:
+    async def before_execute(self, call: Call) -> Call | None:
         tool = call.target
         size = len(call.arguments_json)
         if size > self._request_bytes:
@@ -25,7 +35,13 @@ class Validation(Extension):
                 bytes=size,
                 limit=self._request_bytes,
             )
-        tool.check_arguments(call.arguments)
+        return None if tool.accepts(call.arguments) else self._repair(call, tool)
+
+    def _repair(self, call: Call, tool: Tool) -> Call:
+        arguments = tool.repair_arguments(call.arguments)
+        if tool.wire is None or self._reads_arguments(tool):
+            tool.check_arguments(arguments)
+        return call.with_arguments(arguments)
 
     async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
         if outcome.error is not None and outcome.wire is None:

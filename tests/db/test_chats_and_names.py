@@ -28,7 +28,7 @@ def test_a_public_name_keeps_its_meaning_across_restarts(tmp_path: Path) -> None
     async def assign(wanted: dict[str, str]) -> dict[str, str]:
         db = await SqliteDatabase.open(tmp_path / "toolgate.db")
         try:
-            return await ToolNames(db).assign(wanted)
+            return (await ToolNames(db).assign(wanted))[0]
         finally:
             await db.close()
 
@@ -47,8 +47,18 @@ def test_two_that_hand_out_names_at_once_agree(tmp_path: Path) -> None:
         answers = await asyncio.gather(*[one.assign(dict(list(wanted.items())[k:])) for k, one in enumerate(names)])
         stored = {tool_id: name for name, tool_id in (await ToolNames(db).load()).items()}
         assert len(set(stored.values())) == len(wanted)
-        for answer in answers:
+        for answer, _ in answers:
             assert answer == {tool_id: stored[tool_id] for tool_id in answer}
+        await db.close()
+
+    anyio.run(main)
+
+
+def test_tool_that_gets_another_name_keeps_the_old_one_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        db = await SqliteDatabase.open(tmp_path / "toolgate.db")
+        await ToolNames(db).assign({"a:x": "old__x"})
+        assert await ToolNames(db).assign({"a:x": "new__x"}) == ({"a:x": "new__x"}, {"old__x": "a:x", "new__x": "a:x"})
         await db.close()
 
     anyio.run(main)

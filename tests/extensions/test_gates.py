@@ -13,6 +13,7 @@ from eventually import TIMEOUT
 
 from gateway.calls import Call, Caller, Outcome
 from gateway.config import Settings
+from gateway.config.settings import ApprovalRule
 from gateway.errors import Timeout
 from gateway.extensions import Extension, concurrency, stack
 from gateway.extensions.approval import Approval, Mode
@@ -54,6 +55,62 @@ async def test_validation_refuses_by_schema_and_by_size_and_names_the_limit() ->
     assert too_large is not None
     assert (too_large.code, too_large.details) == ("REQUEST_TOO_LARGE", {"bytes": 1011, "limit": 1000})
     assert code(await through(gate, call())) == "RESPONSE_TOO_LARGE"
+
+
+def upstream_tool(**schema: Any) -> Tool:
+    return Tool("srv:t", "", {"type": "object", **schema}, category="upstream", kind="mcp", wire={})
+
+
+def deny(arguments: dict[str, str]) -> ApprovalRule:
+    return ApprovalRule.model_validate({"tool": "srv:t", "when": {"arguments": arguments}, "then": "deny"})
+
+
+SHOT = upstream_tool(
+    properties={"type": {"type": "string", "default": "png"}, "path": {"type": "string"}}, required=["type"]
+)
+
+
+@pytest.mark.promise("B6")
+@pytest.mark.parametrize(
+    ("tool", "arguments", "sent"),
+    [
+        (SHOT, {}, {"type": "png"}),
+        (SHOT, {"type": None}, {"type": "png"}),
+        (SHOT, {"type": "jpeg", "path": None}, {"type": "jpeg"}),
+        (SHOT, {"path": 5}, {"type": "png", "path": 5}),
+        (upstream_tool(required=["a"]), {}, {}),
+        (upstream_tool(properties={"a": {"type": "string"}}, required=["a"]), {"a": None}, {"a": None}),
+        (upstream_tool(properties={"a": {"type": ["string", "null"]}}), {"a": None}, {"a": None}),
+        (upstream_tool(properties={"a": {"type": "int"}}), {"a": None}, {"a": None}),
+        (upstream_tool(properties=[], required={}), {"a": 1}, {"a": 1}),
+    ],
+)
+async def test_validation_repairs_and_passes_on_what_only_an_upstream_can_judge(
+    tool: Tool, arguments: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    async def run(call: Call) -> Outcome:
+        return Outcome(value=call.arguments, wire={})
+
+    outcome = await stack([Validation(1000, 1000, lambda _: False)], run)(call(tool, arguments=arguments))
+    assert (outcome.error, outcome.value) == (None, sent)
+
+
+@pytest.mark.promise("B6")
+async def test_validation_refuses_what_it_cannot_repair_where_a_policy_reads_the_arguments() -> None:
+    approval = Approval("never", [deny({"path": "x"})])
+    gate = Validation(1000, 1000, approval.reads_arguments)
+    assert code(await stack([gate, approval], echo)(call(SHOT, arguments={}))) == "OK"
+    assert code(await stack([gate, approval], echo)(call(SHOT, arguments={"path": 5}))) == "INVALID_ARGUMENTS"
+    odd = upstream_tool(properties={"path": {"type": "int"}})
+    refused = (await stack([gate, approval], echo)(call(odd, arguments={"path": "y"}))).error
+    assert refused is not None and "its arguments cannot be checked" in refused.message
+
+
+@pytest.mark.promise("B6")
+async def test_policy_sees_the_arguments_that_validation_repaired() -> None:
+    approval = Approval("never", [deny({"type": "png"})])
+    gate = Validation(1000, 1000, approval.reads_arguments)
+    assert code(await stack([gate, approval], echo)(call(SHOT, arguments={}))) == "DENIED_BY_RULE"
 
 
 @pytest.mark.promise("B6")

@@ -13,11 +13,11 @@ from mcp import Client
 from mcp.shared.subscriptions import ToolsListChanged
 
 from gateway import Gateway
-from gateway.calls import Call, Outcome
-from gateway.catalog import Catalog, CatalogEntry
+from gateway.calls import Call, Outcome, to_json
+from gateway.catalog import Catalog, CatalogEntry, mcp_tool
 from gateway.executor import Executor
+from gateway.serve.mcp import tools
 from gateway.serve.mcp.handlers import Handlers, McpServer
-from gateway.serve.mcp.tools import PAGE
 from gateway.tools import Tool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G3")]
@@ -72,15 +72,20 @@ async def test_handshake_client_is_notified_once_of_simultaneous_changes(gateway
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_long_list_is_paged_and_changes_do_not_shift_pages(gateway: Gateway, mode: Any) -> None:
-    executor = Executor([], catalog(2 * PAGE + 5))
+async def test_long_list_is_paged_and_changes_do_not_shift_pages(
+    gateway: Gateway, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 2005
+    monkeypatch.setattr(tools, "PAGE_BYTES", 900 * len(to_json(mcp_tool("t0000", Tool("t0000", "")))))
+    executor = Executor([], catalog(count))
     async with Client(McpServer(Handlers(executor, gateway.versions)).sdk, mode=mode) as client:
         first = await client.list_tools()
-        executor.swap(Catalog(entry for entry in catalog(2 * PAGE + 5) if entry.name != "t0000"))
+        executor.swap(Catalog(entry for entry in catalog(count) if entry.name != "t0000"))
         second = await client.list_tools(cursor=first.next_cursor)
         third = await client.list_tools(cursor=second.next_cursor)
     names = [tool.name for page in (first, second, third) for tool in page.tools]
-    assert names == [f"t{n:04}" for n in range(2 * PAGE + 5)]
+    assert names == [f"t{n:04}" for n in range(count)]
+    assert [len(page.tools) for page in (first, second, third)] == [900, 900, 205]
     assert third.next_cursor is None
 
 

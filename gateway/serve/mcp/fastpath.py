@@ -192,7 +192,7 @@ class FastPath:
 
     async def answer(self, parsed: ParsedRequest, notify: Notify) -> EncodedResponse:
         """Answer a request. Messages of the call go through `notify`; those after the response are dropped."""
-        if parsed.method == "tools/list":
+        if parsed.method == "tools/list" and self._handlers.first_lists() is None:
             with suppress(GatewayError):  # the handlers word the error
                 page = self._handlers.tools.page_json(parsed.params.get("cursor"), parsed.modern)
                 return EncodedResponse(_response(parsed.id, page))

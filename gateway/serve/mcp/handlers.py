@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.calls import check_chat
@@ -16,7 +18,7 @@ from gateway.serve.mcp.notifications import Notifications, Subscriber
 from gateway.serve.mcp.render_resources import PlanStore, RenderResources, ResourceReader
 from gateway.serve.mcp.request import CHAT, Request, Response, meta_text
 from gateway.serve.mcp.resources import Completions, NoRelay, Relay, Resources
-from gateway.serve.mcp.results import SERVER_INFO, rpc_error
+from gateway.serve.mcp.results import SERVER_INFO, rpc_error, unknown_cursor
 from gateway.serve.mcp.sessions import Sessions
 from gateway.serve.mcp.tools import ToolCaller, Tools
 from gateway.serve.mcp.uris import Address, is_ours
@@ -30,6 +32,11 @@ INSTRUCTIONS = (
     "Files are kept in a workspace of their own for each chat; every path is relative to its root. "
     "A failed call answers 'CODE: message', and the message says how to fix it."
 )
+# Characters of the instructions of all servers together: Claude Code cuts at 2,048.
+INSTRUCTIONS_LIMIT = 2000
+_MORE = "More servers have instructions: see resources/list."
+# A word that may be the name of a tool; a plain English one only in quotes.
+_WORD = re.compile(r"(?<![\w./-])([`'\"]?)([A-Za-z0-9_][\w-]*)")
 _NO_RELAY = NoRelay()
 _PAGE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 
@@ -39,7 +46,8 @@ log = logging.getLogger(__name__)
 class Handlers:
     """MCP for one executor. `chat` is the chat of requests that name none; `plans` holds the render plans of calls,
     None if they are not kept; `relay` returns the access to upstreams' prompts and resources, None while there are no
-    upstreams; `caller` calls tools in place of the executor."""
+    upstreams; `caller` calls tools in place of the executor; `first_lists` returns what lists wait for after the first
+    start, None for nothing."""
 
     def __init__(
         self,
@@ -49,8 +57,11 @@ class Handlers:
         plans: PlanStore | None = None,
         relay: Callable[[], Relay | None] = lambda: None,
         caller: ToolCaller | None = None,
+        first_lists: Callable[[], asyncio.Task[None] | None] = lambda: None,
     ) -> None:
         self.chat = chat
+        self._executor = executor
+        self.first_lists = first_lists
         self._relay = relay
         self.tools = Tools(executor, caller or executor, plans is not None)
         self.notifications = Notifications(versions)
@@ -113,7 +124,14 @@ class Handlers:
 
     @property
     def instructions(self) -> str:
-        return "\n\n".join(filter(None, [INSTRUCTIONS, self.relay.instructions()]))
+        """Ours, then a line for each server, with the names of its tools as they are offered."""
+        servers = self.relay.instructions()
+        offered: dict[str, dict[str, str]] = {name: {} for name, _, _ in servers}
+        for entry in self._executor.catalog if servers else ():
+            if entry.tool.owner in offered:
+                offered[entry.tool.owner][entry.tool.id.partition(":")[2]] = entry.name
+        lines = [(f"{name}: {_rename(text, offered[name])}", uri) for name, uri, text in servers]
+        return "\n".join([INSTRUCTIONS, *_fit(lines, INSTRUCTIONS_LIMIT - len(INSTRUCTIONS))])
 
     def upstreams_changed(self) -> None:
         """Notify clients that prompts, resources and instructions of upstreams may have changed."""
@@ -143,7 +161,15 @@ class Handlers:
             "instructions": self.instructions,
         }
 
+    async def _wait_for_lists(self, request: Request) -> None:
+        """Wait for servers that are connected for the first time. Refuse a cursor of a list that has one page."""
+        if (pending := self.first_lists()) is not None:
+            await asyncio.wait([pending])
+        if request.method != "tools/list" and request.params.get("cursor"):
+            raise unknown_cursor()
+
     async def _list_tools(self, request: Request) -> dict[str, Any]:
+        await self._wait_for_lists(request)
         return self.tools.page(request.params.get("cursor"))
 
     async def _list_resources(self, request: Request) -> dict[str, Any]:
@@ -155,7 +181,8 @@ class Handlers:
             page["resources"] += await self.relay.resources(request.caller, reader.chat)
         return page
 
-    async def _list_templates(self, _: Request) -> dict[str, Any]:
+    async def _list_templates(self, request: Request) -> dict[str, Any]:
+        await self._wait_for_lists(request)
         return {**_PAGE, "resourceTemplates": [*self._resources.templates(), *self.relay.templates()]}
 
     async def _read_resource(self, request: Request) -> dict[str, Any]:
@@ -171,7 +198,8 @@ class Handlers:
         request.session.level = request.params["level"]
         return {}
 
-    async def _list_prompts(self, _: Request) -> dict[str, Any]:
+    async def _list_prompts(self, request: Request) -> dict[str, Any]:
+        await self._wait_for_lists(request)
         return {**_PAGE, "prompts": self.relay.prompts()}
 
     async def _get_prompt(self, request: Request) -> dict[str, Any]:
@@ -203,6 +231,39 @@ class Handlers:
     async def _unsubscribe(self, request: Request) -> dict[str, Any]:
         self.notifications.unsubscribe(_subscriber(request), request.params["uri"])
         return {}
+
+
+def _rename(text: str, names: Mapping[str, str]) -> str:
+    """Return the beginning of a text on one line, with the names of tools replaced."""
+
+    def replace(match: re.Match[str]) -> str:
+        quote, word = match.groups()
+        plain = word.isalpha() and (word.islower() or word.istitle())
+        return quote + (names.get(word, word) if quote or not plain else word)
+
+    return _WORD.sub(replace, " ".join(text[: 4 * INSTRUCTIONS_LIMIT].split()))
+
+
+def _fit(servers: Sequence[tuple[str, str]], room: int) -> list[str]:
+    """Return the lines of servers, each with the URI of its whole text, cut so that all fit. They share the room
+    equally; what short lines leave goes to longer ones. Those of too many servers are left out."""
+    least = [min(len(line), len(_cut(line, uri, 0))) + 1 for line, uri in servers]
+    count = len(servers)
+    while sum(least[:count]) > room - (len(_MORE) + 1) * (count < len(servers)):
+        count -= 1
+    spare = room - sum(least[:count]) - (len(_MORE) + 1) * (count < len(servers))
+    lines = [""] * count + [_MORE] * (count < len(servers))
+    for done, index in enumerate(sorted(range(count), key=lambda index: len(servers[index][0]))):
+        line, uri = servers[index]
+        extra = min(len(line) + 1 - least[index], spare // (count - done))
+        spare -= extra
+        lines[index] = line if len(line) < least[index] + extra else _cut(line, uri, extra)
+    return lines
+
+
+def _cut(line: str, uri: str, length: int) -> str:
+    name, _, text = line.partition(": ")
+    return f"{name}: {text[:length]}… ({uri})"
 
 
 def convert_error(error: Exception, method: str, params: Mapping[str, Any], modern: bool) -> RpcError:

@@ -28,6 +28,7 @@ from gateway.serve.mcp.render_resources import (
     read_result,
     slice_content,
 )
+from gateway.serve.mcp.results import unknown_cursor
 from gateway.serve.mcp.uris import (
     SPAN_LIMIT,
     Address,
@@ -49,6 +50,9 @@ from gateway.workspace.walk import Entry, Walk, modified_at
 
 # Files on one page of `resources/list`.
 PAGE = 500
+
+# The beginning of a cursor, which continues with a path.
+_AFTER = "after:"
 
 # Directories whose files are not listed; each of them can still be read by its URI.
 UNLISTED = frozenset({".git", "node_modules", "__pycache__"})
@@ -233,12 +237,14 @@ def _arguments(address: FileAddress) -> dict[str, Any]:
 
 
 def _after(cursor: str | None) -> Parts:
-    if cursor is None:
+    if not cursor:
         return ()
     try:
-        return locate(cursor)
+        if cursor.startswith(_AFTER):
+            return locate(cursor.removeprefix(_AFTER))
     except Invalid:
-        raise Invalid("the cursor is unknown; list from the beginning") from None
+        pass
+    raise unknown_cursor()
 
 
 def _list_files(versions: Versions, chat: str, after: Parts, hides: Callable[[str], object]) -> dict[str, Any]:
@@ -247,7 +253,7 @@ def _list_files(versions: Versions, chat: str, after: Parts, hides: Callable[[st
         later = (entry for entry in walk if entry.kind == "file" and entry.parts > after and not hides(path_of(entry)))
         found = list(islice(later, PAGE + 1))
     page: dict[str, Any] = {"resources": [_resource(chat, entry) for entry in found[:PAGE]]}
-    return page if len(found) <= PAGE else page | {"nextCursor": path_of(found[PAGE - 1])}
+    return page if len(found) <= PAGE else page | {"nextCursor": f"{_AFTER}{path_of(found[PAGE - 1])}"}
 
 
 def _resource(chat: str, entry: Entry) -> dict[str, Any]:
@@ -353,7 +359,7 @@ class Relay(Protocol):
 
     def templates(self) -> list[dict[str, Any]]: ...
 
-    def instructions(self) -> str | None: ...
+    def instructions(self) -> list[tuple[str, str, str]]: ...
 
     async def resources(self, caller: Caller, chat: str) -> list[dict[str, Any]]: ...
 
@@ -383,8 +389,8 @@ class NoRelay:
     def templates(self) -> list[dict[str, Any]]:
         return []
 
-    def instructions(self) -> str | None:
-        return None
+    def instructions(self) -> list[tuple[str, str, str]]:
+        return []
 
     async def resources(self, caller: Caller, chat: str) -> list[dict[str, Any]]:
         return []

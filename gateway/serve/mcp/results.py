@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway import __version__
 from gateway.calls import Call, Outcome, text_content
-from gateway.errors import GatewayError, NotFound, Unavailable, UpstreamFault
+from gateway.errors import GatewayError, Invalid, NotFound, Unavailable, UpstreamFault
 from gateway.protocol import SERVER_INFO_META_KEY
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, RESOURCE_NOT_FOUND, RpcError
 
@@ -27,9 +27,13 @@ def rpc_error(refusal: GatewayError, modern: bool, **details: Any) -> RpcError:
         return RpcError(refusal.fault, refusal.message, refusal.data)
     own_fault = isinstance(refusal, Unavailable) or type(refusal) is GatewayError
     code = INTERNAL_ERROR if own_fault else INVALID_PARAMS
-    if isinstance(refusal, NotFound) and not modern:
+    if isinstance(refusal, NotFound) and not modern and "uri" in details:
         code = RESOURCE_NOT_FOUND
     return RpcError(code, str(refusal), {**details, **refusal.to_dict()})
+
+
+def unknown_cursor() -> Invalid:
+    return Invalid("the cursor is unknown; list from the beginning", code="UNKNOWN_CURSOR")
 
 
 def tool_result(call: Call, outcome: Outcome, structured: bool) -> dict[str, Any]:

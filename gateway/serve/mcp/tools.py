@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 from gateway.calls import Call, Outcome, RawResult, check_chat, to_json
-from gateway.catalog import Catalog
+from gateway.catalog import Catalog, CatalogEntry, mcp_tool
 from gateway.executor import Executor
 from gateway.protocol import is_version_at_least
 from gateway.serve.mcp.render_resources import link
 from gateway.serve.mcp.request import CHAT, Request, Response, meta_text
-from gateway.serve.mcp.results import OWN_PREFIX, shape, tool_result
+from gateway.serve.mcp.results import OWN_PREFIX, shape, tool_result, unknown_cursor
 
 MESSAGE = "dev.toolgate/message"
 PARENT_MESSAGE = "dev.toolgate/parent_message"
 
-# Tools on one page of `tools/list`: small enough for any client, large enough to be one page for most.
-PAGE = 200
+# Bytes of tools on one page of `tools/list`. Many agent libraries read only the first page, and the Python SDK's client
+# accepts no event above 1 MiB.
+PAGE_BYTES = 768 * 1024
+
+_CURSOR = re.compile(r"[012]:[A-Za-z0-9_-]{1,64}")
+_UNCACHED = {"ttlMs": 0, "cacheScope": "private"}
 
 # The first version whose clients accept links in a result; earlier ones refuse the whole result.
 RESOURCE_LINKS = "2025-06-18"
@@ -54,7 +61,7 @@ class Tools:
         encoded = tools.encoded.get((cursor, modern))
         if encoded is None:
             encoded = to_json(shape(tools.page(cursor), modern))
-            if cursor is None or cursor in tools.names:  # a cursor of ours: their number is limited
+            if cursor in tools.pages:  # a cursor of ours: their number is limited
                 tools.encoded[cursor, modern] = encoded
         return encoded
 
@@ -99,22 +106,49 @@ def _is_ours(wire: Mapping[str, Any]) -> bool:
 
 
 class _ToolList:
-    """The tools of one catalog as MCP lists them."""
+    """The tools of one catalog as MCP lists them: our own first, then those of toolsets and of upstreams."""
 
     def __init__(self, catalog: Catalog) -> None:
-        self.tools = catalog.to_mcp_tools()
-        self.names = {tool["name"]: index for index, tool in enumerate(self.tools)}
-        self.structured = frozenset(tool["name"] for tool in self.tools if "outputSchema" in tool)
-        self.header_schemas = {
-            tool["name"]: tool["inputSchema"] for tool in self.tools if "x-mcp-header" in str(tool["inputSchema"])
-        }
+        accepted = catalog.accepted.items()
+        entries = {_cursor(entry): entry for entry in catalog}
+        self._cursors = sorted(entries)
+        self._tools = [mcp_tool(entries[cursor].name, entries[cursor].tool) for cursor in self._cursors]
+        self.structured = frozenset(name for name, entry in accepted if entry.tool.output_schema is not None)
+        with_headers = {tool["name"] for tool in self._tools if "x-mcp-header" in str(tool["inputSchema"])}
+        self.header_schemas = {name: entry.tool.input_schema for name, entry in accepted if entry.name in with_headers}
         self.encoded: dict[tuple[str | None, bool], bytes] = {}
+
+    @cached_property
+    def pages(self) -> dict[str | None, int]:
+        """The end of each page by the cursor that leads to it."""
+        end = self._end(0)
+        pages: dict[str | None, int] = {None: end}
+        while end < len(self._tools):
+            pages[self._cursors[end - 1]] = end = self._end(end)
+        return pages
 
     def page(self, cursor: str | None) -> dict[str, Any]:
         """Return the tools after the one named by the cursor, so that a changed catalog does not shift pages."""
-        start = 0 if cursor is None else sum(name <= cursor for name in self.names)
-        listed = self.tools[start : start + PAGE]
-        page: dict[str, Any] = {"resultType": "complete", "tools": listed, "ttlMs": 0, "cacheScope": "private"}
-        if start + PAGE < len(self.tools):
-            page["nextCursor"] = listed[-1]["name"]
+        if cursor and not _CURSOR.fullmatch(cursor):
+            raise unknown_cursor()
+        start = bisect_right(self._cursors, cursor) if cursor else 0  # some clients send an empty cursor for none
+        end = self.pages[cursor] if cursor in self.pages else self._end(start)
+        page: dict[str, Any] = {"resultType": "complete", "tools": self._tools[start:end], **_UNCACHED}
+        if end < len(self._tools):
+            page["nextCursor"] = self._cursors[end - 1]
         return page
+
+    def _end(self, start: int) -> int:
+        """Return the end of the page that starts there. It has at least one tool."""
+        room = PAGE_BYTES
+        for end in range(start, len(self._tools)):
+            room -= len(to_json(self._tools[end]))
+            if room < 0 and end > start:
+                return end
+        return len(self._tools)
+
+
+def _cursor(entry: CatalogEntry) -> str:
+    """Return the place of a tool in the list. Clients with a limit of tools use the first ones, so ours come first."""
+    rank = 2 if entry.tool.wire is not None else 0 if entry.tool.owner is None else 1
+    return f"{rank}:{entry.name}"

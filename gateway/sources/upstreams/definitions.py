@@ -14,8 +14,8 @@ from gateway.errors import GatewayError, Invalid
 from gateway.mcp_client import McpClient
 from gateway.protocol.jsonrpc import RpcError
 
-# Characters of a name, as MCP has it; a template's URI may have sixteen times as many.
-NAME_LIMIT = 128
+# Characters of a name or of a template's URI. MCP recommends 128 for a name; longer ones are offered under a short one.
+NAME_LIMIT = 2048
 DEFINITION_LIMIT = 256 * 1024
 DEPTH_LIMIT = 64
 # Definitions of one server; further ones are ignored.
@@ -119,9 +119,10 @@ def name_of(kind: Kind, raw: Any) -> str:
     name = raw.get(key)
     if not isinstance(name, str) or not name:
         raise Invalid(f"this {kind.value} has no {key!r}", code="INVALID_DEFINITION")
-    limit = NAME_LIMIT * 16 if kind is Kind.TEMPLATE else NAME_LIMIT
-    if len(name) > limit:
-        raise Invalid(f"the {kind.value} {name[:40]!r}… has a name of over {limit} characters", code="NAME_TOO_LONG")
+    if len(name) > NAME_LIMIT:
+        raise Invalid(
+            f"the {kind.value} {name[:40]!r}… has a name of over {NAME_LIMIT} characters", code="NAME_TOO_LONG"
+        )
     if any(ord(character) < 32 or "\ud800" <= character <= "\udfff" for character in name):
         raise Invalid(f"the {kind.value} {name!r} has control characters in its name", code="INVALID_DEFINITION")
     return name

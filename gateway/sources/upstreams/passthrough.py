@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import quote, unquote
 
 from gateway import names
 from gateway.calls import Call, Caller, ClientInfo
@@ -31,6 +32,8 @@ _PAGES = 20
 REQUEST_SECONDS = 3600.0
 
 _COMPLETE = "completion/complete"
+# Begins the URI of a server's instructions, of which clients are given only the beginning.
+_INSTRUCTIONS = "instructions://"
 
 log = logging.getLogger(__name__)
 
@@ -66,17 +69,22 @@ class UpstreamPassthrough:
             if not self._refuses(_tool(upstream, "resources/read"), {"uri": raw["uriTemplate"]})
         ]
 
-    def instructions(self) -> str | None:
-        """The instructions of all servers."""
-        instructions = {name: each.instructions for name, each in self._upstreams().items() if each.instructions}
-        return "\n\n".join(f"{name}: {text}" for name, text in instructions.items()) or None
+    def instructions(self) -> list[tuple[str, str, str]]:
+        """The name of each server that has instructions, their URI, and their text."""
+        named = self._upstreams().items()
+        return [(name, _INSTRUCTIONS + quote(name, ""), each.instructions) for name, each in named if each.instructions]
 
     async def resources(self, caller: Caller, chat: str) -> list[dict[str, Any]]:
         """The resources of all servers that answer in time."""
         lists = await asyncio.gather(
             *(self._resources(upstream, caller, chat) for upstream in self._upstreams().values())
         )
-        return [resource for listed in lists for resource in listed]
+        texts = [
+            {"uri": uri, "name": f"instructions of {name}", "mimeType": "text/plain", "size": len(text.encode())}
+            for name, uri, text in self.instructions()
+            if not self._refuses(_tool(self._upstreams()[name], "resources/read"), {"uri": uri})
+        ]
+        return [*texts, *(resource for listed in lists for resource in listed)]
 
     async def get_prompt(
         self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, client: ClientInfo
@@ -93,10 +101,15 @@ class UpstreamPassthrough:
         return result
 
     def owns(self, uri: str) -> bool:
-        """Return whether the URI belongs to an upstream."""
-        return self._owner(uri) is not None
+        """Return whether the URI belongs to an upstream, or names its instructions."""
+        return self._owner(uri) is not None or self._find_instructions(uri) is not None
 
     async def read(self, uri: str, caller: Caller, chat: str, client: ClientInfo) -> dict[str, Any]:
+        if (described := self._find_instructions(uri)) is not None:
+            call = _call(caller, chat, client).replace(name="resources/read", arguments={"uri": uri})
+            text = {"contents": [{"uri": uri, "mimeType": "text/plain", "text": described.instructions}]}
+            await self._pass(call, _tool(described, call.name), partial(asyncio.sleep, 0, text))
+            return text
         owner = self._owner(uri)
         if owner is None:
             raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
@@ -182,6 +195,12 @@ class UpstreamPassthrough:
             if named is not None and _prefix(upstream) == named[0] and named[0]:
                 return upstream, named[1]
         return next(((upstream, uri) for upstream in self._upstreams().values() if not _prefix(upstream)), None)
+
+    def _find_instructions(self, uri: str) -> Upstream | None:
+        """The upstream whose instructions have this URI."""
+        name = unquote(uri.removeprefix(_INSTRUCTIONS)) if uri.startswith(_INSTRUCTIONS) else ""
+        upstream = self._upstreams().get(name)
+        return upstream if upstream is not None and upstream.instructions else None
 
     async def _resources(self, upstream: Upstream, caller: Caller, chat: str) -> list[dict[str, Any]]:
         """The resources of one server, if it answers in time; a server that is down is not tried."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway import __version__
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _TEXT_LIMIT = 4096
+_UNANSWERED = "it has not answered yet"
 
 
 class UpstreamSource:
@@ -148,11 +149,25 @@ class UpstreamRegistry:
         """Connect to servers that are not lazy or were never listed, optionally only those with these names. Waits at
         most `patience` seconds; later listings are announced by `changed`."""
         asked = [each for name, each in self.source.upstreams.items() if names is None or name in names]
-        looking = [
-            self._tasks.start(each.discover()) for each in asked if not each.known or not each.spec.settings.lazy
-        ]
+        looking = self._discover(asked)
         if looking and patience:
-            await asyncio.wait(looking, timeout=patience)
+            await asyncio.wait(looking.values(), timeout=patience)
+
+    async def start(self) -> tuple[list[asyncio.Task[None]], list[asyncio.Task[None]]]:
+        """Connect to the same servers; return tasks to wait for, of servers that were never listed: those that no start
+        has tried before, and those that had not answered when the last start ended. One that failed or hangs is not
+        waited for at every start."""
+        unlisted = {name: each for name, each in self.source.upstreams.items() if not each.known}
+        first = [name for name, each in unlisted.items() if each.last_error is None]
+        for name in first:
+            await self.store.record_failure(name, _UNANSWERED)
+        looking = self._discover(self.source.upstreams.values())
+        again = [name for name, each in unlisted.items() if each.last_error == _UNANSWERED]
+        return [looking[name] for name in first], [looking[name] for name in again]
+
+    def _discover(self, upstreams: Iterable[Upstream]) -> dict[str, asyncio.Task[None]]:
+        wanted = [each for each in upstreams if not each.known or not each.spec.settings.lazy]
+        return {each.spec.name: self._tasks.start(each.discover()) for each in wanted}
 
     async def close(self) -> None:
         await self.source.close()

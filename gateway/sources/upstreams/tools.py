@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # a process without toolsets imports none of it
     from gateway.bundles import ToolOverride
 
 KIND = "mcp"
+# The code of a problem that a person solves with `toolgate upstream review`.
+HELD = "HELD"
 
 _ANNOTATION_TYPES: Mapping[str, type] = {
     "readOnlyHint": bool,
@@ -103,10 +105,12 @@ def list_tools(terms: Terms, raw: Iterable[Any], verdict: Verdict) -> Listing:
     """Convert what a server lists. Only definitions that the verdict offers, word for word, are offered; the others,
     and tools the server no longer lists, are withheld with a reason.
 
-    A definition without a name is reported and left out; of two with the same name, the first counts.
+    A definition without a name is reported and left out; of two with the same name, the first counts. A tool whose
+    schema cannot be compiled is offered: its server checks the arguments.
     """
     tools: dict[str, Tool] = {}
     problems: list[GatewayError] = []
+    held = 0
     for definition in raw:
         try:
             name = name_of(Kind.TOOL, definition)
@@ -119,15 +123,20 @@ def list_tools(terms: Terms, raw: Iterable[Any], verdict: Verdict) -> Listing:
             tools[tool_id] = _make_tool(terms, name, definition)
         except Invalid as problem:
             tools[tool_id] = replace(_bare_tool(terms, name), withheld=problem.message)
-            problems.append(Invalid(f"{tool_id}: {problem.message}", code=problem.code))
-        if (
-            reason := _disabled_reason(terms, name)
-            or tools[tool_id].withheld
-            or _pin_reason(terms, verdict, definition)
-        ):
+            problems.append(Invalid(f"{tool_id} is left out: {problem.message}", code=problem.code))
+        if reason := _disabled_reason(terms, name) or tools[tool_id].withheld:
             tools[tool_id] = replace(tools[tool_id], withheld=reason)
+        elif reason := _pin_reason(terms, verdict, definition):
+            tools[tool_id] = replace(tools[tool_id], withheld=reason)
+            held += 1
+        else:
+            tools[tool_id], faults = _compile(tools[tool_id])
+            problems += faults
     for name, reason in verdict.reasons_withheld(Kind.TOOL).items():
         tools.setdefault(f"{terms.server}:{name}", replace(_bare_tool(terms, name), withheld=reason))
+    if held:
+        advice = f"until they are accepted; look at them with: toolgate upstream review {terms.server}"
+        problems.append(Invalid(f"{terms.server}: {held} tools are left out {advice}", code=HELD))
     return Listing(tuple(tools.values()), (*problems, *_find_mistakes(terms, tools)))
 
 
@@ -161,6 +170,7 @@ def is_allowed(name: str, allow: Iterable[str], deny: Iterable[str]) -> bool:
 
 
 def _make_tool(terms: Terms, name: str, raw: Mapping[str, Any]) -> Tool:
+    define(Kind.TOOL, raw)  # refuses what is too large or nested too deep
     override = terms.overrides.get(name, Override())
     wire = wire_of(raw, override)
     hints = wire.get("annotations", {})
@@ -186,8 +196,23 @@ def _make_tool(terms: Terms, name: str, raw: Mapping[str, Any]) -> Tool:
     )
     if fault := find_invalid_header(tool.input_schema):
         raise Invalid(f"its input schema has a header clients must refuse: {fault}", code="INVALID_SCHEMA")
-    tool.compile()
     return tool
+
+
+def _compile(tool: Tool) -> tuple[Tool, list[Invalid]]:
+    """The tool with its schemas compiled, and the schemas that cannot be. An output schema that cannot be is removed:
+    clients that compile those of a whole list fail for one."""
+    faults: list[Invalid] = []
+    if tool.schema_problem is not None:
+        message = f"{tool.schema_problem.message}; its arguments are sent unchecked"
+        faults.append(Invalid(message, code="UNCHECKED_SCHEMA"))
+    try:
+        tool.compile()
+    except Invalid as problem:
+        wire = {key: value for key, value in (tool.wire or {}).items() if key != "outputSchema"}
+        tool = replace(tool, output_schema=None, wire=wire)
+        faults.append(Invalid(f"{problem.message}; it is listed without", code="UNCHECKED_SCHEMA"))
+    return tool, faults
 
 
 def _bare_tool(terms: Terms, name: str) -> Tool:
@@ -236,10 +261,7 @@ def _disabled_reason(terms: Terms, name: str) -> str | None:
 
 def _pin_reason(terms: Terms, verdict: Verdict, raw: Any) -> str | None:
     """The reason why a definition is not offered: it was not accepted, or another of the same name was."""
-    try:
-        definition = define(Kind.TOOL, raw)
-    except Invalid as problem:
-        return problem.message
+    definition = define(Kind.TOOL, raw)
     decision = verdict.decisions.get(definition.key)
     if decision is None or decision.definition.text != definition.text:
         return f"its definition was not checked; check it with: toolgate upstream test {terms.server}"

@@ -13,7 +13,7 @@ from gateway.calls import LOCAL, Call
 from gateway.config import Settings
 from gateway.db.pins import Pins
 from gateway.db.upstreams import Upstreams
-from gateway.errors import Forbidden, GatewayError, Timeout, Unavailable
+from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, Unavailable
 from gateway.mcp_client import ClientIdentity, McpClient, open_client
 from gateway.oauth.store import Logins
 from gateway.protocol.jsonrpc import RpcError
@@ -67,7 +67,8 @@ class Upstream:
     """A server whose tools are known from its last listing; only a call waits for it.
 
     `changed` is called whenever the offered definitions may have changed. `others` names the tools of other servers.
-    `asks` is set once the server has asked something in the middle of a call.
+    `asks` is set once the server has asked something in the middle of a call; `last_error` is why it did not answer
+    before this start.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Upstream:
         self.instructions: str | None = None
         self.problems: tuple[GatewayError, ...] = ()
         self.asks = False
+        self.last_error: str | None = None
         self._store = store
         self._pins = pins
         self._face = face
@@ -158,6 +160,7 @@ class Upstream:
         """Offer the definitions of its last listing, by any process."""
         kept = await self._store.recall(self.spec.name)
         self._era = kept.era
+        self.last_error = kept.error
         if kept.tools is not None:
             received = ServerListing(
                 tuple(kept.tools), tuple(kept.prompts or ()), tuple(kept.templates or ()), kept.instructions
@@ -346,7 +349,10 @@ class Upstream:
                     self._pins, self.spec.name, definitions.found, self.spec.policy, self._others()
                 )
             listing = await asyncio.to_thread(list_tools, self.spec.terms, received.tools, verdict)
-            self._listing, self.problems = received, (*definitions.problems, *listing.problems)
+            faults = [Invalid(f"{self.spec.name}: {each.message}", code=each.code) for each in definitions.problems]
+            # Of a tool without a valid name both say the same.
+            self._listing = received
+            self.problems = tuple({each.message: each for each in (*faults, *listing.problems)}.values())
             prompts = tuple(each for each in received.prompts if _is_offered(verdict, Kind.PROMPT, each))
             templates = tuple(each for each in received.templates if _is_offered(verdict, Kind.TEMPLATE, each))
             instructions = received.instructions if verdict.is_offered(Kind.INSTRUCTIONS, "instructions") else None

@@ -98,8 +98,6 @@ def test_what_would_make_clients_refuse_the_whole_list_is_mended_or_withheld() -
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"type": "object", "properties": {"a": {"type": "nothing"}}}, "no JSON Schema"),
-        ({"type": "object", "$ref": "https://attacker.net/schema"}, "outside the schema"),
         ({"type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "two words"}}}, "RFC 9110"),
         ({"type": "object", "x-mcp-header": "A"}, "not reachable"),
     ],
@@ -111,8 +109,26 @@ def test_a_schema_that_cannot_be_used_withholds_its_tool_alone(schema: dict[str,
     assert [problem.code for problem in said.problems] == ["INVALID_SCHEMA"]
 
 
-def test_an_output_schema_that_does_not_compile_withholds_its_tool() -> None:
-    assert "output schema" in (only(tool("a", outputSchema={"type": "nothing"})).withheld or "")
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "nothing"}}}, "no JSON Schema"),
+        ({"type": "object", "$ref": "https://attacker.net/schema"}, "outside the schema"),
+    ],
+)
+def test_schema_that_does_not_compile_is_offered_unchecked_and_reported(schema: dict[str, Any], words: str) -> None:
+    said = listing(tool("odd") | {"inputSchema": schema}, RAW)
+    assert [each.id for each in said.tools if each.withheld is None] == ["srv:odd", "srv:add"]
+    assert said.tools[0].input_schema == schema
+    assert not said.tools[0].accepts({"a": 1})
+    [problem] = said.problems
+    assert problem.code == "UNCHECKED_SCHEMA" and words in problem.message
+
+
+def test_output_schema_that_does_not_compile_is_not_listed() -> None:
+    said = listing(tool("a", outputSchema={"type": "nothing"}))
+    assert said.wires == {"srv:a": {"inputSchema": {"type": "object"}}}
+    assert [problem.code for problem in said.problems] == ["UNCHECKED_SCHEMA"]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +230,7 @@ def test_a_definition_too_large_to_pin_does_not_pass_under_the_name_of_another()
     raw = [tool("a", description="x" * 300_000), tool("a", description="Adds.")]
     said = listing(*raw)
     assert [(each.id, each.withheld) for each in said.tools] == [("srv:a", "the tool 'a' is larger than 256 KiB")]
-    assert [problem.code for problem in said.problems] == ["DUPLICATE_TOOL"]
+    assert [problem.code for problem in said.problems] == ["DEFINITION_TOO_LARGE", "DUPLICATE_TOOL"]
 
 
 def test_a_tool_that_is_gone_is_known_and_says_so() -> None:
@@ -226,7 +242,7 @@ def test_a_tool_that_is_gone_is_known_and_says_so() -> None:
 
 
 def test_what_has_no_name_is_left_out_and_reported() -> None:
-    said = listing({"description": "x"}, "tool", None, tool("x" * 200), RAW)
+    said = listing({"description": "x"}, "tool", None, tool("x" * 2049), RAW)
     assert [each.id for each in said.tools] == ["srv:add"]
     assert [problem.code for problem in said.problems] == ["INVALID_DEFINITION"] * 3 + ["NAME_TOO_LONG"]
 
@@ -237,7 +253,7 @@ def test_the_catalog_takes_what_is_listed_and_tells_why_the_rest_is_not_there(tm
     said = listing(RAW, tool("files/read"), tool("off"), terms=replace(TERMS, prefix="p", deny=("off",)))
     for each in said.tools:
         draft.consider(source, each)
-    catalog = draft.finish(draft.wishes)
+    catalog = draft.finish(draft.wishes, {})
     assert catalog.find("p__add").tool is said.tools[0]
     assert re.fullmatch(r"p__files_read_[0-9a-f]{8}", catalog.find("srv:files/read").name)
     assert "excludes it" in catalog.refusal("p__off").message
