@@ -110,10 +110,38 @@ def _refuse_malformed(content: bytes, document: YamlDocument) -> Iterator[None]:
         raise document.refusal("the file is not UTF-8", line=line) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise document.refusal(f"invalid YAML: {problem}", line=mark.line + 1 if mark else None) from None
+        reason = f"invalid YAML: {_explain(error, content)}"
+        raise document.refusal(reason, line=mark.line + 1 if mark else None) from None
     except yaml.YAMLError as error:
         raise document.refusal(f"invalid YAML: {' '.join(str(error).split())[:200]}") from None
+    except RecursionError:
+        raise document.refusal("this is nested too deeply, or an alias (*) contains itself") from None
+
+
+# Parts of the parser's messages, and their likely causes.
+_YAML_CAUSES = {
+    "mapping values are not allowed": "a ':' where no key can be; check the indentation, or quote text that has ': '",
+    "did not find expected key": "a key is expected; check the indentation, and that quotes and brackets are closed",
+    "did not find expected ',' or": "a '[' or '{' is not closed, or a ',' is missing",
+    "did not find expected '-' indicator": "the items of a list begin with '-' in one column; check the indentation",
+    "did not find expected node content": "a value is expected here; check that '[', '{' and quotes are closed",
+    "found unexpected end of stream": "the file ends inside a quoted text; close the quote",
+    "could not find expected ':'": "a ':' is missing after a key; check the indentation",
+    "found undefined alias": "there is no anchor (&) for this alias; quote text that begins with '*'",
+    "could not determine a constructor": "this tag is not supported; quote text that begins with '!'",
+}
+
+
+def _explain(error: yaml.MarkedYAMLError, content: bytes) -> str:
+    """The likely cause of a parser's error, with its column."""
+    problem = ", ".join(filter(None, (error.context, error.problem)))
+    mark = error.problem_mark or error.context_mark
+    if mark is not None and content.splitlines()[mark.line : mark.line + 1]:
+        line = content.splitlines()[mark.line]
+        if line[: len(line) - len(line.lstrip())].count(b"\t"):
+            return "a tab in the indentation; indent with spaces"
+    cause = next((cause for part, cause in _YAML_CAUSES.items() if part in problem), problem)
+    return f"{cause} (column {mark.column + 1})" if mark is not None else cause
 
 
 def write(value: Any) -> str:
@@ -315,11 +343,46 @@ def _convert(document: YamlDocument, model: type[BaseModel], error: ErrorDetails
     # The tags of a union are no keys of the file.
     place = (*(part for part in error["loc"] if not _is_tag(part)), *inner)
     if error["type"] != "extra_forbidden":
-        return document.refusal(error["msg"], place)
+        return document.refusal(_reword(error, document, place), place)
     key, keys = str(place[-1]), _keys(model, error["loc"][:-1])
     if key in keys:
         return document.refusal(f"this key occurs twice, once as {to_camel(key)!r}", place)
     return document.refusal(f"unknown key{did_you_mean(key, keys)}", place)
+
+
+# How pydantic begins its messages, and its names of types, with ours.
+_MESSAGE_START = re.compile(r"^(?:Input|String|List|Dictionary|Value) should ")
+_TYPE_NAMES = {
+    "a valid string": "text",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid list": "a list",
+    "a valid dictionary": "keys and values",
+    "an object": "keys and values",
+}
+
+
+def _reword(error: ErrorDetails, document: YamlDocument, place: Place) -> str:
+    """The message of a validation error in the words of someone who writes the file."""
+    if error["type"] == "missing":
+        return "this key is missing"
+    message = re.sub(r", unable to .*$| or instance of .*$", "", error["msg"].removeprefix("Value error, "))
+    message = _MESSAGE_START.sub("must ", message)
+    for name, ours in _TYPE_NAMES.items():
+        message = message.replace(name, ours)
+    if error["type"] in ("literal_error", "enum") and isinstance(_value_at(document.value, place), bool):
+        message += "; YAML reads on, off, yes and no as true or false, so put such a word in quotes"
+    return message
+
+
+def _value_at(value: Any, place: Place) -> Any:
+    for part in place:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
 
 
 def _is_tag(part: str | int) -> bool:

@@ -69,11 +69,11 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("\nmcpServers:\n  t: {comand: x}", "line 3: 'mcpServers.t.comand': unknown key; did you mean 'command'?"),
         ("extensions:\n- use: a:B\n- use: a:C\n  prio: 1", "line 4: 'extensions.1.prio': unknown key"),
         ("web: {search: {providr: x}}", "line 1: 'web.search.providr': unknown key; did you mean 'provider'?"),
-        ("approval: {mode: nevr}", "line 1: 'approval.mode': Input should be 'never', 'unsafe_only' or 'always'"),
+        ("approval: {mode: nevr}", "line 1: 'approval.mode': must be 'never', 'unsafe_only' or 'always'"),
         ("data_dir: a\ndata_dir: b", "line 2: 'data_dir' occurs twice (first in line 1)"),
         ("extensions: [{use: os.system}]", "line 1: 'extensions.0.use'"),
         ("extensions: [{use: 'a:B', priority: 10}]", "line 1: 'extensions.0.priority'"),
-        ("a: [", "line 2: invalid YAML: while parsing a flow node"),
+        ("a: [", "line 2: invalid YAML: a value is expected here"),
         ("- a", "keys and values"),
     ],
 )

@@ -77,6 +77,10 @@ def find_servers(file: Path | None, workspace: Path | None, names: Sequence[str]
     return [each for each in found if not names or each.server.name in names]
 
 
+def importable_names(found: Sequence[FoundServer]) -> list[str]:
+    return [each.server.name for each in found if isinstance(each.server, Candidate)]
+
+
 def find_secrets(found: Sequence[FoundServer]) -> list[str]:
     """The variables whose values stand in the files."""
     return sorted({name for each in found if isinstance(each.server, Candidate) for name in each.server.values})

@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -15,10 +15,12 @@ import click
 
 from gateway import __version__
 from gateway.errors import GatewayError
+from gateway.names import did_you_mean
 from gateway.secrets import KNOWN, MaskingFormatter
 
 # Each command with its module in this package and its line in `--help`.
 COMMANDS = {
+    "init": ("init", "Set up: a settings file, your servers, your MCP clients."),
     "serve": ("serve", "Run the gateway, over stdio or HTTP."),
     "tool": ("tool", "List, show and call tools."),
     "toolset": ("toolset", "Install, show, change and export toolsets."),
@@ -27,6 +29,7 @@ COMMANDS = {
     "approval": ("approval", "Decide on calls that wait for a person, and revoke earlier decisions."),
     "call": ("call", "Look at the record of tool calls."),
     "client": ("clients", "Add the gateway to the settings of an MCP client."),
+    "config": ("config", "Show and check the settings."),
     "doctor": ("doctor", "Check what works on this machine and how to fix the rest."),
 }
 
@@ -51,7 +54,8 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            hint = did_you_mean(cmd_name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"there is no command {cmd_name!r}{hint}", ctx)
         with exclude_from_gc():
             module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __package__)
         command = getattr(module, cmd_name)
@@ -64,13 +68,14 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="toolgate")
+@click.version_option(__version__, "-V", "--version", prog_name="toolgate")
 def toolgate() -> None:
     """One MCP server in front of every tool you have."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command. Exit 0 on success, 1 on a refusal, 2 on wrong usage; errors are one line on stderr."""
+    """Run the command. Exit 0 on success, 1 on a refusal, 2 on wrong usage. An error is a line on stderr, and one more
+    for each further problem of the same file."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(MaskingFormatter("toolgate: %(levelname)s: %(message)s"))
     if (sys.argv[1:] if arguments is None else arguments)[:1] != ["serve"]:
@@ -87,7 +92,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         _fail("USAGE", error.format_message(), error.exit_code)
     except GatewayError as error:
-        _fail(error.code, error.message, 1)
+        _fail(error.code, error.message, 1, error.details.get("problems", ())[1:])
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
     except BrokenPipeError:  # the reader has closed our output
@@ -111,6 +116,7 @@ def _run(arguments: list[str] | None) -> Any:
         raise first from None
 
 
-def _fail(code: str, message: str, status: int) -> NoReturn:
-    click.echo(f"toolgate: {code}: {' '.join(KNOWN.mask(message).split())}", err=True)
+def _fail(code: str, message: str, status: int, further: Sequence[str] = ()) -> NoReturn:
+    for line in (f"toolgate: {code}: {message}", *(f"  also: {problem}" for problem in further)):
+        click.echo(f"{'  ' * line.startswith('  ')}{' '.join(KNOWN.mask(line).split())}", err=True)
     sys.exit(status)

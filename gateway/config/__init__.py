@@ -1,6 +1,16 @@
 """Settings of `toolgate.yaml`: their sections and defaults, and the loader of the file."""
 
-from gateway.config.loader import anchor_path, find, load, read, resolve, resolve_variables
+from gateway.config.loader import (
+    EffectiveSetting,
+    anchor_path,
+    explain,
+    find,
+    load,
+    read,
+    resolve,
+    resolve_variables,
+    user_directory,
+)
 from gateway.config.settings import (
     DEFAULT_CATEGORIES,
     ExtensionSettings,
@@ -17,6 +27,7 @@ from gateway.config.settings import (
 
 __all__ = [
     "DEFAULT_CATEGORIES",
+    "EffectiveSetting",
     "ExtensionSettings",
     "HttpSettings",
     "LimitSettings",
@@ -27,10 +38,12 @@ __all__ = [
     "ToolSettings",
     "UpstreamSettings",
     "anchor_path",
+    "explain",
     "find",
     "load",
     "read",
     "refuse_unavailable",
     "resolve",
     "resolve_variables",
+    "user_directory",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import platformdirs
 from pydantic import ValidationError
@@ -16,20 +16,35 @@ from pydantic import ValidationError
 from gateway import yamldoc
 from gateway.config.settings import Settings
 from gateway.errors import Invalid, NotFound
-from gateway.secrets import KNOWN, VARIABLE
-from gateway.yamldoc import YamlDocument, validation_error
+from gateway.secrets import KNOWN, REDACTED, VARIABLE, hides_secret, is_literal, is_secret
+from gateway.yamldoc import Place, YamlDocument, join_place, validation_error
 
 FILE_NAME = "toolgate.yaml"
+_SHORT_NAME = "toolgate.yml"
+# References that are resolved when they are used: a server whose variable is missing must not stop the others, and
+# secrets are kept out of the settings.
+_RESOLVED_LATER = (("mcpServers",), ("upstreams",), ("approval", "keys"), ("web", "search"))
 
 
 def find(explicit: Path | None = None) -> Path | None:
     """The settings file: the one named, else `./toolgate.yaml`, else the user's, else none."""
     if explicit is not None:
         if not explicit.is_file():
-            raise NotFound(f"there is no settings file {str(explicit)!r}", code="CONFIG_NOT_FOUND")
+            message = f"there is no settings file {str(explicit)!r}; make one with: toolgate init --config FILE"
+            raise NotFound(message, code="CONFIG_NOT_FOUND")
         return explicit
-    user = Path(platformdirs.user_config_dir("toolgate", appauthor=False)) / FILE_NAME
-    return next((path for path in (Path(FILE_NAME), user) if path.is_file()), None)
+    for folder in (Path(), user_directory()):
+        found = [folder / name for name in (FILE_NAME, _SHORT_NAME) if (folder / name).is_file()]
+        if len(found) > 1:
+            raise Invalid(f"both {found[0]} and {found[1]} exist; remove one of them", code="INVALID_CONFIG")
+        if found:
+            return found[0]
+    return None
+
+
+def user_directory() -> Path:
+    """The directory of the user's own settings file."""
+    return Path(platformdirs.user_config_dir("toolgate", appauthor=False))
 
 
 def read(explicit: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
@@ -59,12 +74,58 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
     """
     document = YamlDocument("", "INVALID_CONFIG", {})
     if path is not None:
-        document = _read(path)
+        document = read_document(path)
+        document.value.update(_resolve_references(document.value, (), document))
         _anchor(document.value, path.resolve().parent)
     try:
         return Settings.model_validate(_merge(document.value, overrides or {}))
     except ValidationError as error:
         raise validation_error(document, Settings, error) from None
+
+
+class EffectiveSetting(NamedTuple):
+    """One setting with the value that applies; `line` is that of the file, None for a default. Secrets are masked."""
+
+    key: str
+    value: Any
+    line: int | None
+
+
+def explain(path: Path | None) -> list[EffectiveSetting]:
+    """Every setting as it applies, and of servers, rules and the like those that the file has."""
+    settings = load(path)
+    values = settings.model_dump(mode="json", by_alias=True)
+    given = settings.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for key in ("mcpServers", "categories", "profiles", "extensions"):
+        values[key] = given.get(key, values[key])
+    values["approval"]["rules"] = given.get("approval", {}).get("rules", [])
+    document = read_document(path) if path is not None else YamlDocument("", "INVALID_CONFIG", {})
+    return [
+        EffectiveSetting(join_place(place), KNOWN.mask_value(value), _line_of(document, place))
+        for place, value in _leaves(values, ())
+    ]
+
+
+def _leaves(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+    """Every value that is no mapping, with its place; secrets are masked."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*place, key))
+    else:
+        yield place, _mask(value, str(place[-1]) if place else "")
+
+
+def _mask(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _mask(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mask(item, name) for item in value]
+    return REDACTED if isinstance(value, str) and is_literal(value) and hides_secret(name, value) else value
+
+
+def _line_of(document: YamlDocument, place: Place) -> int | None:
+    spelled = ("upstreams", *place[1:]) if place[:1] == ("mcpServers",) else place
+    return document.lines.get(place) or document.lines.get(spelled)
 
 
 def _refuse_untrusted(path: Path, settings: Settings) -> None:
@@ -99,13 +160,39 @@ def resolve_variables(text: str, environment: Mapping[str, str] = os.environ, fi
     return VARIABLE.sub(value, text)
 
 
-def _read(path: Path) -> YamlDocument:
-    document = yamldoc.read(path.read_bytes(), str(path), "INVALID_CONFIG")
+def read_document(path: Path) -> YamlDocument:
+    """The file as it is written."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        message = f"{path} cannot be read: {error.strerror}; correct its permissions, or name another with --config"
+        raise Invalid(message, code="INVALID_CONFIG") from None
+    document = yamldoc.read(content, str(path), "INVALID_CONFIG")
     if document.value is None:
         return replace(document, value={})
     if not isinstance(document.value, dict):
         raise document.refusal("the file must hold keys and values at its top level")
     return document
+
+
+def _resolve_references(value: Any, place: Place, document: YamlDocument) -> Any:
+    """The value with each `${VAR}` replaced, except those that are resolved later, which must only be set."""
+    if place in _RESOLVED_LATER[:2]:
+        return value
+    if isinstance(value, dict):
+        return {key: _resolve_references(item, (*place, key), document) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolve_references(item, (*place, index), document) for index, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+    for name in VARIABLE.findall(value):
+        if name not in os.environ:
+            raise document.refusal(
+                f"the environment variable {name} is not set; set it, or write the value here", place
+            )
+        if is_secret(name):
+            KNOWN.add(os.environ[name])
+    return value if place[:2] in _RESOLVED_LATER else VARIABLE.sub(lambda match: os.environ[match[1]], value)
 
 
 def _anchor(data: dict[str, Any], directory: Path) -> None:

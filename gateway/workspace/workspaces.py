@@ -77,7 +77,8 @@ def attached_folders(settings: Settings) -> dict[str, Path]:
     if settings.workspace is None or chat is None:
         return {}
     if not settings.workspace.is_dir():
-        raise Invalid(f"--workspace {str(settings.workspace)!r} is not a folder", code="WORKSPACE_NOT_FOUND")
+        message = f"the workspace {str(settings.workspace)!r} is not a folder; make it, or name another one"
+        raise Invalid(message, code="WORKSPACE_NOT_FOUND")
     workspace, data = settings.workspace.resolve(), settings.data_dir.resolve()
     if data.is_relative_to(workspace) or workspace.is_relative_to(data):
         # A tool that can write the data directory could approve its own calls and read everybody's.
