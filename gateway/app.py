@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -19,17 +19,19 @@ from gateway.db.chats import Chats, Instance, settle_interrupted
 from gateway.db.manifests import Manifests
 from gateway.db.pins import Pins
 from gateway.db.sqlite import SqliteDatabase
+from gateway.db.switches import CategoryRow, Switches
 from gateway.db.tool_names import ToolNames
 from gateway.db.toolsets import Toolsets
 from gateway.db.upstreams import Upstreams
+from gateway.errors import Unavailable
 from gateway.executor import Executor
-from gateway.extensions import Extension, load_extension
+from gateway.extensions import Extension, load_extension, place_extension
 from gateway.extensions.approval import Approval
 from gateway.extensions.audit import Audit
 from gateway.extensions.concurrency import Concurrency
 from gateway.extensions.large_results import LargeResults
 from gateway.extensions.permissions import Ownership, Permissions
-from gateway.extensions.rate_limit import RateLimit
+from gateway.extensions.rate_limit import RateLimit, RateTable
 from gateway.extensions.rendering import RELATIVE, Directories, Rendering
 from gateway.extensions.telemetry import Telemetry
 from gateway.extensions.validation import Validation
@@ -37,7 +39,7 @@ from gateway.extensions.versioning import Versioning
 from gateway.serve.mcp.uris import file_uri
 from gateway.sources import Source
 from gateway.sources.builtin.source import builtin_source
-from gateway.tools import HidesFor, Permission, Tool
+from gateway.tools import Category, HidesFor, Permission, Tool
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions
 from gateway.workspace.workspaces import attached_folders
@@ -79,8 +81,15 @@ class Storage(NamedTuple):
 @asynccontextmanager
 async def open_storage(settings: Settings) -> AsyncIterator[Storage]:
     """Open the database in the data directory, and end calls that killed processes left running in it."""
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     run_directory = settings.data_dir / "run"
+    try:
+        run_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Unavailable(
+            f"the data directory {settings.data_dir} cannot be used: {error.strerror}; choose another with --data-dir "
+            "or data_dir",
+            code="DATA_DIR_UNUSABLE",
+        ) from None
     db = await SqliteDatabase.open(settings.data_dir / "toolgate.db")
     try:
         with closing(Instance(run_directory)) as instance:
@@ -95,7 +104,12 @@ class GatewayParts:
     they are built. `categories` grows with categories that toolsets and upstreams name."""
 
     def __init__(
-        self, settings: Settings, storage: Storage, sources: Sequence[Source], upstreams_changed: Callable[[], None]
+        self,
+        settings: Settings,
+        storage: Storage,
+        sources: Sequence[Source],
+        extensions: Sequence[Extension],
+        upstreams_changed: Callable[[], None],
     ) -> None:
         db = storage.db
         self.settings = settings
@@ -105,18 +119,23 @@ class GatewayParts:
         self.toolset_rows = Toolsets(db)
         self.upstream_rows = Upstreams(db)
         self.pins = Pins(db)
+        self.switches = Switches(db)
         self.telemetry = Telemetry()
         self.concurrency = Concurrency(settings.limits.concurrency, settings.limits.timeout)
         self.categories = settings.effective_categories()
+        self._category_changes: Mapping[str, CategoryRow] = {}
         self._permission = settings.effective_profile().permission
+        self.rate_limit = RateLimit(self.categories, settings.limits.calls_per_minute, table=self._open_rate_table)
         self.workspaces = Workspaces(settings.data_dir, attached_folders(settings))
         self.chats = Chats(db)
         self.versions = Versions(Manifests(db), self.chats, self.workspaces)
         hides: HidesFor = lambda tool: self.executor.hides(tool)  # noqa: E731 - the executor is built below
-        self.builtins = builtin_source(settings, self.workspaces, self.versions, hides)
+        self.builtins = builtin_source(
+            settings, self.workspaces, self.versions, hides, lambda name: self.categories[name]
+        )
         self.sources: list[Source] = [self.builtins, *sources]
         self.approvals = ApprovalStore(Approvals(db), settings.approval)
-        self.executor = Executor(self._extensions())
+        self.executor = Executor(self._extensions(extensions))
         self.approval_flow = ApprovalFlow(
             self.executor.call_tool,
             self.find_tool,
@@ -132,6 +151,31 @@ class GatewayParts:
     def find_tool(self, name: str) -> Tool | None:
         entry = self.executor.catalog.get(name)
         return entry.tool if entry is not None else None
+
+    def set_categories(self, changes: Mapping[str, CategoryRow]) -> None:
+        """Make the categories those of the settings with a person's changes on top."""
+        self._category_changes = changes
+        for name in {*self.categories, *changes}:
+            self.categories[name] = self._category(name)
+
+    def add_category(self, name: str) -> None:
+        """Add a category that a toolset or an upstream names."""
+        if name not in self.categories:
+            self.categories[name] = self._category(name)
+
+    def _category(self, name: str) -> Category:
+        category, row = self.settings.category(name), self._category_changes.get(name)
+        if row is None:
+            return category
+        limit = category.calls_per_minute if row.calls_per_minute is None else row.calls_per_minute or None
+        return Category(
+            name,
+            Permission(row.permission or category.permission),
+            category.enabled if row.enabled is None else row.enabled,
+            limit,
+            row.name or category.title,
+            category.description if row.description is None else row.description,
+        )
 
     async def installed_toolsets(self) -> Sequence[InstalledToolset]:
         return await self.toolsets.get().library.list() if await self.toolset_rows.revision() else ()
@@ -159,15 +203,16 @@ class GatewayParts:
         return UpstreamPassthrough(lambda: self.upstreams.get().source, self._request, self.executor.refuses)
 
     async def _request(self, call: Call, tool: Tool, work: Callable[[], Awaitable[Any]]) -> Any:
-        self.categories.setdefault(tool.category, self.settings.category(tool.category))
+        self.add_category(tool.category)
         return await self.executor.request(call, tool, work)
 
-    def _extensions(self) -> list[Extension]:
-        """The extensions, outermost first. Their order is the policy: read it from top to bottom."""
+    def _extensions(self, extensions: Sequence[Extension]) -> list[Extension]:
+        """All extensions, outermost first. Their order is the policy: read it from top to bottom."""
         settings, limits = self.settings, self.settings.limits
         approval = self._approval()
-        custom = [(extension.priority, load_extension(extension)) for extension in settings.extensions]
-        policies = [approval, *(extension for _, extension in custom)]
+        given = [place_extension(extension, type(extension).__name__) for extension in extensions]
+        custom = [*map(load_extension, settings.extensions), *given]
+        policies = [approval, *custom]
         validation = Validation(
             limits.request_bytes,
             limits.response_bytes,
@@ -177,18 +222,23 @@ class GatewayParts:
         versioning = Versioning(self.versions, approval.require_consent, limits.timeout)
         own: list[tuple[int, Extension]] = [
             (0, self.telemetry),  # measures, refusals included
-            (10, Audit(self.records)),  # records, refusals included
+            (10, Audit(self.records, take_versions=versioning.take_versions)),  # records and logs, refusals included
             (20, validation),  # do the arguments fit the schema?
             (25, Ownership(self.chats.claim)),  # is it this caller's chat?
             (30, Permissions(self.categories, self._permission)),  # is the caller allowed to?
-            (40, RateLimit(self.categories, limits.calls_per_minute)),  # too many calls?
+            (40, self.rate_limit),  # too many calls?
             (60, approval),  # does a person agree?
             (63, large_results),  # too large to return?
             (65, Rendering(self._directories)),  # shows every outcome, a timeout included
             (70, self.concurrency),  # a slot and a deadline, held by no call that waits for a person
             (100, versioning),  # innermost: the files before and after, and consent to changes of existing ones
         ]
-        return [extension for _, extension in sorted([*own, *custom], key=lambda pair: pair[0])]
+        placed = [*own, *((extension.priority, extension) for extension in custom)]
+        return [extension for _, extension in sorted(placed, key=lambda pair: pair[0])]
+
+    def _open_rate_table(self) -> RateTable:
+        directory = self.settings.data_dir / "run"
+        return RateTable(directory, lambda: sum(1 for _ in directory.glob("*.lock")))
 
     def _approval(self) -> Approval:
         settings = self.settings.approval

@@ -171,7 +171,7 @@ class RawResult(dict[str, Any]):
 @frozen
 class Outcome:
     """The value of a call, or its error. `content` is what the model reads, as MCP blocks; without it the model reads
-    the value as JSON. The manifests are the chat's files before and after, where the call could change them. `wire` is
+    the value as JSON. The manifests are the chat's files before and after, where the call could use them. `wire` is
     an upstream's result as it came. `call_id` is the call it is recorded under, where this one continues an earlier
     one."""
 
@@ -193,10 +193,14 @@ class Outcome:
         """The value as measured, recorded and read; `Invalid` when it is not JSON."""
         return to_json(self.value)
 
-    def with_plan(self, plan: Mapping[str, Any]) -> Outcome:
+    def replace(self, **changes: Any) -> Outcome:
+        """A copy with these fields changed, none of them the value: a large one is encoded once."""
         copy = object.__new__(Outcome)
-        copy.__dict__ = self.__dict__ | {"render_plan": plan}  # keeps `value_json`: a large value is encoded once
+        copy.__dict__ = self.__dict__ | changes
         return copy
+
+    def with_plan(self, plan: Mapping[str, Any]) -> Outcome:
+        return self.replace(render_plan=plan)
 
     def to_dict(self) -> dict[str, Any]:
         if self.error is None:

@@ -103,7 +103,7 @@ class Catalog:
         unique = {name: ids[0] for name, ids in self._aliases.items() if len(ids) == 1}
         aliased = {name: self._by_id[tool_id] for name, tool_id in unique.items() if tool_id in self._by_id}
         self.accepted: Mapping[str, CatalogEntry] = {**aliased, **self._by_id, **self._entries}
-        self.problems = tuple(problems)
+        self.problems = tuple({str(problem): problem for problem in problems}.values())
 
     def __iter__(self) -> Iterator[CatalogEntry]:
         return iter(self._entries.values())
@@ -200,8 +200,8 @@ class Draft:
             raise Invalid(f"{tool.id}: there is no category {tool.category!r}{hint}", code="UNKNOWN_CATEGORY")
         if not category.enabled:
             raise Forbidden(
-                f"{tool.id} is in category {category.name!r}, which is off; turn it on with "
-                f"--enable-tool-categories {category.name}, or categories.{category.name}.enabled in the settings",
+                f"{tool.id} is in category {category.name!r}, which is off; turn it on with: "
+                f"toolgate category enable {category.name}",
                 code="TOOL_DISABLED",
             )
         if not category.permission.allows(tool.permission):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,8 +17,11 @@ from gateway.approval.rules import check_tool_patterns
 from gateway.calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no_progress
 from gateway.catalog import Catalog, CatalogPolicy, Draft
 from gateway.config import Settings
+from gateway.db.switches import Switches
 from gateway.errors import GatewayError, Unavailable
+from gateway.extensions import Extension
 from gateway.sources import Source
+from gateway.tools import Category
 from gateway.workspace.workspaces import default_chat
 
 if TYPE_CHECKING:
@@ -57,8 +61,10 @@ class Gateway:
         outcome = await gateway.call("read_file", {"path": "notes.txt"}, chat="demo")
     """
 
-    def __init__(self, settings: Settings, storage: Storage, sources: Sequence[Source]) -> None:
-        parts = GatewayParts(settings, storage, sources, self._schedule_refresh)
+    def __init__(
+        self, settings: Settings, storage: Storage, sources: Sequence[Source], extensions: Sequence[Extension]
+    ) -> None:
+        parts = GatewayParts(settings, storage, sources, extensions, self._schedule_refresh)
         self.settings = settings
         self.chat = default_chat(settings)
         self.records = parts.records
@@ -72,7 +78,7 @@ class Gateway:
         self.find_tool = parts.find_tool
         self.installed_toolsets = parts.installed_toolsets
         self._parts = parts
-        # Revisions of toolsets, upstreams and pins that the catalog was made of.
+        # Revisions of toolsets, upstreams, pins and switches that the catalog was made of.
         self._revisions: tuple[int, ...] = ()
         self._refresh_lock = asyncio.Lock()
         self._refresh_task: asyncio.Task[None] | None = None
@@ -88,12 +94,14 @@ class Gateway:
         settings: str | Path | Mapping[str, Any] | Settings | None = None,
         *,
         sources: Sequence[Source] = (),
+        extensions: Sequence[Extension] = (),
         follow: bool = False,
         connect: Literal["all", "own", "none"] = "all",
     ) -> AsyncIterator[Gateway]:
         """Open a gateway from a settings file, from settings, or from the defaults.
 
-        `sources` are tools of your own, offered beside the rest. Several gateways, also in several processes, may
+        `sources` are tools of your own, offered beside the rest; `extensions` are your own code around every call, each
+        at its `priority`. Several gateways, also in several processes, may
         share one data directory; with `follow`, the catalog follows what other processes install and edits in the
         folders of toolsets. `connect` chooses the upstream servers that opening may start: all, your own (not those
         that toolsets bring) or none. The others are offered as they last answered, and a call connects to them.
@@ -101,7 +109,7 @@ class Gateway:
         resolved = config.resolve(settings)
         config.refuse_unavailable(resolved)
         async with AsyncExitStack() as stack:
-            gateway = cls(resolved, await stack.enter_async_context(open_storage(resolved)), sources)
+            gateway = cls(resolved, await stack.enter_async_context(open_storage(resolved)), sources, extensions)
             stack.push_async_callback(gateway.records.wait)
             await gateway.approvals.records.sweep()
             await gateway.versions.recover(gateway.chat)
@@ -126,6 +134,16 @@ class Gateway:
     @property
     def catalog(self) -> Catalog:
         return self.executor.catalog
+
+    @property
+    def categories(self) -> Mapping[str, Category]:
+        """Every category by its id, with what settings and people say about it."""
+        return self._parts.categories
+
+    @property
+    def switches(self) -> Switches:
+        """The switches of people: builtins and categories."""
+        return self._parts.switches
 
     @property
     def toolsets(self) -> ToolsetRuntime:
@@ -191,6 +209,7 @@ class Gateway:
         async with self._refresh_lock:
             revisions, installed = await self._load_revisions(), await self.installed_toolsets()
             profile = self.settings.effective_profile()
+            self._parts.set_categories(await self.switches.load_categories())
             draft = Draft(CatalogPolicy(self._parts.categories, profile.permission, self.settings.limits.tools))
             for source in self._parts.sources:
                 await self._add_tools(draft, source)
@@ -222,6 +241,7 @@ class Gateway:
         await self.builtins.close()
         if self._refresh_task is not None:
             await _cancel(self._refresh_task)
+        self._parts.rate_limit.close()
         for part in (self._parts.upstreams.peek(), self._parts.toolsets.peek()):
             if part is not None:
                 await part.close()
@@ -244,9 +264,13 @@ class Gateway:
             self._first_lists = None
 
     async def _add_tools(self, draft: Draft, source: Source) -> None:
-        for tool in await source.list_tools():
+        tools = await source.list_tools()
+        off = await self.switches.sync_builtins(tools) if source is self.builtins else frozenset[str]()
+        for tool in tools:
             if source.name in _OPEN_CATEGORIES:
-                self._parts.categories.setdefault(tool.category, self.settings.category(tool.category))
+                self._parts.add_category(tool.category)
+            if tool.id in off:
+                tool = replace(tool, withheld=f"it is turned off; turn it on with: toolgate tool enable {tool.id}")
             draft.consider(source, tool)
 
     async def _find_unlisted_servers(
@@ -281,9 +305,11 @@ class Gateway:
             edited.clear()
 
     async def _load_revisions(self) -> tuple[int, ...]:
-        """Numbers that grow with every change, by any process, of toolsets, upstreams and accepted definitions."""
+        """Numbers that grow with every change, by any process, of toolsets, upstreams, accepted definitions and
+        switches."""
         parts = self._parts
-        return await parts.toolset_rows.revision(), await parts.upstream_rows.revision(), await parts.pins.revision()
+        stores = (parts.toolset_rows, parts.upstream_rows, parts.pins, parts.switches)
+        return tuple([await store.revision() for store in stores])
 
     async def _has_upstreams(self) -> bool:
         if (

@@ -63,12 +63,14 @@ class Access(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Category:
-    """A label with a permission level and a switch."""
+    """A label with a permission level and a switch. `name` is its id; `title` and `description` are for people."""
 
     name: str
     permission: Permission
     enabled: bool = True
     calls_per_minute: int | None = None
+    title: str = ""
+    description: str = ""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,9 @@ PROMISES: dict[str, Promise] = {
     "B1": Promise("Bundles over REST: PUT, PATCH, soft DELETE, GET with paging."),
     "B2": Promise("Tools by slug and version over REST, invoked and searched there."),
     "B3": Promise("Ids are UUIDv7; slugs and versions are unique also across processes."),
-    "B4": Promise("Builtins are immutable but for being enabled."),
+    "B4": Promise(
+        "Builtins are immutable but for being enabled.", "partly", "one is turned off and on; REST comes later"
+    ),
     "B5": Promise("Search ranks prefix, whole word, fuzzy, then recency."),
     "B6": Promise(
         "Invoking validates arguments and output and answers {ok, value} or {ok, error}, by the one executor.",
@@ -80,7 +82,8 @@ PROMISES: dict[str, Promise] = {
         "Extensions stand around every call, by priority; a failing gate denies, a failing observer is passed by, "
         "and the call's record is never lost.",
         "partly",
-        "roles, Prometheus and OpenTelemetry come later",
+        "from settings, entry points and programs, with a line of the log for each call; roles, Prometheus and "
+        "OpenTelemetry come later",
     ),
     "X4": Promise("Shell tools get arguments as data, never spliced into a command.", "built"),
     # Core tools and approval
@@ -98,7 +101,9 @@ PROMISES: dict[str, Promise] = {
     ),
     # Categories and permissions
     "P1": Promise(
-        "Categories with a level and a switch, set by flags and settings.", "partly", "REST and console come later"
+        "Categories with a level and a switch, set by flags and settings, and changed while the gateway runs.",
+        "partly",
+        "by flags, settings and commands; REST and console come later",
     ),
     "P2": Promise(
         "A permission level is enforced: a read-only category cannot run a tool that writes.",

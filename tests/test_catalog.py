@@ -57,7 +57,7 @@ def test_a_tool_is_found_by_its_name_and_by_its_id() -> None:
     ("tool", "code", "words"),
     [
         (Tool("sh", "", category="filesystem"), "CATEGORY_TOO_LOW", "sh needs execute, but its category 'filesystem'"),
-        (Tool("run", "", category="development"), "TOOL_DISABLED", "--enable-tool-categories development"),
+        (Tool("run", "", category="development"), "TOOL_DISABLED", "toolgate category enable development"),
         (Tool("x", "", category="filesytem"), "UNKNOWN_CATEGORY", "did you mean 'filesystem'"),
         (Tool("x", "", {"type": "objct"}, category="upstream"), "INVALID_SCHEMA", "no JSON Schema"),
     ],
@@ -147,7 +147,7 @@ def test_bare_name_of_a_withheld_tool_reaches_no_other_tool() -> None:
         catalog(held).find("search")
     assert refused.value.code == "TOOL_DISABLED"
     off = Tool("run", "", category="development")
-    with pytest.raises(GatewayError, match="--enable-tool-categories development"):
+    with pytest.raises(GatewayError, match="toolgate category enable development"):
         catalog(off, upstream_tool("b:run")).find("run")
 
 

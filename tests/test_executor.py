@@ -125,15 +125,16 @@ async def test_a_gate_that_refuses_keeps_the_call_from_its_source_and_observers_
 
 @pytest.mark.promise("X3")
 @pytest.mark.parametrize("where", ["before", "after"])
-async def test_a_gate_that_fails_denies_and_tells_only_the_calls_id(
+async def test_a_custom_gate_that_fails_denies_and_is_named_without_the_reason(
     where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor, box = road(echo, Broken(where))
     call = a_call()
     outcome = await executor.call_tool(call)
-    assert outcome.error is not None and outcome.error.code == "INTERNAL"
+    assert outcome.error is not None and outcome.error.code == "EXTENSION_FAILED"
+    assert outcome.error.message.startswith("the extension Broken failed, so the call was denied;")
     assert call.id in outcome.error.message and "ZeroDivision" not in outcome.error.message
-    assert "ZeroDivisionError" in caplog.text
+    assert "ZeroDivisionError" in caplog.text and "test_executor:Broken failed" in caplog.text
     assert len(box.calls) == (where == "after")
 
 

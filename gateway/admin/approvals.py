@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from gateway.db.approvals import ApprovalRecord, RememberedApproval, Scope
+from gateway.errors import Invalid
+from gateway.tools import Tool
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -22,9 +26,27 @@ async def show_approval(gateway: Gateway, approval_id: str) -> ApprovalRecord:
     return await gateway.approvals.records.get(approval_id)
 
 
-async def allow(gateway: Gateway, approval_id: str, by: str, scope: Scope = "once") -> ApprovalRecord:
-    """Let a waiting call run, once or from now on."""
-    return await gateway.approvals.allow(approval_id, by, scope)
+async def allow(
+    gateway: Gateway, approval_id: str, by: str, scope: Scope = "once", changes: Mapping[str, Any] | None = None
+) -> ApprovalRecord:
+    """Let a waiting call run, once or from now on, or once with changed arguments. Changes that the tool's schema does
+    not take are refused here; they are checked again when the call runs."""
+    record = await gateway.approvals.records.get(approval_id)
+    tool = gateway.find_tool(record.tool_id)
+    if changes and tool is not None:
+        _check_changes(tool, json.loads(record.args or "{}"), changes)
+    return await gateway.approvals.allow(approval_id, by, scope, changes)
+
+
+def _check_changes(tool: Tool, stored: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    try:
+        tool.check_arguments({**stored, **changes})
+    except Invalid as refusal:
+        try:
+            tool.check_arguments(stored)
+        except Invalid:  # without their secrets they are refused by themselves, so this says nothing of the changes
+            return
+        raise refusal
 
 
 async def deny(gateway: Gateway, approval_id: str, by: str) -> ApprovalRecord:

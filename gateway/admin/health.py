@@ -8,9 +8,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gateway import __version__, config
+from gateway import __version__
 from gateway.admin.clients import CLIENTS, make_snippets, serve_command
 from gateway.admin.upstream_setup import ProbeResult, UpstreamSetup, load_setup, probe_all
 from gateway.config import Settings
@@ -43,9 +44,9 @@ class HealthCheck:
     message: str
 
 
-async def check_machine(settings: Settings) -> list[HealthCheck]:
-    """Check what needs no open gateway: versions, sandbox, settings file and data directory."""
-    return [*_check_versions(), *await _check_sandbox(settings), *_check_files(settings)]
+async def check_machine(settings: Settings, file: Path | None = None) -> list[HealthCheck]:
+    """Check what needs no open gateway: versions, sandbox, the settings file they came from and data directory."""
+    return [*_check_versions(), *await _check_sandbox(settings), *_check_files(settings, file)]
 
 
 async def check_gateway(gateway: Gateway) -> list[HealthCheck]:
@@ -54,7 +55,7 @@ async def check_gateway(gateway: Gateway) -> list[HealthCheck]:
     # `check_upstreams` counts what waits for review.
     problems = [str(problem) for problem in gateway.catalog.problems if problem.code != HELD]
     problems += [each.message for each in await gateway.builtins.problems()]
-    categories = gateway.settings.effective_categories().values()
+    categories = gateway.categories.values()
     enabled = ", ".join(category.name for category in categories if category.enabled)
     return [
         HealthCheck("database", "ok", str(gateway.settings.data_dir / "toolgate.db")),
@@ -153,8 +154,7 @@ def _check_network(settings: Settings, sandbox: str) -> Iterator[HealthCheck]:
     yield HealthCheck("sandbox", "ok", f"programs with a network reach {where}")
 
 
-def _check_files(settings: Settings) -> Iterator[HealthCheck]:
-    file = config.find()
+def _check_files(settings: Settings, file: Path | None) -> Iterator[HealthCheck]:
     yield HealthCheck("settings", "ok", str(file.resolve()) if file else "no toolgate.yaml; the defaults apply")
     directory = settings.data_dir
     try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gateway.calls import DEFAULT_CHAT, LOCAL
-from gateway.errors import NotFound
+from gateway.errors import Invalid, NotFound
 from gateway.workspace import Entry, Parts, parse
 from gateway.workspace.blobs import CHUNK
 from gateway.workspace.diff import readable, summary
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 DIFF_LIMIT = 8 * 1024 * 1024
+UPLOAD_LIMIT = 1024 * 1024 * 1024
 _KINDS = {EXECUTABLE: "executable", LINK: "symlink", EMPTY_DIRECTORY: "directory"}
 
 # Asked with a summary before files change; raises to refuse.
@@ -111,12 +113,26 @@ class ChatWorkspace:
             current = await files.save("edit")
         return await self._restore(target, current, confirm)
 
-    async def undo(self, confirm: Confirm | None = None) -> CheckoutResult:
+    async def undo(self) -> CheckoutResult:
         """Restore the version before the current one; unsaved edits are undone first."""
         async with self._versions.hold(self.chat, LOCAL) as files:
             current = await files.save("edit")
             target = await files.before()
-        return await self._restore(target, current, confirm)
+        return await self._restore(target, current, None)
+
+    async def upload(self, sources: Sequence[Path], directory: str = ".") -> CheckoutResult:
+        """Copy files and folders of this machine into a directory of the workspace, over files of the same name, and
+        save a version of them."""
+        target = parse(directory)
+        copies = await self._versions.in_thread(_list_uploads, sources)
+        async with self._versions.hold(self.chat, LOCAL) as files:
+            before = await files.save("edit")
+            try:
+                await self._versions.in_thread(self._copy_to_disk, copies, target)
+            finally:  # also what was copied before one was refused
+                after = await files.save("user_upload")
+        old, new = [await self._versions.tree(self.chat, manifest) for manifest in (before, after)]
+        return CheckoutResult(after, before, changes(old, diff(old, new)))
 
     async def sweep(self) -> dict[str, Any]:
         """Remove contents that no version has used for a day; how many `blobs`, `temporary` files and `bytes`."""
@@ -142,19 +158,44 @@ class ChatWorkspace:
             with root.walk(parts, ANY_DEPTH if recursive else 1) as entries:
                 return [_describe_entry(entry) for entry in entries]
 
+    def _copy_to_disk(self, copies: Sequence[tuple[Path, Parts]], target: Parts) -> None:
+        with self._versions.root(self.chat) as root:
+            for source, parts in copies:
+                path = (*target, *parts)
+                root.make_directories(path[:-1])
+                try:
+                    root.replace(path, source.read_bytes(), mode=0o755 if source.stat().st_mode & 0o100 else 0o644)
+                except OSError as error:
+                    raise NotFound(f"{source} cannot be read: {error.strerror}", code="FILE_NOT_FOUND") from None
+
     def _copy_from_disk(self, parts: Parts, output: BinaryIO) -> None:
         with self._versions.root(self.chat) as root, root.open(parts) as file:
             shutil.copyfileobj(file, output, CHUNK)
 
 
-async def open_workspace(gateway: Gateway) -> ChatWorkspace:
-    """Open the workspace of the gateway's chat; refused when there is no such chat, and none is created."""
+async def open_workspace(gateway: Gateway, create: bool = False) -> ChatWorkspace:
+    """Open the workspace of the gateway's chat; refused when there is no such chat, unless `create`."""
     chat = gateway.chat or DEFAULT_CHAT
-    if not await gateway.versions.may_read(chat, LOCAL):
+    if not create and not await gateway.versions.may_read(chat, LOCAL):
         directory = gateway.settings.data_dir
         message = f"there is no chat {chat!r} in {directory}; choose one with --chat or --workspace"
         raise NotFound(message, code="CHAT_NOT_FOUND")
     return ChatWorkspace(gateway.versions, chat)
+
+
+def _list_uploads(sources: Sequence[Path]) -> list[tuple[Path, Parts]]:
+    """Each file with its path below the target. Links in folders are left out."""
+    copies: list[tuple[Path, Parts]] = []
+    for source in sources:
+        inside = sorted(source.rglob("*")) if source.is_dir() else [source]
+        base = source.resolve().parent if source.is_dir() else source.parent
+        for path in inside:
+            if path.is_file() and (path == source or not path.is_symlink()):
+                below = path.resolve().relative_to(base) if source.is_dir() else Path(path.name)
+                copies.append((path, parse(below.as_posix())))
+    if sum(path.stat().st_size for path, _ in copies) > UPLOAD_LIMIT:
+        raise Invalid(f"the files are larger than {UPLOAD_LIMIT // 2**20} MiB together", code="TOO_LARGE")
+    return copies
 
 
 def short_id(manifest: str) -> str:

@@ -38,6 +38,7 @@ from gateway.approval.store import (
     PendingApproval,
     add_consent,
     decline_error,
+    edited_arguments,
     run_approved,
 )
 from gateway.calls import Ask, Call, ClientInfo, Outcome, Proceed
@@ -197,7 +198,10 @@ class ApprovalFlow:
             if record.status == "denied":
                 raise decline_error(record)
             if record.status == "allowed" and await records.consume(pending.id):
-                return add_consent(replace(pending, record=record), call, question.reason, str(record.decided_by))
+                edited = edited_arguments(record, pending.arguments)
+                return add_consent(
+                    replace(pending, record=record), call, question.reason, str(record.decided_by), edited
+                )
             if record.status != "waiting":  # another call with the same question used it, or it expired
                 pending = await self._find_or_queue(call.id, question)
             elif not await self._decisions.wait_after(revision, deadline):

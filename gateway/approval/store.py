@@ -104,14 +104,22 @@ class ApprovalStore:
             return None
         return add_consent(pending, call, reason, by, edited)
 
-    async def allow(self, approval_id: str, by: str, scope: Scope = "once") -> ApprovalRecord:
-        """Agree to a call in the queue. It may then be made once, until `approval.timeout` has passed."""
+    async def allow(
+        self, approval_id: str, by: str, scope: Scope = "once", changes: Mapping[str, Any] | None = None
+    ) -> ApprovalRecord:
+        """Agree to a call in the queue, with `changes` to its arguments. It may then be made once, until
+        `approval.timeout` has passed."""
         record = await self._get_queued(approval_id)
+        edited = _edit_arguments(record, changes) if changes else None
+        if edited is not None and scope != "once":
+            raise Invalid("changed arguments are allowed once; leave out --for-chat and --always", code="ONCE_ONLY")
         if scope != "once" and not record.remember:
             raise Invalid(
                 f"{record.tool_id} needs consent for each call, by a rule; allow it once instead", code="ONCE_ONLY"
             )
-        if not await self.records.decide(record, "allowed", by, scope=scope, lasting=self.settings.timeout):
+        if not await self.records.decide(
+            record, "allowed", by, scope=scope, edited=edited, lasting=self.settings.timeout
+        ):
             raise await self._not_waiting_error(record)
         return record
 
@@ -167,6 +175,30 @@ class ApprovalStore:
         current = await self.records.get(record.id)
         by = f" by {current.decided_by}" if current.decided_by else ""
         return Conflict(f"approval {current.id} is no longer pending: it is {current.status}{by}", code="NOT_WAITING")
+
+
+def _edit_arguments(record: ApprovalRecord, changes: Mapping[str, Any]) -> str:
+    """Return the stored arguments with the changes, as JSON. The stored ones have no secrets, and neither may the
+    changes: the waiting call applies what differs to the arguments it has."""
+    stored = json.loads(record.args or "{}")
+    if set(stored) == {"truncated", "bytes"}:
+        raise Invalid("the arguments are too large to be changed in the queue; deny the call instead", code="TOO_LARGE")
+    edited = {**stored, **changes}
+    document = _encode_arguments(edited)
+    if document is None or json.loads(document) != edited:
+        raise Invalid(
+            "an argument that holds a secret, or is very large, cannot be changed in the queue", code="NOT_EDITABLE"
+        )
+    return document
+
+
+def edited_arguments(record: ApprovalRecord, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of a call as a person changed them in the queue; None if nobody did."""
+    if record.edited_args is None:
+        return None
+    stored, edited = json.loads(record.args or "{}"), json.loads(record.edited_args)
+    changes = {name: value for name, value in edited.items() if name not in stored or stored[name] != value}
+    return {**arguments, **changes} if changes else None
 
 
 def add_consent(

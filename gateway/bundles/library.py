@@ -346,16 +346,21 @@ class ToolsetLibrary:
             others = tuple(other for other in found.user_overrides if other.tool_id != row.tool_id)
             after = await to_thread.run_sync(self._load, replace(found, user_overrides=(*others, row)))
             await to_thread.run_sync(lambda: spec.load(spec.dump(after.spec)))  # refuses what could not be exported
+            enabled = _is_enabled(after, row.tool_id)
             if override_fields(row):
-                await self._rows.set_override(row)
+                await self._rows.set_override(row, enabled)
             else:
-                await self._rows.remove_override(toolset_id, row.tool_id)
+                await self._rows.remove_override(toolset_id, row.tool_id, enabled)
         return await self.get(toolset_id)
 
     async def clear_override(self, toolset_id: str, tool_id: str) -> InstalledToolset:
         """Remove a person's override of a tool."""
-        now = await self.get(toolset_id)
-        await self._rows.remove_override(toolset_id, resolve_tool_id(now, tool_id))
+        async with self._store.locked():
+            found = await self._find(toolset_id)
+            wanted = resolve_tool_id(await to_thread.run_sync(self._load, found), tool_id)
+            others = tuple(row for row in found.user_overrides if row.tool_id != wanted)
+            after = await to_thread.run_sync(self._load, replace(found, user_overrides=others))
+            await self._rows.remove_override(toolset_id, wanted, _is_enabled(after, wanted))
         return await self.get(toolset_id)
 
     async def allow_servers(self, toolset_id: str, digests: Mapping[str, str], by: str) -> InstalledToolset:
@@ -493,6 +498,10 @@ class ToolsetLibrary:
                 yield self._load(row)
             except Unavailable as problem:
                 log.warning("%s", problem)
+
+
+def _is_enabled(toolset: InstalledToolset, tool_id: str) -> bool:
+    return next((tool.enabled for tool in toolset.tools if tool.id == tool_id), True)
 
 
 def _verify_and_sync(made: Path, bundle: Bundle) -> None:

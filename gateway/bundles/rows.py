@@ -46,7 +46,8 @@ def build_rows(version: PreparedVersion, previous: StoredToolset | None) -> Stor
     """Build the rows of a version. Tools that only the previous version declared are kept as missing."""
     spec = version.bundle.spec
     known = {row.tool_id: row for row in previous.tools} if previous else {}
-    tools = [_tool(spec, tool, index, version, known) for index, tool in enumerate(spec.tools)]
+    enabled = _enabled(spec, previous)
+    tools = [_tool(spec, tool, index, version, known, enabled) for index, tool in enumerate(spec.tools)]
     kept = list(_missing_tools(spec, known, len(tools)))[:MISSING_LIMIT]
     return StoredToolset(
         _toolset(version, previous),
@@ -83,8 +84,20 @@ def _files(version: PreparedVersion) -> Iterator[FileRow]:
         yield FileRow(toolset_id, path, file.kind, file.sha256, file.size, stored_path, file.executable)
 
 
+def _enabled(spec: Toolset, previous: StoredToolset | None) -> dict[str, bool]:
+    """The tools that an override, of the toolset or on top of that of the person, turns on or off."""
+    overrides = [(spec.full_id(item.tool_id), item.enabled) for item in spec.tool_overrides]
+    overrides += [(row.tool_id, row.enabled) for row in (previous.user_overrides if previous else ())]
+    return {tool_id: enabled for tool_id, enabled in overrides if enabled is not None}
+
+
 def _tool(
-    spec: Toolset, tool: ToolSpec, position: int, version: PreparedVersion, known: Mapping[str, ToolRow]
+    spec: Toolset,
+    tool: ToolSpec,
+    position: int,
+    version: PreparedVersion,
+    known: Mapping[str, ToolRow],
+    enabled: Mapping[str, bool],
 ) -> ToolRow:
     tool_id = f"{spec.id}:{tool.id}"
     described = version.described.get(tool.id, {})
@@ -97,7 +110,7 @@ def _tool(
         description=tool.description if tool.description is not None else described.get("description"),
         input_schema=_json(tool.input_schema),
         requires_confirmation=bool(described.get("requires_confirmation") if confirmed is None else confirmed),
-        enabled=tool.enabled,
+        enabled=enabled.get(tool_id, tool.enabled),
         entrypoint=tool.entrypoint if isinstance(tool, PythonTool) else None,
         kind=getattr(tool, "type"),  # noqa: B009 - every kind has one, the base has none
         position=position,

@@ -179,13 +179,15 @@ class Server(ManifestSection):
 
 
 class Toolset(ManifestSection):
-    """A whole `toolset.yaml`, immutable."""
+    """A whole `toolset.yaml`, immutable. `prefix` replaces the id in the names of its tools; an empty one leaves the
+    tools' own names."""
 
     manifest_version: Annotated[Literal["1"], BeforeValidator(lambda version: "1" if version == 1 else version)] = "1"
     id: Id
     name: Line
     version: SemanticVersion
     description: Prose = ""
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,32}$")] | None = None
     category: Category | None = None
     permission: Permission | None = None
     secrets: Annotated[tuple[Variable, ...], Field(max_length=SECRETS_LIMIT)] = ()

@@ -51,7 +51,7 @@ STEPS_LIMIT = 50
 _ENTRYPOINT = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 _SAVED = re.compile(r"\$steps\.(\w+)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_OLD_PLACEHOLDER = re.compile(r"\$?\{\s*([A-Za-z_]\w*)\s*\}")
+_PLACEHOLDER = re.compile(r"\$?\{\s*([A-Za-z_]\w*)\s*\}")
 
 # Programs that run text as code, the options before that text, and programs that pass their arguments to a shell:
 # an argument of the call there would be code. The list catches authors' mistakes; the sandbox is the protection.
@@ -179,20 +179,45 @@ class PythonTool(ToolSpec):
         return self
 
 
-def _check_argv(command: Any) -> Any:
-    """Refuse a command given as a string: a shell would have to split it, and an argument could become a command."""
+def _to_argv(command: Any) -> Any:
+    """Return the command as a tuple. A text of words with `{name}` or `${name}` in them is split as a shell would split
+    it; one that only a shell could run is refused, since there is none."""
     if not isinstance(command, str):
         return tuple(command) if isinstance(command, list) else command
+    if (syntax := _find_shell_syntax(command)) is not None:
+        raise field_error(
+            f"{syntax!r} needs a shell, and none is used: quote it, or write the command as a list, one argument each, "
+            "such as [sh, -c, 'sort \"$1\" | uniq', sh, '${file}']"
+        )
     try:
-        words = [_OLD_PLACEHOLDER.sub(r"${\1}", word) for word in shlex.split(command[:200])]
-    except ValueError:
-        words = ["program", "${argument}"]
-    raise field_error(f"write the command as a list, one argument each: {words}")
+        words = shlex.split(command)
+    except ValueError as error:
+        raise field_error(f"{command[:80]!r} cannot be split into words: {str(error).lower()}") from None
+    return tuple(_PLACEHOLDER.sub(r"${\1}", word) for word in words)
+
+
+def _find_shell_syntax(command: str) -> str | None:
+    """Return the first character that means something to a shell where it stands, other than quotes."""
+    quote, skip = "", False
+    for index, character in enumerate(command):
+        following = command[index + 1 : index + 2]
+        if skip:
+            skip = False
+        elif character == "\\" and quote != "'":
+            skip = True
+        elif character in ("'", '"') and quote in ("", character):
+            quote = "" if quote else character
+        elif quote != "'" and (character == "`" or (character == "$" and following not in ("", "{", " "))):
+            return character + following
+        elif not quote and character in "|&;<>()*?~\n":
+            return character
+    return None
 
 
 class ShellTool(ToolSpec):
-    """A program and its arguments, one list element each. An argument of the call fills one element and is never
-    split; no shell is involved."""
+    """A program and its arguments, one list element each, or a text that is split into them when the toolset is read.
+    An argument of the call fills one element and is never split; no shell is involved. A value that begins with `-` is
+    refused, since the program would take it for an option, unless it follows `--` or `dash_safe` names its argument."""
 
     tag: ClassVar[str] = "<shell>"
 
@@ -200,11 +225,12 @@ class ShellTool(ToolSpec):
     command: Annotated[
         tuple[Argument, ...],
         Field(min_length=1, max_length=ARGUMENTS_LIMIT),
-        BeforeValidator(_check_argv),
+        BeforeValidator(_to_argv),
     ]
     env: Table[Variable, Template] = Field(default_factory=dict)
     cwd: Directory | None = None
     stdin: Content | None = None
+    dash_safe: Annotated[tuple[Annotated[str, Field(pattern=rf"^{_NAME.pattern}$")], ...], Field(max_length=64)] = ()
     success_codes: Annotated[tuple[Annotated[int, Field(ge=0, le=255)], ...], Field(max_length=256)] = (0,)
 
     @model_validator(mode="after")
@@ -214,6 +240,10 @@ class ShellTool(ToolSpec):
                 raise field_error("an argument cannot hold a NUL character", "command", index)
             if references(element):
                 self._check_element(index)
+        filled = {name for element in self.command for name in references(element)}
+        for index, name in enumerate(self.dash_safe):
+            if name not in filled:
+                raise field_error(f"no ${{{name}}} in 'command'{did_you_mean(name, filled)}", "dash_safe", index)
         return self
 
     def _check_element(self, index: int) -> None:

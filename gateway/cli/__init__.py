@@ -22,7 +22,8 @@ from gateway.secrets import KNOWN, MaskingFormatter
 COMMANDS = {
     "init": ("init", "Set up: a settings file, your servers, your MCP clients."),
     "serve": ("serve", "Run the gateway, over stdio or HTTP."),
-    "tool": ("tool", "List, show and call tools."),
+    "tool": ("tool", "List, show, call and switch tools."),
+    "category": ("tool", "Turn categories of tools on and off, and change their level and limit."),
     "toolset": ("toolset", "Install, show, change and export toolsets."),
     "upstream": ("upstream", "Add other MCP servers, and review what they offer."),
     "workspace": ("workspace", "Show a chat's files and versions, and restore any version."),

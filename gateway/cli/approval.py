@@ -10,8 +10,10 @@ from gateway.admin import approvals
 from gateway.approval.question import escape_text
 from gateway.cli.options import as_json, print_json, print_table, run_stored, settings_options
 from gateway.cli.prompt import person
+from gateway.cli.tool import parse_arguments
 from gateway.config import Settings
 from gateway.errors import Invalid
+from gateway.gateway import Gateway
 
 if TYPE_CHECKING:
     from gateway.db.approvals import ApprovalRecord, Scope
@@ -81,16 +83,35 @@ def show(settings: Settings, approval_id: str, as_json: bool) -> None:
 @click.argument("approval_id", metavar="ID")
 @click.option("--for-chat", is_flag=True, help="Also later calls of this tool for the same reason in this chat.")
 @click.option("--always", is_flag=True, help="Also later calls in every chat, until the tool changes.")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Change an argument; may be given again.")
+@click.option("--json-args", help="Arguments to change, as one JSON object; --set adds to it.")
 @as_json
 @settings_options
-def allow(settings: Settings, approval_id: str, for_chat: bool, always: bool, as_json: bool) -> None:
-    """Allow a waiting call once. Its caller continues by itself, or calls again with the same arguments."""
-    if for_chat and always:
-        raise click.UsageError("use either --for-chat or --always, not both")
+def allow(
+    settings: Settings,
+    approval_id: str,
+    for_chat: bool,
+    always: bool,
+    pairs: tuple[str, ...],
+    json_args: str | None,
+    as_json: bool,
+) -> None:
+    """Allow a waiting call once. Its caller continues by itself, or calls again with the same arguments.
+
+    With changed arguments it runs with those, and its caller is told. What they lead to may be asked about again.
+    """
+    edits = bool(pairs or json_args)
+    if for_chat + always + edits > 1:
+        raise click.UsageError("use one of --for-chat, --always and changed arguments, which are allowed once")
     scope: Scope = "always" if always else "chat" if for_chat else "once"
-    _print_decision(
-        run_stored(settings, lambda gateway: approvals.allow(gateway, approval_id, person(), scope)), "allowed", as_json
-    )
+
+    async def decide(gateway: Gateway) -> ApprovalRecord:
+        record = await approvals.show_approval(gateway, approval_id)
+        tool = gateway.find_tool(record.tool_id)
+        changes = parse_arguments(tool.input_schema if tool is not None else {}, pairs, json_args)
+        return await approvals.allow(gateway, record.id, person(), scope, changes)
+
+    _print_decision(run_stored(settings, decide), "allowed", as_json)
 
 
 @approval.command()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
+from gateway import config
 from gateway.admin import health
 from gateway.admin.health import HealthCheck
 from gateway.cli.options import as_json, print_json, run, settings_options
@@ -22,7 +24,8 @@ from gateway.secrets import KNOWN
 def doctor(settings: Settings, as_json: bool) -> int:
     """Check everything the gateway needs. Exit 1 when something must be repaired."""
     logging.getLogger("gateway.sources.upstreams").setLevel(logging.ERROR)  # its warnings are checks here
-    checks = run(lambda: _check(settings))
+    file = config.find(click.get_current_context().params["config_file"])
+    checks = run(lambda: _check(settings, file))
     if as_json:
         print_json(KNOWN.mask_value([asdict(check) for check in checks]))
     else:
@@ -31,8 +34,8 @@ def doctor(settings: Settings, as_json: bool) -> int:
     return int(any(check.state == "fail" for check in checks))
 
 
-async def _check(settings: Settings) -> list[HealthCheck]:
-    checks = await health.check_machine(settings)
+async def _check(settings: Settings, file: Path | None) -> list[HealthCheck]:
+    checks = await health.check_machine(settings, file)
     try:
         # One after the other, so that no server runs twice at once.
         async with Gateway.open(settings, connect="own") as gateway:

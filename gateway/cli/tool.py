@@ -1,4 +1,5 @@
-"""`toolgate tool`: the catalog, and calls through the same executor as every surface."""
+"""`toolgate tool` and `toolgate category`: the catalog, its switches, and calls through the same executor as every
+surface."""
 
 from __future__ import annotations
 
@@ -10,22 +11,23 @@ from typing import Any, Literal
 
 import click
 
+from gateway.admin import switches
 from gateway.approval.question import ConsentNeeded
 from gateway.calls import Caller, Outcome
 from gateway.catalog import mcp_tool
-from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
 from gateway.cli.prompt import ask_on_terminal
 from gateway.config import Settings
 from gateway.errors import InputRequired, Invalid
 from gateway.gateway import Gateway
-from gateway.tools import Tool
+from gateway.tools import Permission, Tool
 
 _ALTERNATIVES = 100
 
 
 @click.group()
 def tool() -> None:
-    """List, show and call tools."""
+    """List, show, call and switch tools."""
 
 
 @tool.command("list")
@@ -85,7 +87,7 @@ def call(
     async def task() -> Outcome:
         async with _open(settings) as gateway:
             entry = gateway.catalog.get(name)
-            values = _parse_arguments(entry.tool.input_schema if entry is not None else {}, arguments, json_args)
+            values = parse_arguments(entry.tool.input_schema if entry is not None else {}, arguments, json_args)
             approver = ask_on_terminal if sys.stdin.isatty() and not yes else None
             return await gateway.call(name, values, caller=Caller(surface="cli"), confirmed=yes, approver=approver)
 
@@ -101,6 +103,97 @@ def call(
         click.echo(_format(outcome))
     if outcome.error is not None:
         raise outcome.error
+
+
+@tool.command()
+@click.argument("name")
+@settings_options
+def enable(settings: Settings, name: str) -> None:
+    """Turn a tool on again. Gateways that run follow within a second."""
+    _switch(settings, name, True)
+
+
+@tool.command()
+@click.argument("name")
+@settings_options
+def disable(settings: Settings, name: str) -> None:
+    """Turn one tool off, builtin or of a toolset. Gateways that run follow within a second."""
+    _switch(settings, name, False)
+
+
+def _switch(settings: Settings, name: str, enabled: bool) -> None:
+    tool_id = run_admin(settings, lambda gateway: switches.enable_tool(gateway, name, enabled))
+    click.echo(f"{tool_id} is {'on' if enabled else 'off'}")
+
+
+@click.group()
+def category() -> None:
+    """Turn categories of tools on and off, and change their level and limit. What you change here wins over settings
+    and flags; gateways that run follow within a second."""
+
+
+@category.command("list")
+@as_json
+@settings_options
+def list_categories(settings: Settings, as_json: bool) -> None:
+    """Every category, with the number of its tools that are on."""
+
+    async def describe(gateway: Gateway) -> list[dict[str, Any]]:
+        return [switches.describe_category(each, gateway.catalog) for each in switches.list_categories(gateway)]
+
+    rows = run_admin(settings, describe)
+    if as_json:
+        print_json(rows)
+        return
+    header = ("ID", "STATE", "LEVEL", "CALLS/MIN", "TOOLS", "NAME", "DESCRIPTION")
+    print_table(header, [_category_row(row) for row in rows])
+
+
+@category.command("enable")
+@click.argument("category_id", metavar="ID")
+@settings_options
+def enable_category(settings: Settings, category_id: str) -> None:
+    """Offer the tools of a category."""
+    _change_category(settings, category_id, {"enabled": True})
+
+
+@category.command("disable")
+@click.argument("category_id", metavar="ID")
+@settings_options
+def disable_category(settings: Settings, category_id: str) -> None:
+    """Offer no tool of a category."""
+    _change_category(settings, category_id, {"enabled": False})
+
+
+@category.command("set")
+@click.argument("category_id", metavar="ID")
+@click.option("--level", "permission", type=click.Choice([level.value for level in Permission]), help="Its level.")
+@click.option("--calls-per-minute", type=click.IntRange(0), help="Calls of its tools a minute; 0 for no limit.")
+@click.option("--name", help="Its name, for people.")
+@click.option("--description", help="What it is about, for people.")
+@click.option("--reset", is_flag=True, help="Undo all changes, the switch included.")
+@settings_options
+def set_category(settings: Settings, category_id: str, reset: bool, **options: Any) -> None:
+    """Change a category."""
+    changes = {key: value for key, value in options.items() if value is not None}
+    if reset == bool(changes):
+        raise click.UsageError("use either --reset or at least one other option")
+    _change_category(settings, category_id, changes)
+
+
+def _change_category(settings: Settings, category_id: str, changes: Mapping[str, Any]) -> None:
+    async def change(gateway: Gateway) -> dict[str, Any]:
+        changed = await switches.change_category(gateway, category_id, changes)
+        return switches.describe_category(changed, gateway.catalog)
+
+    _, state, level, limit, tools, *_ = _category_row(run_admin(settings, change))
+    calls = "" if limit == "-" else f", {limit} calls a minute"
+    click.echo(f"{category_id} is {state} ({level}{calls}; {tools} tools)")
+
+
+def _category_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    state, limit = "on" if row["enabled"] else "off", str(row["calls_per_minute"] or "-")
+    return row["id"], state, row["permission"], limit, str(row["tools"]), row["name"], row["description"]
 
 
 @asynccontextmanager
@@ -163,7 +256,7 @@ def _description(schema: Any) -> str:
     return str(schema.get("description", "")) if isinstance(schema, Mapping) else ""
 
 
-def _parse_arguments(schema: Mapping[str, Any], pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
+def parse_arguments(schema: Mapping[str, Any], pairs: tuple[str, ...], json_args: str | None) -> dict[str, Any]:
     """Parse the arguments of the command line: a value is JSON unless the tool's schema has a string there."""
     try:
         values = json.loads(json_args or "{}")

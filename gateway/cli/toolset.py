@@ -31,13 +31,14 @@ def toolset() -> None:
 
 
 @toolset.command()
-@click.argument("source", metavar="PATH|ZIP|URL")
+@click.argument("source", metavar="PATH|ZIP|URL|NAME")
 @click.option("--copy", is_flag=True, help="Install a folder as it is now, and do not follow its edits.")
 @agree
 @as_json
 @settings_options
 def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: bool) -> None:
-    """Install a bundle, or a new version of one. `serve` follows the edits of a folder.
+    """Install a bundle, or a new version of one. `serve` follows the edits of a folder. The NAME of a toolset that
+    comes with toolgate (app-builder, data-lab) is enough.
 
     MCP servers it brings are started only after you agreed to each, here or with `toolset allow`.
     """
@@ -172,7 +173,7 @@ def override(settings: Settings, tool_id: str, reset: bool, **options: Any) -> N
 
 
 @toolset.command()
-@click.argument("source", metavar="PATH|ZIP|URL")
+@click.argument("source", metavar="PATH|ZIP|URL|NAME")
 @as_json
 @settings_options
 def check(settings: Settings, source: str, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,6 +59,20 @@ def cat(settings: Settings, path: str, manifest: str | None) -> None:
     _run(settings, lambda files: files.copy_file(path, sys.stdout.buffer, manifest=manifest))
 
 
+@workspace.command()
+@click.argument("sources", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path, exists=True))
+@click.option("--to", "directory", default=".", show_default=True, help="The directory of the workspace to copy into.")
+@as_json
+@settings_options
+def upload(settings: Settings, sources: tuple[Path, ...], directory: str, as_json: bool) -> None:
+    """Copy files or folders into the workspace, as a version of its own; `undo` removes them again."""
+    result = _run(settings, lambda files: files.upload(sources, directory), create=True)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        click.echo(f"The files are at {_describe(result.manifest)} now: {result.summary}.")
+
+
 @workspace.command("log")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
 @click.option("--before", metavar="ID", help="Only versions before this one, for the next page.")
@@ -83,6 +98,7 @@ def diff_command(settings: Settings, from_: str | None, to: str | None, paths: t
     """The difference from version A to B.
 
     B may be 'now', the files as they are; the default is the latest version. The default of A is the one before B.
+    `diff now` shows what was edited since the latest version.
     """
     difference = _run(settings, lambda files: files.compare(from_, to, paths))
     if as_json:
@@ -104,12 +120,15 @@ def checkout(settings: Settings, manifest: str, yes: bool, as_json: bool) -> Non
 
 
 @workspace.command()
-@_agree
+@click.option("--yes", is_flag=True, hidden=True, expose_value=False, help="Ignored; earlier versions asked first.")
 @as_json
 @settings_options
-def undo(settings: Settings, yes: bool, as_json: bool) -> None:
-    """Restore the previous version; repeat to go back further. Edits by hand are undone first."""
-    _print_checkout(_run(settings, lambda files: files.undo(None if yes else _confirm)), as_json)
+def undo(settings: Settings, as_json: bool) -> None:
+    """Restore the previous version; repeat to go back further. Edits by hand are undone first.
+
+    It does not ask: the version you leave is kept, and the command that goes back to it is printed.
+    """
+    _print_checkout(_run(settings, ChatWorkspace.undo), as_json)
 
 
 @workspace.command()
@@ -125,9 +144,9 @@ def sweep(settings: Settings, as_json: bool) -> None:
         click.echo(f"{counts} removed, {swept['bytes']} bytes")
 
 
-def _run(settings: Settings, action: Callable[[ChatWorkspace], Awaitable[Result]]) -> Result:
+def _run(settings: Settings, action: Callable[[ChatWorkspace], Awaitable[Result]], create: bool = False) -> Result:
     async def act(gateway: Gateway) -> Result:
-        return await action(await open_workspace(gateway))
+        return await action(await open_workspace(gateway, create))
 
     return run_admin(settings, act)
 
@@ -156,7 +175,12 @@ def _describe(manifest: str | None) -> str:
 def _print_version(version: Version) -> None:
     mark = click.style("*" if version.head else " ", fg="green", bold=True)
     short = click.style(short_id(version.id), fg="yellow")
-    about = f"{version.source}, message {_escape(version.message)}" if version.message else version.source
+    notes = [version.source]
+    if version.tool is not None:
+        notes.append(f"{_escape(version.tool)} (call {version.source_ref})")
+    if version.message:
+        notes.append(f"message {_escape(version.message)}")
+    about = ", ".join(notes)
     click.echo(f"{mark} {short}  {version.created[:19].replace('T', ' ')}  {about}")
     click.echo(f"    {describe_changes(version)}")
 

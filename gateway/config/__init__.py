@@ -13,6 +13,7 @@ from gateway.config.loader import (
 )
 from gateway.config.settings import (
     DEFAULT_CATEGORIES,
+    ExtensionPriority,
     ExtensionSettings,
     HttpSettings,
     LimitSettings,
@@ -28,6 +29,7 @@ from gateway.config.settings import (
 __all__ = [
     "DEFAULT_CATEGORIES",
     "EffectiveSetting",
+    "ExtensionPriority",
     "ExtensionSettings",
     "HttpSettings",
     "LimitSettings",

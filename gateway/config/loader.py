@@ -200,15 +200,20 @@ def _anchor(data: dict[str, Any], directory: Path) -> None:
         if isinstance(data.get(key), str):
             data[key] = str(directory / Path(data[key]).expanduser())
     if isinstance(data.get("toolsets"), list):
-        data["toolsets"] = [
-            str(directory / Path(entry).expanduser()) if isinstance(entry, str) and "://" not in entry else entry
-            for entry in data["toolsets"]
-        ]
+        data["toolsets"] = [_anchor_toolset(entry, directory) for entry in data["toolsets"]]
     for key in ("mcpServers", "upstreams"):
         for server in data[key].values() if isinstance(data.get(key), dict) else ():
             match server:
                 case {"sandbox": {"paths": list(paths)} as sandbox}:
                     sandbox["paths"] = [anchor_path(path, directory) for path in paths]
+
+
+def _anchor_toolset(entry: Any, directory: Path) -> Any:
+    """The path of a toolset; a URL, and the id of one that comes with the gateway, stay as they are."""
+    if not isinstance(entry, str) or "://" in entry:
+        return entry
+    path = directory / Path(entry).expanduser()
+    return str(path) if path.exists() or path.name != entry or path.suffix else entry
 
 
 def anchor_path(path: Any, directory: Path) -> Any:

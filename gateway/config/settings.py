@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -269,18 +270,38 @@ _MEBIBYTE = 1024 * 1024
 DEFAULT_CATEGORIES = {
     category.name: category
     for category in (
-        Category("filesystem", Permission.READ_ONLY),
-        Category("editing", Permission.READ_WRITE),
-        Category("web", Permission.READ_ONLY),
-        Category("development", Permission.EXECUTE, enabled=False),
-        Category("customer_support", Permission.READ_WRITE, enabled=False),
-        Category("toolsets", Permission.READ_WRITE),
-        Category("upstream", Permission.EXECUTE),
+        Category(
+            "filesystem", Permission.READ_ONLY, title="Filesystem", description="Reads and searches a chat's files"
+        ),
+        Category("editing", Permission.READ_WRITE, title="Editing", description="Changes and restores a chat's files"),
+        Category("web", Permission.READ_ONLY, title="Web", description="Reads and searches the web"),
+        Category(
+            "development",
+            Permission.EXECUTE,
+            enabled=False,
+            title="Development",
+            description="Runs code, git, tests and formatters in the sandbox",
+        ),
+        Category(
+            "customer_support",
+            Permission.READ_WRITE,
+            enabled=False,
+            title="Customer support",
+            description="Works with users, tenants and tickets",
+        ),
+        Category(
+            "toolsets", Permission.READ_WRITE, title="Toolsets", description="Tools of toolsets that name no category"
+        ),
+        Category("upstream", Permission.EXECUTE, title="Upstream servers", description="Tools of other MCP servers"),
     )
 }
 
 
 class CategorySettings(Section):
+    """A category: `name` and `description` for people, its switch, level and limit."""
+
+    name: str | None = Field(default=None, min_length=1, max_length=100)
+    description: str | None = Field(default=None, max_length=500)
     enabled: bool | None = None
     permission: Permission | None = None
     calls_per_minute: int | None = Field(default=None, ge=1)
@@ -301,12 +322,28 @@ class AuthSettings(Section):
     jwt: dict[str, Any] | None = None
 
 
-class ExtensionSettings(Section):
-    """A custom extension. Its priority places it: 11 stands just inside the audit record, 99 next
-    to the tool; outside the record nothing of yours can stand, or a call could go unrecorded."""
+class ExtensionPriority(enum.IntEnum):
+    """Places of custom extensions among the gateway's own: lower is further out."""
 
-    use: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    priority: int = Field(default=50, ge=11, le=99)
+    HIGHEST = 11  # just inside the audit record
+    HIGH = 35  # after permissions, before rate limits
+    NORMAL = 50  # before approval
+    LOW = 75  # inside the call's slot and deadline
+    LOWEST = 99  # next to the tool and its version of the files
+
+
+def _priority_number(value: object) -> object:
+    names = ExtensionPriority.__members__
+    return names[value.upper()] if isinstance(value, str) and value.upper() in names else value
+
+
+class ExtensionSettings(Section):
+    """A custom extension: `use` is `module:Class`, or the name of an installed package's entry point in the group
+    `toolgate.extensions`. Its priority, a number or one of the names of `ExtensionPriority`, places it; without one,
+    its class does. Outside the record nothing of yours can stand, or a call could go unrecorded."""
+
+    use: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$|^[A-Za-z_][\w-]*$")
+    priority: Annotated[int, BeforeValidator(_priority_number), Field(ge=11, le=99)] | None = None
     options: dict[str, Any] = {}
 
 
@@ -389,6 +426,8 @@ class Settings(Section):
             settings.permission or category.permission,
             enabled or category.name in self.tools.enabled_categories,
             settings.calls_per_minute,
+            settings.name or category.title or name.replace("_", " ").capitalize(),
+            settings.description if settings.description is not None else category.description,
         )
 
     def effective_profile(self) -> ProfileSettings:
@@ -406,6 +445,10 @@ def refuse_unavailable(settings: Settings) -> None:
         (settings.auth.required or settings.auth.jwt, "auth", "serve on loopback only, which needs none"),
         (settings.database_url, "database_url", "leave it out for SQLite in data_dir"),
         (settings.blob_store, "blob_store", "leave it out for files in data_dir"),
+        *(
+            (profile.mode == "search", f"profiles.{name}.mode: search", "leave it out for the full list")
+            for name, profile in settings.profiles.items()
+        ),
     ):
         if is_set:
             raise Invalid(f"{key!r} is not available in this version; {instead}", code="NOT_AVAILABLE")

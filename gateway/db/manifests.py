@@ -131,6 +131,11 @@ class Manifests:
         )
         return dict(await self._db.fetch(sql, chat, first, last))
 
+    async def tools(self, calls: Sequence[str]) -> dict[str, str]:
+        """The name of the tool of each of these calls that is recorded."""
+        sql = f"SELECT id, tool_name FROM tool_calls WHERE id IN ({', '.join('?' * len(calls))})"  # noqa: S608
+        return dict(await self._db.fetch(sql, *calls))
+
     async def chain(self, manifest: str) -> Sequence[tuple[str, str]]:
         """The patches that make a manifest, the whole one first: `(patch, meta_patch)` as JSON text."""
         rows = await self._db.fetch(_CHAIN, manifest)

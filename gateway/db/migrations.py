@@ -170,6 +170,31 @@ TOOL_NAMES: Migration = (
     "ALTER TABLE names_of_tools RENAME TO tool_names",
 )
 
+SWITCHES: Migration = (
+    # What a person changed about a category, on top of the settings; NULL leaves it as it is.
+    """
+    CREATE TABLE categories (
+        id               TEXT PRIMARY KEY,
+        name             TEXT,
+        description      TEXT,
+        enabled          BOOLEAN,
+        permission       TEXT,
+        calls_per_minute INTEGER                     -- 0 for no limit
+    )
+    """,
+    # `tools.enabled` is what applies, a person's choice included.
+    """
+    UPDATE tools SET enabled = (
+        SELECT enabled FROM user_overrides
+        WHERE user_overrides.toolset_id = tools.toolset_id AND user_overrides.tool_id = tools.tool_id
+    ) WHERE EXISTS (
+        SELECT 1 FROM user_overrides
+        WHERE user_overrides.toolset_id = tools.toolset_id AND user_overrides.tool_id = tools.tool_id
+            AND user_overrides.enabled IS NOT NULL
+    )
+    """,
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -177,6 +202,7 @@ MIGRATIONS: Sequence[Migration] = (
     APPROVALS,
     SERVER_CONSENTS,
     TOOL_NAMES,
+    SWITCHES,
 )
 
 

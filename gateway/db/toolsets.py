@@ -161,6 +161,7 @@ _UPDATE = (
     "UPDATE toolsets SET name = ?, version = ?, description = ?, source_type = ?, source_ref = ?, "
     "manifest_version = ?, digest = ?, live = ?, updated_at = ?, spec = ? WHERE id = ? AND digest = ?"
 )
+_SET_ENABLED = "UPDATE tools SET enabled = ? WHERE tool_id = ?"
 _AGREE = (
     "INSERT INTO server_consents (toolset_id, server_id, digest, agreed_by, agreed_at) VALUES (?, ?, ?, ?, ?) "
     "ON CONFLICT (toolset_id, server_id) DO UPDATE SET digest = excluded.digest, agreed_by = excluded.agreed_by, "
@@ -223,13 +224,15 @@ class Toolsets:
         """Switch a toolset on or off; False when there is none."""
         return await self._try(Statement("UPDATE toolsets SET enabled = ? WHERE id = ?", (enabled, toolset_id), 1))
 
-    async def set_override(self, row: UserOverrideRow) -> None:
-        """Store what the person changed about a tool, in place of what they had changed before."""
-        await self._db.run(_unset(row.toolset_id, row.tool_id), _insert("user_overrides", row), _BUMP)
+    async def set_override(self, row: UserOverrideRow, enabled: bool) -> None:
+        """Store what the person changed about a tool, in place of what they had changed before. `enabled` is whether
+        the tool is on with that."""
+        set_enabled = Statement(_SET_ENABLED, (enabled, row.tool_id))
+        await self._db.run(_unset(row.toolset_id, row.tool_id), _insert("user_overrides", row), set_enabled, _BUMP)
 
-    async def remove_override(self, toolset_id: str, tool_id: str) -> bool:
-        """Drop a person's changes; False when there were none."""
-        return await self._try(_unset(toolset_id, tool_id, 1))
+    async def remove_override(self, toolset_id: str, tool_id: str, enabled: bool) -> bool:
+        """Drop a person's changes; False when there were none. `enabled` is whether the tool is on without them."""
+        return await self._try(_unset(toolset_id, tool_id, 1), Statement(_SET_ENABLED, (enabled, tool_id)))
 
     async def remove(self, toolset_id: str) -> bool:
         """Remove every row of a toolset; False when there is none."""
@@ -246,9 +249,9 @@ class Toolsets:
         """Remove every consent to servers of a toolset."""
         await self._db.run(Statement("DELETE FROM server_consents WHERE toolset_id = ?", (toolset_id,)), _BUMP)
 
-    async def _try(self, statement: Statement) -> bool:
+    async def _try(self, *statements: Statement) -> bool:
         try:
-            await self._db.run(statement, _BUMP)
+            await self._db.run(*statements, _BUMP)
         except Conflict:
             return False
         return True

@@ -9,11 +9,16 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from gateway.calls import Call, Outcome, Proceed
+from gateway.config import ExtensionPriority as ExtensionPriority
 from gateway.config import ExtensionSettings
-from gateway.errors import GatewayError, Invalid
+from gateway.errors import GatewayError, Invalid, Unavailable
+from gateway.names import did_you_mean
 from gateway.tools import Hides, Tool
 
 log = logging.getLogger(__name__)
+
+# Packages offer extensions in this group of entry points.
+ENTRY_POINTS = "toolgate.extensions"
 
 
 class Extension:
@@ -28,6 +33,8 @@ class Extension:
     """
 
     mode: ClassVar[Literal["gate", "observer"]] = "gate"
+    # The place of a custom extension, 11 to 99, unless the settings name another.
+    priority: int = ExtensionPriority.NORMAL
     # True for an observer that handles its own failures and names the parameter `proceed`, so that it needs no wrapper.
     # Not inherited.
     contained: ClassVar[bool] = False
@@ -109,6 +116,22 @@ def catch_errors(run: Proceed) -> Proceed:
     return call_tool
 
 
+def _gate_error(call: Call, gate: Extension) -> Outcome:
+    """Return the denial of a gate that failed. One that is not ours is named, since its author must mend it."""
+    kind = type(gate)
+    if kind.__module__.split(".")[0] == __name__.split(".")[0]:
+        return internal_error(call, kind.__name__)
+    log.exception("call %s: denied, because the extension %s:%s failed", call.id, kind.__module__, kind.__qualname__)
+    return Outcome(
+        error=Unavailable(
+            f"the extension {kind.__name__} failed, so the call was denied; the gateway's log has the reason under "
+            f"call {call.id}",
+            code="EXTENSION_FAILED",
+            extension=kind.__name__,
+        )
+    )
+
+
 def internal_error(call: Call, where: str) -> Outcome:
     """Log an unexpected exception with its traceback; return an error that shows only the call's id."""
     log.exception("call %s: %s failed unexpectedly", call.id, where)
@@ -123,7 +146,6 @@ def _run_gates(checks: Sequence[Extension], wrapper: Extension | None, proceed: 
     steps = [
         (gate, _overrides(gate, Extension.before_execute), _overrides(gate, Extension.after_execute)) for gate in checks
     ]
-    within = "an observer" if wrapper is None else type(wrapper).__name__
 
     async def call_tool(call: Call) -> Outcome:
         outcome, passed = None, []
@@ -137,7 +159,7 @@ def _run_gates(checks: Sequence[Extension], wrapper: Extension | None, proceed: 
                     outcome = Outcome(error=refusal)
                     break
                 except Exception:
-                    outcome = internal_error(call, type(gate).__name__)
+                    outcome = _gate_error(call, gate)
                     break
             if has_after:
                 passed.append(gate)
@@ -147,14 +169,14 @@ def _run_gates(checks: Sequence[Extension], wrapper: Extension | None, proceed: 
             except GatewayError as refusal:
                 outcome = Outcome(error=refusal)
             except Exception:
-                outcome = internal_error(call, within)
+                outcome = internal_error(call, "an observer") if wrapper is None else _gate_error(call, wrapper)
         for gate in reversed(passed):
             try:
                 outcome = await gate.after_execute(call, outcome)
             except GatewayError as refusal:
                 outcome = Outcome(error=refusal)
             except Exception:
-                outcome = internal_error(call, type(gate).__name__)
+                outcome = _gate_error(call, gate)
         return outcome
 
     return call_tool
@@ -183,12 +205,31 @@ def _observe(extension: Extension, proceed: Proceed) -> Proceed:
 
 
 def load_extension(settings: ExtensionSettings) -> Extension:
-    """Import an operator's extension, named `module:Class`, and create it with its options."""
-    module_name, _, class_name = settings.use.partition(":")
+    """Import an operator's extension, named `module:Class` or by its entry point, and create it with its options."""
+    module, _, name = settings.use.partition(":")
     try:
-        extension = getattr(importlib.import_module(module_name), class_name)(**settings.options)
+        make = getattr(importlib.import_module(module), name) if name else _load_entry_point(module)
+        extension = make(**settings.options)
     except (ImportError, AttributeError, TypeError) as error:
         raise Invalid(f"extension {settings.use!r} cannot be loaded: {error}", code="INVALID_CONFIG") from error
+    return place_extension(extension, settings.use, settings.priority)
+
+
+def place_extension(extension: Any, name: str, priority: int | None = None) -> Extension:
+    """Return a custom extension with its priority; refused when it is none, or would stand outside the record."""
     if not isinstance(extension, Extension):
-        raise Invalid(f"extension {settings.use!r} is not a gateway.extensions.Extension", code="INVALID_CONFIG")
+        raise Invalid(f"extension {name!r} is not a gateway.extensions.Extension", code="INVALID_CONFIG")
+    if priority is not None:
+        extension.priority = priority
+    if not ExtensionPriority.HIGHEST <= extension.priority <= ExtensionPriority.LOWEST:
+        raise Invalid(f"extension {name!r} has the priority {extension.priority}; use 11 to 99", code="INVALID_CONFIG")
     return extension
+
+
+def _load_entry_point(name: str) -> Any:
+    # Imported here: it takes a tenth of the time of a start.
+    found = importlib.import_module("importlib.metadata").entry_points(group=ENTRY_POINTS)
+    if name not in found.names:
+        near = did_you_mean(name, found.names) or f"; there are {', '.join(sorted(found.names)) or 'none'}"
+        raise ImportError(f"no installed package has the entry point {name!r} in the group {ENTRY_POINTS!r}{near}")
+    return found[name].load()

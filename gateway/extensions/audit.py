@@ -1,20 +1,32 @@
-"""Audit: every call is recorded before its response is sent, refusals and unknown names included."""
+"""Audit: every call is recorded before its response is sent, refusals and unknown names included, and logged if the
+log level is INFO."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 import anyio
 
 from gateway.calls import Call, Outcome, Proceed
-from gateway.errors import Cancelled
+from gateway.errors import Cancelled, GatewayError
 from gateway.extensions import Extension
+from gateway.secrets import KNOWN, redact
 from gateway.tasks import SharedTimer, TaskSet
+from gateway.text import visible
 
 log = logging.getLogger(__name__)
+
+# One line for each call, at INFO.
+CALLS = logging.getLogger("gateway.calls")
+LOGGED_ARGUMENTS = 300
+
+# Returns the versions of the files before and after a call that ended without an outcome of its own.
+TakeVersions = Callable[[str], tuple[str | None, str | None] | None]
 
 # Seconds after which a call gets a `running` row; a shorter one costs a single write.
 RUNNING_AFTER = 0.25
@@ -29,13 +41,21 @@ class Recorder(Protocol):
 
 
 class Audit(Extension):
-    """Records each call when it ends, and a long one also while it runs. A call that cannot be recorded continues."""
+    """Records each call when it ends, and a long one also while it runs. A call that cannot be recorded continues.
+    `take_versions` supplies the versions of the files for calls that were cut short."""
 
     mode = "observer"
     contained = True
 
-    def __init__(self, recorder: Recorder, running_after: float = RUNNING_AFTER) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        running_after: float = RUNNING_AFTER,
+        take_versions: TakeVersions = lambda _: None,
+    ) -> None:
         self._recorder = recorder
+        self._take_versions = take_versions
+        self._logs = CALLS.isEnabledFor(logging.INFO)
         self._timer = SharedTimer(running_after)
         self._running_records = TaskSet()
 
@@ -53,6 +73,10 @@ class Audit(Extension):
         return outcome
 
     async def _record(self, call: Call, outcome: Outcome) -> None:
+        if outcome.error is not None and (left := self._take_versions(call.id)) is not None:
+            outcome = outcome.replace(pre_manifest=left[0], post_manifest=left[1])
+        if self._logs:
+            _log_call(call, outcome)
         try:
             await self._recorder.record_finished(call, outcome)
         except Exception:
@@ -66,3 +90,20 @@ class Audit(Extension):
             await self._recorder.record_running(call)
         except Exception:
             log.exception("call %s: could not be recorded as running", call.id)
+
+
+def _log_call(call: Call, outcome: Outcome) -> None:
+    """Write one line without secret values."""
+    try:
+        arguments = KNOWN.mask(redact(call.arguments_json)[0].decode())
+    except (GatewayError, TypeError, ValueError, RecursionError):
+        arguments = "(not JSON)"
+    if len(arguments) > LOGGED_ARGUMENTS:
+        arguments = f"{arguments[:LOGGED_ARGUMENTS]}…"
+    caller = call.caller
+    through = f"{caller.surface}, {caller.client}" if caller.client else caller.surface
+    line = (
+        f"call {call.id} {call.name} {arguments}: {'ok' if outcome.error is None else outcome.error.code} in "
+        f"{(time.time() - call.started_at) * 1000:.1f} ms, chat {call.chat}, {caller.principal} by {through}"
+    )
+    CALLS.info("%s", visible(KNOWN.mask(line)).replace("\n", "\\n"))

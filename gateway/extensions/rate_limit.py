@@ -1,80 +1,199 @@
-"""Rate limits: calls per minute, by tool and by category, for each caller."""
+"""Rate limits: calls per minute, by tool and by category, for each caller. They hold for all processes on one data
+directory and across restarts."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import logging
 import math
+import mmap
+import os
+import struct
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from gateway.calls import Call
 from gateway.errors import RateLimited
 from gateway.extensions import Extension
+from gateway.files import FileLock
 from gateway.tools import Category, Tool
 
-BUCKET_LIMIT = 10_000
+log = logging.getLogger(__name__)
+
+WINDOW = 60.0  # seconds that a limit is about
+SLOTS = 16_384
+PROBES = 32  # slots in which a key may be
+_KEY_BYTES = 16
+_SLOT = struct.Struct("=16sd")
+_FULL_AT = struct.Struct("=d")
+_OPENED = struct.Struct("=Q")
+TABLE_BYTES = _SLOT.size * (SLOTS + 1)
+# How many keys of this process are remembered with their digests.
+KEY_CACHE = 10_000
+# Seconds after which a process that shares the table looks whether it is alone again.
+ALONE_CHECK = 1.0
+LOCK_SECONDS = 1.0
+# The part of a token that may be missing: at the size of today's time, sums of fractions of a second are not exact.
+ROUNDING = 0.01
 
 
-@dataclass
-class _Bucket:
-    """A token bucket: holds the calls of one minute at most and refills evenly."""
+class RateTable:
+    """Token buckets in a file that every process maps into its memory.
 
-    tokens: float
-    filled_at: float
+    A bucket is one number: the time at which it will be full again. It holds the calls of one minute at most and
+    refills evenly, so a bucket whose time has passed is as good as none, and its slot is free. A process that is alone
+    with the directory takes no lock; the first number in the file is raised by each process that opens it, which tells
+    the others to lock from then on. Without a `directory` the table is the process's own.
+    """
 
-    def refill(self, per_minute: int, now: float) -> None:
-        self.tokens = min(float(per_minute), self.tokens + (now - self.filled_at) * per_minute / 60)
-        self.filled_at = now
+    def __init__(self, directory: Path | None = None, processes: Callable[[], int] = lambda: 1) -> None:
+        self._processes = processes
+        self._lock: FileLock | None = None
+        self._memory = mmap.mmap(-1, TABLE_BYTES)
+        if directory is not None:
+            try:
+                self._lock, self._memory = _map_file(directory / "rate_limits")
+            except OSError as error:
+                log.warning("rate limits hold for this process only: %s cannot be used: %s", directory, error)
+        (self._opened,) = _OPENED.unpack_from(self._memory)
+        self._is_shared = self._lock is not None and processes() > 1
+        self._checked_at = 0.0
+        self._digests: dict[tuple[str, str, str], bytes] = {}
+
+    def is_shared(self) -> bool:
+        """Return whether another process may use the table now."""
+        (opened,) = _OPENED.unpack_from(self._memory)
+        if opened != self._opened:
+            self._opened, self._is_shared, self._checked_at = opened, True, time.monotonic()
+        elif self._is_shared and time.monotonic() - self._checked_at > ALONE_CHECK:
+            self._checked_at, self._is_shared = time.monotonic(), self._processes() > 1
+        return self._is_shared
+
+    async def lock(self) -> None:
+        """Keep other processes out, until `unlock`. A process that was stopped while it had the lock is not waited for
+        longer than a second."""
+        if self._lock is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOCK_SECONDS):
+                    await self._lock.acquire()
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.__exit__()
+
+    def find(self, key: tuple[str, str, str], now: float) -> int:
+        """Return the place of a key's bucket: its own, else a free one, else that which is free the soonest."""
+        digest = self._digests.get(key)
+        if digest is None:
+            if len(self._digests) >= KEY_CACHE:
+                self._digests.clear()
+            text = "\0".join(key).encode("utf-8", "surrogatepass")
+            digest = self._digests[key] = hashlib.blake2b(text, digest_size=_KEY_BYTES).digest()
+        first = int.from_bytes(digest[:4], "little")
+        memory, soonest, chosen = self._memory, math.inf, 0
+        for number in range(first, first + PROBES):
+            place = _SLOT.size * (1 + number % SLOTS)
+            if memory[place : place + _KEY_BYTES] == digest:
+                return place
+            (_, full_at) = _SLOT.unpack_from(memory, place)
+            if full_at < soonest:
+                soonest, chosen = full_at, place
+        _SLOT.pack_into(memory, chosen, digest, now)
+        return chosen
+
+    def read(self, place: int, now: float) -> float:
+        """Return when the bucket will be full; no later than in a minute, should the clock have been set back."""
+        full_at: float = _FULL_AT.unpack_from(self._memory, place + _KEY_BYTES)[0]
+        return min(max(full_at, now), now + WINDOW)
+
+    def write(self, place: int, full_at: float) -> None:
+        _FULL_AT.pack_into(self._memory, place + _KEY_BYTES, full_at)
+
+    def close(self) -> None:
+        self._memory.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _map_file(path: Path) -> tuple[FileLock, mmap.mmap]:
+    lock = FileLock(path)
+    with lock:
+        there = os.fstat(lock.descriptor).st_size
+        if there < TABLE_BYTES:  # written, not only made longer: a page without room on the disk could end the process
+            os.pwrite(lock.descriptor, bytes(TABLE_BYTES - there), there)
+        memory = mmap.mmap(lock.descriptor, TABLE_BYTES)
+        _OPENED.pack_into(memory, 0, _OPENED.unpack_from(memory)[0] + 1)
+    return lock, memory
 
 
 class RateLimit(Extension):
-    """Refuses calls above the limit, and says when to call again.
-
-    A refused call uses up no token. Each process has its own buckets, limited in number.
-    """
+    """Refuses calls above the limit, and says when to call again. A refused call uses up no token."""
 
     def __init__(
         self,
         categories: Mapping[str, Category],
         per_tool: Mapping[str, int],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+        table: Callable[[], RateTable] = RateTable,
     ) -> None:
         self._categories = categories
         self._per_tool = per_tool
         self._clock = clock
-        self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
+        self._make_table = table
+        self._table: RateTable | None = None
 
     def applies_to(self, tool: Tool) -> bool:
         limits = (self._per_tool.get(tool.id, tool.calls_per_minute), self._categories[tool.category].calls_per_minute)
         return limits != (None, None)
 
     async def before_execute(self, call: Call) -> None:
-        tool = call.target
+        tool, now = call.target, self._clock()
         category = self._categories[tool.category]
-        limit = self._per_tool.get(tool.id, tool.calls_per_minute)
-        tool_bucket = None if limit is None else self._find_bucket("tool", tool.id, limit, call)
-        if category.calls_per_minute is not None:
-            self._find_bucket("category", category.name, category.calls_per_minute, call).tokens -= 1
-        if tool_bucket is not None:
-            tool_bucket.tokens -= 1
+        limits = [
+            ("tool", tool.id, self._per_tool.get(tool.id, tool.calls_per_minute)),
+            ("category", category.name, category.calls_per_minute),
+        ]
+        table = self._table
+        if table is None:
+            table = self._table = self._make_table()
+        if not table.is_shared():
+            _take_tokens(table, limits, call.caller.principal, now)
+            return
+        await table.lock()
+        try:
+            _take_tokens(table, limits, call.caller.principal, self._clock())
+        finally:
+            table.unlock()
 
-    def _find_bucket(self, kind: str, name: str, limit: int, call: Call) -> _Bucket:
-        """Return the bucket, refilled; raise `RateLimited` if it is empty."""
-        key = (kind, name, call.caller.principal)
-        now = self._clock()
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = _Bucket(float(limit), now)
-            if len(self._buckets) > BUCKET_LIMIT:
-                self._buckets.popitem(last=False)
-        bucket.refill(limit, now)
-        if bucket.tokens < 1:
-            wait = math.ceil((1 - bucket.tokens) * 60 / limit)
-            raise RateLimited(
-                f"{kind} {name} may be called {limit} times a minute; try again in {wait} s",
-                limit=limit,
-                scope=f"{kind} {name}",
-                retry_after=wait,
-            )
-        return bucket
+    def close(self) -> None:
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+
+
+def _take_tokens(table: RateTable, limits: Sequence[tuple[str, str, int | None]], principal: str, now: float) -> None:
+    """Take a token from each bucket, or none from any and raise `RateLimited`."""
+    taken = []
+    for kind, name, limit in limits:
+        if limit is not None:
+            place = table.find((kind, name, principal), now)
+            full_at = table.read(place, now) + WINDOW / limit
+            _require_token(kind, name, limit, full_at - now - WINDOW)
+            taken.append((place, full_at))
+    for place, full_at in taken:
+        table.write(place, full_at)
+
+
+def _require_token(kind: str, name: str, limit: int, missing: float) -> None:
+    """Refuse a call whose bucket would have to hold more than a minute; `missing` are the seconds until it fits."""
+    if missing > ROUNDING * WINDOW / limit:
+        wait = math.ceil(missing)
+        raise RateLimited(
+            f"{kind} {name} may be called {limit} times a minute; try again in {wait} s",
+            limit=limit,
+            scope=f"{kind} {name}",
+            retry_after=wait,
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import anyio
 import orjson
@@ -25,11 +24,14 @@ RequireConsent = Callable[[Call, str, str], Awaitable[None]]
 TIMEOUT = 120.0
 DIFF_BYTES = 32 * 1024
 _MODES_LISTED = 100
+# Calls without an outcome whose versions are kept for their record.
+LEFT_LIMIT = 10_000
 
 
 class Versioning(Extension):
     """Gives a call that may write the lock of the chat's files, and saves a version after it, also if it fails or is
-    cancelled. A call that only reads costs nothing, unless it names the message whose files it wants.
+    cancelled. A call that only reads takes no lock, unless it names the message whose files it wants; its outcome names
+    the version it read.
 
     The changes that a toolset's tool makes in a person's own folder are known only after it ran. If it changed or
     deleted existing files and nobody agreed to the call, `require_consent` is called with these changes. Unless it
@@ -43,41 +45,56 @@ class Versioning(Extension):
         self._versions = versions
         self._require_consent = require_consent
         self._timeout = timeout
+        self._left: dict[str, tuple[str | None, str | None]] = {}
 
     def applies_to(self, tool: Tool) -> bool:
         return tool.access is not Access.NONE
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
-        access = call.target.access
-        if access is Access.WRITE:
-            return await self._call_writer(call, proceed)
-        if access is Access.READ and call.message is not None:
+        if call.target.access is Access.WRITE:
+            outcome = await self._call_writer(call, proceed)
+            pre, post = self._left.pop(call.id)
+            return outcome.replace(pre_manifest=pre, post_manifest=post)
+        if call.message is not None:
             async with self._versions.hold(call.chat, call.caller.principal) as files:
                 await _switch_message(files, call)
-                return await proceed(call)
-        return await proceed(call)
+                version = files.head.manifest_id
+                outcome = await proceed(call)
+        else:
+            version = await self._versions.read_head(call.chat)
+            outcome = await proceed(call)
+        return outcome.replace(pre_manifest=version, post_manifest=version)
+
+    def take_versions(self, call_id: str) -> tuple[str | None, str | None] | None:
+        """Return, once, the versions before and after a call that ended without an outcome: refused, cancelled or out
+        of time."""
+        return self._left.pop(call_id, None)
 
     async def _call_writer(self, call: Call, proceed: Proceed) -> Outcome:
         async with self._versions.hold(call.chat, call.caller.principal) as files:
             await _switch_message(files, call)
             before = await files.save("edit")  # a person's edits since then are not the tool's
-            if self._require_consent is not None and self._needs_review(call):
-                return await self._call_reviewed(call, proceed, files, before, self._require_consent)
-            after = before
+            if len(self._left) >= LEFT_LIMIT:  # an extension hid their errors from the record
+                self._left.clear()
+            self._left[call.id] = before, before
             try:
-                async with files.changing(call.id):
-                    outcome = await proceed(call)
+                if self._require_consent is not None and self._needs_review(call):
+                    return await self._call_reviewed(call, proceed, files, self._require_consent)
+                try:
+                    async with files.changing(call.id):
+                        return await proceed(call)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await files.save("tool_run", call.id)
             finally:
-                with anyio.CancelScope(shield=True):
-                    after = await files.save("tool_run", call.id)
-            return replace(outcome, pre_manifest=before, post_manifest=after)
+                self._left[call.id] = before, files.head.manifest_id
 
     def _needs_review(self, call: Call) -> bool:
         """Return whether a toolset's or upstream's tool works in a person's own folder without consent."""
         return not call.confirmed and call.target.owner is not None and self._versions.is_attached(call.chat)
 
     async def _call_reviewed(
-        self, call: Call, proceed: Proceed, files: HeldChat, before: str | None, require_consent: RequireConsent
+        self, call: Call, proceed: Proceed, files: HeldChat, require_consent: RequireConsent
     ) -> Outcome:
         seen = files.seen
         started = time.time()
@@ -102,8 +119,8 @@ class Versioning(Extension):
                         if isinstance(refusal, InputRequired):
                             refusal.details["version"] = version
                         raise
-                after = await files.save("tool_run", call.id, review)
-        return replace(outcome, pre_manifest=before, post_manifest=after)
+                await files.save("tool_run", call.id, review)
+        return outcome
 
     async def _describe(self, call: Call, review: Review) -> tuple[str, str]:
         """Return the reason to ask and a description of the changes. Different changes never have the same texts."""

@@ -24,7 +24,8 @@ SHORT = 18
 class Version:
     """One version: its source, its changes against its parent, and whether it is the head.
 
-    `message` is the latest message with these files, for clients that name messages.
+    `message` is the latest message with these files, for clients that name messages. `tool` is the tool of the call
+    that `source_ref` names, if it names one.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Version:
     message: str | None
     head: bool
     changes: Changes
+    tool: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -47,6 +49,7 @@ async def history(versions: Versions, chat: str, *, before: str | None = None, l
         return []
     head = await versions.manifests.head(chat)
     messages = await versions.manifests.messages(chat, rows[-1].id, rows[0].id)
+    tools = await versions.manifests.tools([row.source_ref for row in rows if row.source_ref is not None])
     made = await _changes(versions, chat, rows)
     return [
         Version(
@@ -58,6 +61,7 @@ async def history(versions: Versions, chat: str, *, before: str | None = None, l
             message=messages.get(row.id),
             head=row.id == head.manifest_id,
             changes=made[row.id],
+            tool=tools.get(row.source_ref or ""),
         )
         for row in rows
     ]
@@ -67,7 +71,9 @@ async def endpoints(
     versions: Versions, chat: str, principal: str, from_: str | None, to: str | None
 ) -> tuple[str | None, str | None]:
     """Return the two manifests to compare. `to` is a version, NOW (the files on disk, saved as a version) or by default
-    the head; `from_` is a version, by default the parent of `to`."""
+    the head; `from_` is a version, by default the parent of `to`. NOW alone compares with the head."""
+    if from_ == NOW and to is None:
+        from_, to = None, NOW
     if to == NOW:
         async with versions.hold(chat, principal) as files:
             before, after = files.head.manifest_id, await files.save("edit")

@@ -40,6 +40,8 @@ from gateway.workspace.tree import EMPTY, Changes, Patch, Tree, apply, changes, 
 from gateway.workspace.workspaces import Workspaces
 
 INDEX_SECONDS = 30.0
+# In a chat's directory: the manifest that its files are at, empty for no files.
+HEAD_FILE = "head"
 # Age of a temporary file whose writer is certainly gone.
 LEFTOVER_SECONDS = 3600.0
 
@@ -69,6 +71,7 @@ class OpenChat:
         self.lock = ChatLock(directory / "lock")
         self.blobs = FileBlobs(directory / "blobs")
         self.running = directory / "running"
+        self._head = directory / HEAD_FILE
         self.folder = folder
         self.protected = directory / "protected" if attached else None
         self._swept = directory / "swept"
@@ -81,6 +84,12 @@ class OpenChat:
         self.manifest: str | None = None
         self.tree = EMPTY
         self._index_saved = time.monotonic()
+
+    def write_head(self, manifest: str | None) -> None:
+        """Write down the head, so that a call that only reads finds it without a lock or the database."""
+        temporary = self._head.with_suffix(".new")
+        temporary.write_text(manifest or "")
+        temporary.replace(self._head)
 
     def diff_since(self, old: Tree) -> tuple[Tree, Patch]:
         """Take a snapshot of the folder; return it and its difference from `old`."""
@@ -169,6 +178,11 @@ log = logging.getLogger(__name__)
 
 # Chats whose stat cache and tree stay in memory.
 CHATS_OPEN = 64
+# Chats without a head file whose head stays in memory.
+OLD_HEADS = 1024
+
+# The source of a version that begins a branch; its files are its parent's.
+BRANCH = "branch"
 
 GRACE_SECONDS = 24 * 3600.0
 # Seconds between sweeps of a chat.
@@ -190,6 +204,7 @@ class Versions:
         self._chats = chats
         self._workspaces = workspaces
         self._open: OrderedDict[str, OpenChat] = OrderedDict()
+        self._old_heads: dict[str, str | None] = {}
         self._listeners: list[Listener] = []
         self._sweeps = TaskSet()
         self._threads = anyio.CapacityLimiter(8)
@@ -203,6 +218,8 @@ class Versions:
             async with opened.lock.held():
                 held = HeldChat(self, opened, await self.manifests.head(chat))
                 await held.recover()
+                if await self.read_head(chat) != held.head.manifest_id:  # a holder was killed before it wrote the file
+                    opened.write_head(held.head.manifest_id)
                 yield held
         finally:
             self._sweep_when_due(opened)
@@ -253,6 +270,18 @@ class Versions:
         cancelled = anyio.from_thread.check_cancelled
         work = functools.partial(compare, limit=limit, check_cancelled=cancelled)
         return await self.in_thread(work, old, new, opened.blobs.open, selection)
+
+    async def read_head(self, chat: str) -> str | None:
+        """Return the version that the chat's files are at, as any process saved it last."""
+        try:
+            with (self._workspaces.directory(chat) / HEAD_FILE).open() as file:
+                return file.read() or None
+        except FileNotFoundError:  # nothing was saved since the file was introduced
+            if chat not in self._old_heads:
+                if len(self._old_heads) >= OLD_HEADS:
+                    self._old_heads.clear()
+                self._old_heads[chat] = (await self.manifests.head(chat)).manifest_id
+            return self._old_heads[chat]
 
     def is_attached(self, chat: str) -> bool:
         """Return whether the chat works in an attached folder."""
@@ -427,9 +456,19 @@ class HeldChat:
             return Changes()
         return await self._materialize(manifest, message)
 
+    async def branch(self, manifest: str | None, source_ref: str, message: str | None = None) -> Changes:
+        """Restore a manifest's files as a new version on top of it, from which later changes branch off."""
+        await self.save("edit")
+        row = await self._parent()
+        if manifest == self.head.manifest_id or (row is not None and _branches_from(row, manifest)):
+            return await self.checkout(self.head.manifest_id, message)
+        return await self.checkout(await self._store_branch_point(manifest, source_ref), message)
+
     async def before(self) -> str | None:
         """Return the version before the head, to undo to; None means no files. Refused at the first version."""
         row = await self._parent()
+        while row is not None and row.source == BRANCH:  # its files are its parent's
+            row = await self._manifests.find(row.parent_id) if row.parent_id is not None else None
         if row is None or (row.parent_id is None and row.source != "tool_run"):
             raise NotFound("nothing to undo: this is the first version", code="NOTHING_TO_UNDO")
         return row.parent_id
@@ -454,15 +493,18 @@ class HeldChat:
         base = message if known else parent
         goes_on = base is None or base == self.head.message_id
         above = parent if parent is not None else self.head.message_id
+        target = None if goes_on else await self._manifests.of_message(chat, str(base))
         if not known:
             # without a parent message, its files are the chat's current ones
             own = await self.save("edit") if above is None else None
+            if not goes_on and target != self.head.manifest_id:
+                own = target = await self._store_branch_point(target, message)
             await self._manifests.store_message(chat, message, above, own)
         if goes_on:
             await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id, message)
             self.head = replace(self.head, message_id=message)
         else:
-            await self.checkout(await self._manifests.of_message(chat, str(base)), message)
+            await self.checkout(target, message)
 
     async def _materialize(self, manifest: str | None, message: str | None = None) -> Changes:
         chat = self._opened.chat
@@ -493,6 +535,14 @@ class HeldChat:
         await self._manifests.store(row)
         return row.id
 
+    async def _store_branch_point(self, manifest: str | None, source_ref: str) -> str:
+        """Store a version with the files of a manifest, from which a branch begins."""
+        parent = await self._manifests.find(manifest) if manifest is not None else None
+        tree = await self._versions.tree(self._opened.chat, manifest)
+        row = new_row(self._opened.chat, parent, tree, Patch(), BRANCH, source_ref)
+        await self._manifests.store(row)
+        return row.id
+
     async def _diff_since(self, old: Tree) -> tuple[Tree, Patch]:
         new, patch = await self._versions.in_thread(self._opened.diff_since, old)
         self._seen = new
@@ -514,7 +564,12 @@ class HeldChat:
 
     def _set_head(self, manifest: str | None, tree: Tree, message: str | None = None) -> None:
         self._opened.manifest, self._opened.tree = manifest, tree
+        self._opened.write_head(manifest)
         self.head = Head(manifest, message or self.head.message_id)
+
+
+def _branches_from(row: ManifestRow, manifest: str | None) -> bool:
+    return row.source == BRANCH and row.parent_id == manifest
 
 
 def _foreign_chat_error(chat: str) -> Forbidden:

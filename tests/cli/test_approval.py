@@ -15,8 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from gateway import Gateway
-from gateway.calls import Call
+from gateway.calls import Call, Outcome
 from gateway.cli import toolgate
+from gateway.tools import Permission, Tool
 
 pytestmark = pytest.mark.promise("C5")
 
@@ -37,12 +38,14 @@ def waiting(tmp_path: Path) -> dict[str, Any]:
         settings = {"data_dir": str(tmp_path), "approval": {"without_elicitation": "queue", "queue_wait": 0}}
         async with Gateway.open(settings) as gateway:
             flow = gateway.approval_flow
-            await flow.call_tool(Call(name="delete_file", arguments={"path": "\x1b[2Jx"}))
+            for path in ("a.txt", "b.txt"):
+                await gateway.call("write_file", {"path": path, "content": path})
+            await flow.call_tool(Call(name="write_file", arguments={"path": "b.txt", "content": "\x1b[2Jx"}))
             await flow.call_tool(Call(name="delete_file", arguments={"path": "a.txt"}))
 
     anyio.run(queue)
     listed = json.loads(run(tmp_path, "list", "--json"))
-    assert [entry["tool_id"] for entry in listed] == ["delete_file"] * 2
+    assert [entry["tool_id"] for entry in listed] == ["delete_file", "write_file"]
     return listed[0]  # type: ignore[no-any-return]
 
 
@@ -80,6 +83,62 @@ def test_wrong_usage_is_refused_with_the_fix(tmp_path: Path, waiting: dict[str, 
     assert "AMBIGUOUS_ID" in run(tmp_path, "allow", waiting["id"][:4], status=1)
     assert "see: toolgate approval remembered" in run(tmp_path, "revoke", "nothing", status=1)
     run(tmp_path, "allow", waiting["id"], "--always", "--for-chat", status=2)
+
+
+def test_arguments_are_changed_in_the_queue(tmp_path: Path, waiting: dict[str, Any]) -> None:
+    """The caller continues with the changed arguments, and is told."""
+    assert "INVALID_ARGUMENTS" in run(tmp_path, "allow", waiting["id"], "--set", "pth=b.txt", status=1)
+    run(tmp_path, "allow", waiting["id"], "--always", "--set", "path=b.txt", status=2)
+    run(tmp_path, "allow", waiting["id"], "--set", "path=b.txt")
+    assert 'changed to   {"path":"b.txt"}' in run(tmp_path, "show", waiting["id"])
+    outcomes = []
+
+    async def call_again() -> None:
+        settings = {"data_dir": str(tmp_path), "approval": {"without_elicitation": "queue", "queue_wait": 0}}
+        async with Gateway.open(settings) as gateway:
+            outcomes.append(
+                await gateway.approval_flow.call_tool(Call(name="delete_file", arguments={"path": "a.txt"}))
+            )
+
+    anyio.run(call_again)
+    [outcome] = outcomes
+    assert outcome.value == {"deleted": ["b.txt"], "count": 1}
+    assert outcome.content is not None
+    assert outcome.content[-1]["text"] == 'A person changed these arguments before the call ran: {"path": "b.txt"}'
+    assert [path.name for path in (tmp_path / "chats/default/workspace").iterdir()] == ["a.txt"]
+
+
+def test_a_secret_argument_cannot_be_changed_in_the_queue(tmp_path: Path) -> None:
+    outcomes = []
+
+    async def call() -> None:
+        settings = {"data_dir": str(tmp_path), "approval": {"without_elicitation": "queue", "queue_wait": 0}}
+        async with Gateway.open(settings, sources=[Vault()]) as gateway:
+            arguments = {"password": "old-secret", "n": 1}
+            outcomes.append(await gateway.approval_flow.call_tool(Call(name="vault", arguments=arguments)))
+
+    anyio.run(call)
+    [waiting] = json.loads(run(tmp_path, "list", "--json"))
+    assert "old-secret" not in json.dumps(waiting)
+    assert "NOT_EDITABLE" in run(tmp_path, "allow", waiting["id"], "--set", "password=new-secret", status=1)
+    assert run(tmp_path, "allow", waiting["id"], "--json-args", '{"n": 2}').startswith("allowed")
+    anyio.run(call)
+    assert outcomes[-1].value == {"password": "old-secret", "n": 2}
+
+
+class Vault:
+    """A source with a tool that takes a password and asks first."""
+
+    name = "vault"
+
+    async def list_tools(self) -> list[Tool]:
+        schema = {"type": "object", "properties": {"password": {"type": "string"}, "n": {"type": "integer"}}}
+        return [
+            Tool("vault", "", schema, category="editing", permission=Permission.READ_ONLY, requires_confirmation=True)
+        ]
+
+    async def call_tool(self, call: Call) -> Outcome:
+        return Outcome(value=dict(call.arguments))
 
 
 def converse(data: Path, replies: str, *arguments: str) -> tuple[int, str, str]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from gateway.cli import main
 
 SCRIPT = """
 import gc, json, sys
@@ -24,3 +27,30 @@ def test_what_is_imported_for_a_command_is_never_searched_for_garbage(command: s
     collecting, staying, searched = json.loads(done.stderr)
     assert collecting
     assert staying > 50 * searched
+
+
+@pytest.mark.parametrize("command", [["tool", "list"], ["serve"], ["workspace", "ls"]])
+def test_a_data_directory_that_cannot_be_made_is_a_clear_error(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--data-dir", str(tmp_path / "file/data")])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        f"toolgate: DATA_DIR_UNUSABLE: the data directory {tmp_path}/file/data cannot be used: Not a directory; "
+        "choose another with --data-dir or data_dir\n"
+    )
+
+
+def test_the_doctor_names_the_settings_file_that_it_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toolgate.yaml").write_text("chat: here\n")
+    (tmp_path / "other.yaml").write_text("chat: there\n")
+    for options, name in ((["--config", "other.yaml"], "other.yaml"), ([], "toolgate.yaml")):
+        with pytest.raises(SystemExit):
+            main(["doctor", "--json", "--data-dir", str(tmp_path / "data"), *options])
+        [settings] = [each for each in json.loads(capsys.readouterr().out) if each["subject"] == "settings"]
+        assert settings["message"] == str(tmp_path / name)

@@ -123,7 +123,7 @@ def test_a_tool_above_its_category_is_withheld_and_the_install_says_how_to_have_
         assert "withheld: lab:say needs execute, but its category 'toolsets' allows only read-write" in told["lab:say"]
         assert "raise categories.toolsets.permission" in told["lab:say"]
         assert "withheld: lab:run is in category 'development', which is off" in told["lab:run"]
-        assert "--enable-tool-categories development" in told["lab:run"]
+        assert "toolgate category enable development" in told["lab:run"]
         assert "withheld" not in told["lab:more"]
     enabled = toolgate("toolset", "check", "lab", "--enable-tool-categories", "development", "--json").stdout
     assert [bool(tool["withheld"]) for tool in json.loads(enabled)["tools"]] == [True, False, False]

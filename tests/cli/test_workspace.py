@@ -114,19 +114,63 @@ def test_undo_goes_back_version_by_version_and_says_the_way_forward(tmp_path: Pa
 def test_files_do_not_change_unasked(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115 - pytest puts back its own
     first, second = write(tmp_path, ("a.txt", "1"), ("a.txt", "2"))
-    for arguments in (["undo"], ["checkout", first]):
-        status, printed, error = run(*arguments)
-        assert (status, printed) == (1, "")
-        assert error.startswith("toolgate: CONFIRMATION_REQUIRED: this would change files: 1 changed (a.txt);")
+    status, printed, error = run("checkout", first)
+    assert (status, printed) == (1, "")
+    assert error.startswith("toolgate: CONFIRMATION_REQUIRED: this would change files: 1 changed (a.txt);")
     assert run("cat", "a.txt")[1] == "2"
     assert run("checkout", second)[0] == 0, "nothing changes, nobody is asked"
     sys.stdin.close()
 
 
+def test_undo_asks_nobody_since_it_can_be_undone(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115 - pytest puts back its own
+    _, second = write(tmp_path, ("a.txt", "1"), ("a.txt", "2"))
+    status, printed, _ = run("undo")
+    assert status == 0 and f"to go back: toolgate workspace checkout {second[:18]}" in printed
+    assert run("cat", "a.txt")[1] == "1"
+    sys.stdin.close()
+
+
+@pytest.mark.promise("T1")
+def test_files_are_uploaded_as_a_version_of_their_own(tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "project"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src/main.py").write_text("print(1)")
+    (folder / "link").symlink_to("/etc/passwd")
+    script = tmp_path / "run.sh"
+    script.write_text("#!/bin/sh")
+    script.chmod(0o755)
+    status, printed, error = run("upload", str(script), str(folder), "--to", "given")
+    assert (status, error) == (0, "") and printed.endswith("2 added (given/project/src/main.py, given/run.sh).\n")
+    assert "executable" in run("ls", "given")[1]
+    [version] = json.loads(run("log", "--json")[1])
+    assert (version["source"], version["parent"], version["head"]) == ("user_upload", None, True)
+    script.write_text("#!/bin/bash")
+    assert json.loads(run("upload", str(script), "--to", "given", "--json")[1])["changes"]["changed"] == [
+        "given/run.sh"
+    ]
+    assert run("undo")[0] == 0 and run("cat", "given/run.sh")[1] == "#!/bin/sh"
+
+
+def test_the_log_names_the_tool_and_the_call(tmp_path: Path, run: Run) -> None:
+    write(tmp_path, ("a.txt", "1"))
+    [version] = json.loads(run("log", "--json")[1])
+    assert version["tool"] == "write_file"
+    assert f"tool_run, write_file (call {version['source_ref']})" in run("log")[1]
+
+
+def test_diff_now_shows_what_was_edited_since_the_latest_version(tmp_path: Path, run: Run) -> None:
+    write(tmp_path, ("a.txt", "one\n"), ("a.txt", "two\n"))
+    assert run("diff", "now") == (0, "", "")
+    (tmp_path / "data/chats/default/workspace/a.txt").write_text("three\n")
+    status, printed, _ = run("diff", "now")
+    assert status == 0 and "-two\n+three\n" in printed and "one" not in printed
+
+
 def test_a_terminal_is_asked(tmp_path: Path) -> None:
-    write(tmp_path, ("a.txt", "1"), ("a.txt", "2"))
+    first, _ = write(tmp_path, ("a.txt", "1"), ("a.txt", "2"))
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "gateway", "workspace", "undo", "--data-dir", str(tmp_path / "data")]
+    command = [sys.executable, "-m", "gateway", "workspace", "checkout", first, "--data-dir", str(tmp_path / "data")]
     with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         os.write(ours, b"y\n")
         printed, asked = process.communicate(timeout=60)

@@ -67,7 +67,7 @@ async def test_what_is_put_is_found_whole_and_in_order(tmp_path: Path) -> None:
 async def test_a_new_version_replaces_the_rows_and_leaves_the_switch_the_date_and_the_changes(tmp_path: Path) -> None:
     async with opened(tmp_path) as (_, toolsets):
         await toolsets.put(STORED, None)
-        await toolsets.set_override(CHANGE)
+        await toolsets.set_override(CHANGE, False)
         assert await toolsets.enable("demo", False)
         newer = replace(HEAD, version="2.0.0", digest="d2", installed_at="2030-01-01", updated_at="2030-01-01")
         await toolsets.put(StoredToolset(newer), "d1")
@@ -87,15 +87,15 @@ async def test_whoever_expects_another_version_changes_nothing(tmp_path: Path) -
 async def test_a_change_is_replaced_and_taken_back(tmp_path: Path) -> None:
     async with opened(tmp_path) as (_, toolsets):
         await toolsets.put(STORED, None)
-        await toolsets.set_override(CHANGE)
+        await toolsets.set_override(CHANGE, False)
         again = replace(CHANGE, enabled=None, name_override="Mine", requires_confirmation=True)
-        await toolsets.set_override(again)
+        await toolsets.set_override(again, True)
         found = await toolsets.find("demo")
         assert found is not None and found.user_overrides == (again,)
-        assert await toolsets.remove_override("demo", "demo:a")
-        assert not await toolsets.remove_override("demo", "demo:a")
+        assert await toolsets.remove_override("demo", "demo:a", True)
+        assert not await toolsets.remove_override("demo", "demo:a", True)
         with pytest.raises(Conflict):
-            await toolsets.set_override(replace(CHANGE, toolset_id="nothing"))
+            await toolsets.set_override(replace(CHANGE, toolset_id="nothing"), True)
 
 
 async def test_removing_leaves_no_row_and_every_change_raises_the_revision(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ async def test_removing_leaves_no_row_and_every_change_raises_the_revision(tmp_p
         await toolsets.put(STORED, None)
         seen = [await toolsets.revision()]
         for change in (
-            lambda: toolsets.set_override(CHANGE),
+            lambda: toolsets.set_override(CHANGE, False),
             lambda: toolsets.enable("demo", False),
             lambda: toolsets.set_source("demo", "local", "/src", True),
             lambda: toolsets.remove("demo"),

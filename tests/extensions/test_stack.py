@@ -122,7 +122,8 @@ async def call_one_by_one(extensions: list[Extension], events: Events, tool: Act
     except Exception as error:
         if first.mode == "observer":
             return seen[0] if seen else await proceed(call())
-        return Outcome(error=error if isinstance(error, GatewayError) else GatewayError("a bug"))
+        failed = GatewayError("a bug", code="EXTENSION_FAILED")
+        return Outcome(error=error if isinstance(error, GatewayError) else failed)
 
 
 async def _outcome_of(value: str, what: Act) -> Outcome:
@@ -168,7 +169,7 @@ async def test_stack_shows_outer_extensions_a_refusal_after_the_call() -> None:
 
     call_tool = stack([Seeing(), LookingAfter(0, [], "pass", "refuse"), Seeing(), Around(0, [], "pass", "break")], ok)
     assert code(await call_tool(call())) == "PERMISSION_DENIED"
-    assert seen == ["INTERNAL", "PERMISSION_DENIED"]
+    assert seen == ["EXTENSION_FAILED", "PERMISSION_DENIED"]
 
 
 async def ok(_: Call) -> Outcome:

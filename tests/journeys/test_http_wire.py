@@ -25,13 +25,16 @@ LIMIT = 32 * 1024 * 1024
 
 @pytest.mark.promise("G7")
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_a_serving_gateway_is_healthy_and_ready(listening: Listening, path: str) -> None:
-    answer = exchange(_at(listening, path), "GET")
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.1.2.3:8420", "gateway.cluster.local"])
+def test_a_serving_gateway_is_healthy_and_ready_for_any_host_name(listening: Listening, path: str, host: str) -> None:
+    answer = exchange(_at(listening, path), "GET", headers={"host": host})
     assert (answer.status, json.loads(answer.body)["ok"]) == (200, True)
+    page = exchange(_at(listening, path), "GET", headers={"host": host, "origin": "http://evil.example"})
+    assert page.status == 403
 
 
 @pytest.mark.promise("G7")
-@pytest.mark.parametrize("path", ["/mcp", "/healthz", "/readyz"])
+@pytest.mark.parametrize("path", ["/mcp", "/nowhere"])
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost@evil.example"]
 )

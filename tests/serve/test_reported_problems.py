@@ -114,6 +114,19 @@ async def test_a_rule_without_a_tool_is_logged_at_start(tmp_path: Path, caplog: 
 
 
 @pytest.mark.anyio
+async def test_a_problem_is_reported_once_however_often_the_catalog_is_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    approval = {"rules": [{"tool": "wriet_file"}], "out_of_band": ["wriet_file", "wriet_file"]}
+    with caplog.at_level(logging.WARNING):
+        async with Gateway.open({"data_dir": str(tmp_path), "approval": approval}) as gateway:
+            await gateway.refresh()
+            problems = [str(problem) for problem in gateway.catalog.problems]
+    assert len(problems) == len(set(problems)) == 2
+    assert [line for line in caplog.messages if "no tool has the id" in line] == problems
+
+
+@pytest.mark.anyio
 async def test_rules_about_a_server_are_reported_only_once_its_tools_are_known(tmp_path: Path) -> None:
     absent = {"command": sys.executable, "args": ["-c", "raise SystemExit(1)"]}
     settings = {

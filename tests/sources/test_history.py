@@ -231,7 +231,9 @@ async def test_changes_after_a_branch_go_on_from_there(tmp_path: Path) -> None:
         assert (await chat.value("workspace_branch", manifest=first))["previous"] == second
         third = await chat.write("b.txt", "3")
         rows = {each["id"]: each for each in (await chat.value("workspace_history"))["versions"]}
-        assert (rows[third]["parent"], rows[second]["parent"]) == (first, first)
+        branch = rows[rows[third]["parent"]]
+        assert (branch["source"], branch["tool"], branch["parent"]) == ("branch", "workspace_branch", first)
+        assert rows[second]["parent"] == first
         assert chat.files() == {"a.txt": "1", "b.txt": "3"}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.calls import Outcome
+from gateway.errors import GatewayError
 
 pytestmark = pytest.mark.promise("C1")
 Calling = Callable[..., Outcome]
@@ -109,8 +110,31 @@ def test_a_link_is_moved_and_deleted_as_itself(call: Calling, workspace: Path, t
     assert (tmp_path / "outside").is_dir()
 
 
-def test_deleting_always_asks(ask: Asking) -> None:
-    assert ask("delete_file", path="anything") == "always"
+def test_deleting_always_asks(ask: Asking, workspace: Path) -> None:
+    (workspace / "dir").mkdir()
+    (workspace / "dir/file").touch()
+    for arguments in ({"path": "dir/file"}, {"path": "dir", "recursive": True}):
+        assert ask("delete_file", **arguments) == "delete_file always asks first"
+
+
+def test_deleting_what_cannot_be_deleted_is_refused_before_anybody_is_asked(ask: Asking, workspace: Path) -> None:
+    (workspace / "dir").mkdir()
+    (workspace / "dir/file").touch()
+    for path, reason in (("gone", "'gone' does not exist"), ("dir", "set recursive to delete all of it")):
+        with pytest.raises(GatewayError, match=reason):
+            ask("delete_file", path=path)
+
+
+def test_a_missing_directory_is_named_with_the_argument_that_makes_it(call: Calling, workspace: Path) -> None:
+    (workspace / "a.txt").touch()
+    for tool, arguments in (
+        ("write_file", {"path": "new/deep/a.txt", "content": "hi"}),
+        ("move_file", {"from": "a.txt", "to": "new/deep/a.txt"}),
+    ):
+        refused = call(tool, **arguments).error
+        assert refused is not None and refused.code == "FILE_NOT_FOUND"
+        assert refused.message == "the directory 'new/deep' does not exist; set createDirs to true to have it made"
+    assert call("write_file", path="new/deep/a.txt", content="hi", createDirs=True).ok
 
 
 def test_a_directory_with_something_in_it_is_deleted_only_when_recursive(call: Calling, workspace: Path) -> None:

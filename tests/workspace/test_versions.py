@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from gateway import Gateway
-from gateway.calls import Caller
+from gateway.calls import Call, Caller, Outcome
+from gateway.tools import Access, Permission, Tool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("T2")]
 
@@ -64,7 +65,81 @@ async def test_a_failed_call_and_a_reading_one_leave_the_version_there_was(tmp_p
         assert failed.error is not None
         assert (failed.pre_manifest, failed.post_manifest) == (first.post_manifest, first.post_manifest)
         reading = await open_gateway.call("read_file", {"path": "a.txt"}, chat="c")
-        assert (reading.pre_manifest, reading.post_manifest) == (None, None)
+        assert (reading.pre_manifest, reading.post_manifest) == (first.post_manifest, first.post_manifest)
+
+
+@pytest.mark.promise("T1")
+async def test_a_call_that_reads_names_the_version_that_any_process_left(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway, gateway(tmp_path) as other:
+        assert (await open_gateway.call("list_directory", {"path": "."}, chat="c")).pre_manifest is None
+        for content in ("1", "2"):
+            left = await write(other, "a.txt", content)
+            reading = await open_gateway.call("read_file", {"path": "a.txt"}, chat="c")
+            assert (reading.pre_manifest, reading.post_manifest) == (left.post_manifest, left.post_manifest)
+        await checkout(other, None)
+        assert (await open_gateway.call("list_directory", {"path": "."}, chat="c")).pre_manifest is None
+        os.unlink(tmp_path / "chats/c/head")  # as a gateway left it that did not write it yet
+        async with gateway(tmp_path) as third:
+            assert (await third.call("list_directory", {"path": "."}, chat="c")).pre_manifest is None
+            left = await write(third, "b.txt", "3")
+        [record, *_] = [row for row in await other.records.list_calls() if row.tool_id == "read_file"]
+        assert record.pre_manifest_id == record.post_manifest_id is not None
+        assert (await other.call("list_directory", {"path": "."}, chat="c")).pre_manifest == left.post_manifest
+
+
+class Slow:
+    """A source whose one tool writes a file and then takes forever."""
+
+    name = "slow"
+
+    def __init__(self, data: Path) -> None:
+        self.file = data / "chats/c/workspace/half.txt"
+        self.written = asyncio.Event()
+
+    async def list_tools(self) -> list[Tool]:
+        return [Tool("slow", "", access=Access.WRITE, category="editing", permission=Permission.READ_WRITE)]
+
+    async def call_tool(self, call: Call) -> Outcome:
+        self.file.write_text("half")
+        self.written.set()
+        await asyncio.sleep(3600)
+        return Outcome()
+
+
+@pytest.mark.promise("T1", "T4")
+@pytest.mark.parametrize("end", ["TIMEOUT", "CANCELLED", "SHUTTING_DOWN"])
+async def test_the_record_of_a_call_cut_short_names_the_version_it_left(tmp_path: Path, end: str) -> None:
+    source = Slow(tmp_path)
+    settings = {"limits": {"timeout": 0.5 if end == "TIMEOUT" else 600}, "server": {"shutdown_grace": 0}}
+    async with Gateway.open({"data_dir": tmp_path, **settings}, sources=[source]) as open_gateway:
+        first = await write(open_gateway, "a.txt", "1")
+        call = asyncio.create_task(open_gateway.call("slow", chat="c"))
+        await source.written.wait()
+        if end == "CANCELLED":
+            call.cancel()
+        elif end == "SHUTTING_DOWN":
+            await open_gateway.drain()
+        await asyncio.wait([call])
+        [record, _] = await open_gateway.records.list_calls()
+        assert (record.error_code, record.pre_manifest_id) == (end, first.post_manifest)
+        manifest = await open_gateway.versions.manifests.find(str(record.post_manifest_id))
+        assert (manifest.source, manifest.source_ref) == ("tool_run", record.id)
+
+
+@pytest.mark.promise("T1")
+async def test_a_branch_is_a_version_that_names_its_message(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        first = await write(open_gateway, "a.txt", "1", message="m1")
+        second = await write(open_gateway, "a.txt", "2", message="m2", parent_message="m1")
+        retried = await write(open_gateway, "b.txt", "x", message="m2b", parent_message="m1")
+        manifests = open_gateway.versions.manifests
+        branch = await manifests.find(retried.pre_manifest)
+        assert (branch.source, branch.source_ref, branch.parent_id) == ("branch", "m2b", first.post_manifest)
+        async with open_gateway.versions.hold("c", "local") as held:
+            await held.checkout(await held.before())
+            assert await held.before() is None, "undoing goes past the beginning of a branch, which changed nothing"
+        await open_gateway.call("list_directory", {"path": "."}, chat="c", message="m2")
+        assert (await manifests.head("c")).manifest_id == second.post_manifest, "a known message starts no branch"
 
 
 async def test_what_a_person_changed_in_between_is_a_version_of_its_own(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from gateway.serve.mcp.handlers import McpServer
 Ready = Callable[[], Awaitable[None]]
 
 PATH = "/mcp"
+# Answered for any host name: a probe uses the machine's address, and they tell nothing but that the server works.
+_HEALTH = frozenset({"/healthz", "/readyz"})
 _CHECKED = frozenset({b"host", b"origin", b"content-length"})
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?")
@@ -105,7 +107,7 @@ class RequestGuard:
                 # Spaces around a value are not part of it (RFC 9110, 5.5); the parser leaves those after it.
                 headers = scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
                 try:
-                    self._check(headers)
+                    self._check(headers, any_host=scope["path"] in _HEALTH)
                 except GatewayError as refusal:
                     await _error_response(refusal)(scope, receive, send)
                     return
@@ -160,7 +162,7 @@ class RequestGuard:
         message = f"the request is larger than the limit of {self.body_limit} bytes"
         return RequestTooLarge(message, limit=self.body_limit)
 
-    def _check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def _check(self, headers: Iterable[tuple[bytes, bytes]], any_host: bool = False) -> None:
         checked: dict[bytes, str] = {}
         for name, value in headers:
             if name in _CHECKED:
@@ -168,7 +170,7 @@ class RequestGuard:
                     raise Invalid(f"the header {name.decode()!r} is there twice; send it once", code="INVALID_HEADER")
                 checked[name] = value.decode("latin-1")
         host = checked.get(b"host", "")
-        if not self._is_allowed_host(host):
+        if not any_host and not self._is_allowed_host(host):
             raise Misdirected(f"this server does not answer for host {host!r}; name it in server.allowed_hosts")
         origin = checked.get(b"origin")
         if origin is not None and not self._is_allowed_origin(origin):

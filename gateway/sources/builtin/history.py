@@ -42,8 +42,9 @@ class VersionEntry(Shape):
     id: str
     parent: str | None = None
     created: str
-    source: str = Field(description="tool_run, edit (by hand, or restored files), interrupted")
-    source_ref: str | None = Field(None, description="The call that made it")
+    source: str = Field(description="tool_run, edit (by hand, or restored files), user_upload, branch, interrupted")
+    source_ref: str | None = Field(None, description="The call or message behind it")
+    tool: str | None = Field(None, description="The tool that was called")
     message: str | None = None
     head: bool | None = Field(None, description="true: the files are at this version")
     changes: ChangeSummary
@@ -210,7 +211,7 @@ async def workspace_branch(
         await _require_consent(context, previous, await context.versions.tree(context.call.chat, earlier))
         with anyio.CancelScope(shield=True):
             # a call with its own message stays on it: that message has these files from now on
-            what = await files.checkout(earlier, message if context.call.message is None else None)
+            what = await files.branch(earlier, context.call.id, message if context.call.message is None else None)
         return _restore_result(previous, files.head.manifest_id, what)
 
 
@@ -291,6 +292,7 @@ def _entry(version: Version) -> VersionEntry:
         created=version.created,
         source=version.source,
         source_ref=version.source_ref,
+        tool=version.tool,
         message=version.message,
         head=version.head or None,
         changes=_summary(version.changes),
@@ -301,7 +303,8 @@ def _line(version: Version) -> str:
     notes = [f"after {version.parent[:SHORT]}" if version.parent else "first"]
     notes += [f"message {version.message}"] if version.message else []
     notes += ["current"] if version.head else []
-    text = f"{version.id[:SHORT]} {version.created[:19].replace('T', ' ')} {version.source}: {summary(version.changes)}"
+    source = f"{version.source} {version.tool}" if version.tool else version.source
+    text = f"{version.id[:SHORT]} {version.created[:19].replace('T', ' ')} {source}: {summary(version.changes)}"
     return f"{text} [{', '.join(notes)}]"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -17,7 +17,7 @@ from gateway.config import Settings
 from gateway.errors import GatewayError, NotFound, Unavailable
 from gateway.sources.builtin.decorator import Builtin, FileContext, VersionContext
 from gateway.sources.builtin.ripgrep import SearchEngine
-from gateway.tools import Hides, HidesFor, Permission, Tool, hide_nothing, hide_nothing_for
+from gateway.tools import Category, Hides, HidesFor, Permission, Tool, hide_nothing, hide_nothing_for
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions
 
@@ -156,13 +156,21 @@ class VersionTools(ToolKind):
 
 class BuiltinSource:
     """Lists the tools of the given kinds and runs them, and lists those that settings turn `off`. `hides` gives the
-    files to leave out of a tool's results."""
+    files to leave out of a tool's results. `make_code` makes the kind of the tools that run code once their category is
+    on, and returns None until then."""
 
     name = "builtin"
 
-    def __init__(self, kinds: Sequence[ToolKind], hides: HidesFor = hide_nothing_for, off: Sequence[Tool] = ()) -> None:
-        self._kinds = kinds
+    def __init__(
+        self,
+        kinds: Sequence[ToolKind],
+        hides: HidesFor = hide_nothing_for,
+        off: Sequence[Tool] = (),
+        make_code: Callable[[], ToolKind | None] = lambda: None,
+    ) -> None:
+        self._kinds = list(kinds)
         self._off = off
+        self._make_code = make_code
         self._hides_for = hides
         self._hides: dict[str, Hides] = {}
         self._builtins: dict[str, tuple[ToolKind, Builtin]] = {}
@@ -172,6 +180,9 @@ class BuiltinSource:
     async def list_tools(self) -> Sequence[Tool]:
         """Return every tool. One that cannot run here is withheld, with the reason."""
         async with self._listing:
+            if all(kind.kind != "code" for kind in self._kinds) and (code := self._make_code()) is not None:
+                self._kinds.append(code)
+                self._off = [tool for tool in self._off if tool.category != CODE_CATEGORY]
             for kind in self._kinds:
                 if kind not in self._tools:
                     self._tools[kind] = await self._list(kind)
@@ -213,9 +224,14 @@ class BuiltinSource:
 
 
 def builtin_source(
-    settings: Settings, workspaces: Workspaces, versions: Versions, hides: HidesFor = hide_nothing_for
+    settings: Settings,
+    workspaces: Workspaces,
+    versions: Versions,
+    hides: HidesFor = hide_nothing_for,
+    find_category: Callable[[str], Category] | None = None,
 ) -> BuiltinSource:
-    """Make the source of the builtins that the settings allow; refuse settings that name an invalid host."""
+    """Make the source of the builtins that the settings allow; refuse settings that name an invalid host.
+    `find_category` returns a category as it is now, which may change while the gateway runs."""
     kinds: list[ToolKind] = [FileTools(workspaces), VersionTools(versions)]
     off: list[Tool] = []
     # Modules of the other kinds are imported only where settings turn them on: most processes start without them.
@@ -225,13 +241,20 @@ def builtin_source(
         kinds.append(WebTools(settings.web, workspaces, versions))
     else:
         off += [_name_only(name, "web", reason) for name, reason in WEB_OFF.items()]
-    if settings.category(CODE_CATEGORY).enabled:
-        from gateway.sources.builtin.code.tools import CodeTools
+    off += [_name_only(name, CODE_CATEGORY) for name in BUILTINS["code"]]
+    make_code = functools.partial(_make_code_tools, settings, workspaces, find_category or settings.category)
+    return BuiltinSource(kinds, hides, off, make_code)
 
-        kinds.append(CodeTools(workspaces, settings))
-    else:
-        off += [_name_only(name, CODE_CATEGORY) for name in BUILTINS["code"]]
-    return BuiltinSource(kinds, hides, off)
+
+def _make_code_tools(
+    settings: Settings, workspaces: Workspaces, find_category: Callable[[str], Category]
+) -> ToolKind | None:
+    """Make the tools that run code, if their category is on."""
+    if not find_category(CODE_CATEGORY).enabled:
+        return None
+    from gateway.sources.builtin.code.tools import CodeTools
+
+    return CodeTools(workspaces, settings)
 
 
 def _name_only(name: str, category: str, withheld: str | None = None) -> Tool:

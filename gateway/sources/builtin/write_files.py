@@ -6,11 +6,12 @@ import base64
 import binascii
 import difflib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.errors import Conflict, Invalid
+from gateway.errors import Conflict, Invalid, NotFound
 from gateway.sources.builtin.decorator import FileContext, Shape, builtin
 from gateway.sources.builtin.preview import preview_delete, preview_edit, preview_move, preview_write
 from gateway.sources.builtin.read_files import TEXT_LIMIT, TextFile, read_text, shorten
@@ -60,13 +61,27 @@ def write_file(
     existing = context.workspace.find(parts)
     if create_dirs and parts:
         context.workspace.make_directories(parts[:-1])
-    if context.confirmed and existing is not None:
-        context.workspace.replace(parts, data)
-    else:  # nobody agreed to overwrite: a file created since the question is kept
-        context.workspace.create(parts, data)
+    with _explain_missing_directory(context, parts):
+        if context.confirmed and existing is not None:
+            context.workspace.replace(parts, data)
+        else:  # nobody agreed to overwrite: a file created since the question is kept
+            context.workspace.create(parts, data)
     created = existing is None
     result = WriteResult(path=show_path(parts), size=len(data), created=created)
     return result, f"{'Created' if created else 'Overwrote'} {result.path} ({result.size} bytes)."
+
+
+@contextmanager
+def _explain_missing_directory(context: FileContext, parts: Parts) -> Iterator[None]:
+    """Say of a file that cannot be made because its directory is missing how to have that made too."""
+    try:
+        yield
+    except NotFound as error:
+        directory = parts[:-1]
+        if not directory or context.workspace.find(directory) is not None:
+            raise
+        message = f"the directory {show_path(directory)!r} does not exist; set createDirs to true to have it made"
+        raise NotFound(message, code=error.code) from error
 
 
 class MoveResult(Shape):
@@ -106,9 +121,21 @@ def move_file(
     context.workspace.stat(source)
     if create_dirs and target:
         context.workspace.make_directories(target[:-1])
-    context.workspace.rename(source, target, over=overwrite and context.confirmed)
+    with _explain_missing_directory(context, target):
+        context.workspace.rename(source, target, over=overwrite and context.confirmed)
     result = MoveResult(from_=show_path(source), to=show_path(target))
     return result, f"Moved {result.from_} to {result.to}."
+
+
+def _deletes(context: FileContext, path: str, recursive: bool) -> str:
+    """Refuse what cannot be deleted before anybody is asked about it."""
+    parts = parse(path)
+    context.workspace.stat(parts)
+    if not recursive and _is_directory(context, parts):
+        with context.workspace.walk(parts, 1) as entries:
+            if next(iter(entries), None) is not None:
+                raise _not_empty(parts)
+    return "delete_file always asks first"
 
 
 class DeleteResult(Shape):
@@ -121,7 +148,7 @@ class DeleteResult(Shape):
     category="editing",
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
-    requires_confirmation=True,
+    requires_confirmation=_deletes,
     destructive=True,
     path_arguments=("path",),
     preview=preview_delete,
@@ -146,8 +173,7 @@ def _delete(context: FileContext, parts: Parts) -> DeleteResult:
     except Conflict as conflict:
         if conflict.code != "DIRECTORY_NOT_EMPTY":
             raise
-        message = f"{show_path(parts)!r} is a directory that is not empty; set recursive to delete all of it"
-        raise Conflict(message, code=conflict.code) from conflict
+        raise _not_empty(parts) from conflict
     return DeleteResult(deleted=[show_path(parts)], count=1)
 
 
@@ -160,6 +186,11 @@ def _delete_tree(context: FileContext, parts: Parts) -> DeleteResult:
         if len(contents) < _DELETED_LIMIT and removed != parts:
             contents.append(show_path(removed))
     return DeleteResult(deleted=[show_path(parts), *sorted(contents)][:_DELETED_LIMIT], count=count)
+
+
+def _not_empty(parts: Parts) -> Conflict:
+    message = f"{show_path(parts)!r} is a directory that is not empty; set recursive to delete all of it"
+    return Conflict(message, code="DIRECTORY_NOT_EMPTY")
 
 
 def _is_directory(context: FileContext, parts: Parts) -> bool:

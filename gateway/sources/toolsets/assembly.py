@@ -21,6 +21,7 @@ from gateway.bundles.archive import LIMITS
 from gateway.bundles.library import ToolsetLibrary
 from gateway.bundles.paths import is_skipped
 from gateway.bundles.rows import SourceType
+from gateway.bundles.spec import FILE_NAME
 from gateway.calls import Call, Progress, no_progress
 from gateway.config import HttpSettings, Settings
 from gateway.db import Database
@@ -39,26 +40,43 @@ from gateway.workspace import Workspaces
 DOWNLOAD_SECONDS = 300.0
 
 
+# Toolsets that come with the gateway: in the package of an installed one, beside the package in a checkout.
+_PACKAGE = Path(__file__).parents[2]
+
+
 @dataclass(frozen=True)
 class FetchedBundle:
-    """A bundle on disk, and where it came from."""
+    """A bundle on disk, and where it came from. The edits of a folder are followed, unless it came with the gateway."""
 
     path: Path
     type: SourceType
     ref: str
+    is_shipped: bool = False
 
     @property
     def is_folder(self) -> bool:
-        return self.type == "local"
+        return self.type == "local" and not self.is_shipped
+
+
+def find_shipped(toolset_id: str) -> Path | None:
+    """Return the folder of a toolset that comes with the gateway."""
+    shipped = _PACKAGE / "shipped"
+    folder = (shipped if shipped.is_dir() else _PACKAGE.parent / "toolsets") / toolset_id
+    return folder if folder.name == toolset_id and (folder / FILE_NAME).is_file() else None
 
 
 @asynccontextmanager
 async def fetch_bundle(
     source: str, http: HttpSettings, progress: Progress = no_progress
 ) -> AsyncIterator[FetchedBundle]:
-    """Yield the bundle at a path or URL; a download is removed afterwards."""
+    """Yield the bundle at a path or URL, or the one of that id that comes with the gateway; a download is removed
+    afterwards."""
     if "://" not in source:
         path = Path(source).expanduser().resolve()
+        shipped = None if path.exists() else find_shipped(source)
+        if shipped is not None:
+            yield FetchedBundle(shipped, "local", str(shipped), is_shipped=True)
+            return
         yield FetchedBundle(path, "local" if path.is_dir() else "zip", str(path))
         return
     # Importing the HTTP client takes 0.1 s; folders and files do not need it.

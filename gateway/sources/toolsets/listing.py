@@ -42,6 +42,7 @@ def _build_tool(toolset: InstalledToolset, item: InstalledTool) -> Tool:
         idempotent=bool(field("idempotent", False)),
         open_world=bool(field("open_world", False)),
         tags=tuple(field("tags", ())),
+        prefix=spec.prefix,
         timeout=field("timeout"),
         calls_per_minute=item.spec.calls_per_minute,
         renderer=_build_renderer(item),

@@ -45,10 +45,11 @@ def _fill_element(tool: ShellTool, index: int, values: Values) -> Iterator[str]:
     value = _resolve(whole["whole"], values)
     for item in [] if value is None else value if isinstance(value, list) else [value]:
         text = _check_argument(_to_text(item), whole["name"])
-        if isinstance(item, str) and text.startswith("-") and not _may_start_with_dash(tool.command[:index]):
+        safe = whole["name"] in tool.dash_safe or _may_start_with_dash(tool.command[:index])
+        if isinstance(item, str) and text.startswith("-") and not safe:
             raise Invalid(
                 f"{whole['name']!r} begins with '-', which {tool.command[0]!r} would take for an option; "
-                "write a path as './-name'"
+                "write a path as './-name' (the toolset's author can put '--' before it, or name it in 'dash_safe')"
             )
         yield text
 

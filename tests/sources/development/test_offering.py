@@ -59,7 +59,7 @@ async def test_while_the_category_is_off_all_of_them_say_so(tmp_path: Path) -> N
         for name in NAMES:
             outcome = await gateway.call(name, {})
             assert outcome.error is not None and outcome.error.code == "TOOL_DISABLED"
-            assert "--enable-tool-categories development" in outcome.error.message
+            assert "toolgate category enable development" in outcome.error.message
         assert await gateway.builtins.problems() == []
 
 

@@ -44,6 +44,24 @@ def test_a_text_never_becomes_an_option(text: str) -> None:
     assert argv("git", "commit", "-m", "${message}", message=text) == ["git", "commit", "-m", text]
 
 
+def test_a_command_of_one_text_becomes_a_list_of_arguments() -> None:
+    """The form of the seed, `rm {path}`: the argument stays one element, whatever it holds."""
+    written = {"id": "t", "type": "shell", "command": "rm -f {path} '${other}/x' \"a b\" 'awk|{print $1}' \\*"}
+    removing = ShellTool.model_validate(written)
+    assert removing.command == ("rm", "-f", "${path}", "${other}/x", "a b", "awk|{print $1}", "*")
+    assert build_argv(removing, {"path": "a; rm b", "other": "o"})[2:4] == ["a; rm b", "o/x"]
+    with pytest.raises(Invalid, match="would take for an option"):
+        argv("rm", "${path}", path="-rf")
+
+
+def test_an_argument_that_is_declared_safe_may_begin_with_a_dash() -> None:
+    command = {"id": "t", "type": "shell", "command": "expr {left} + {right}", "dash_safe": ("left",)}
+    adding = ShellTool.model_validate(command)
+    assert build_argv(adding, {"left": "-1", "right": "2"}) == ["expr", "-1", "+", "2"]
+    with pytest.raises(Invalid, match="name it in 'dash_safe'"):
+        build_argv(adding, {"left": "1", "right": "-2"})
+
+
 def test_a_number_may_be_negative() -> None:
     assert argv("seq", "${from}", "${to}", **{"from": -2, "to": 1.5}) == ["seq", "-2", "1.5"]
 

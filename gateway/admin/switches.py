@@ -1,0 +1,85 @@
+"""Switches: one tool on or off, and categories with their level and limit. Running gateways follow within a second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from gateway import names
+from gateway.catalog import Catalog
+from gateway.db.switches import CategoryRow
+from gateway.errors import Forbidden, NotFound
+from gateway.names import did_you_mean
+from gateway.tools import Category
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+
+async def enable_tool(gateway: Gateway, name: str, enabled: bool) -> str:
+    """Turn one tool on or off; return its id. Of a builtin nothing else can change."""
+    tool_id = await _find_tool_id(gateway, name)
+    if ":" not in tool_id:
+        await gateway.switches.enable_builtin(tool_id, enabled)
+    elif (toolset := await _find_toolset(gateway, tool_id)) is not None:
+        await gateway.toolsets.library.override(toolset, tool_id, {"enabled": enabled})
+    else:
+        server, _, own = tool_id.partition(":")
+        raise Forbidden(
+            f"{tool_id} is a tool of the server {server!r}; turn it off in its settings: "
+            f"mcpServers.{server}.overrides.{own}.enabled: false",
+            code="NOT_SWITCHABLE",
+        )
+    return tool_id
+
+
+def list_categories(gateway: Gateway) -> list[Category]:
+    return [gateway.categories[name] for name in sorted(gateway.categories)]
+
+
+async def change_category(gateway: Gateway, name: str, changes: Mapping[str, Any]) -> Category:
+    """Change a category for this data directory: `name`, `description`, `enabled`, `permission`, `calls_per_minute`
+    (0 for no limit). Without changes, undo earlier ones. What is changed here wins over settings and flags."""
+    if name not in gateway.categories:
+        near = did_you_mean(name, gateway.categories) or f"; there are {', '.join(sorted(gateway.categories))}"
+        raise NotFound(f"there is no category {name!r}{near}", code="UNKNOWN_CATEGORY")
+    if changes:
+        stored = (await gateway.switches.load_categories()).get(name, CategoryRow(name))
+        await gateway.switches.set_category(replace(stored, **changes))
+    else:
+        await gateway.switches.reset_category(name)
+    await gateway.refresh()
+    return gateway.categories[name]
+
+
+def describe_category(category: Category, catalog: Catalog) -> dict[str, Any]:
+    """A category for programs, with the number of its tools that are on."""
+    values, tools = asdict(category), catalog.filter(category=category.name)
+    label = {"id": values.pop("name"), "name": values.pop("title")}
+    return {**label, **values, "permission": category.permission.value, "tools": len(tools)}
+
+
+async def _find_tool_id(gateway: Gateway, name: str) -> str:
+    """The id of a tool by its id or public name, whether or not it is on."""
+    entry = gateway.catalog.get(name)
+    if entry is not None:
+        return entry.tool.id
+    known = [tool.id for tool in await gateway.builtins.list_tools()]
+    known += [tool.id for toolset in await gateway.installed_toolsets() for tool in toolset.tools]
+    found = next((tool_id for tool_id in known if name in (tool_id, names.wire_name(tool_id))), None)
+    if found is None and ":" in name:
+        return name
+    if found is None:
+        near = did_you_mean(name, [*known, *(entry.name for entry in gateway.catalog)])
+        raise NotFound(f"no tool is named {name!r}{near}", code="UNKNOWN_TOOL")
+    return found
+
+
+async def _find_toolset(gateway: Gateway, tool_id: str) -> str | None:
+    """The toolset that brings a tool, by itself or by one of its servers."""
+    owner = tool_id.partition(":")[0]
+    for toolset in await gateway.installed_toolsets():
+        if owner == toolset.id or owner in {server.id for server in toolset.servers}:
+            return toolset.id
+    return None

@@ -1,0 +1,97 @@
+"""Builtin tools as rows of `tools`, and a person's switches: which builtins are on, and changes to categories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gateway.db import Database, Row, Statement
+from gateway.errors import Conflict
+from gateway.tools import Tool
+
+SUBJECT = "switches"
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryRow:
+    """A person's changes to a category; None leaves it as settings have it. No limit on calls is 0."""
+
+    id: str
+    name: str | None = None
+    description: str | None = None
+    enabled: bool | None = None
+    permission: str | None = None
+    calls_per_minute: int | None = None
+
+
+_CATEGORY_COLUMNS = [field.name for field in fields(CategoryRow)]
+_CATEGORIES = f"SELECT {', '.join(_CATEGORY_COLUMNS)} FROM categories ORDER BY id"  # noqa: S608 - own names
+_SET_CATEGORY = (
+    f"INSERT INTO categories ({', '.join(_CATEGORY_COLUMNS)}) VALUES ({', '.join('?' * len(_CATEGORY_COLUMNS))}) "  # noqa: S608
+    f"ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _CATEGORY_COLUMNS[1:])}"
+)
+_BUILTINS = """SELECT tool_id, name, description, requires_confirmation, position, enabled FROM tools
+    WHERE toolset_id IS NULL"""
+_PUT_BUILTIN = """INSERT INTO tools (tool_id, name, description, requires_confirmation, position)
+    VALUES (?, ?, ?, ?, ?) ON CONFLICT (tool_id) DO UPDATE SET name = excluded.name,
+    description = excluded.description, requires_confirmation = excluded.requires_confirmation,
+    position = excluded.position"""
+_ENABLE = "UPDATE tools SET enabled = ? WHERE tool_id = ? AND toolset_id IS NULL"
+_REVISION = "SELECT revision FROM revisions WHERE subject = ?"
+_BUMP = Statement(
+    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
+    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
+    (SUBJECT,),
+)
+
+
+class Switches:
+    """The builtins and the switches of one database. Every change by a person makes the revision grow."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def revision(self) -> int:
+        """A number that grows with every change, by any process."""
+        rows = await self._db.fetch(_REVISION, SUBJECT)
+        return int(rows[0][0]) if rows else 0
+
+    async def load_categories(self) -> dict[str, CategoryRow]:
+        """The changed categories, by id."""
+        return {row.id: row for row in map(_category, await self._db.fetch(_CATEGORIES))}
+
+    async def sync_builtins(self, tools: Iterable[Tool]) -> frozenset[str]:
+        """Store the builtins, and return the ids of those that a person turned off. One without a description was not
+        loaded, since its category is off; its row stays as it is."""
+        known = {row[0]: row[1:] for row in await self._db.fetch(_BUILTINS)}
+        changed = []
+        for position, tool in enumerate(tools):
+            row = (tool.title or tool.id, tool.description or None, bool(tool.requires_confirmation), position)
+            if tool.id not in known or (tool.description and known[tool.id][:3] != row[:3]):
+                changed.append(Statement(_PUT_BUILTIN, (tool.id, *row)))
+        if changed:
+            await self._db.run(*changed)
+        return frozenset(tool_id for tool_id, row in known.items() if not row[-1])
+
+    async def enable_builtin(self, tool_id: str, enabled: bool) -> bool:
+        """Turn a builtin on or off; False when there is none of that id."""
+        try:
+            await self._db.run(Statement(_ENABLE, (enabled, tool_id), 1), _BUMP)
+        except Conflict:
+            return False
+        return True
+
+    async def set_category(self, row: CategoryRow) -> None:
+        """Store a person's changes to a category, in place of earlier ones."""
+        await self._db.run(Statement(_SET_CATEGORY, [getattr(row, name) for name in _CATEGORY_COLUMNS]), _BUMP)
+
+    async def reset_category(self, category_id: str) -> None:
+        """Drop a person's changes to a category."""
+        await self._db.run(Statement("DELETE FROM categories WHERE id = ?", (category_id,)), _BUMP)
+
+
+def _category(row: Row) -> CategoryRow:
+    values: dict[str, Any] = dict(zip(_CATEGORY_COLUMNS, row, strict=True))
+    enabled = values["enabled"]
+    return CategoryRow(**{**values, "enabled": None if enabled is None else bool(enabled)})
