@@ -59,6 +59,7 @@ FORBIDDEN = {"serve": {"db", "sources"}, "cli": {"db", "sources", "workspace"}}
 LAZY = {
     "gateway/__init__.py": 1,
     "gateway/app.py": 3,
+    "gateway/cli/clients.py": 1,
     "gateway/cli/serve.py": 1,
     "gateway/runtime/worker/__init__.py": 1,
     "gateway/serve/mcp/handlers.py": 1,
@@ -300,4 +301,4 @@ def test_only_the_composition_root_opens_the_database() -> None:
 
 
 def test_package_has_few_files() -> None:
-    assert len(MODULES) <= 254
+    assert len(MODULES) <= 255

@@ -1,23 +1,19 @@
-"""Entries for this gateway in the settings files of Claude Desktop, Claude Code, Cursor and VS Code.
+"""The clients that this gateway can be added to: where each keeps its settings, and the entry it needs there.
 
-An entry is spliced into the JSON text instead of parsing and printing the file, so that the rest stays as its owner
-wrote it. Imports nothing heavy: `serve` and `client` use it at every start.
+Imports nothing heavy: `serve` and `client` use it at every start.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.errors import Conflict, Forbidden, Invalid, Unavailable
-from gateway.files import create_file
+from gateway.errors import Invalid
 
 JsonObject = dict[str, Any]
 
@@ -27,25 +23,44 @@ class ClientApp(NamedTuple):
 
     title: str
     key: str  # the object of the file that holds the servers
-    typed: bool  # an entry names its transport
-    takes_url: bool
     restart: str
+    types: tuple[str, str] | None = None  # the names of the transports, where an entry names its own: started, reached
+    url_key: str | None = "url"  # None for a client that only starts servers
 
 
 # Claude Desktop does not connect to remote servers named in its file: support.claude.com, article 11503834.
 CLIENTS: Mapping[str, ClientApp] = {
     "claude-desktop": ClientApp(
-        "Claude Desktop", "mcpServers", False, False, "Quit it (closing the window is not enough) and open it again."
+        "Claude Desktop",
+        "mcpServers",
+        "Quit it (closing the window is not enough) and open it again.",
+        url_key=None,
     ),
     "claude-code": ClientApp(
-        "Claude Code", "mcpServers", True, True, "Start a new session, where /mcp lists it; running ones do not see it."
+        "Claude Code",
+        "mcpServers",
+        "Start a new session, where /mcp lists it; running ones do not see it.",
+        ("stdio", "http"),
     ),
-    "cursor": ClientApp(
-        "Cursor", "mcpServers", False, True, "Restart Cursor and check in its MCP settings that the server is on."
-    ),
+    "cursor": ClientApp("Cursor", "mcpServers", "Restart Cursor and check in its MCP settings that the server is on."),
     "vscode": ClientApp(
-        "VS Code", "servers", True, True, "Restart VS Code, or start the server from its command `MCP: List Servers`."
+        "VS Code",
+        "servers",
+        "Restart VS Code, or start the server from its command `MCP: List Servers`.",
+        ("stdio", "http"),
     ),
+    "windsurf": ClientApp(
+        "Windsurf", "mcpServers", "Press the refresh button in Cascade's MCP panel.", url_key="serverUrl"
+    ),
+    "zed": ClientApp("Zed", "context_servers", "Zed starts it at once; the settings of the agent panel list it."),
+    "codex": ClientApp("Codex", "mcp_servers", "Start a new session, where /mcp lists it."),
+    "gemini-cli": ClientApp("Gemini CLI", "mcpServers", "Restart it; /mcp lists its servers.", url_key="httpUrl"),
+    "cline": ClientApp(
+        "Cline", "mcpServers", "Cline connects at once; its MCP Servers panel lists it.", ("stdio", "streamableHttp")
+    ),
+    "goose": ClientApp("Goose", "extensions", "Start a new session.", ("stdio", "streamable_http"), url_key="uri"),
+    "opencode": ClientApp("opencode", "mcp", "Restart it; `opencode mcp list` lists it.", ("local", "remote")),
+    "lm-studio": ClientApp("LM Studio", "mcpServers", "Turn it on under Program > Integrations."),
 }
 _BRIDGE = (
     "Claude Desktop only starts local commands from this file, so `mcp-remote` (needs Node.js 18 or later) carries "
@@ -68,6 +83,11 @@ class UserEnvironment(NamedTuple):
             return self.home / "Library" / "Application Support"
         if self.platform == "win32":
             return Path(self.environ.get("APPDATA") or self.home / "AppData" / "Roaming")
+        return self.config
+
+    @property
+    def config(self) -> Path:
+        """The folder in which programs of Unix keep their settings, on every platform."""
         configured = Path(self.environ.get("XDG_CONFIG_HOME", ""))
         return configured if configured.is_absolute() else self.home / ".config"
 
@@ -88,6 +108,11 @@ class Snippet(NamedTuple):
 
     @property
     def text(self) -> str:
+        """The entry in the format of its file, to paste."""
+        if self.file.suffix == ".toml":
+            return to_toml(CLIENTS[self.client].key, self.name, self.entry)
+        if self.file.suffix == ".yaml":
+            return f"{CLIENTS[self.client].key}:\n{to_yaml(self.name, self.entry, '  ')}"
         return json.dumps(self.config, indent=2, ensure_ascii=False)
 
 
@@ -98,7 +123,7 @@ def make_snippets(
     user = environment or UserEnvironment(Path.home(), sys.platform, os.environ)
     note = _BRIDGE if url else ""
     return [
-        Snippet(key, name, _make_entry(app, command, url), *locate(key, user), "" if app.takes_url else note)
+        Snippet(key, name, _make_entry(key, name, command, url), *locate(key, user), "" if app.url_key else note)
         for key, app in CLIENTS.items()
     ]
 
@@ -127,183 +152,80 @@ def _make_absolute(arguments: Sequence[str]) -> Iterator[str]:
         previous = argument
 
 
+def to_toml(table: str, name: str, entry: JsonObject) -> str:
+    """Write an entry as a table of TOML, whose strings and lists may be those of JSON."""
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items()]
+    return "\n".join([f"[{table}.{name}]", *lines])
+
+
+def to_yaml(name: str, entry: JsonObject, indent: str) -> str:
+    """Write an entry as a block of YAML, whose values may be those of JSON."""
+    lines = [f"{indent}  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items()]
+    return "\n".join([f"{indent}{name}:", *lines])
+
+
 def locate(name: str, user: UserEnvironment) -> tuple[Path, Path]:
     """Return the client's own file for this user, and the folder that exists if the client is installed."""
-    if name == "claude-desktop":
-        folder = user.applications / "Claude"
-        return folder / "claude_desktop_config.json", folder
-    if name == "claude-code":
-        moved = user.environ.get("CLAUDE_CONFIG_DIR")
-        return Path(moved or user.home) / ".claude.json", Path(moved or user.home / ".claude")
-    if name == "cursor":
-        return user.home / ".cursor" / "mcp.json", user.home / ".cursor"
-    folder = user.applications / "Code"
-    return folder / "User" / "mcp.json", folder
+    home, environ, on_windows = user.home, user.environ, user.platform == "win32"
+    match name:
+        case "claude-desktop":
+            return _in(user.applications / "Claude", "claude_desktop_config.json")
+        case "claude-code":
+            moved = environ.get("CLAUDE_CONFIG_DIR")
+            return Path(moved or home) / ".claude.json", Path(moved or home / ".claude")
+        case "cursor":
+            return _in(home / ".cursor", "mcp.json")
+        case "vscode":
+            return _in(user.applications / "Code", "User/mcp.json")
+        case "windsurf":
+            return _in(home / ".codeium/windsurf", "mcp_config.json")
+        case "zed":
+            return _in(user.applications / "Zed" if on_windows else user.config / "zed", "settings.json")
+        case "codex":
+            return _in(Path(environ.get("CODEX_HOME") or home / ".codex"), "config.toml")
+        case "gemini-cli":
+            return _in(home / ".gemini", "settings.json")
+        case "cline":
+            return _locate_cline(user)
+        case "goose":
+            windows = user.applications / "Block/goose/config"
+            return _in(windows if on_windows else user.config / "goose", "config.yaml")
+        case "opencode":
+            folder = user.config / "opencode"
+            return _in(folder, "opencode.jsonc" if (folder / "opencode.jsonc").is_file() else "opencode.json")
+    older, folder = home / ".cache/lm-studio", home / ".lmstudio"
+    return _in(older if older.is_dir() and not folder.is_dir() else folder, "mcp.json")
 
 
-def _make_entry(app: ClientApp, command: Sequence[str], url: str | None) -> JsonObject:
-    if url and not app.takes_url:
+def _in(folder: Path, file: str) -> tuple[Path, Path]:
+    return folder / file, folder
+
+
+def _locate_cline(user: UserEnvironment) -> tuple[Path, Path]:
+    """Locate Cline's file; older versions of the extension keep it in the editor's folder."""
+    file = "cline_mcp_settings.json"
+    if named := user.environ.get("CLINE_MCP_SETTINGS_PATH"):
+        return Path(named), Path(named).parent
+    older, folder = user.applications / "Code/User/globalStorage/saoudrizwan.claude-dev", user.home / ".cline"
+    if older.is_dir() and not folder.is_dir():
+        return _in(older, f"settings/{file}")
+    return _in(folder, f"data/settings/{file}")
+
+
+def _make_entry(client: str, name: str, command: Sequence[str], url: str | None) -> JsonObject:
+    app = CLIENTS[client]
+    if url and app.url_key is None:
         allow_http = ["--allow-http"] if url.startswith("http:") else []
         command, url = ["npx", "-y", "mcp-remote", url, *allow_http], None
-    target: JsonObject = {"url": url} if url else {"command": command[0], "args": list(command[1:])}
-    return {"type": "http" if url else "stdio", **target} if app.typed else target
-
-
-def merge(file: Path, before: bytes | None, snippet: Snippet) -> tuple[bytes, str | None]:
-    """Return the file's content with the entry in it, and the text of another entry that was replaced, if any.
-
-    Refused, with the position of the error and the entry to paste, when the content is not plain JSON.
-    """
-    key = CLIENTS[snippet.client].key
-    try:
-        text = _decode(before if before and before.strip() else b"{}\n")
-        text, replaced = _put(text, key, snippet.name, snippet.entry)
-    except Invalid as refusal:
-        entry = json.dumps({snippet.name: snippet.entry}, ensure_ascii=False)[1:-1]
-        hint = f'the file was not changed. Add this to its "{key}" by hand: {entry}'
-        raise Invalid(f"{file}: {refusal.message}; {hint}", **refusal.details) from None
-    return text.encode(), replaced
-
-
-def read(file: Path) -> bytes | None:
-    """Read the file; None if it is missing."""
-    with _convert_os_errors(file), contextlib.suppress(FileNotFoundError):
-        return file.read_bytes()
-    return None
-
-
-def write(file: Path, before: bytes | None, after: bytes, now: datetime) -> Path | None:
-    """Replace `before` by `after`, or refuse when the file has changed; return the backup. A link stays a link."""
-    target = file.resolve()
-    with _convert_os_errors(file), contextlib.ExitStack() as undo:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
-        backup = None
-        if before is not None:
-            backup = create_file(file.with_name(f"{file.name}.{now:%Y%m%d-%H%M%S-%f}.bak"), before, mode)
-            undo.callback(backup.unlink)
-        temporary = create_file(target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp"), after, mode)
-        undo.callback(temporary.unlink)
-        if read(target) != before:
-            raise Conflict(f"{file} was changed by another program at the same time and was not written; try again")
-        temporary.replace(target)
-        undo.pop_all()
-        return backup
-
-
-@contextlib.contextmanager
-def _convert_os_errors(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        refusal = Forbidden if isinstance(error, PermissionError) else Unavailable
-        raise refusal(f"{file}: {error.strerror}") from error
-
-
-class _Member(NamedTuple):
-    key: str
-    value: Any
-    gap: str  # the white space before the key
-    start: int
-    end: int
-
-
-_SPACE = re.compile(r"[ \t\r\n]*")
-_decoder = json.JSONDecoder(parse_int=float)  # float, unlike int, takes any number of digits
-
-
-def _put(text: str, key: str, name: str, entry: JsonObject) -> tuple[str, str | None]:
-    """Put `entry` under `name` into the object `key` of the top level; return the text and what was replaced."""
-    top = _find_object(text)
-    servers = _find_member(text, top, key)
-    if servers is None:
-        return _insert(text, top, key, {name: entry}), None
-    if not isinstance(servers.value, dict):
-        raise _syntax_error(text, servers.start, f'"{key}" is not an object')
-    old = _find_member(text, servers.start, name)
-    if old is None:
-        return _insert(text, servers.start, name, entry), None
-    if old.value == entry:
-        return text, None
-    new = _format(text, entry, old.gap)
-    return text[: old.start] + new + text[old.end :], text[old.start : old.end]
-
-
-def _find_object(text: str) -> int:
-    """The position of the brace that opens the object of the whole text."""
-    start = _skip_space(text, 0)
-    try:
-        value = _decoder.decode(text)
-    except json.JSONDecodeError as error:
-        raise _syntax_error(text, error.pos, f"{error.msg} (comments and trailing commas are not plain JSON)") from None
-    except RecursionError:
-        raise _syntax_error(text, start, "nested too deeply") from None
-    if not isinstance(value, dict):
-        raise _syntax_error(text, start, "the top level is not an object")
-    return start
-
-
-def _members(text: str, opening: int) -> Iterator[_Member]:
-    """The members of the object that opens there, in a text known to be JSON."""
-    position = opening + 1
-    while text[key_start := _skip_space(text, position)] != "}":
-        key, colon = _decoder.raw_decode(text, key_start)
-        start = _skip_space(text, _skip_space(text, colon) + 1)
-        value, end = _decoder.raw_decode(text, start)
-        yield _Member(key, value, text[position:key_start], start, end)
-        position = _skip_space(text, end)
-        position += text[position] == ","
-
-
-def _find_member(text: str, opening: int, key: str) -> _Member | None:
-    """Find the last member of that key: JSON parsers keep the last one."""
-    return next((member for member in reversed([*_members(text, opening)]) if member.key == key), None)
-
-
-def _insert(text: str, opening: int, key: str, value: JsonObject) -> str:
-    """Append a member to the object that opens there, laid out like its neighbours."""
-    members = [*_members(text, opening)]
-    if members:
-        end, gap = members[-1].end, members[-1].gap
-        return f"{text[:end]},{gap}{json.dumps(key)}: {_format(text, value, gap)}{text[end:]}"
-    end, gap, outer = text.index("}", opening), "", ""
-    if "\n" in text.strip() or opening == _skip_space(text, 0):
-        newline, unit = _layout(text)
-        line = text[text.rfind("\n", 0, opening) + 1 :]
-        outer = newline + line[: _skip_space(line, 0)]
-        gap = outer + unit
-    return f"{text[: opening + 1]}{gap}{json.dumps(key)}: {_format(text, value, gap)}{outer}{text[end:]}"
-
-
-def _format(text: str, value: JsonObject, gap: str) -> str:
-    """Format a value for a key that stands after `gap`: on one line if its neighbours are."""
-    if "\n" not in gap:
-        return json.dumps(value, ensure_ascii=False)
-    newline, unit = _layout(text)
-    return json.dumps(value, indent=unit, ensure_ascii=False).replace("\n", newline + gap.rpartition("\n")[2])
-
-
-def _layout(text: str) -> tuple[str, str]:
-    """The line ending in use, and one step of indentation."""
-    first = next(_members(text, _skip_space(text, 0)), None)
-    unit = first.gap.rpartition("\n")[2] if first and "\n" in first.gap else "  "
-    return "\r\n" if "\r\n" in text else "\n", unit
-
-
-def _skip_space(text: str, position: int) -> int:
-    match = _SPACE.match(text, position)
-    return match.end() if match else position
-
-
-def _decode(data: bytes) -> str:
-    """Decode a file; refused with the position where it is not UTF-8."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        valid = data[: error.start].decode()
-        raise _syntax_error(valid, len(valid), "not UTF-8") from None
-
-
-def _syntax_error(text: str, position: int, reason: str) -> Invalid:
-    line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
-    return Invalid(f"line {line} column {column}: {reason}", line=line, column=column)
+    target: JsonObject = {"command": command[0], "args": list(command[1:])}
+    if url and app.url_key:
+        target = {app.url_key: url}
+    elif client == "opencode":
+        target = {"command": list(command)}
+    elif client == "zed":
+        target = {"source": "custom", **target}
+    elif client == "goose":
+        target = {"cmd": command[0], "args": list(command[1:])}
+    if client == "goose":
+        target = {"name": name, "description": "Toolgate", "enabled": True, **target}
+    return {"type": app.types[bool(url)], **target} if app.types else target

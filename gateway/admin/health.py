@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 import sys
@@ -33,6 +34,8 @@ _WAL_RESET_FIXED = (3, 51, 3)
 _LOW_SPACE_MEBIBYTES = 512
 # Chats named for their size.
 _LARGEST_CHATS = 3
+# The gateway's entry in a client's JSON, TOML or YAML.
+_ENTRY = re.compile(r'"toolgate"|\.toolgate\]|^\s*toolgate:', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ def check_clients() -> Iterator[HealthCheck]:
         title = CLIENTS[snippet.client].title
         if not snippet.folder.is_dir():
             continue
-        there = snippet.file.is_file() and '"toolgate"' in snippet.file.read_text(encoding="utf-8", errors="replace")
+        text = snippet.file.read_text(encoding="utf-8", errors="replace") if snippet.file.is_file() else ""
+        there = _ENTRY.search(text) is not None
         advice = "has toolgate" if there else f"is here; add toolgate with: toolgate client install {snippet.client}"
         yield HealthCheck("client", "ok" if there else "note", f"{title} {advice}")
 

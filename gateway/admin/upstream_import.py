@@ -1,9 +1,10 @@
-"""Import of servers from the settings files of Claude, Cursor, VS Code and other clients."""
+"""Import of servers from the settings files of other clients."""
 
 from __future__ import annotations
 
 import os
 import sys
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,12 +174,12 @@ async def _store(gateway: Gateway, server: Candidate, replaces: bool, keep: bool
 def _read_files(file: Path | None, workspace: Path | None) -> Iterator[FoundServer]:
     files = [file] if file is not None else list(_client_files())
     if not files:
-        raise NotFound("no settings of Claude, Cursor or VS Code were found; name the file to import")
+        raise NotFound("no settings of a known client were found; name the file to import")
     names = VariableNames()
     for path in files:
         around = Around(Path.home(), workspace or _project(path), os.environ, _read_variables)
         try:
-            servers = read(_read_text(path), around, names)
+            servers = read(_read_text(path), around, names, path.suffix)
         except Invalid as refusal:
             if file is None and refusal.code == "NO_SERVERS":
                 continue
@@ -190,12 +191,8 @@ def _client_files() -> Iterator[Path]:
     user = UserEnvironment(Path.home(), sys.platform, os.environ)
     for name in CLIENTS:
         file = locate(name, user)[0]
-        yield from (path for path in (file, file.with_name("settings.json")) if path.is_file() and _has_servers(path))
-
-
-def _has_servers(path: Path) -> bool:
-    """Return whether a client reads servers from the file; only VS Code reads them from a `settings.json`."""
-    return path.name != "settings.json" or path.parent.name == "User"
+        files = [file, file.with_name("settings.json")] if name == "vscode" else [file]
+        yield from (path for path in files if path.is_file())
 
 
 def _project(path: Path) -> Path | None:
@@ -212,13 +209,15 @@ def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > FILE_LIMIT:
             raise Invalid(f"it is larger than {FILE_LIMIT // 1024**2} MiB", code="TOO_LARGE")
-        return path.read_text(encoding="utf-8-sig")
+        content = path.read_bytes()
+        # Windows PowerShell and Notepad may write UTF-16, with a byte order mark.
+        return content.decode("utf-16" if content[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig")
     except FileNotFoundError:
         raise NotFound(f"there is no file {str(path)!r}", code="FILE_NOT_FOUND") from None
     except OSError as error:
         raise Invalid(f"{error.strerror}") from None
     except UnicodeDecodeError:
-        raise Invalid("it is not UTF-8") from None
+        raise Invalid("it is neither UTF-8 nor UTF-16") from None
 
 
 def _read_variables(path: Path) -> str | None:

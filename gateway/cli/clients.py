@@ -1,4 +1,4 @@
-"""`toolgate client`: the entry that makes Claude, Cursor or VS Code start or reach this gateway, printed or written."""
+"""`toolgate client`: the entry that makes another program start or reach this gateway, printed or written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gateway.admin.clients import CLIENTS, Snippet, make_snippets, merge, read, serve_command, write
+from gateway.admin.clients import CLIENTS, Snippet, make_snippets, serve_command
 from gateway.errors import NotFound
 
 
@@ -49,7 +49,7 @@ _url_option = click.option(
 
 @click.group()
 def client() -> None:
-    """Connect Claude Desktop, Claude Code, Cursor or VS Code."""
+    """Connect Claude, Cursor, VS Code, Codex, Zed and other clients."""
 
 
 @client.command(cls=_TrailingArguments)
@@ -79,6 +79,9 @@ def install(
     name: str, path: Path | None, entry_name: str, url: str | None, dry_run: bool, serve: tuple[str, ...]
 ) -> None:
     """Write the entry into the client's own file, keeping a backup and everything else in it."""
+    # Imported here: `config` needs none of the parsers.
+    from gateway.admin.client_files import merge, read, write
+
     every = make_snippets(serve_command(sys.executable, serve), url, name=entry_name)
     snippet = next(snippet for snippet in every if snippet.client == name)
     file = path or snippet.file

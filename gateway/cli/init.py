@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from gateway import config
-from gateway.admin.clients import CLIENTS, Snippet, make_snippets, merge, read, serve_command, write
+from gateway.admin.client_files import merge, read, write
+from gateway.admin.clients import CLIENTS, Snippet, make_snippets, serve_command
 from gateway.admin.upstream_import import find_secrets, find_servers, import_servers, importable_names, secrets_file
 from gateway.cli.options import run_stored
 from gateway.cli.prompt import can_ask

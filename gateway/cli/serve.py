@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from functools import partial
+from textwrap import indent
 
 import anyio
 import click
@@ -140,7 +141,7 @@ def _is_loopback(host: str) -> bool:
 
 
 WAITING = """toolgate is waiting for an MCP client on stdin; a client normally starts it.
-  add it to one     toolgate client install claude-desktop   (or claude-code, cursor, vscode)
+  add it to one     toolgate client install claude-desktop   (or cursor, codex, zed: see --help)
   see its tools     toolgate tool list
   call one          toolgate tool call write_file path=hello.txt content=hi
   serve over HTTP   toolgate serve --transport http
@@ -149,9 +150,15 @@ Press Ctrl-C to stop it."""
 
 def _print_address(url: str, gateway: Gateway) -> None:
     _print(f"toolgate serves {len(gateway.catalog)} tools at {url}  (data in {gateway.settings.data_dir})")
-    for snippet in make_snippets(serve_command(sys.executable), url):
-        _print(f"\n{CLIENTS[snippet.client].title}, in {snippet.file}:\n  {json.dumps(snippet.config)}")
-    _print("\nPress Ctrl-C to stop it.")
+    every = make_snippets(serve_command(sys.executable), url)
+    shown = [snippet for snippet in every if snippet.folder.is_dir()] or every[:4]
+    for snippet in shown:
+        text = json.dumps(snippet.config) if snippet.file.suffix == ".json" else snippet.text
+        _print(f"\n{CLIENTS[snippet.client].title}, in {snippet.file}:\n{indent(text, '  ')}")
+    others = ", ".join(snippet.client for snippet in every if snippet not in shown)
+    if others:
+        _print(f"\nOther clients: toolgate client config NAME --url {url}  ({others})")
+    _print(f"\nFor a workspace of your choice that stays: {url}?chat=NAME\n\nPress Ctrl-C to stop it.")
 
 
 def _print(text: str) -> None:

@@ -17,19 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admin.clients import (
-    CLIENTS,
-    Snippet,
-    UserEnvironment,
-    locate,
-    make_snippets,
-    merge,
-    read,
-    serve_command,
-    write,
-)
+from gateway.admin.client_files import merge, read, write
+from gateway.admin.clients import CLIENTS, Snippet, UserEnvironment, locate, make_snippets, serve_command
 from gateway.cli.clients import client
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, NotFound, Unavailable
+from gateway.sources.upstreams.client_configs import Around, Skipped, parse_file
+from gateway.sources.upstreams.client_configs import read as read_servers
 
 Run = Callable[..., click.testing.Result]
 NOON = datetime(2026, 11, 16, 12, 0, 0)
@@ -79,6 +72,17 @@ def refused(result: click.testing.Result) -> GatewayError:
         ("vscode", "linux", "/h/.config/Code/User/mcp.json"),
         ("vscode", "darwin", "/h/Library/Application Support/Code/User/mcp.json"),
         ("vscode", "win32", "/roaming/Code/User/mcp.json"),
+        ("windsurf", "win32", "/h/.codeium/windsurf/mcp_config.json"),
+        ("zed", "linux", "/h/.config/zed/settings.json"),
+        ("zed", "darwin", "/h/.config/zed/settings.json"),
+        ("zed", "win32", "/roaming/Zed/settings.json"),
+        ("codex", "linux", "/h/.codex/config.toml"),
+        ("gemini-cli", "darwin", "/h/.gemini/settings.json"),
+        ("cline", "linux", "/h/.cline/data/settings/cline_mcp_settings.json"),
+        ("goose", "darwin", "/h/.config/goose/config.yaml"),
+        ("goose", "win32", "/roaming/Block/goose/config/config.yaml"),
+        ("opencode", "win32", "/h/.config/opencode/opencode.json"),
+        ("lm-studio", "linux", "/h/.lmstudio/mcp.json"),
     ],
 )
 def test_each_client_keeps_its_file_where_its_makers_say(name: str, platform: str, file: str) -> None:
@@ -86,9 +90,33 @@ def test_each_client_keeps_its_file_where_its_makers_say(name: str, platform: st
 
 
 def test_folders_moved_by_the_environment_are_followed() -> None:
-    moved = UserEnvironment(Path("/h"), "linux", {"XDG_CONFIG_HOME": "/x", "CLAUDE_CONFIG_DIR": "/c"})
+    environ = {
+        "XDG_CONFIG_HOME": "/x",
+        "CLAUDE_CONFIG_DIR": "/c",
+        "CODEX_HOME": "/o",
+        "CLINE_MCP_SETTINGS_PATH": "/l/m",
+    }
+    moved = UserEnvironment(Path("/h"), "linux", environ)
     assert locate("vscode", moved) == (Path("/x/Code/User/mcp.json"), Path("/x/Code"))
     assert locate("claude-code", moved) == (Path("/c/.claude.json"), Path("/c"))
+    assert locate("codex", moved) == (Path("/o/config.toml"), Path("/o"))
+    assert locate("cline", moved) == (Path("/l/m"), Path("/l"))
+    assert locate("goose", moved) == (Path("/x/goose/config.yaml"), Path("/x/goose"))
+
+
+def test_files_of_older_versions_are_used_while_only_they_exist(tmp_path: Path) -> None:
+    user = UserEnvironment(tmp_path, "linux", {})
+    extension = tmp_path / ".config/Code/User/globalStorage/saoudrizwan.claude-dev"
+    for folder in (extension, tmp_path / ".cache/lm-studio", tmp_path / ".config/opencode"):
+        folder.mkdir(parents=True)
+    (tmp_path / ".config/opencode/opencode.jsonc").touch()
+    assert locate("cline", user) == (extension / "settings/cline_mcp_settings.json", extension)
+    assert locate("lm-studio", user)[0] == tmp_path / ".cache/lm-studio/mcp.json"
+    assert locate("opencode", user)[0] == tmp_path / ".config/opencode/opencode.jsonc"
+    for folder in (tmp_path / ".cline", tmp_path / ".lmstudio"):
+        folder.mkdir()
+    assert locate("cline", user)[1] == tmp_path / ".cline"
+    assert locate("lm-studio", user)[1] == tmp_path / ".lmstudio"
 
 
 def test_a_relative_xdg_folder_is_ignored_as_its_specification_asks() -> None:
@@ -108,6 +136,8 @@ def test_windows_without_appdata_falls_back_to_the_home_folder() -> None:
         ("claude-code", {"mcpServers": {"toolgate": {"type": "stdio", "command": "/opt/toolgate", "args": ["serve"]}}}),
         ("cursor", {"mcpServers": {"toolgate": {"command": "/opt/toolgate", "args": ["serve"]}}}),
         ("vscode", {"servers": {"toolgate": {"type": "stdio", "command": "/opt/toolgate", "args": ["serve"]}}}),
+        ("codex", {"mcp_servers": {"toolgate": {"command": "/opt/toolgate", "args": ["serve"]}}}),
+        ("opencode", {"mcp": {"toolgate": {"type": "local", "command": ["/opt/toolgate", "serve"]}}}),
     ],
 )
 def test_each_client_is_told_how_to_start_the_gateway(name: str, config: dict[str, Any]) -> None:
@@ -121,6 +151,13 @@ def test_each_client_is_told_how_to_start_the_gateway(name: str, config: dict[st
         ("claude-code", {"type": "http", "url": URL}),
         ("cursor", {"url": URL}),
         ("vscode", {"type": "http", "url": URL}),
+        ("windsurf", {"serverUrl": URL}),
+        ("zed", {"url": URL}),
+        ("codex", {"url": URL}),
+        ("gemini-cli", {"httpUrl": URL}),
+        ("cline", {"type": "streamableHttp", "url": URL}),
+        ("opencode", {"type": "remote", "url": URL}),
+        ("lm-studio", {"url": URL}),
     ],
 )
 def test_each_client_is_told_how_to_reach_a_running_gateway(name: str, entry: dict[str, Any]) -> None:
@@ -229,7 +266,7 @@ def test_any_other_bytes_are_merged_or_refused_but_never_mangled(data: bytes) ->
     except Invalid as refusal:
         assert refusal.details["line"] >= 1
     else:
-        assert json.loads(result)["mcpServers"]["toolgate"] == entry_for("cursor").entry
+        assert parse_file(result.decode(), ".json")["mcpServers"]["toolgate"] == entry_for("cursor").entry
 
 
 def test_a_hand_written_file_keeps_its_layout() -> None:
@@ -283,8 +320,7 @@ def test_of_two_objects_with_the_same_name_the_one_that_is_read_receives_the_ent
 @pytest.mark.parametrize(
     ("data", "place", "reason"),
     [
-        (b'{\n  "a": 1,\n  // mine\n}', (3, 3), "comments"),
-        (b'{\n  "a": 1,\n}', (3, 1), "trailing comma"),
+        (b'{\n  // mine\n  "a": 1 2\n}', (3, 10), "delimiter"),
         (b'{"a": ', (1, 7), "Expecting value"),
         (b'{"mcpServers": {}} {}', (1, 20), "Extra data"),
         (b"\n[]", (2, 1), "top level is not an object"),
@@ -294,17 +330,109 @@ def test_of_two_objects_with_the_same_name_the_one_that_is_read_receives_the_ent
         (b"[" * 200_000, (1, 1), "nested too deeply"),
     ],
 )
-def test_what_is_not_a_plain_json_object_is_refused_with_its_place(
-    data: bytes, place: tuple[int, int], reason: str
-) -> None:
+def test_what_is_not_a_json_object_is_refused_with_its_place(data: bytes, place: tuple[int, int], reason: str) -> None:
     with pytest.raises(Invalid) as refusal:
         merge(Path("mcp.json"), data, entry_for("cursor"))
     line, column = refusal.value.details["line"], refusal.value.details["column"]
-    if "trailing" not in reason:  # whose place moved from the brace to the comma in Python 3.13
-        assert (line, column) == place
+    assert (line, column) == place
     assert f"line {line} column {column}" in refusal.value.message
     assert reason in refusal.value.message
     assert '"toolgate": {"command": "/opt/toolgate", "args": ["serve"]}' in refusal.value.message
+
+
+_COMMENTED = """// Zed settings
+{
+  "theme": "One", // mine
+  "context_servers": {
+    /* another */
+    "time": {"command": "uvx"}, // last
+  },
+}
+"""
+_TOML = """# mine
+model = "x"
+
+[mcp_servers.time] # another
+command = "uvx"
+"""
+_YAML = """GOOSE_MODEL: x # mine
+extensions:
+  # part of Goose
+  developer: {type: builtin, enabled: true}
+  time:
+    type: stdio
+    cmd: uvx
+# the end
+"""
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize(("name", "text"), [("zed", _COMMENTED), ("codex", _TOML), ("goose", _YAML)])
+def test_comments_and_everything_else_in_the_file_stay(name: str, text: str, mark: str, newline: str) -> None:
+    text, entry = mark + text.replace("\n", newline), entry_for(name)
+    result = merge(entry.file, text.encode(), entry)[0].decode()
+    assert _same(text, result) + _same(text[::-1], result[::-1]) >= len(text)
+    assert result.count("\n") == result.count(newline)
+    before, after = (parse_file(each.removeprefix("\ufeff"), entry.file.suffix) for each in (text, result))
+    assert after[CLIENTS[name].key].pop("toolgate") == entry.entry
+    assert after == before
+    assert merge(entry.file, result.encode(), entry) == (result.encode(), None)
+
+    other = entry_for(name, URL)
+    replaced, earlier = merge(entry.file, result.encode(), other)
+    assert earlier is not None
+    assert merge(entry.file, replaced, entry)[0].decode() == result
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("goose", ""),
+        ("goose", "extensions: {}\nz: 1\n"),
+        ("goose", "extensions:\nz: 1\n"),
+        ("goose", "z: 1"),
+        ("codex", ""),
+        ("codex", "a = 1"),
+        ("codex", '[mcp_servers."toolgate"]\ncommand = "x"\n[mcp_servers.toolgate.env]\nA = "1"\n# end'),
+        ("opencode", '{"mcp": {"servers": {"a": {"type": "local", "command": ["a"]}}}}'),
+        ("zed", "{ // nothing yet\n}"),
+        ("zed", '{"a": 1 // one\n}'),
+        ("zed", '{"a": 1,}'),
+    ],
+)
+def test_an_entry_fits_into_every_layout(name: str, text: str) -> None:
+    entry = entry_for(name)
+    result, _ = merge(entry.file, text.encode(), entry)
+    after = parse_file(result.decode(), entry.file.suffix)[CLIENTS[name].key]
+    assert after.get("servers", after)["toolgate"] == entry.entry
+    assert merge(entry.file, result, entry) == (result, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("codex", 'mcp_servers = {a = {command = "b"}}\n', "no room"),
+        ("codex", "a = = 1", "line 1"),
+        ("goose", "extensions: {a: {type: builtin}}\n", "no room"),
+        ("goose", "extensions: [a]\n", "not a mapping"),
+        ("goose", "a: [\n", "line 2"),
+    ],
+)
+def test_a_layout_without_room_is_refused_with_the_entry_to_paste(name: str, text: str, reason: str) -> None:
+    with pytest.raises(Invalid, match=reason) as refusal:
+        merge(entry_for(name).file, text.encode(), entry_for(name))
+    assert entry_for(name).text in refusal.value.message
+
+
+@pytest.mark.parametrize("url", [None, URL])
+@pytest.mark.parametrize("name", CLIENTS)
+def test_an_installed_entry_is_recognised_when_servers_are_imported(name: str, url: str | None) -> None:
+    entry = entry_for(name, url)
+    content, _ = merge(entry.file, None, entry)
+    [found] = read_servers(content.decode(), Around(Path("/h")), suffix=entry.file.suffix)
+    assert isinstance(found, Skipped)
+    assert "this gateway" in found.reason
 
 
 # The file
@@ -382,7 +510,7 @@ def test_a_disk_that_is_full_leaves_everything_as_it_was(tmp_path: Path) -> None
     file.write_bytes(b"1")
     script = (
         "import datetime, pathlib, resource, sys\n"
-        "from gateway.admin.clients import write\n"
+        "from gateway.admin.client_files import write\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "write(pathlib.Path(sys.argv[1]), b'1', b'2' * 2000, datetime.datetime.now())\n"
     )
@@ -401,7 +529,7 @@ def test_a_folder_that_may_not_be_written_is_reported(tmp_path: Path) -> None:
 # The commands
 
 
-def test_config_without_a_name_shows_all_four_and_where_each_belongs(run: Run, tmp_path: Path) -> None:
+def test_config_without_a_name_shows_all_and_where_each_belongs(run: Run, tmp_path: Path) -> None:
     output = run("config").output
     for name, known in CLIENTS.items():
         file, _ = locate(name, UserEnvironment(tmp_path, sys.platform, {}))
@@ -492,15 +620,13 @@ def test_the_folder_of_an_installed_client_is_completed(run: Run, tmp_path: Path
 
 def test_a_broken_file_is_left_untouched_and_the_entry_is_shown(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
-    file.write_bytes(b'{\n  // mine\n  "servers": {},\n}\n')
+    file.write_bytes(b'{\n  // mine\n  "servers": {}}}\n')
     error = refused(run("install", "vscode", "--file", str(file)))
     assert isinstance(error, Invalid)
-    assert f"{file}: line 2 column 3" in error.message
+    assert f"{file}: line 3 column 17" in error.message
     assert '"toolgate": {"type": "stdio"' in error.message
     assert "\n" not in error.message
-    assert [(path, path.read_bytes()) for path in tmp_path.iterdir()] == [
-        (file, b'{\n  // mine\n  "servers": {},\n}\n')
-    ]
+    assert [(path, path.read_bytes()) for path in tmp_path.iterdir()] == [(file, b'{\n  // mine\n  "servers": {}}}\n')]
 
 
 def test_the_module_needs_nothing_but_click_and_the_standard_library() -> None:

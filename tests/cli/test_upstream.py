@@ -417,6 +417,21 @@ def test_every_installed_clients_file_is_found(run: Run, home: Path) -> None:
     assert run("show", "two", "--json")["settings"]["cwd"] == "/p"
 
 
+def test_files_in_every_format_and_encoding_are_found(run: Run, home: Path) -> None:
+    files = {
+        ".codex/config.toml": '[mcp_servers.one]\ncommand = "x"\n'.encode("utf-8-sig"),
+        ".config/goose/config.yaml": b"extensions:\n  two: {type: stdio, cmd: x}\n",
+        ".config/zed/settings.json": b'// mine\n{"context_servers": {"three": {"command": "x"},},}',
+        ".gemini/settings.json": '{"mcpServers": {"four": {"command": "x", "timeout": 5000}}}'.encode("utf-16"),
+    }
+    for name, content in files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(content)
+    rows = run("import", "--json")
+    assert sorted(row["name"] for row in rows if row["outcome"] == "imported") == ["four", "one", "three", "two"]
+    assert run("show", "four", "--json")["settings"]["timeout"] == 5
+
+
 def test_a_projects_file_knows_its_folder(run: Run, home: Path) -> None:
     (home / "shop/.cursor").mkdir(parents=True)
     entry = {"command": "${workspaceFolder}/run", "envFile": ".env"}

@@ -107,11 +107,13 @@ def routing(era: str) -> dict[str, str]:
     return {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "read_file"}
 
 
-def open_session(url: str) -> dict[str, str]:
-    """Shake hands; the headers every later request of the session carries."""
-    answer = post(url, INITIALIZE)
+def open_session(url: str, client: str = "journeys", beside: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Shake hands; the headers every later request of the session carries, with those `beside`."""
+    params = {**INITIALIZE["params"], "clientInfo": {"name": client, "version": "1"}}
+    answer = post(url, {**INITIALIZE, "params": params}, beside)
     assert answer.status == 200, answer
-    headers = {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": HANDSHAKE}
+    session = {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": HANDSHAKE}
+    headers = {**(beside or {}), **session}
     assert post(url, INITIALIZED, headers).status == 202
     return headers
 

@@ -253,7 +253,7 @@ class Exchange:
             "query_string": query.encode(),
             "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers],
             "server": ("127.0.0.1", 1),
-            "client": ("127.0.0.1", 2),
+            "client": None,  # as over the socket pairs of `ConnectionApp`
         }
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         for place, chunk in enumerate(chunks, 1):

@@ -48,7 +48,7 @@ def settings(tmp_path: Path, seconds: float, grace: float) -> list[str]:
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+    return {**os.environ, "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)}
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def test_serve_prints_its_url_answers_health_checks_and_stops_on_sigterm(tmp_pat
         assert process.wait(TIMEOUT) == 0
         assert process.stderr is not None
         said = process.stderr.read()
-    for client in ("Claude Desktop", "Claude Code", "Cursor", "VS Code"):
+    for client in ("Claude Desktop", "Claude Code", "Cursor", "VS Code", "lm-studio", "/mcp?chat=NAME"):
         assert client in said
     assert "Traceback" not in said
 

@@ -43,10 +43,10 @@ _MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """The head of a request. `chat` is that of a request whose body names none."""
+    """The head of a request. `chat` is the one that the URL or the command line names."""
 
     headers: Headers
-    chat: str
+    chat: str | None
     session_id: str | None
 
 
@@ -69,8 +69,8 @@ class HttpFastPath:
         if not self._is_allowed(headers) or not _is_negotiated(headers.get(b"content-type"), headers.get(b"accept")):
             return None
         session_id = headers[b"mcp-session-id"].decode("latin-1") if b"mcp-session-id" in headers else None
-        chat = connection_chat(self._handlers.chat, QueryParams(query).get("chat") if query else None, session_id)
-        head = RequestHead(headers, chat, session_id)
+        chat = QueryParams(query).get("chat") if query else None
+        head = RequestHead(headers, chat or self._handlers.chat, session_id)
         is_modern = headers.get(b"mcp-protocol-version") in _MODERN and headers.get(b"mcp-method") in _METHODS
         return head if is_modern or self._find_session(head) is not None else None
 
@@ -81,7 +81,8 @@ class HttpFastPath:
             return None
         if head.session_id is not None and (found := self._find_session(head)) is not None:
             return self._answer_in_session(*found, message, head, send)
-        parsed = fastpath.parse_modern(message, principal_of(head.headers), head.chat, relayed=True)
+        chat = connection_chat(head.chat)
+        parsed = fastpath.parse_modern(message, principal_of(head.headers), chat, relayed=True)
         if parsed is None or not self._matches(parsed, head.headers, message):
             return None
         return self._answer_modern(parsed, receive, send)
@@ -115,7 +116,8 @@ class HttpFastPath:
         session_id = head.headers[b"mcp-session-id"]
         if session.take_reply(message):
             return _accept(send, session_id)
-        parsed = fastpath.parse_in_session(message, session, head.chat)
+        chat = connection_chat(head.chat, session, message.get("method", ""))
+        parsed = fastpath.parse_in_session(message, session, chat)
         return None if parsed is None else self._call_in_session(session, transport, parsed, send, session_id)
 
     async def _call_in_session(

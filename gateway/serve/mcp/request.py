@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
+from ipaddress import ip_address
 from typing import Any
 
 from gateway.calls import DEFAULT_CHAT, LOCAL, Caller, ClientInfo, Progress, no_progress
@@ -12,6 +15,9 @@ from gateway.errors import Invalid
 from gateway.serve.mcp.sessions import Session
 
 CHAT = "dev.toolgate/chat"
+
+# Headers by which a proxy, or a client of one, shows that the gateway serves more than the person of this machine.
+_OTHER_USERS = frozenset(["authorization", "cookie", "forwarded", "via", "x-forwarded-for", "x-real-ip"])
 
 
 @dataclass(slots=True)
@@ -59,9 +65,28 @@ def client_name(info: Mapping[str, Any]) -> str:
     return f"{info['name']} {info['version']}"[:200]
 
 
-def connection_chat(default: str | None, query: str | None = None, session_id: str | None = None) -> str:
-    """Return the chat of a request that names none: the URL's, the command line's, the HTTP session's."""
-    return query or default or session_id or DEFAULT_CHAT
+def connection_chat(named: str | None, session: Session | None = None, method: str = "") -> str:
+    """Return the chat of a request that names none: the URL's or the command line's, the HTTP session's."""
+    return named or (session and session.chat_for(method)) or DEFAULT_CHAT
+
+
+def client_chat(principal: str, name: str, headers: Mapping[str, str], peer: str) -> str | None:
+    """Return the chat that a client's HTTP sessions share when they continue each other (see `Session.chat_for`).
+
+    None where users cannot be told apart: `LOCAL` is one person only without a proxy or another machine in between.
+    """
+    if principal == LOCAL and not (_is_loopback(peer) and _OTHER_USERS.isdisjoint(headers)):
+        return None
+    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+    digest = sha256(f"{principal}\0{name}".encode()).hexdigest()
+    return f"client-{readable}-{digest[:8]}"
+
+
+def _is_loopback(peer: str) -> bool:
+    try:
+        return ip_address(peer).is_loopback
+    except ValueError:
+        return False
 
 
 def meta_text(meta: Mapping[str, Any], key: str) -> str | None:

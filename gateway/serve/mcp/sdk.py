@@ -55,7 +55,7 @@ from gateway.serve.mcp.notifications import (
     Change,
     Subscriber,
 )
-from gateway.serve.mcp.request import Request, caller_of, client_name, connection_chat, principal_of
+from gateway.serve.mcp.request import Request, caller_of, client_chat, client_name, connection_chat, principal_of
 from gateway.serve.mcp.results import SERVER_INFO, shape
 from gateway.serve.mcp.sessions import Session, Sessions
 
@@ -193,17 +193,13 @@ class SdkServer(Server[Any]):
     def _request(self, context: Context) -> Request:
         http = context.request if isinstance(context.request, HttpRequest) else None
         session = None if _is_modern(context) else self._session(context)
-        if http is None:
-            chat = connection_chat(self._handlers.chat)
-        else:  # only the handshake versions have sessions
-            query, session_id = http.query_params.get("chat"), http.headers.get("mcp-session-id")
-            chat = connection_chat(self._handlers.chat, query, session_id)
+        named = http.query_params.get("chat") if http is not None else None
         return Request(
             context.method,
             context.params or {},
             context.protocol_version,
             _caller(context),
-            chat,
+            connection_chat(named or self._handlers.chat, session, context.method),
             _client_info(context, session),
             session,
             context.session.report_progress,
@@ -221,7 +217,7 @@ class SdkServer(Server[Any]):
             async def send(change: Change) -> None:
                 await connection.send_notification(event_to_notification(_event(change), {}))
 
-            session = Session(context.protocol_version, capabilities, _caller(context), send)
+            session = Session(context.protocol_version, capabilities, _caller(context), send, *_chats(context))
             sessions.open(key, session)
             # The SDK has no public callback for the end of a connection.
             connection._connection.exit_stack.callback(sessions.close, key)
@@ -243,6 +239,15 @@ def _caller(context: Context) -> Caller:
     parameters = context.session.client_params
     info = parameters and {"name": parameters.client_info.name, "version": parameters.client_info.version}
     return caller_of(principal_of(http.headers if http is not None else None), client_name(info) if info else None)
+
+
+def _chats(context: Context) -> tuple[str | None, str | None]:
+    """Return the chats that a session over HTTP may have: its own, and the one of its client."""
+    http, parameters = context.request, context.session.client_params
+    if not isinstance(http, HttpRequest):
+        return None, None
+    own, name = http.headers.get("mcp-session-id"), parameters.client_info.name if parameters else ""
+    return own, client_chat(principal_of(http.headers), name, http.headers, http.client.host if http.client else "")
 
 
 def _client_info(context: Context, session: Session | None) -> ClientInfo:

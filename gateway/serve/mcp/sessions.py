@@ -30,9 +30,18 @@ class Cancellable(Protocol):
 
 class Session:
     """One client. `calls` are its calls in progress, by request id as text, since some clients cancel 7 as "7".
-    `level` is the lowest log level it wants. `subscriber` gets its notifications."""
+    `level` is the lowest log level it wants. `subscriber` gets its notifications. Over HTTP it has a chat: `own_chat`,
+    or the `client_chat` that it shares with other sessions of its client."""
 
-    def __init__(self, version: str, capabilities: Mapping[str, Any], caller: Caller, send: Send) -> None:
+    def __init__(
+        self,
+        version: str,
+        capabilities: Mapping[str, Any],
+        caller: Caller,
+        send: Send,
+        own_chat: str | None = None,
+        client_chat: str | None = None,
+    ) -> None:
         self.version = version
         self.capabilities = capabilities
         self.caller = caller
@@ -41,6 +50,21 @@ class Session:
         self.calls: dict[str, Cancellable] = {}
         self._questions: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._numbers = itertools.count(1)
+        self._own_chat = own_chat
+        self.chat = client_chat or own_chat
+        self._is_undecided = client_chat is not None
+
+    def chat_for(self, method: str) -> str | None:
+        """Return the chat of a request; the session's first `tools/list` or `tools/call` decides which one.
+
+        A client that keeps its session lists the tools in it, and that conversation has a chat of its own. A session
+        that calls a tool it has not listed continues the work of another one: some clients open a session per call.
+        """
+        if self._is_undecided and method in ("tools/list", "tools/call"):
+            self._is_undecided = False
+            if method == "tools/list":
+                self.chat = self._own_chat
+        return self.chat
 
     async def ask(self, notify: Notify, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Ask the client and return its answer, which arrives in a message of its own."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
 from gateway.calls import Call, Outcome, RawResult, check_chat, to_json
 from gateway.catalog import Catalog, CatalogEntry, mcp_tool
+from gateway.errors import GatewayError, NotFound
 from gateway.executor import Executor
 from gateway.protocol import is_version_at_least
 from gateway.serve.mcp.render_resources import link
@@ -80,6 +82,8 @@ class Tools:
         outcome = await self._caller.call_tool(call)
         if outcome.call_id is not None:  # it continues an earlier call
             call = call.replace(id=outcome.call_id)
+        if outcome.error is not None and request.session is not None and call.chat == request.session.chat:
+            outcome = replace(outcome, error=_name_chat(outcome.error))
         wire, plan = outcome.wire, outcome.render_plan
         if type(wire) is RawResult and plan is None and outcome.content is wire.get("content") and not _is_ours(wire):
             return Response(call_id=call.id, message=wire.message)
@@ -89,6 +93,14 @@ class Tools:
         elif plan is not None and self._link_plans:
             result["content"] = [*result["content"], link(call.id, plan)]
         return Response(result, call.id)
+
+
+def _name_chat(error: GatewayError) -> GatewayError:
+    """Add to an error about a missing file how a client that the gateway gave a chat can choose one itself."""
+    if error.code != "FILE_NOT_FOUND":
+        return error
+    hint = "if another session wrote it, add ?chat=NAME to the gateway's URL in each, with the same name"
+    return NotFound(f"{error.message}; {hint}", code=error.code, **error.details)
 
 
 def _is_link(block: Any) -> bool:

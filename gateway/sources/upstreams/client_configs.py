@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ from gateway.db.upstreams import encode_settings
 from gateway.errors import Invalid
 from gateway.secrets import VARIABLE, VariableNames, variable_name
 from gateway.sources.upstreams.secret_store import mask, missing
+from gateway.yamldoc import read as read_yaml
 
 _STRING = r'"(?:[^"\\]|\\.)*+"'
 _COMMENT = re.compile(rf"{_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)
@@ -31,13 +34,36 @@ def parse_jsonc(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        plain = _COMMA.sub(_blank, _COMMENT.sub(_blank, text))
+        plain = to_plain_json(text)
     try:
         return json.loads(plain, strict=False)
     except json.JSONDecodeError as error:
         raise Invalid(f"line {error.lineno} column {error.colno}: {error.msg}", code="INVALID_JSON") from None
     except (ValueError, RecursionError):
         raise Invalid("it is nested too deeply, or has an invalid number", code="INVALID_JSON") from None
+
+
+def to_plain_json(text: str) -> str:
+    """Replace comments and trailing commas with spaces, so that every other character stays where it is."""
+    return _COMMA.sub(_blank, blank_comments(text))
+
+
+def blank_comments(text: str) -> str:
+    return _COMMENT.sub(_blank, text)
+
+
+def parse_file(text: str, suffix: str) -> Any:
+    """Parse a settings file by the suffix of its name; a syntax error is refused with its line."""
+    if suffix in (".yaml", ".yml"):
+        return read_yaml(text.encode(), "it", "INVALID_YAML").value
+    if suffix != ".toml":
+        return parse_jsonc(text)
+    try:
+        return tomllib.loads(text.removeprefix("\ufeff"))
+    except tomllib.TOMLDecodeError as error:
+        raise Invalid(str(error), code="INVALID_TOML") from None
+    except RecursionError:
+        raise Invalid("it is nested too deeply", code="INVALID_TOML") from None
 
 
 def _blank(match: re.Match[str]) -> str:
@@ -48,12 +74,20 @@ def _blank(match: re.Match[str]) -> str:
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 SERVERS_LIMIT = 500
 # Keys of the servers: in the files of Claude, Cursor, Windsurf and most others, in VS Code's own file, in
-# VS Code's settings, in Zed's.
-_KEYS = ("mcpServers", "servers", "mcp.servers", "context_servers")
+# VS Code's settings, in Zed's, in Codex's.
+_KEYS = ("mcpServers", "servers", "mcp.servers", "context_servers", "mcp_servers")
 _URLS = ("url", "serverUrl", "httpUrl", "uri")
-_SERVER_KEYS = frozenset(["command", *_URLS])
+_SERVER_KEYS = frozenset(["command", "cmd", *_URLS])
+_ALLOWED = ("includeTools", "enabled_tools", "available_tools", "tools")
+_DENIED = ("excludeTools", "disabledTools", "disabled_tools")
+# Cline, Roo Code and Goose write timeouts in seconds, and have these keys; most others write milliseconds.
+_IN_SECONDS = frozenset(["autoApprove", "alwaysAllow", "cmd", "uri"])
+_LEAST_MILLISECONDS = 1000
+_SHELL = re.compile(r"(?:.*[/\\])?(?:\w*sh|cmd|powershell|pwsh)(?:\.exe)?", re.IGNORECASE)
 _TRANSPORTS = {"stdio": None, "local": None, "remote": None, "sse": "sse", "http": "http", "streamablehttp": "http"}
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+# Gemini CLI's $NAME and opencode's {env:NAME}. A dollar sign inside a word is part of a secret.
+_BARE = re.compile(r"(?<![\w$])\$([A-Z_][A-Z0-9_]*)(?!\w)|(?<!\$)\{(?:env|file):([^{}]*)\}")
 _DEFAULTED = re.compile(r"(?P<name>[A-Za-z_]\w*):-(?P<default>.*)", re.DOTALL)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _FOLDER = re.compile(r"workspaceFolder(?::.*)?|workspaceRoot|CLAUDE_PROJECT_DIR")
@@ -105,17 +139,17 @@ class _Group(NamedTuple):
     around: Around
 
 
-def read(text: str, around: Around, names: VariableNames | None = None) -> list[Candidate | Skipped]:
-    """All servers of a file, in order. Refused when it is not JSON, or has no servers.
+def read(
+    text: str, around: Around, names: VariableNames | None = None, suffix: str = ".json"
+) -> list[Candidate | Skipped]:
+    """All servers of a file, in order. Refused when it cannot be parsed, or has no servers.
 
     `names` are shared by files that are imported together, so that no two secrets get the same name.
     """
-    groups = list(_groups(parse_jsonc(text), around))
+    groups = list(_groups(parse_file(text, suffix), around))
     if not groups:
-        raise Invalid(
-            "it has no MCP servers; they are expected under 'mcpServers', 'servers', 'mcp' or 'context_servers'",
-            code="NO_SERVERS",
-        )
+        expected = "'mcpServers', 'servers', 'mcp', 'context_servers', 'mcp_servers' or 'extensions'"
+        raise Invalid(f"it has no MCP servers; they are expected under {expected}", code="NO_SERVERS")
     found = [(group, name, entry) for group in groups for name, entry in group.servers.items()]
     if len(found) > SERVERS_LIMIT:
         raise Invalid(f"it has more than {SERVERS_LIMIT} servers", code="TOO_MANY")
@@ -151,6 +185,8 @@ def _groups(data: Any, around: Around) -> Iterator[_Group]:
     if isinstance(mcp := data.get("mcp"), Mapping):
         nested = mcp.get("servers")
         yield _Group("", nested if isinstance(nested, Mapping) else _entries(mcp), _inputs(mcp), around)
+    if isinstance(extensions := data.get("extensions"), Mapping) and (servers := _entries(extensions)):
+        yield _Group("", servers, {}, around)  # Goose's, without those that are part of Goose
     if isinstance(projects := data.get("projects"), Mapping):
         for folder, project in projects.items():
             servers = project.get("mcpServers") if isinstance(project, Mapping) else None
@@ -201,7 +237,7 @@ def _flat(entry: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(nested := entry.get(key), Mapping):
             rest = {name: value for name, value in entry.items() if name != key}
             entry = {**rest, **nested} if inner == "type" else {**rest, **nested, "command": nested.get(inner)}
-    command = entry.get("command")
+    command = entry.get("command") or entry.get("cmd")
     if isinstance(command, list) and command:
         entry = {**entry, "command": command[0], "args": [*command[1:], *(entry.get("args") or ())]}
     return entry
@@ -218,7 +254,7 @@ class _EntryConverter:
 
     def settings(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         url = next((entry[key] for key in _URLS if isinstance(entry.get(key), str)), None)
-        command = entry.get("command")
+        command = entry.get("command") or entry.get("cmd")
         if entry.get("headersHelper"):
             raise Invalid("its headers come from a program (headersHelper), which is not run here")
         if url is None and not isinstance(command, str):
@@ -226,6 +262,12 @@ class _EntryConverter:
         settings = self._http_settings(entry, url) if url is not None else self._stdio_settings(entry, str(command))
         if entry.get("disabled") is True or entry.get("enabled") is False:
             settings["enabled"] = False
+        if (timeout := _timeout(entry)) is not None:
+            settings["timeout"] = timeout
+        allowed, denied = _tool_names(entry, _ALLOWED), _tool_names(entry, _DENIED)
+        filters = {"allow": [] if "*" in allowed else allowed, "deny": denied}
+        if any(filters.values()):
+            settings["tools"] = {key: names for key, names in filters.items() if names}
         return settings
 
     def _http_settings(self, entry: Mapping[str, Any], url: str) -> dict[str, Any]:
@@ -243,7 +285,12 @@ class _EntryConverter:
         settings: dict[str, Any] = {"url": address}
         if _TRANSPORTS[kind] == "sse":
             settings["type"] = "sse"
-        if headers := self._texts(entry.get("headers") or entry.get("http_headers"), "headers"):
+        headers = self._texts(entry.get("headers") or entry.get("http_headers"), "headers")
+        named = self._texts(entry.get("env_http_headers"), "env_http_headers")
+        headers |= {header: self._reference(variable) for header, variable in named.items()}
+        if isinstance(token := entry.get("bearer_token_env_var"), str):
+            headers["Authorization"] = f"Bearer {self._reference(token)}"
+        if headers:
             settings["headers"] = headers
         return settings
 
@@ -253,13 +300,20 @@ class _EntryConverter:
             raise Invalid("its 'args' are not a list")
         settings: dict[str, Any] = {"command": self._text(command)}
         if arguments:
-            settings["args"] = [self._text(_to_text(each, "args")) for each in arguments]
-        own = self._texts(entry.get("env") or entry.get("environment"), "env")
-        if env := {**self._file(entry.get("envFile")), **own}:
+            expands = not _SHELL.fullmatch(command)  # a shell expands its own variables
+            settings["args"] = [self._text(_to_text(each, "args"), expands) for each in arguments]
+        own = self._texts(entry.get("env") or entry.get("environment") or entry.get("envs"), "env")
+        if env := {**self._inherited(entry), **self._file(entry.get("envFile")), **own}:
             settings["env"] = env
         if (folder := self._folder(entry.get("cwd"))) is not None:
             settings["cwd"] = folder
         return settings
+
+    def _inherited(self, entry: Mapping[str, Any]) -> dict[str, str]:
+        """The variables that Codex passes on from its environment, and those that Goose keeps in the keyring."""
+        listed = entry.get("env_vars") or entry.get("env_keys") or ()
+        names = (each.get("name") if isinstance(each, Mapping) else each for each in listed)
+        return {name: self._reference(name) for name in names if isinstance(name, str)}
 
     def _folder(self, cwd: Any) -> str | None:
         """The working directory: clients start the servers of a project in its folder."""
@@ -287,11 +341,19 @@ class _EntryConverter:
             raise Invalid(f"its {key!r} are not an object")
         return {name: self._text(_to_text(value, key)) for name, value in values.items() if value is not None}
 
-    def _text(self, text: str) -> str:
+    def _text(self, text: str, expands: bool = True) -> str:
+        """Write references to variables as `${NAME}`; without `expands`, only those that are written so already."""
+        if expands:
+            text = _BARE.sub(self._bare_reference, text)
         replaced = _REFERENCE.sub(lambda match: self._reference(match[1]), text)
         if replaced.count("${") != len(VARIABLE.findall(replaced)):
             raise Invalid("it has a '${' that is not a variable, or one inside another")
         return replaced
+
+    def _bare_reference(self, match: re.Match[str]) -> str:
+        if match[0].startswith("{file:"):
+            raise Invalid("it reads a value from another file ({file:…}), which only its client does")
+        return f"${{{match[1] or match[2]}}}"
 
     def _reference(self, name: str) -> str:
         kind, colon, rest = name.partition(":")
@@ -322,6 +384,23 @@ class _EntryConverter:
         if isinstance(default := asked.get("default"), str) and default and not asked.get("password"):
             self.values[variable] = default
         return f"${{{variable}}}"
+
+
+def _timeout(entry: Mapping[str, Any]) -> float | None:
+    """The seconds a call may take, where the entry says so."""
+    given = entry.get("tool_timeout_sec") or entry.get("timeout")
+    if isinstance(given, Mapping):
+        given = given.get("request")
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
+        return None
+    in_seconds = "tool_timeout_sec" in entry or not _IN_SECONDS.isdisjoint(entry)
+    return given if in_seconds or given < _LEAST_MILLISECONDS else given / 1000
+
+
+def _tool_names(entry: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    """The tools that an entry names under the keys. Gemini CLI allows `name(arguments)`."""
+    listed = [each for key in keys if isinstance(entry.get(key), list) for each in entry[key]]
+    return [each.partition("(")[0] for each in listed if isinstance(each, str)]
 
 
 def _to_text(value: Any, key: str) -> str:

@@ -440,3 +440,152 @@ def test_nothing_the_store_calls_a_secret_is_left(pairs: dict[str, str], argumen
 def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(Invalid):
         read(text, AROUND)
+
+
+# What else a client says of a server
+
+
+@pytest.mark.parametrize(
+    ("entry", "tools"),
+    [
+        ({"disabledTools": ["drop"]}, {"deny": ["drop"]}),
+        ({"includeTools": ["get", "put(x)"], "excludeTools": ["drop"]}, {"allow": ["get", "put"], "deny": ["drop"]}),
+        ({"enabled_tools": ["get"], "disabled_tools": ["drop"]}, {"allow": ["get"], "deny": ["drop"]}),
+        ({"available_tools": ["get"]}, {"allow": ["get"]}),
+        ({"tools": ["*"]}, None),
+        ({"disabledTools": []}, None),
+    ],
+)
+def test_tools_that_a_client_leaves_out_are_left_out_here(entry: dict[str, Any], tools: Any) -> None:
+    assert one({"command": "x", **entry}).settings.get("tools") == tools
+
+
+@pytest.mark.parametrize(
+    ("entry", "seconds"),
+    [
+        ({"timeout": 30000}, 30),
+        ({"timeout": 60}, 60),
+        ({"timeout": 1800, "autoApprove": []}, 1800),
+        ({"tool_timeout_sec": 1800}, 1800),
+        ({"timeout": {"startup": 1000, "request": 5000}}, 5),
+        ({"timeout": True}, None),
+        ({"timeout": 0}, None),
+    ],
+)
+def test_a_timeout_is_kept_in_seconds(entry: dict[str, Any], seconds: float | None) -> None:
+    assert one({"command": "x", **entry}).settings.get("timeout") == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$TOKEN", "${TOKEN}"),
+        ("Bearer $TOKEN", "Bearer ${TOKEN}"),
+        ("Bearer {env:TOKEN}", "Bearer ${TOKEN}"),
+        ("${TOKEN}", "${TOKEN}"),
+        ("${env:TOKEN}", "${TOKEN}"),
+    ],
+)
+def test_every_clients_variables_are_understood(text: str, expected: str) -> None:
+    assert one({"url": "https://a.example/mcp", "headers": {"X-Mode": text}}).settings["headers"] == {
+        "X-Mode": expected
+    }
+    assert one({"command": "x", "args": [text]}).settings["args"] == [expected]
+
+
+def test_a_dollar_sign_that_is_no_variable_stays() -> None:
+    assert one({"command": "x", "args": ["a$B", "$5", "$$X", "$lower"]}).settings["args"] == [
+        "a$B", "$5", "$$X", "$lower",
+    ]  # fmt: skip
+    assert one({"command": "/bin/bash", "args": ["-c", "run $HOME"]}).settings["args"] == ["-c", "run $HOME"]
+
+
+def test_a_value_from_another_file_is_a_reason() -> None:
+    assert "{file:" in reason({"command": "x", "env": {"A": "{file:~/.token}"}})
+
+
+def test_servers_of_codex_are_read() -> None:
+    servers = read(
+        dedent("""
+        model = "x"  # not ours
+        [mcp_servers.local]
+        command = "npx"
+        args = ["-y", "a"]
+        env_vars = ["HOME_TOKEN", {name = "OTHER", source = "local"}]
+        tool_timeout_sec = 90
+        disabled_tools = ["drop"]
+        [mcp_servers.local.env]
+        MODE = "fast"
+        [mcp_servers.remote]
+        url = "https://a.example/mcp"
+        bearer_token_env_var = "TOKEN"
+        env_http_headers = { "X-Org" = "ORG" }
+        enabled = false
+        """),
+        AROUND,
+        suffix=".toml",
+    )
+    assert [(each.name, each.settings) for each in servers if isinstance(each, Candidate)] == [
+        (
+            "local",
+            {
+                "command": "npx",
+                "args": ["-y", "a"],
+                "env": {"HOME_TOKEN": "${HOME_TOKEN}", "OTHER": "${OTHER}", "MODE": "fast"},
+                "timeout": 90,
+                "tools": {"deny": ["drop"]},
+            },
+        ),
+        (
+            "remote",
+            {
+                "url": "https://a.example/mcp",
+                "headers": {"X-Org": "${ORG}", "Authorization": "Bearer ${TOKEN}"},
+                "enabled": False,
+            },
+        ),
+    ]
+
+
+def test_servers_of_goose_are_read_without_its_own_extensions() -> None:
+    servers = read(
+        dedent("""
+        GOOSE_MODEL: x
+        extensions:
+          developer: {type: builtin, name: developer, enabled: true, timeout: 300}
+          fetch:
+            type: stdio
+            cmd: uvx
+            args: [mcp-server-fetch]
+            envs: {MODE: fast}
+            env_keys: [TOKEN]
+            timeout: 1800
+            available_tools: [fetch]
+            enabled: false
+          remote: {type: streamable_http, uri: "https://a.example/mcp", headers: {X-Org: "7"}}
+          events: {type: sse, uri: "https://a.example/sse"}
+        """),
+        AROUND,
+        suffix=".yaml",
+    )
+    assert [(each.name, each.settings) for each in servers if isinstance(each, Candidate)] == [
+        (
+            "fetch",
+            {
+                "command": "uvx",
+                "args": ["mcp-server-fetch"],
+                "env": {"TOKEN": "${TOKEN}", "MODE": "fast"},
+                "enabled": False,
+                "timeout": 1800,
+                "tools": {"allow": ["fetch"]},
+            },
+        ),
+        ("remote", {"url": "https://a.example/mcp", "headers": {"X-Org": "7"}}),
+        ("events", {"url": "https://a.example/sse", "type": "sse"}),
+    ]
+
+
+@pytest.mark.parametrize(("suffix", "text"), [(".toml", "a = = 1"), (".yaml", "a: [\n"), (".json", "{")])
+def test_a_syntax_error_names_its_line(suffix: str, text: str) -> None:
+    with pytest.raises(Invalid, match=r"line [12]"):
+        read(text, AROUND, suffix=suffix)
