@@ -214,7 +214,7 @@ READ_RENDER = Tool(
 
 
 # Requests to an upstream besides its tools; in rules and limits it has the id `server:method`.
-REQUESTS = ("resources/read", "resources/subscribe", "prompts/get", "completion/complete")
+REQUESTS = ("resources/list", "resources/read", "resources/subscribe", "prompts/get", "completion/complete")
 
 
 def hide_nothing_for(_: Tool) -> Hides:

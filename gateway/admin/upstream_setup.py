@@ -16,7 +16,7 @@ from gateway.bundles.installed import InstalledToolset
 from gateway.config import Settings, UpstreamSettings
 from gateway.db.pins import Pin
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
-from gateway.mcp_client import ConnectionLost, McpClient, Unauthorized, open_client
+from gateway.mcp_client import ConnectionLost, McpClient, Unauthorized
 from gateway.names import did_you_mean
 from gateway.oauth.store import LoginAccount
 from gateway.protocol.jsonrpc import RpcError
@@ -28,7 +28,7 @@ from gateway.sources.upstreams.registry import FACE
 from gateway.sources.upstreams.secret_store import UpstreamCredentials, missing
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 from gateway.sources.upstreams.tools import HELD
-from gateway.sources.upstreams.upstream import LIST_SECONDS, START_SECONDS, Upstream
+from gateway.sources.upstreams.upstream import LIST_SECONDS, Upstream, open_newest
 from gateway.text import visible
 from gateway.tools import Tool
 
@@ -202,7 +202,7 @@ async def probe_upstream(setup: UpstreamSetup, spec: Spec) -> ProbeResult:
     era = (await store.recall(spec.name)).era
     try:
         started = time.perf_counter()
-        link = await open_client(access.endpoint(), identity=FACE, timeout=START_SECONDS, version=era)
+        link = await open_newest(spec, access.endpoint(), FACE, era)
         connected = time.perf_counter()
         try:
             async with asyncio.timeout(LIST_SECONDS):

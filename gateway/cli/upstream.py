@@ -65,6 +65,11 @@ def upstream() -> None:
     "--sharing", type=click.Choice(["principal", "chat", "all"]), help="Who shares one connection to the server."
 )
 @click.option(
+    "--protocol",
+    type=click.Choice(["auto", "modern", "handshake"]),
+    help="Speak to it as each client does, by 2026-07-28, or by 2025-11-25 and older.",
+)
+@click.option(
     "--pinning",
     type=click.Choice(["trust", "hold", "off"]),
     help="Trust its first definitions, hold them for review, or do not pin any.",
@@ -400,7 +405,7 @@ def _server_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         raise click.UsageError(f"--transport {transport} does not fit {'a command' if command else '--url'}")
     server: dict[str, Any] = {"url": url} if url else {"command": command[0], "args": list(command[1:])}
     server |= {key: dict(_parse_pair(text, key) for text in options[key]) for key in ("headers", "env")}
-    optional = ("cwd", "prefix", "category", "lazy", "sharing", "pinning")
+    optional = ("cwd", "prefix", "category", "lazy", "sharing", "protocol", "pinning")
     server |= {key: options[key] for key in optional if options[key] is not None}
     server |= {"type": "sse"} if transport == "sse" else {}
     server |= {"trusted": True} if options["trusted"] else {}

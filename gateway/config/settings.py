@@ -225,10 +225,11 @@ class UpstreamSettings(Section):
     """One upstream server, in Claude Desktop's shape, with Toolgate's own keys beside it.
 
     `trusted` believes the server's annotations about what its tools do. `sharing` says who shares one
-    connection to a server that may keep state. `pinning` says whether the definitions it lists first are accepted
-    without review; with `off`, later changes are too. `large_results` says which results are kept as files in the
-    chat's workspace; with `off` none is. `sandbox` says whether a command runs in the sandbox and what it
-    is given there; None leaves that to where the server was set up.
+    connection to a server that may keep state. `protocol` is the protocol era spoken to it; with `auto` that of
+    each client where the server speaks both, else its newest. `pinning` says whether the definitions it lists first
+    are accepted without review; with `off`, later changes are too. `large_results` says which results are kept as
+    files in the chat's workspace; with `off` none is. `sandbox` says whether a command runs in the sandbox and what
+    it is given there; None leaves that to where the server was set up.
     """
 
     command: str | None = None
@@ -248,6 +249,7 @@ class UpstreamSettings(Section):
     timeout: float | None = Field(default=None, gt=0)
     lazy: bool = True
     sharing: Literal["principal", "chat", "all"] = "principal"
+    protocol: Literal["auto", "modern", "handshake"] = "auto"
     pinning: Annotated[Literal["trust", "hold", "off"], _UNQUOTED] = "trust"
     large_results: Annotated[LargeResultSettings, _OR_OFF] = LargeResultSettings()
     sandbox: SwitchOrRights | None = None

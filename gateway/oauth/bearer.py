@@ -6,6 +6,7 @@ import asyncio
 import re
 import shlex
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from gateway.errors import GatewayError, Unavailable
@@ -124,7 +125,9 @@ class BearerToken:
         if status == 403:
             if challenge_parameter(challenge, "error") != "insufficient_scope":
                 return False
-            raise self._scope_error(challenge_parameter(challenge, "scope"))
+            missing = valid_scopes(challenge_parameter(challenge, "scope"))
+            await self._remember_missing(missing)
+            raise self._scope_error(missing)
         self.reload()
         if self._header and self._header != header:
             return True
@@ -205,9 +208,23 @@ class BearerToken:
     def _login_ended(self) -> Unauthorized:
         return self._login_error(f"the login to {self.account.server!r} has ended")
 
-    def _scope_error(self, scope: str | None) -> Unauthorized:
-        """`scope` comes from the server, and somebody may paste it into a shell."""
-        account, wanted = self.account, valid_scopes(scope)
+    async def _remember_missing(self, scope: str | None) -> None:
+        """Store a scope that the server requires, for the next login to request it too (SEP-2350)."""
+        account = self.account
+        if scope is None or account.unattended:
+            return
+        with suppress(GatewayError):  # the refusal names the scope anyway
+            async with self._logins.lock(account.server, account.principal):
+                self.reload()
+                if self._login is None or set(scope.split()) <= set((self._login.missing_scope or "").split()):
+                    return
+                missing = " ".join(dict.fromkeys(f"{self._login.missing_scope or ''} {scope}".split()))
+                await asyncio.to_thread(self._logins.save, replace(self._login, missing_scope=valid_scopes(missing)))
+                self.reload()
+
+    def _scope_error(self, wanted: str | None) -> Unauthorized:
+        """`wanted` comes from the server, and somebody may paste it into a shell."""
+        account = self.account
         if wanted is None:
             return self._login_error(f"the login to {account.server!r} does not permit this")
         options = " ".join(f"--scope {shlex.quote(name)}" for name in wanted.split())

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
@@ -44,8 +45,8 @@ async def sign_in(
     port: int = 0,
     seconds: float | None = None,
 ) -> Login:
-    """Log a person in, store the login and return it. `scopes` are requested in addition to those of the stored
-    login. Errors say what to do."""
+    """Log a person in, store the login and return it. `scopes` are requested in addition to those of the settings or
+    the server, and of the stored login. Errors say what to do."""
     if account.unattended:
         raise Invalid(
             f"{account.server!r} needs no login: the gateway logs in with its client_credentials; "
@@ -179,15 +180,18 @@ def _parse_code(server: AuthorizationServer, params: Mapping[str, str]) -> str:
 def _choose_scope(
     account: LoginAccount, server: AuthorizationServer, logins: Logins, more: Sequence[str]
 ) -> str | None:
-    """Return the scopes to request: those of the settings, else those the server requires. With `more`, those of the
-    stored login are kept."""
-    if not more:
-        configured = account.oauth.scopes
-        return (" ".join(configured) or None) if configured is not None else server.scope()
-    stored = logins.find(account.server, account.principal)
-    is_own = stored is not None and account.owns(stored)
-    current = stored.scope if stored and is_own else " ".join(account.oauth.scopes or ()) or None
-    return union_scopes(current, " ".join(more))
+    """Return the scopes to request: those of the settings, else those the server requires of everybody. Those of the
+    stored login are kept, and those it lacked are added (SEP-2350), unless the settings name all scopes. `more` are
+    requested in any case."""
+    configured = account.oauth.scopes
+    scope = (" ".join(configured) or None) if configured is not None else server.scope()
+    stored = None
+    with suppress(Invalid):  # the new login replaces one that cannot be read
+        stored = logins.find(account.server, account.principal)
+    if stored is not None and account.owns(stored) and (configured is None or more):
+        missing = stored.missing_scope if configured is None else None
+        scope = union_scopes(union_scopes(stored.scope, scope), missing)
+    return union_scopes(scope, " ".join(more))
 
 
 def _callback_path(account: LoginAccount, server: AuthorizationServer) -> str:

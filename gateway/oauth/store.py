@@ -38,8 +38,8 @@ class Login:
     """Tokens, and everything needed to renew them without another discovery.
 
     `client_secret` comes from a registration; one of the settings is never stored. `hurried_at` is when the login was
-    renewed because the server refused the token, if that was the reason. `ended` marks a login that cannot be renewed
-    any more.
+    renewed because the server refused the token, if that was the reason. `missing_scope` is what the server required in
+    vain since the login. `ended` marks a login that cannot be renewed any more.
     """
 
     server: str
@@ -54,6 +54,7 @@ class Login:
     auth_method: str = "none"
     resource: str | None = None
     scope: str | None = None
+    missing_scope: str | None = None
     refresh_token: str | None = field(default=None, repr=False)
     obtained_at: float = 0.0
     expires_at: float | None = None

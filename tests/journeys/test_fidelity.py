@@ -501,7 +501,12 @@ async def test_upstream_gets_capabilities_and_log_level_of_the_client(gateway: L
     meta = {
         "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         "dev.toolgate/chat": "private",
-        "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}, "unheard": {"of": 1}},
+        "io.modelcontextprotocol/clientCapabilities": {
+            "elicitation": {"form": {}},
+            "unheard": {"of": 1},
+            "tasks": {"requests": {}},
+            "extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": []}, "io.modelcontextprotocol/tasks": {}},
+        },
     }
     told = post(gateway.url, _call(MODERN, f"{upstream}__echo", {"a": 1}, meta)).message
     params = told["result"]["structuredContent"]["params"]
@@ -511,9 +516,27 @@ async def test_upstream_gets_capabilities_and_log_level_of_the_client(gateway: L
     assert "dev.toolgate/chat" not in said
     if "modern" in upstream:
         assert said["io.modelcontextprotocol/clientInfo"]["name"] == "toolgate"
-        assert said["io.modelcontextprotocol/clientCapabilities"] == meta["io.modelcontextprotocol/clientCapabilities"]
+        assert said["io.modelcontextprotocol/clientCapabilities"] == {
+            "elicitation": {"form": {}},
+            "extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": []}},
+        }
     else:
         assert said == {"traceparent": meta["traceparent"]}
+
+
+@pytest.mark.promise("H9")
+@pytest.mark.parametrize("era", ERAS)
+async def test_result_of_an_unknown_kind_is_an_error_of_the_upstream(
+    gateway: Listening, upstream: str, era: str
+) -> None:
+    task = {"taskId": "7", "status": "working", "ttl": None}
+    kinds: list[dict[str, Any]] = [{"resultType": "task", "task": task}, {"resultType": "poem", "content": []}]
+    async with Seen().on(gateway.url, era) as client:
+        for result in [*kinds, {"task": task}]:
+            answer = await client.call_tool(f"{upstream}__recite", {"result": result})
+            kind = result.get("resultType", "task")
+            assert answer.is_error and f"UPSTREAM_ERROR: {upstream}:recite answered with" in text(answer)
+            assert f"the type {kind!r}" in text(answer)
 
 
 @pytest.mark.parametrize("parked", ["stdio-handshake", "http-handshake"])

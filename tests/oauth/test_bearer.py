@@ -19,12 +19,13 @@ from gateway.errors import GatewayError
 from gateway.gateway import Gateway
 from gateway.mcp_client import McpClient, Unauthorized, open_client
 from gateway.oauth.bearer import BearerToken
+from gateway.oauth.flow import sign_in
 from gateway.oauth.store import Logins
 from gateway.sources.upstreams.connection import UpstreamConnection
 from gateway.sources.upstreams.secret_store import UpstreamCredentials
 from gateway.sources.upstreams.spec import Spec
 
-from .world import World, aged, bearer, logged_in
+from .world import Browser, World, aged, bearer, logged_in
 
 pytestmark = pytest.mark.anyio
 
@@ -209,6 +210,34 @@ async def test_a_missing_scope_is_named_with_what_to_type(world: World, tmp_path
             await echo(client)
     assert "'write'" in refused.value.message
     assert "`toolgate upstream login lab --scope write`" in refused.value.message
+
+
+async def test_a_scope_that_was_missing_is_asked_for_besides_those_one_has(world: World, tmp_path: Path) -> None:
+    """SEP-2350: a challenge names what one operation needs, and the client adds it to what it has."""
+    _, logins = await logged_in(world, tmp_path)
+    async with linked(access(world, tmp_path), MODERN) as client:
+        world.now.required_scope = "write"
+        for _ in range(2):
+            with pytest.raises(Unauthorized, match="requires the scope 'write'"):
+                await echo(client)
+        world.now.required_scope = "delete"
+        with pytest.raises(Unauthorized, match="requires the scope 'delete'"):
+            await echo(client)
+    for _ in range(2):  # the second login keeps what the first one got
+        browser = Browser()
+        login = await sign_in(world.account(), logins, browser, seconds=10)
+        await browser.closed()
+        assert _requested(world) == "read write delete"
+        assert (login.scope, login.missing_scope) == ("read write delete", None)
+    browser = Browser()
+    await sign_in(world.account(scopes=["read"]), logins, browser, seconds=10)
+    await browser.closed()
+    assert _requested(world) == "read"
+
+
+def _requested(world: World) -> str:
+    """The scopes of the last authorization request."""
+    return [asked["scope"] for asked in world.now.asked if "code_challenge" in asked][-1]
 
 
 async def test_a_scope_of_the_server_is_nothing_a_shell_would_run(world: World, tmp_path: Path) -> None:

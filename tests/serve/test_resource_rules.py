@@ -203,6 +203,19 @@ async def test_a_subscription_to_a_denied_file_is_not_acknowledged_in_the_sessio
         assert changes.honored.resource_subscriptions == [f"workspace://{chat}/a.txt"]
 
 
+@ERAS
+async def test_a_subscription_to_a_manifest_is_checked_and_recorded_like_reading_it(tmp_path: Path, era: Any) -> None:
+    async with served(tmp_path, era, {"tool": "list_directory", "then": "deny"}) as (gateway, client):
+        uri = f"manifest://{await latest(gateway)}"
+        if era == "legacy":
+            assert (await refusal(client.subscribe_resource(uri))).startswith("DENIED_BY_RULE")
+            assert (await refusal(client.subscribe_resource("manifest://none"))).startswith("MANIFEST_NOT_FOUND")
+        else:
+            async with client.listen(resource_subscriptions=[uri, "manifest://none"]) as changes:
+                assert not changes.honored.resource_subscriptions
+        assert await recorded(gateway) == [("list_directory", "resources/subscribe", "error", "DENIED_BY_RULE")]
+
+
 async def lab_uri(client: Client, name: str) -> str:
     [uri] = [each.uri for each in (await client.list_resources()).resources if each.name == name]
     return uri
@@ -210,16 +223,20 @@ async def lab_uri(client: Client, name: str) -> str:
 
 @ERAS
 async def test_resources_and_prompts_of_upstreams_are_recorded_and_limited(tmp_path: Path, era: Any) -> None:
-    limits = {"calls_per_minute": {"lab:resources/read": 1}}
+    limits = {"calls_per_minute": {"lab:resources/read": 1, "lab:resources/list": 1}}
     async with served(tmp_path, era, mcpServers={"lab": labs.on_stdio()}, limits=limits) as (gateway, client):
         uri = await lab_uri(client, RESOURCE)
         await client.read_resource(uri)
         assert (await refusal(client.read_resource(uri))).startswith("RATE_LIMITED: tool lab:resources/read")
         await client.get_prompt(PROMPT)
+        assert (await refusal(client.list_resources())).startswith("RATE_LIMITED: tool lab:resources/list")
         assert (await recorded(gateway))[1:] == [
+            ("lab:resources/list", "resources/list", "success", None),
             ("lab:resources/read", "resources/read", "success", None),
             ("lab:resources/read", "resources/read", "error", "RATE_LIMITED"),
             ("lab:prompts/get", "prompts/get", "success", None),
+            ("list_directory", "resources/list", "success", None),
+            ("lab:resources/list", "resources/list", "error", "RATE_LIMITED"),
         ]
         [got, *_] = await gateway.records.list_calls(tool="lab:prompts/get")
         assert (got.category, json.loads(got.args or "")["name"]) == ("upstream", PROMPT.removeprefix("lab__"))

@@ -178,7 +178,7 @@ class Handlers:
             self.notifications.subscribe_list(request.session.subscriber, reader.chat)
         page = await self._resources.page(reader, request.params.get("cursor"))
         if "nextCursor" not in page:
-            page["resources"] += await self.relay.resources(request.caller, reader.chat)
+            page["resources"] += await self.relay.resources(request.caller, reader.chat, request.client)
         return page
 
     async def _list_templates(self, request: Request) -> dict[str, Any]:

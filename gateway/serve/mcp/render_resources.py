@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -229,13 +229,24 @@ class RenderResources:
         return [call.id for call in await self._list_plans(chat, COMPLETED)]
 
     async def read(self, reader: ResourceReader, uri: str, address: RenderAddress) -> dict[str, Any]:
+        async def read(planned: PlannedCall) -> dict[str, Any]:
+            return await self._read(planned, uri, address)
+
+        return await self.request(reader, "resources/read", address, read)
+
+    async def request(
+        self,
+        reader: ResourceReader,
+        method: str,
+        address: RenderAddress,
+        work: Callable[[PlannedCall], Awaitable[Result]],
+    ) -> Result:
+        """Run `work` with a plan behind the extensions; refused when it is not the reader's."""
         planned = await self._find(reader.principal, address.call_id)
         entry = self._executor.catalog.get(planned.tool_id)
         tool = replace(READ_RENDER, category=entry.tool.category) if entry is not None else READ_RENDER
-        call = reader.call(
-            "resources/read", planned.chat, {"call_id": planned.id, "view": address.view}, confirmed=True
-        )
-        return await self._executor.request(call, tool, partial(self._read, planned, uri, address))
+        call = reader.call(method, planned.chat, {"call_id": planned.id, "view": address.view}, confirmed=True)
+        return await self._executor.request(call, tool, partial(work, planned))
 
     async def _read(self, call: PlannedCall, uri: str, address: RenderAddress) -> dict[str, Any]:
         document = (call.plan or "").encode()

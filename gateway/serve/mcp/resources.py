@@ -146,21 +146,25 @@ class Resources:
         if isinstance(address, RenderAddress):
             return await self._renders.read(reader, uri, address)
         if isinstance(address, ManifestAddress):
-            return await self._read_manifest(reader, uri, address)
+            return await self._request_manifest(reader, "resources/read", uri, address)
         if not await self._is_used(address.chat, reader.principal):
             raise NotFound(f"chat {address.chat!r} has no files yet", code="FILE_NOT_FOUND")
         call = reader.call("resources/read", address.chat, _arguments(address))
         return await self._executor.request(call, READ_RESOURCE, partial(self._read_file, uri, address))
 
     async def resolve_subscription(self, reader: ResourceReader, uri: str) -> Address:
-        """Return the address of a resource that the reader may subscribe to. It need not exist yet."""
-        address = parse(uri)
-        if isinstance(address, FileAddress):
-            if await self._is_used(address.chat, reader.principal):
-                call = reader.call("resources/subscribe", address.chat, _arguments(address))
-                await self._executor.request(call, READ_RESOURCE, partial(asyncio.sleep, 0))  # checked and recorded
-            elif self._hides(address.path):
-                raise path_denied(address.path)
+        """Return the address of a resource that the reader may subscribe to, which is checked and recorded like
+        reading it. A file need not exist yet."""
+        address, method = parse(uri), "resources/subscribe"
+        if isinstance(address, RenderAddress):
+            await self._renders.request(reader, method, address, lambda _: asyncio.sleep(0))
+        elif isinstance(address, ManifestAddress):
+            await self._request_manifest(reader, method, uri, address)
+        elif await self._is_used(address.chat, reader.principal):
+            call = reader.call(method, address.chat, _arguments(address))
+            await self._executor.request(call, READ_RESOURCE, partial(asyncio.sleep, 0))
+        elif self._hides(address.path):
+            raise path_denied(address.path)
         return address
 
     async def find_subscribable(self, reader: ResourceReader, uris: Iterable[str]) -> dict[str, Address]:
@@ -182,7 +186,10 @@ class Resources:
         seconds = 0 if address.manifest is None else VERSION_SECONDS
         return read_result(uri, media_type(address.path), await read_file(self._versions, address), seconds)
 
-    async def _read_manifest(self, reader: ResourceReader, uri: str, address: ManifestAddress) -> dict[str, Any]:
+    async def _request_manifest(
+        self, reader: ResourceReader, method: str, uri: str, address: ManifestAddress
+    ) -> dict[str, Any]:
+        """Read a manifest, or only check and record a request of another method."""
         row = await self._versions.manifests.find(address.id)
         is_own = False
         with suppress(Forbidden):  # others must not learn that it exists
@@ -199,13 +206,15 @@ class Resources:
         }
 
         async def read() -> dict[str, Any]:
+            if method != "resources/read":
+                return {}
             new = await self._versions.tree(row.chat_id, row.id)
             old = await self._versions.tree(row.chat_id, row.parent_id)
             content = await self._versions.in_thread(_manifest_json, metadata, old, new, self._hides)
             piece = slice_content(content, f"manifest {row.id}", address.span)
             return read_result(uri, "application/json", piece, VERSION_SECONDS)
 
-        call = reader.call("resources/read", row.chat_id, {"manifest": row.id}, confirmed=True)
+        call = reader.call(method, row.chat_id, {"manifest": row.id}, confirmed=True)
         return await self._executor.request(call, LIST_RESOURCES, read)
 
 
@@ -361,7 +370,7 @@ class Relay(Protocol):
 
     def instructions(self) -> list[tuple[str, str, str]]: ...
 
-    async def resources(self, caller: Caller, chat: str) -> list[dict[str, Any]]: ...
+    async def resources(self, caller: Caller, chat: str, client: ClientInfo) -> list[dict[str, Any]]: ...
 
     async def get_prompt(
         self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, client: ClientInfo
@@ -392,7 +401,7 @@ class NoRelay:
     def instructions(self) -> list[tuple[str, str, str]]:
         return []
 
-    async def resources(self, caller: Caller, chat: str) -> list[dict[str, Any]]:
+    async def resources(self, caller: Caller, chat: str, client: ClientInfo) -> list[dict[str, Any]]:
         return []
 
     async def get_prompt(

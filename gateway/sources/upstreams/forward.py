@@ -27,6 +27,7 @@ from gateway.sources.upstreams.labels import (
 )
 from gateway.sources.upstreams.suspended_calls import STATE, SuspendedCalls
 from gateway.sources.upstreams.upstream import Upstream
+from gateway.sources.upstreams.uris import UI_EXTENSION
 
 
 @frozen
@@ -67,6 +68,10 @@ CAPABILITIES = {
     "roots/list": "roots",
 }
 
+# Extensions that pass through the gateway in both directions. Servers are told of no others: a task, for example, could
+# not be followed by the client it is for.
+RELAYED_EXTENSIONS = frozenset({UI_EXTENSION})
+
 METHOD_NOT_FOUND = -32601
 
 
@@ -78,11 +83,13 @@ def question_capabilities(client: ClientInfo) -> dict[str, Any]:
 
 
 def server_capabilities(client: ClientInfo) -> dict[str, Any]:
-    """The client's capabilities as the server sees them, without those the gateway cannot forward."""
-    if not client.capabilities:
-        return {}
-    others = {key: value for key, value in client.capabilities.items() if key not in CAPABILITIES.values()}
-    return {**others, **question_capabilities(client)}
+    """The client's capabilities as the server sees them: only what the gateway forwards."""
+    capabilities = question_capabilities(client)
+    declared = client.capabilities.get("extensions")
+    if isinstance(declared, Mapping):
+        relayed = {name: value for name, value in declared.items() if name in RELAYED_EXTENSIONS}
+        return {**capabilities, "extensions": relayed} if relayed else capabilities
+    return capabilities
 
 
 def can_ask(client: ClientInfo, method: str, params: Mapping[str, Any]) -> bool:
@@ -215,11 +222,9 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) 
                 upstream.refuse_changed(call.tool)
             if link.modern:
                 answer = await _send(link, request, None, unwrap_state(client.answers, request.trusted))
-                return (
-                    answer
-                    if answer.get("resultType") != "input_required"
-                    else await _answer_rounds(link, request, answer)
-                )
+                if answer.get("resultType") == "input_required":
+                    answer = await _answer_rounds(link, request, answer)
+                return _require_known(request, answer)
             asker = ask and _asker(upstream, connection, link, partial(ask_client, client, ask))
             try:
                 # A handshake-era question does not name its call: one call at a time may be asked.
@@ -229,11 +234,24 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) 
                     raise ToolFailed(
                         f"{request.about}: {link.protocol_version} has no input_required", code="UPSTREAM_ERROR"
                     )
-                return answer
+                return _require_known(request, answer)
             except ConnectionBusy:
                 continue
             finally:
                 upstream.asks = upstream.asks or link.asks_mid_call
+
+
+def _require_known(request: UpstreamRequest, answer: Result) -> Result:
+    """The result, if it is one that clients of the gateway understand. A task would look like an empty result."""
+    kind = answer.get("resultType")
+    if kind is None and "task" in answer and "content" not in answer:  # a task of 2025-11-25
+        kind = "task"
+    if kind is None or kind == "complete" or kind == "input_required":
+        return answer
+    raise ToolFailed(
+        f"{request.about} answered with a result of the type {kind!r:.60}, which the gateway does not forward",
+        code="UPSTREAM_ERROR",
+    )
 
 
 def _asker(upstream: Upstream, connection: UpstreamConnection, link: McpClient, ask: Ask) -> Ask:

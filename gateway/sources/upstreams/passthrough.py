@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 from gateway import names
 from gateway.calls import Call, Caller, ClientInfo
-from gateway.errors import GatewayError, NotFound
+from gateway.errors import GatewayError, NotFound, RateLimited, Timeout
 from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.forward import UpstreamRequest
 from gateway.sources.upstreams.labels import label_fault
@@ -34,6 +34,7 @@ REQUEST_SECONDS = 3600.0
 _COMPLETE = "completion/complete"
 # Begins the URI of a server's instructions, of which clients are given only the beginning.
 _INSTRUCTIONS = "instructions://"
+_LIST = "resources/list"
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +75,10 @@ class UpstreamPassthrough:
         named = self._upstreams().items()
         return [(name, _INSTRUCTIONS + quote(name, ""), each.instructions) for name, each in named if each.instructions]
 
-    async def resources(self, caller: Caller, chat: str) -> list[dict[str, Any]]:
-        """The resources of all servers that answer in time."""
-        lists = await asyncio.gather(
-            *(self._resources(upstream, caller, chat) for upstream in self._upstreams().values())
-        )
+    async def resources(self, caller: Caller, chat: str, client: ClientInfo) -> list[dict[str, Any]]:
+        """The resources of all servers that answer in time. Refused when one of them may not be asked so often."""
+        call = _call(caller, chat, client).replace(name=_LIST, confirmed=True)
+        lists = await asyncio.gather(*(self._resources(upstream, call) for upstream in self._upstreams().values()))
         texts = [
             {"uri": uri, "name": f"instructions of {name}", "mimeType": "text/plain", "size": len(text.encode())}
             for name, uri, text in self.instructions()
@@ -202,14 +202,16 @@ class UpstreamPassthrough:
         upstream = self._upstreams().get(name)
         return upstream if upstream is not None and upstream.instructions else None
 
-    async def _resources(self, upstream: Upstream, caller: Caller, chat: str) -> list[dict[str, Any]]:
-        """The resources of one server, if it answers in time; a server that is down is not tried."""
-        if upstream.error is not None:
+    async def _resources(self, upstream: Upstream, call: Call) -> list[dict[str, Any]]:
+        """The resources of one server, if it answers in time; a server that is down or has none is not asked."""
+        link = upstream.connection_for(call).client
+        if upstream.error is not None or (link is not None and "resources" not in link.capabilities):
             return []
         try:
-            async with asyncio.timeout(LIST_SECONDS):
-                listed = await _list_resources(upstream, caller, chat)
-        except (GatewayError, RpcError, TimeoutError) as error:
+            listed = await self._pass(call, _tool(upstream, _LIST), partial(_list_in_time, upstream, call))
+        except RateLimited:
+            raise
+        except (GatewayError, RpcError) as error:
             log.debug("the resources of %s are not listed: %s", upstream.spec.name, error)
             return []
         return [
@@ -219,12 +221,20 @@ class UpstreamPassthrough:
         ]
 
 
-async def _list_resources(upstream: Upstream, caller: Caller, chat: str) -> list[dict[str, Any]]:
+async def _list_in_time(upstream: Upstream, call: Call) -> list[dict[str, Any]]:
+    try:
+        async with asyncio.timeout(LIST_SECONDS):
+            return await _list_resources(upstream, call)
+    except TimeoutError:
+        raise Timeout(f"{upstream.spec.name} did not list its resources within {LIST_SECONDS:g} s") from None
+
+
+async def _list_resources(upstream: Upstream, call: Call) -> list[dict[str, Any]]:
     """All pages of a server's resources, if it has the capability. Listing asks nothing of the client, so it needs no
     exclusive connection."""
     found: list[dict[str, Any]] = []
     cursor: Any = None
-    connection = upstream.connection_for(_call(caller, chat, None))
+    connection = upstream.connection_for(call)
     with connection.use():
         link = await connection.connect()
         for _ in range(_PAGES if "resources" in link.capabilities else 0):

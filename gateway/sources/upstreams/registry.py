@@ -22,7 +22,7 @@ from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 from gateway.sources.upstreams.tools import Override
 from gateway.sources.upstreams.upstream import Upstream
-from gateway.sources.upstreams.uris import prefix_of, public_blocks
+from gateway.sources.upstreams.uris import UI_EXTENSION, prefix_of, public_blocks
 from gateway.tasks import TaskSet
 from gateway.tools import Tool
 
@@ -87,7 +87,12 @@ FACE = ClientIdentity(
     "toolgate",
     __version__,
     # Our clients' capabilities differ; a question that one cannot answer is refused when it is asked.
-    {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}},
+    {
+        "elicitation": {"form": {}, "url": {}},
+        "sampling": {"tools": {}},
+        "roots": {},
+        "extensions": {UI_EXTENSION: {"mimeTypes": ["text/html;profile=mcp-app"]}},
+    },
 )
 _SAME_FIELDS = ("command", "cwd", "url", "enabled", "requires_confirmation", "prefix", "permission", "timeout")
 

@@ -7,15 +7,17 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from gateway.calls import LOCAL, Call
+from gateway.calls import LOCAL, Call, ClientInfo
 from gateway.config import Settings
 from gateway.db.pins import Pins
 from gateway.db.upstreams import Upstreams
 from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, Unavailable
-from gateway.mcp_client import ClientIdentity, McpClient, open_client
+from gateway.mcp_client import ClientIdentity, ConnectionLost, Endpoint, InvalidResponse, McpClient, open_client
 from gateway.oauth.store import Logins
+from gateway.protocol import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import UpstreamConnection
 from gateway.sources.upstreams.definitions import LISTS, METHOD_NOT_FOUND, Kind, define, define_all, fetch_list
@@ -24,7 +26,7 @@ from gateway.sources.upstreams.secret_store import UpstreamCredentials
 from gateway.sources.upstreams.spec import Spec
 from gateway.sources.upstreams.subscriptions import Subscriptions
 from gateway.sources.upstreams.tools import list_tools
-from gateway.sources.upstreams.uris import prefix_of, public_tool
+from gateway.sources.upstreams.uris import UI_EXTENSION, has_page, prefix_of, public_tool
 from gateway.tasks import TaskSet
 from gateway.tools import Tool
 
@@ -49,8 +51,19 @@ _CHANGED = frozenset(f"notifications/{what}/list_changed" for what in LISTS)
 
 log = logging.getLogger(__name__)
 
-# The principal, chat and number of a connection.
-Key = tuple[str, str, int]
+
+class ConnectionKey(NamedTuple):
+    """The users of a connection, and its number among theirs.
+
+    `handshake` mirrors a handshake-era client at a server that is modern, too; otherwise the connection has the newest
+    era of the server, or that of the settings. `ui` declares to a handshake-era server that the client shows pages.
+    """
+
+    principal: str
+    chat: str
+    handshake: bool = False
+    ui: bool = True
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,9 @@ class Upstream:
     `changed` is called whenever the offered definitions may have changed. `others` names the tools of other servers.
     `asks` is set once the server has asked something in the middle of a call; `last_error` is why it did not answer
     before this start.
+
+    A server that speaks both eras is spoken to in the era of each client, so that it can ask what it could ask without
+    a gateway. Definitions are listed, and resources subscribed to, on the connection of the first client that called.
     """
 
     def __init__(
@@ -99,8 +115,13 @@ class Upstream:
         self._others = others
         self._access = UpstreamCredentials(spec, environment, logins, settings)
         self._era: str | None = None
+        self._mirrors = False
+        self._modern_only = False
+        self._has_pages = False
+        self._main = ConnectionKey("" if spec.settings.sharing == "all" else LOCAL, "")
+        self._main_called = False
         self._listing: ServerListing | None = None
-        self._connections: dict[Key, UpstreamConnection] = {}
+        self._connections: dict[ConnectionKey, UpstreamConnection] = {}
         self._tasks = TaskSet()
         self.subscriptions = Subscriptions(lambda: self._connection(self._main))
         self._applying = asyncio.Lock()
@@ -128,6 +149,7 @@ class Upstream:
 
     @property
     def era(self) -> str | None:
+        """The newest protocol version that it speaks."""
         return self._era
 
     @property
@@ -159,7 +181,7 @@ class Upstream:
     async def load_cached(self) -> None:
         """Offer the definitions of its last listing, by any process."""
         kept = await self._store.recall(self.spec.name)
-        self._era = kept.era
+        self._set_era(kept.era)
         self.last_error = kept.error
         if kept.tools is not None:
             received = ServerListing(
@@ -182,10 +204,20 @@ class Upstream:
     def connection_for(self, call: Call) -> UpstreamConnection:
         """The connection of this call; `sharing` says who shares one. A connection that waits for user input is
         passed over for another."""
-        connection, number = self._connection(self._key(call.caller.principal, call.chat)), 0
+        sharing = self.spec.settings.sharing
+        key = ConnectionKey(
+            "" if sharing == "all" else call.caller.principal,
+            call.chat if sharing == "chat" else "",
+            *self._face_for(call.client),
+        )
+        if key[:2] == self._main[:2]:
+            if key != self._main:
+                self._move_main(key)
+            self._main_called = self._main_called or key == self._main
+        connection = self._connection(key)
         while connection.awaiting_input:
-            number += 1
-            connection = self._connection(self._key(call.caller.principal, call.chat, number))
+            key = key._replace(number=key.number + 1)
+            connection = self._connection(key)
         return connection
 
     async def close(self) -> None:
@@ -200,27 +232,52 @@ class Upstream:
         )
         await self._access.close()
 
-    @property
-    def _main(self) -> Key:
-        """The connection on which definitions are listed."""
-        return self._key(LOCAL, "")
+    def _face_for(self, client: ClientInfo | None) -> tuple[bool, bool]:
+        """The `handshake` and `ui` of a client's connection: those of the main one where they make no difference."""
+        _, _, handshake, ui, _ = self._main
+        if client is None:
+            return handshake, ui
+        if self._mirrors:
+            handshake = not client.modern
+        if self._has_pages and (handshake or self._era not in MODERN_PROTOCOL_VERSIONS):
+            extensions = client.capabilities.get("extensions")
+            ui = isinstance(extensions, Mapping) and UI_EXTENSION in extensions
+        return handshake, ui
 
-    def _key(self, principal: str, chat: str, number: int = 0) -> Key:
-        sharing = self.spec.settings.sharing
-        return ("" if sharing == "all" else principal, chat if sharing == "chat" else "", number)
+    def _set_era(self, version: str | None) -> None:
+        self._era = version
+        can_mirror = self.spec.settings.protocol == "auto" and not self._modern_only
+        self._mirrors = can_mirror and version in MODERN_PROTOCOL_VERSIONS
 
-    def _connection(self, key: Key) -> UpstreamConnection:
+    def _move_main(self, key: ConnectionKey) -> None:
+        """List definitions on this connection, unless the one they are listed on has callers: a program's state, such
+        as tools that it adds or resources that change, is known only to the process that is called."""
+        main = self._connections.get(self._main)
+        if main is not None and (main.used or (main.connected and self._main_called)):
+            return
+        if main is not None:
+            del self._connections[self._main]
+            self._tasks.start(main.close())
+        self._main, self._main_called = key, False
+        if key in self._connections and (link := self._connections[key].client) is not None:
+            self._start_listing(link)
+
+    def _connection(self, key: ConnectionKey) -> UpstreamConnection:
         connection = self._connections.get(key)
         if connection is not None:
             return connection
         if self._closed:
             raise Unavailable(f"the upstream server {self.spec.name!r} was removed", code="UPSTREAM_UNAVAILABLE")
-        if not (main := key == self._main):
+        if key != self._main:
             self._make_room()
-        idle = IDLE_SECONDS if self.spec.settings.lazy or not main else None
-        opened = self._start_listing if main else _ignore
+        is_kept = not self.spec.settings.lazy and key[:2] == self._main[:2] and not key.number
         connection = self._connections[key] = UpstreamConnection(
-            self.spec.name, self._open, opened, idle, self._forget, self._access.has_changed
+            self.spec.name,
+            partial(self._open, key),
+            lambda link: self._start_listing(link) if key == self._main else None,
+            None if is_kept else IDLE_SECONDS,
+            self._forget,
+            self._access.has_changed,
         )
         return connection
 
@@ -244,9 +301,9 @@ class Upstream:
 
     async def _keep_connected(self) -> None:
         """Connect until the definitions are known, and stay connected unless the server is lazy."""
-        connection = self._connection(self._main)
         try:
             while not (self.known and self.spec.settings.lazy):
+                connection = self._connection(self._main)  # another one after `_move_main`
                 try:
                     link = await connection.connect()
                 except GatewayError:
@@ -258,14 +315,32 @@ class Upstream:
             self._keeps_connected = False
             self._attempted.set()
 
-    async def _open(self) -> McpClient:
+    async def _open(self, key: ConnectionKey) -> McpClient:
         try:
-            endpoint = self._access.endpoint()
-            link = await open_client(endpoint, identity=self._face, timeout=START_SECONDS, version=self._era)
+            face = self._face if key.ui else _without_extensions(self._face)
+            is_mirroring = key.handshake and self._mirrors
+            link = await self._open_mirroring(face) if is_mirroring else await self._open_newest(face)
         except (GatewayError, RpcError) as error:
             await self._store.record_failure(self.spec.name, error.message)
             raise
-        self._era, link.shared = link.protocol_version, self.spec.settings.sharing == "all"
+        link.shared = self.spec.settings.sharing == "all"
+        return link
+
+    async def _open_newest(self, face: ClientIdentity) -> McpClient:
+        link = await open_newest(self.spec, self._access.endpoint(), face, self._era)
+        self._set_era(link.protocol_version)
+        return link
+
+    async def _open_mirroring(self, face: ClientIdentity) -> McpClient:
+        """Open a connection in the handshake era of a client. A server that turns out to be modern only is spoken to
+        in the modern era by everybody from then on."""
+        try:
+            endpoint = self._access.endpoint()
+            link = await open_client(endpoint, identity=face, timeout=START_SECONDS, version=LATEST_HANDSHAKE_VERSION)
+        except (RpcError, InvalidResponse, ConnectionLost):
+            link = await self._open_newest(face)
+        if link.modern:
+            self._modern_only, self._mirrors = True, False
         return link
 
     def _start_listing(self, link: McpClient) -> None:
@@ -326,7 +401,7 @@ class Upstream:
         received = ServerListing(tools, prompts, templates, link.instructions)
         await self._store.remember(
             self.spec.name,
-            era=link.protocol_version,
+            era=self._era,
             tools=received.tools,
             prompts=received.prompts,
             templates=received.templates,
@@ -353,6 +428,8 @@ class Upstream:
             # Of a tool without a valid name both say the same.
             self._listing = received
             self.problems = tuple({each.message: each for each in (*faults, *listing.problems)}.values())
+            # Kept: a server may list its pages only to a client that shows them.
+            self._has_pages = self._has_pages or any(map(has_page, received.tools))
             prompts = tuple(each for each in received.prompts if _is_offered(verdict, Kind.PROMPT, each))
             templates = tuple(each for each in received.templates if _is_offered(verdict, Kind.TEMPLATE, each))
             instructions = received.instructions if verdict.is_offered(Kind.INSTRUCTIONS, "instructions") else None
@@ -364,6 +441,29 @@ class Upstream:
                 self.tools, self.prompts, self.templates, self.instructions = offered
                 self._current = {tool.id: tool for tool in tools}
                 self._changed()
+
+
+async def open_newest(spec: Spec, endpoint: Endpoint, face: ClientIdentity, known: str | None) -> McpClient:
+    """Open a connection in the newest era of a server, or in that of its settings. `known` is its version of the last
+    time."""
+    protocol = spec.settings.protocol
+    version = {"modern": LATEST_MODERN_VERSION, "handshake": LATEST_HANDSHAKE_VERSION}.get(protocol, known)
+    try:
+        link = await open_client(endpoint, identity=face, timeout=START_SECONDS, version=version)
+    except RpcError as error:
+        if protocol == "auto":
+            raise
+        reason = error.message
+    else:
+        if protocol == "auto" or link.modern == (protocol == "modern"):
+            return link
+        await link.close()
+        reason = f"it speaks {link.protocol_version}"
+    raise Unavailable(
+        f"{reason}; its settings say 'protocol: {protocol}', set protocol to auto",
+        code="UPSTREAM_UNAVAILABLE",
+        server=spec.name,
+    )
 
 
 def _with_pages(spec: Spec, tool: Tool) -> Tool:
@@ -381,6 +481,10 @@ def _is_offered(verdict: Verdict, kind: Kind, raw: Any) -> bool:
         return False
     decision = verdict.decisions.get(definition.key)
     return decision is not None and decision.offered and decision.definition.text == definition.text
+
+
+def _without_extensions(face: ClientIdentity) -> ClientIdentity:
+    return replace(face, capabilities={key: each for key, each in face.capabilities.items() if key != "extensions"})
 
 
 def _announces(link: McpClient) -> bool:
@@ -405,7 +509,3 @@ async def _sleep(link: McpClient, seconds: float) -> None:
         await asyncio.wait([ending], timeout=seconds)
     finally:
         ending.cancel()
-
-
-def _ignore(_: McpClient) -> None:
-    """Only the main connection lists definitions."""

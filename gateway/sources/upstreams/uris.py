@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from gateway.sources.upstreams.spec import Spec
 
 APP = "ui://"
+# The extension of clients that show pages.
+UI_EXTENSION = "io.modelcontextprotocol/ui"
 # The `_meta` key of a tool's page in older MCP Apps.
 PAGE = "ui/resourceUri"
 
@@ -58,6 +60,14 @@ def public_tool(prefix: str, wire: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(page, Mapping) and isinstance(page.get("resourceUri"), str):
         changed["ui"] = {**page, "resourceUri": public_uri(prefix, page["resourceUri"])}
     return {**wire, "_meta": changed}
+
+
+def has_page(tool: Any) -> bool:
+    """Return whether a listed tool has a page."""
+    match tool:
+        case {"_meta": {"ui": {"resourceUri": str()}}} | {"_meta": {"ui/resourceUri": str()}}:
+            return True
+    return False
 
 
 def public_blocks(prefix: str, blocks: list[Any]) -> list[Any]:

@@ -82,7 +82,7 @@ def listed() -> list[dict[str, Any]]:
                 "description": words or f"The {name} tool.",
                 "inputSchema": schema,
                 "annotations": {"readOnlyHint": name == "plain", "scent": "pine"},
-                "_meta": {"lab.example/tool": name},
+                "_meta": {"lab.example/tool": name, **({"ui": {"resourceUri": "ui://a"}} if "pages" in HABITS else {})},
                 "colour": "blue",
             }
         )
@@ -284,6 +284,7 @@ async def answer(request: Request) -> dict[str, Any]:
             info = {"io.modelcontextprotocol/serverInfo": {"name": "lab", "version": "1"}}
             return {"supportedVersions": [MODERN], "capabilities": capabilities, "_meta": info, "ttlMs": 0}
         case "initialize" if ERA != "modern":
+            note(f"initialize {','.join(request.params['capabilities'].get('extensions', ()))}")
             return {
                 "protocolVersion": "2025-11-25",
                 "capabilities": capabilities,

@@ -38,7 +38,7 @@ async def prompt(gateway: Gateway, client: ClientInfo, asked: Mapping[str, str] 
 
 
 async def resource(gateway: Gateway, client: ClientInfo, asked: Mapping[str, str] = ASKED, who: str = "local") -> Any:
-    listed = await relay_of(gateway).resources(Caller(principal=who), f"chat-{who}")
+    listed = await relay_of(gateway).resources(Caller(principal=who), f"chat-{who}", client)
     [uri] = [each["uri"] for each in listed if each["name"] == "ask"]
     got = await relay_of(gateway).read(f"{uri}?{urlencode(asked)}", Caller(principal=who), f"chat-{who}", client)
     return json.loads(got["contents"][0]["text"])

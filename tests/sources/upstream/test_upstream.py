@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from eventually import TIMEOUT, async_eventually
 from journeys.servers import lab, labs
 
-from gateway.calls import Call, Caller
+from gateway.calls import Call, Caller, ClientInfo
 from gateway.config import UpstreamSettings
 from gateway.db.pins import Pins
 from gateway.db.sqlite import SqliteDatabase
@@ -209,3 +210,32 @@ async def test_a_removed_one_opens_nothing_any_more(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="removed"):
             upstream.connection_for(call_of("bob"))
         assert not lane.connected
+
+
+async def test_pages_are_declared_to_a_handshake_server_for_clients_that_show_them(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    extension = "io.modelcontextprotocol/ui"
+    shows = ClientInfo(capabilities={"extensions": {extension: {}}})
+    async with upstream_of(tmp_path, labs.on_stdio("handshake", LAB_HABITS="pages", LAB_FILE=str(notes))) as upstream:
+        await upstream.discover()
+    lists = len(labs.notes(notes))
+    for client, declared in ((ClientInfo(), "initialize "), (shows, f"initialize {extension}")):
+        said = labs.on_stdio("handshake", LAB_HABITS="pages", LAB_FILE=str(notes))
+        async with upstream_of(tmp_path, said) as upstream:
+            for modern in (False, True):
+                call = call_of("local").replace(client=replace(client, modern=modern))
+                await upstream.connection_for(call).connect()
+        assert labs.notes(notes)[lists:] == ["start", declared]
+        lists = len(labs.notes(notes))
+
+
+async def test_clients_with_and_without_pages_have_their_own_connections(tmp_path: Path) -> None:
+    shows = ClientInfo(capabilities={"extensions": {"io.modelcontextprotocol/ui": {}}})
+    async with upstream_of(tmp_path, labs.on_stdio("handshake", LAB_HABITS="pages")) as upstream:
+        await upstream.discover()
+        calls = [call_of("local").replace(client=client) for client in (shows, ClientInfo())]
+        with upstream.connection_for(calls[0]).use():
+            assert upstream.connection_for(calls[0]) is not upstream.connection_for(calls[1])
+    async with upstream_of(tmp_path / "plain", labs.on_stdio("handshake")) as upstream:
+        await upstream.discover()
+        assert upstream.connection_for(calls[0]) is upstream.connection_for(calls[1])
