@@ -76,7 +76,7 @@ async def test_what_a_client_could_be_asked_if_there_were_a_way_is_not_promised(
     async with gateway_to(tmp_path, lab=lab("modern", tmp_path)) as gateway:
         echoed = await gateway.executor.call_tool(Call(name="lab__echo", arguments={}, client=client))
         said = echoed.value["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"]
-        assert said == {"experimental": {"x": {}}}
+        assert said == {}
         outcome = await asked_of(gateway, "lab", client)
         assert outcome.error is not None
         assert outcome.error.code == "CANNOT_ASK"
