@@ -137,4 +137,5 @@ PROMISES: dict[str, Promise] = {
     "G9": Promise("Upstream definitions are pinned; a changed one is held back until accepted.", "built"),
     # Beyond
     "H2": Promise("stdio upstreams run inside the sandbox, with the paths and hosts they are given.", "built"),
+    "H9": Promise("Upstreams and clients are told only of extensions that the gateway relays.", "built"),
 }
