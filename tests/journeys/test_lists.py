@@ -11,11 +11,14 @@ from typing import Any
 
 import anyio
 import pytest
+from eventually import TIMEOUT, async_eventually
 from mcp import Client, MCPError
 from mcp_types import ElicitResult
 
 from gateway import Gateway
+from gateway.calls import Call, Outcome
 from gateway.serve.mcp.handlers import Handlers, McpServer
+from gateway.tools import Tool
 
 from .clients import call, every_tool, over_http, over_stdio, refusal, text
 from .processes import environment, on_http, on_stdio, serve_command
@@ -241,34 +244,53 @@ async def test_changed_prefix_takes_effect_and_the_old_name_still_works(tmp_path
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_first_list_waits_for_a_slow_server_and_a_hanging_one_is_waited_for_once(tmp_path: Path, era: str) -> None:
+def test_first_list_waits_for_a_slow_server_and_nothing_else_does(tmp_path: Path, era: str) -> None:
     slow = listed(tmp_path, "slow", tool("late"), after=str(tmp_path / "go"))
-    hanging = listed(tmp_path, "hanging", tool("never"), after=str(tmp_path / "never"))
-    options = ["--config", str(settings(tmp_path, slow=slow))]
-
-    def names(answer: dict[str, Any]) -> list[str]:
-        return [each["name"] for each in answer["result"]["tools"]]
-
-    with on_stdio(tmp_path, *options) as gateway:
+    with on_stdio(tmp_path, "--config", str(settings(tmp_path, slow=slow))) as gateway:
         if era == HANDSHAKE:
-            assert "result" in gateway.ask(INITIALIZE)  # does not wait for the slow server to the end
+            assert "result" in gateway.ask(INITIALIZE)
             gateway.send(INITIALIZED)
         gateway.send(request(era, 1, "tools/list"))
         assert "result" in gateway.ask(request(era, 2, "tools/call", {"name": "list_directory", "arguments": {}}))
         (tmp_path / "go").touch()
-        assert "slow__late" in names(gateway.receive())
-    settings(tmp_path, slow=slow, hanging=hanging)
-    with on_stdio(tmp_path, *options) as gateway:  # the first start with a server that hangs, ended early
-        if era == HANDSHAKE:
-            gateway.ask(INITIALIZE)
-        else:
-            gateway.ask(request(era, 1, "server/discover"))
-    with on_stdio(tmp_path, *options) as gateway:
-        if era == HANDSHAKE:
-            gateway.ask(INITIALIZE)
-            gateway.send(INITIALIZED)
-        assert "slow__late" in names(gateway.ask(request(era, 1, "tools/list")))
-        assert (tmp_path / "stderr.log").exists()
+        assert "slow__late" in [each["name"] for each in gateway.receive()["result"]["tools"]]
+
+
+async def test_start_waits_once_for_a_server_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = listed(tmp_path, "hanging", tool("never"), after=str(tmp_path / "never"))
+    known = {**listed(tmp_path, "known", tool("here")), "lazy": False}
+    options = {"data_dir": str(tmp_path / "data"), "mcpServers": {"hanging": hanging, "known": known}}
+    monkeypatch.setattr("gateway.gateway.STARTUP_SECONDS", 0.1)
+    async with Gateway.open(options, follow=True) as gateway:
+        assert gateway.first_lists() is not None
+        await async_eventually(lambda: gateway.catalog.get("known__here"))
+    listed(tmp_path, "known", tool("here"), after=str(tmp_path / "never"))  # from now on it hangs, too
+    monkeypatch.setattr("gateway.gateway.STARTUP_SECONDS", 600.0)
+    monkeypatch.setattr("gateway.gateway.NEXT_LIST_SECONDS", 0.1)
+    with anyio.fail_after(TIMEOUT):
+        async with Gateway.open(options, follow=True) as gateway:
+            assert gateway.catalog.get("known__here") is not None
+            await async_eventually(lambda: gateway.first_lists() is None)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_call_by_bare_name_has_structured_content(tmp_path: Path, mode: Any) -> None:
+    class Source:
+        name = "box"
+
+        async def list_tools(self) -> list[Tool]:
+            return [Tool("box:count", "", output_schema={"type": "object"}, owner="box", category="filesystem")]
+
+        async def call_tool(self, call: Call) -> Outcome:
+            return Outcome(value={"n": 1})
+
+    options = {"data_dir": str(tmp_path / "data"), "categories": {"filesystem": {"permission": "execute"}}}
+    async with (
+        Gateway.open(options, sources=[Source()]) as gateway,
+        Client(McpServer(Handlers(gateway.executor, gateway.versions)).sdk, mode=mode) as client,
+    ):
+        for name in ("box__count", "box:count", "count"):
+            assert (await call(client, name, {})).structured_content == {"n": 1}
 
 
 async def test_tools_left_out_and_unchecked_are_said_on_stderr_and_by_doctor(tmp_path: Path) -> None:
