@@ -121,7 +121,8 @@ class GatewayParts:
         self.pins = Pins(db)
         self.switches = Switches(db)
         self.telemetry = Telemetry()
-        self.concurrency = Concurrency(settings.limits.concurrency, settings.limits.timeout)
+        limits = settings.limits
+        self.concurrency = Concurrency(limits.concurrency, limits.timeout, limits.total_timeout)
         self.categories = settings.effective_categories()
         self._category_changes: Mapping[str, CategoryRow] = {}
         self._permission = settings.effective_profile().permission

@@ -140,6 +140,13 @@ class Call:
             raise self.refusal or NotFound(f"no tool is named {self.name!r}", code="UNKNOWN_TOOL")
         return self.tool
 
+    @property
+    def wants_progress(self) -> bool:
+        """True if the caller asked for progress reports; an MCP client does so by a token."""
+        if self.progress is no_progress:
+            return False
+        return self.client is None or self.client.meta.get("progressToken") is not None
+
     @lazy
     def arguments_json(self) -> bytes:
         """The arguments as measured and recorded; `Invalid` when they are not JSON."""

@@ -1,13 +1,27 @@
-"""Small tools around asyncio tasks: sets of background tasks, shared timers, cheap cancel scopes, back-off."""
+"""Small tools around asyncio tasks: sets of background tasks, queues of reports, shared timers, cheap cancel scopes,
+back-off."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from functools import cache
 from typing import Any
 
 import anyio
+
+# Reports of one call that may wait for their receiver, and the size of their texts together.
+REPORTS, REPORT_TEXT = 10_000, 4 * 1024 * 1024
+
+# Reports delivered in one turn of the event loop.
+REPORTS_PER_TURN = 100
+
+# The time in which a receiver must take a report, so that those after it are still waited for at the end of a call.
+FLUSH_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 class TaskSet(set[asyncio.Task[Any]]):
@@ -22,6 +36,62 @@ class TaskSet(set[asyncio.Task[Any]]):
     def cancel(self) -> None:
         for task in self:
             task.cancel()
+
+
+class ReportQueue:
+    """Reports of one call, delivered in order by one task, as fast as the receiver takes them. None is left out, unless
+    more wait than `REPORTS` or `REPORT_TEXT` allow: then each new report replaces the one before it. `on_empty` is
+    called whenever all are delivered."""
+
+    def __init__(self, on_empty: Callable[[], None] | None = None) -> None:
+        self._on_empty = on_empty
+        self._waiting: deque[tuple[int, Callable[..., Awaitable[None]], tuple[Any, ...]]] = deque()
+        self._size = 0
+        self._delivered = 0
+        self._replaced = False
+        self._delivery: asyncio.Task[None] | None = None
+
+    def add(self, receiver: Callable[..., Awaitable[None]], *report: Any, size: int = 0) -> None:
+        """Deliver a report by `receiver(*report)`; `size` is that of its text."""
+        if self._waiting and (len(self._waiting) >= REPORTS or self._size + size > REPORT_TEXT):
+            self._size -= self._waiting.pop()[0]
+            if not self._replaced:
+                self._replaced = True
+                _log.warning("a caller is too slow for the reports of its call, and misses some of them")
+        self._size += size
+        self._waiting.append((size, receiver, report))
+        if self._delivery is None:
+            self._delivery = asyncio.get_running_loop().create_task(self._deliver())
+
+    async def flush(self) -> None:
+        """Wait until all reports are delivered, or the receiver has taken none for `FLUSH_SECONDS`."""
+        while (delivery := self._delivery) is not None:
+            before = self._delivered
+            await asyncio.wait([delivery], timeout=FLUSH_SECONDS)
+            if self._delivered == before:
+                return
+
+    def close(self) -> None:
+        """Deliver no more."""
+        if self._delivery is not None:
+            self._delivery.cancel()
+
+    async def _deliver(self) -> None:
+        try:
+            while self._waiting:
+                size, receiver, report = self._waiting.popleft()
+                self._size -= size
+                try:
+                    await receiver(*report)
+                except Exception:  # a failing receiver must not break the call
+                    _log.debug("a report could not be delivered", exc_info=True)
+                self._delivered += 1
+                if not self._delivered % REPORTS_PER_TURN:
+                    await asyncio.sleep(0)
+        finally:
+            self._delivery = None
+        if self._on_empty is not None:
+            self._on_empty()
 
 
 class SharedTimer:
@@ -43,6 +113,12 @@ class SharedTimer:
 
     def remove(self, key: Hashable) -> None:
         self._deadlines.pop(key, None)
+
+    def restart(self, key: Hashable) -> None:
+        """Give a deadline that is not reached the timer's seconds again."""
+        deadline = self._deadlines.pop(key, None)  # taken out first: the oldest stay in front
+        if deadline is not None:
+            self._deadlines[key] = self._loop.time() + self._seconds, deadline[1]
 
     def _fire(self) -> None:
         now, self._handle = self._loop.time(), None

@@ -355,12 +355,14 @@ class ProfileSettings(Section):
 
 
 class LimitSettings(Section):
-    """Bounds on every call. `calls_per_minute` is per tool id and caller."""
+    """Bounds on every call. `timeout` is the time for an answer or a progress report, each of which puts the deadline
+    off until the call has run for `total_timeout`. `calls_per_minute` is per tool id and caller."""
 
     request_bytes: int = Field(default=8 * _MEBIBYTE, ge=1024)
     response_bytes: int = Field(default=32 * _MEBIBYTE, ge=1024)
     concurrency: int = Field(default=64, ge=1)
     timeout: float = Field(default=120, gt=0)
+    total_timeout: float = Field(default=3600, gt=0)
     tools: int = Field(default=5000, ge=1)
     calls_per_minute: dict[str, int] = {}
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Literal
 
-from gateway.calls import Call, Outcome, Proceed
+from gateway.calls import Call, Outcome, Proceed, Progress, no_progress
 from gateway.errors import Cancelled, Timeout, Unavailable
 from gateway.extensions import Extension
 from gateway.tasks import SharedTimer, cancel_scope
+from gateway.tools import Tool
+
+# The longest time that progress reports can extend a call to.
+TOTAL_SECONDS = 3600.0
 
 # Calls that may wait for a slot, per slot; one more is refused.
 QUEUE_FACTOR = 16
@@ -19,11 +24,12 @@ CANCEL_SECONDS = 2.0
 
 class Concurrency(Extension):
     """Gives each call a slot and a deadline. Slots are counted per owner of tools, so that a slow upstream uses up only
-    its own."""
+    its own. Each progress report of the tool puts the deadline off, until the call has run for `total` seconds."""
 
-    def __init__(self, concurrency: int, timeout: float) -> None:
+    def __init__(self, concurrency: int, timeout: float, total: float = TOTAL_SECONDS) -> None:
         self._concurrency = concurrency
         self._timeout = timeout
+        self._total = total
         self._slots: dict[str | None, _Slots] = {}
         self._timers: dict[float, SharedTimer] = {}
         self._runs: set[_Run] = set()
@@ -38,19 +44,29 @@ class Concurrency(Extension):
         if not slots.take():
             await slots.wait()
         run = _Run()
-        timer = self._timer(limit)
+        timer, total = self._timer(limit), None
+        # A toolset reports also where the caller did not ask for it.
+        if (call.progress is not no_progress or tool.home is not None) and limit < self._total:
+            total = self._timer(self._total)
+            call = call.replace(progress=_extend(call.progress, timer, run))
         try:
             self._refuse_when_stopping()  # the shutdown may have begun while it waited
             with run.scope:
                 timer.add(run, run.time_out)
+                if total is not None:
+                    total.add(run, run.exceed_total)
                 self._runs.add(run)
                 return await proceed(call)
         finally:
             slots.release()
             timer.remove(run)
+            if total is not None:
+                total.remove(run)
             self._remove(run)
-        if run.timed_out:
-            raise Timeout(f"{tool.id} took longer than {limit:g} s", limit=limit)
+        if run.ended == "total":
+            raise _timeout_error(tool, self._total, "limits.total_timeout")
+        if run.ended == "silent":
+            raise _timeout_error(tool, limit)
         raise Cancelled(f"{tool.id}: the gateway stopped before the call ended", code="SHUTTING_DOWN")
 
     async def drain(self, grace: float) -> None:
@@ -95,15 +111,42 @@ class Concurrency(Extension):
 class _Run:
     """A running call that can be cancelled."""
 
-    __slots__ = ("scope", "timed_out")
+    __slots__ = ("ended", "scope")
 
     def __init__(self) -> None:
         self.scope = cancel_scope()
-        self.timed_out = False
+        self.ended: Literal["silent", "total"] | None = None
 
-    def time_out(self) -> None:
-        self.timed_out = not self.scope.cancel_called
+    def time_out(self, reason: Literal["silent", "total"] = "silent") -> None:
+        if not self.scope.cancel_called:
+            self.ended = reason
         self.scope.cancel()
+
+    def exceed_total(self) -> None:
+        self.time_out("total")
+
+
+def _extend(progress: Progress, timer: SharedTimer, run: _Run) -> Progress:
+    """Return `progress`, putting the deadline of the call off."""
+
+    async def report(done: float, total: float | None = None, message: str | None = None) -> None:
+        timer.restart(run)
+        await progress(done, total, message)
+
+    return report
+
+
+def _timeout_error(tool: Tool, limit: float, setting: str | None = None) -> Timeout:
+    """Return the error of a call that reached a deadline, with the setting to change."""
+    message = f"{tool.id} took longer than {limit:g} s"
+    if not tool.is_tool:
+        return Timeout(message, limit=limit)
+    if setting is None:
+        setting = "limits.timeout" if tool.timeout is None else "the tool's own timeout"
+        if tool.timeout is not None and tool.home is None:
+            setting = f"mcpServers.{tool.owner}.timeout"
+        message += " without a progress report"
+    return Timeout(f"{message}; raise {setting}", limit=limit, setting=setting)
 
 
 class _Slots:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import orjson
 
-from gateway.calls import Call, Outcome, Proceed
+from gateway.calls import Call, Outcome, Proceed, no_progress
 from gateway.errors import GatewayError, InputRequired, ToolFailed
 from gateway.extensions import Extension
 from gateway.tools import Access, Tool
@@ -35,8 +35,8 @@ class Versioning(Extension):
 
     The changes that a toolset's tool makes in a person's own folder are known only after it ran. If it changed or
     deleted existing files and nobody agreed to the call, `require_consent` is called with these changes. Unless it
-    returns, the files are restored; the call runs again after a person has agreed. `timeout` is the longest time for a
-    tool without a limit of its own.
+    returns, the files are restored; the call runs again after a person has agreed. `timeout` is the time for an
+    answer or a progress report of a tool without a limit of its own.
     """
 
     def __init__(
@@ -98,9 +98,10 @@ class Versioning(Extension):
     ) -> Outcome:
         seen = files.seen
         started = time.time()
-        async with files.changing(call.id, started + (call.target.timeout or self._timeout)):
+        timeout = call.target.timeout or self._timeout
+        async with files.changing(call.id, started + timeout) as extend:
             try:
-                outcome = await proceed(call)
+                outcome = await proceed(_extend_by_progress(call, extend, timeout))
             except BaseException:  # cancelled: nobody can be asked
                 with anyio.CancelScope(shield=True):
                     review = await files.review(seen)
@@ -153,6 +154,21 @@ async def _undo(files: HeldChat, review: Review, call: Call, started: float) -> 
             f"the version before it is {before} ('toolgate workspace log')",
             code="NOT_BROUGHT_BACK",
         ) from error
+
+
+def _extend_by_progress(call: Call, extend: Callable[[float], None], timeout: float) -> Call:
+    """Return the call with progress that extends the time for its changes, as it extends the call's deadline."""
+    progress, noted = call.progress, time.time()
+
+    async def report(done: float, total: float | None = None, message: str | None = None) -> None:
+        nonlocal noted
+        now = time.time()
+        if now > noted + timeout / 4:
+            noted = now
+            extend(now + timeout)
+        await progress(done, total, message)
+
+    return call if progress is no_progress else call.replace(progress=report)
 
 
 def _select(tree: Tree, paths: tuple[str, ...]) -> Tree:

@@ -23,7 +23,7 @@ from gateway.mcp_client.messages import (
     notification,
     request_number,
 )
-from gateway.mcp_client.pending_request import LogCallback, PendingRequest, ReportQueue, RequestHandler
+from gateway.mcp_client.pending_request import CallReports, LogCallback, PendingRequest, RequestHandler
 from gateway.protocol import jsonrpc
 from gateway.protocol.jsonrpc import RpcError
 from gateway.tasks import TaskSet
@@ -35,6 +35,9 @@ CANCELLED_SECONDS = 5.0
 SERVER_REQUEST_LIMIT = 64
 
 ACKNOWLEDGE_SECONDS = 30.0
+
+# Seconds between pings while a request waits for its response that long.
+PING_SECONDS = 30.0
 
 # Methods during which servers send requests of their own. Others do so only if the caller has a handler for them.
 _INTERACTIVE_METHODS = ("tools/call", "prompts/get", "resources/read", "completion/complete")
@@ -49,9 +52,11 @@ class Transport(Protocol):
     """Sends messages. It passes those it receives to `McpClient.receive`, and its end to `McpClient.lose`.
 
     `isolates_requests` says that each request has an exchange of its own, so that any id can be used for it.
+    `needs_pings` says that pings keep the session alive during a long request.
     """
 
     isolates_requests: bool
+    needs_pings: bool
 
     async def send_request(self, pending: PendingRequest, message: Message) -> None:
         """Send a request. Returns when it is sent, or answered where the transport waits for that."""
@@ -128,7 +133,9 @@ class Attribution:
     def find_logger(self) -> PendingRequest | None:
         """Return the pending request to which a log message belongs, if there is only one."""
         self._remove_expired()
-        calls = [pending for pending in self._pending.values() if pending.acknowledged is None]
+        calls = [
+            pending for pending in self._pending.values() if pending.acknowledged is None and pending.method != "ping"
+        ]
         return calls[0] if len(calls) == 1 and not self._cancelled else None
 
     def _remove_expired(self) -> None:
@@ -173,6 +180,7 @@ class McpClient:
         self._subscriptions = TaskSet()
         self._ended: asyncio.Future[ConnectionLost] = self._loop.create_future()
         self._closing: asyncio.Task[None] | None = None
+        self._ping_timer: asyncio.TimerHandle | None = None
 
     def set_version(self, version: str) -> None:
         """Encode messages for this protocol version from now on."""
@@ -200,7 +208,7 @@ class McpClient:
         they are; a log level is part of `meta`. With `reply_to`, over a transport that isolates requests, the request
         has this id, and its result is a `RawResult` with the bytes of the message.
         """
-        reports = ReportQueue(on_progress, on_log) if on_progress is not None or on_log is not None else None
+        reports = CallReports(on_progress, on_log) if on_progress is not None or on_log is not None else None
         pending = self._begin(method, on_request, reports)
         message = self._encoder.request(pending.number, method, params, meta, capabilities, on_progress is not None)
         if reply_to is not None and self.transport.isolates_requests:
@@ -311,12 +319,28 @@ class McpClient:
         if left := (*self._tasks, *self._server_requests.values(), *self._subscriptions):
             await asyncio.wait(left, timeout=1.0)
 
-    def _begin(self, method: str, on_request: RequestHandler | None, reports: ReportQueue | None) -> PendingRequest:
+    def _begin(self, method: str, on_request: RequestHandler | None, reports: CallReports | None) -> PendingRequest:
         if self.lost is not None:
             raise self.lost.copy()
         pending = PendingRequest(next(self._numbers), method, self._loop.create_future(), on_request, reports)
         self._pending[pending.number] = pending
+        if self._ping_timer is None and self.transport.needs_pings:
+            self._ping_timer = self._loop.call_later(PING_SECONDS, self._ping_if_silent, pending.number)
         return pending
+
+    def _ping_if_silent(self, latest: int) -> None:
+        """Ping the server if a request waits that was already there at the last check; `latest` was the newest then."""
+        self._ping_timer = None
+        waiting = [pending.number for pending in self._pending.values() if pending.method not in _NEVER_CANCELLED]
+        if self.lost is not None or not waiting:
+            return
+        if min(waiting) <= latest:
+            self.spawn(self._ping())
+        self._ping_timer = self._loop.call_later(PING_SECONDS, self._ping_if_silent, max(waiting))
+
+    async def _ping(self) -> None:
+        with suppress(Unavailable, RpcError):  # a server may be too busy to answer
+            await self.request("ping", timeout=PING_SECONDS)
 
     async def _run(self, pending: PendingRequest, message: Message) -> dict[str, Any]:
         try:

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gateway.calls import Progress
-
-# Log messages kept while the callback is busy; the oldest are dropped first.
-REPORT_LIMIT = 256
-
-# Reports that may wait for the callback before progress is coalesced. A server's messages can arrive several in one
-# read, also when the callback keeps up, and clients expect each report of a short burst.
-PROGRESS_LIMIT = 8
-
-FLUSH_SECONDS = 1.0
+from gateway.tasks import ReportQueue
 
 # Answers a request of the server while a call runs; may raise `RpcError`.
 RequestHandler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 LogCallback = Callable[[dict[str, Any]], Awaitable[None]]
-
-_log = logging.getLogger(__name__)
 
 
 class PendingRequest:
@@ -52,7 +40,7 @@ class PendingRequest:
         method: str,
         response: asyncio.Future[dict[str, Any] | Exception],
         on_request: RequestHandler | None = None,
-        reports: ReportQueue | None = None,
+        reports: CallReports | None = None,
     ) -> None:
         self.number = number
         self.method = method
@@ -69,16 +57,14 @@ class PendingRequest:
             self.response.set_result(response)
 
 
-class ReportQueue:
-    """Progress reports and log messages of a call, delivered in order by one task. Once `PROGRESS_LIMIT` of them wait
-    for a slow callback, a new progress report replaces the one before it."""
+class CallReports(ReportQueue):
+    """Progress reports and log messages of a call, passed on in the order in which they came."""
 
     def __init__(self, on_progress: Progress | None, on_log: LogCallback | None) -> None:
+        super().__init__()
         self.wants_log = on_log is not None
         self._on_progress = on_progress
         self._on_log = on_log
-        self._waiting: deque[tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]] = deque(maxlen=REPORT_LIMIT)
-        self._delivery: asyncio.Task[None] | None = None
 
     def add_progress(self, params: dict[str, Any]) -> None:
         done, total, message = params.get("progress"), params.get("total"), params.get("message")
@@ -86,35 +72,8 @@ class ReportQueue:
             return
         total = total if isinstance(total, int | float) else None
         message = message if isinstance(message, str) else None
-        if len(self._waiting) >= PROGRESS_LIMIT and self._waiting[-1][0] is self._on_progress:
-            self._waiting.pop()
-        self._add(self._on_progress, (done, total, message))
+        self.add(self._on_progress, done, total, message, size=len(message or ""))
 
     def add_log(self, params: dict[str, Any]) -> None:
         if self._on_log is not None:
-            self._add(self._on_log, (params,))
-
-    async def flush(self) -> None:
-        """Wait until the last report is delivered, for `FLUSH_SECONDS` at most."""
-        if self._delivery is not None:
-            await asyncio.wait([self._delivery], timeout=FLUSH_SECONDS)
-
-    def close(self) -> None:
-        if self._delivery is not None:
-            self._delivery.cancel()
-
-    def _add(self, callback: Callable[..., Awaitable[None]], arguments: tuple[Any, ...]) -> None:
-        self._waiting.append((callback, arguments))
-        if self._delivery is None:
-            self._delivery = asyncio.get_running_loop().create_task(self._deliver())
-
-    async def _deliver(self) -> None:
-        try:
-            while self._waiting:
-                callback, arguments = self._waiting.popleft()
-                try:
-                    await callback(*arguments)
-                except Exception:  # a failing callback must not break the call
-                    _log.debug("the callback for a report failed", exc_info=True)
-        finally:
-            self._delivery = None
+            self.add(self._on_log, params, size=len(repr(params)))

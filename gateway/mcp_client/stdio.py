@@ -35,6 +35,7 @@ class StdioTransport:
     """A request of the server does not say which request of ours it belongs to; see `Attribution`."""
 
     isolates_requests = False
+    needs_pings = False  # nothing between the two processes ends a silent connection
 
     def __init__(self, client: McpClient) -> None:
         self._client = client

@@ -49,6 +49,7 @@ REPEATABLE = frozenset(
 # The time a server has to accept a notification or an answer.
 SEND_SECONDS = 30.0
 
+# Attempts in a row to resume a stream.
 RESUMPTIONS = 3
 DELETE_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
@@ -64,6 +65,7 @@ class HttpTransport:
     """Common part of the HTTP transports on which messages of several requests share one connection."""
 
     isolates_requests = False
+    needs_pings = True
 
     def __init__(self, client: McpClient, pool: HttpPool) -> None:
         self._client = client
@@ -155,13 +157,17 @@ class SessionTransport(HttpTransport):
         raise lost.copy()
 
     async def _resume(self, sink: _EventSink, pending: PendingRequest) -> None:
-        """Resume a stream that broke off after its last event, with servers that support it."""
-        for _ in range(RESUMPTIONS):
+        """Resume a stream that broke off after its last event, with servers that support it. Some end it again and
+        again during a long call."""
+        failures = 0
+        while failures < RESUMPTIONS:
+            failures += 1
             await asyncio.sleep(_RETRY_SECONDS if sink.retry is None else min(sink.retry / 1000, _RETRY_LIMIT))
             with suppress(ConnectionLost, Unreachable):
                 response = await self._pool.send("GET", GET_HEADERS + self._headers(sink.last_id), sink=sink)
                 if not response.streaming:
                     break
+                failures = 0
             if pending.response.done():
                 return
         raise ConnectionLost(f"{self._client.label} broke off {pending.method}, and it could not be resumed")
@@ -189,6 +195,7 @@ class StatelessTransport:
     """The modern version. Closing its stream cancels a request. A failure concerns one request only."""
 
     isolates_requests = True
+    needs_pings = False  # this version has none
 
     def __init__(self, client: McpClient, pool: HttpPool) -> None:
         self._client = client

@@ -66,6 +66,7 @@ class WorkerRuntime:
                     "arguments": call.arguments,
                     "chat": call.chat,
                     "call": call.id,
+                    "every_report": call.every_report,
                 },
                 call.progress,
             )

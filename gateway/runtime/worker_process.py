@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ import orjson
 from gateway.calls import Progress, no_progress, to_json
 from gateway.errors import GatewayError, Invalid, ToolFailed
 from gateway.sandbox import Exit, Limits, Process
+from gateway.tasks import ReportQueue
 from gateway.workspace.hidden import Hidden
 
 WORKER_DIED = "WORKER_DIED"
@@ -33,11 +35,15 @@ LEAVE_SECONDS = 0.5
 # Time without calls after which the sandbox counts a worker as idle; switching at each call would cost too much.
 IDLE_SECONDS = 1.0
 
-# Time for the last progress report of a call to be delivered.
-FLUSH_SECONDS = 1.0
+# Limit of log lines; a worker that follows the protocol sends far fewer.
+LINES_PER_SECOND = 1000
 
-# Limit of reports; a worker that follows the protocol sends far fewer.
-REPORTS_PER_SECOND = 1000
+# Limit of the reports of a call that are not confirmed; a worker that follows the protocol keeps below it.
+UNCONFIRMED_REPORTS = 10_000
+
+# Time between the delivery of reports and the next batch, at least and per report. Where the caller wants the newest
+# report only, it is `NEWEST_SECONDS`.
+BATCH_SECONDS, REPORT_SECONDS, NEWEST_SECONDS = 0.005, 50e-6, 1.0
 
 # Limit of output of one call, on stdout and stderr together.
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
@@ -208,17 +214,17 @@ def _refuse_constant(name: str) -> None:
 
 
 class PendingCall:
-    """A call in a worker: the future of its result, and its progress reports.
+    """A call in a worker: the future of its result, and its progress reports. `unconfirmed` is the number of reports
+    since the worker was last told that all are delivered."""
 
-    While one report is being delivered, only the newest of the following is kept.
-    """
-
-    def __init__(self, result: asyncio.Future[Any], progress: Progress, printed_before: int) -> None:
+    def __init__(
+        self, result: asyncio.Future[Any], progress: Progress, printed_before: int, on_delivered: Callable[[], None]
+    ) -> None:
         self.result = result
         self.printed_before = printed_before
+        self.unconfirmed = 0
+        self.reports = ReportQueue(on_delivered)
         self._progress = progress
-        self._newest: tuple[float, float | None, str | None] | None = None
-        self._sending: asyncio.Task[None] | None = None
 
     def resolve(self, message: dict[str, Any], error: Callable[[Any], GatewayError]) -> bool:
         """Set the result from a message; return False when the message is no result."""
@@ -235,33 +241,12 @@ class PendingCall:
         if not self.result.done():
             self.result.set_exception(error)
 
-    def report(self, values: Any) -> None:
-        match values:
-            case [float() | int() as done, (float() | int() | None) as total, (str() | None) as message]:
-                self._newest = (done, total, message)
-                if self._sending is None:
-                    self._sending = asyncio.get_running_loop().create_task(self._send_progress())
-
-    async def flush_progress(self) -> None:
-        """Wait until the last report was delivered, for a limited time."""
-        if (sending := self._sending) is not None:
-            await asyncio.wait([sending], timeout=FLUSH_SECONDS)
-            sending.cancel()
-
-    def close(self) -> None:
-        """Stop reports of a cancelled call."""
-        if self.result.cancelled() and self._sending is not None:
-            self._sending.cancel()
-
-    async def _send_progress(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            while self._newest is not None:
-                newest, self._newest = self._newest, None
-                try:
-                    await self._progress(*newest)
-                except Exception:  # a failing progress callback must not break the call
-                    _log.debug("a progress report was not delivered", exc_info=True)
-        self._sending = None
+    def report(self, batch: Any) -> None:
+        for values in batch if isinstance(batch, list) else ():
+            self.unconfirmed += 1
+            match values:
+                case [float() | int() as done, (float() | int() | None) as total, (str() | None) as message]:
+                    self.reports.add(self._progress, done, total, message, size=len(message or ""))
 
 
 class WorkerOutput:
@@ -338,8 +323,8 @@ class Worker:
         self._error: GatewayError | None = None
         self._busy_timer: asyncio.TimerHandle | None = None
         self._worked_at = 0.0
-        self._report_count = 0
-        self._report_second = 0
+        self._line_count = 0
+        self._line_second = 0
         self._loop = asyncio.get_running_loop()
         self._output = WorkerOutput(process, self._check_output)
         self._watch_task = self._loop.create_task(self._watch())
@@ -361,16 +346,19 @@ class Worker:
             raise Invalid(f"the arguments have {size}", code="REQUEST_TOO_LARGE", limit=self._frame_bytes)
         if self.ended:
             raise worker_died_error(self.toolset, "had just ended", None, "")
-        pending = PendingCall(self._loop.create_future(), progress, self._output.printed)
+        on_delivered = partial(self._confirm_later, number, bool(message.get("every_report")))
+        pending = PendingCall(self._loop.create_future(), progress, self._output.printed, on_delivered)
         self._calls[number] = pending
         self._mark_busy()
         self.channel.send(frame)
         try:
             value = await self._wait_for_result(number, pending)
+            await pending.reports.flush()
         except GatewayError:  # the last report must arrive before the error
-            await pending.flush_progress()
+            await pending.reports.flush()
             raise
-        await pending.flush_progress()
+        finally:
+            pending.reports.close()
         return value
 
     async def _wait_for_result(self, number: int, pending: PendingCall) -> Any:
@@ -381,7 +369,6 @@ class Worker:
             raise
         finally:
             self._calls.pop(number, None)
-            pending.close()
             if not self._calls:
                 self._output.note_idle()
                 self._worked_at = self._loop.time()
@@ -469,15 +456,29 @@ class Worker:
             self.on_change()
 
     def _report(self, number: int, message: Message) -> None:
-        second = int(self._loop.time())
-        self._report_count = self._report_count + 1 if second == self._report_second else 1
-        self._report_second = second
-        if self._report_count > REPORTS_PER_SECOND:
-            self._kill_for_violation(f"sent more than {REPORTS_PER_SECOND} reports in a second")
-        elif "log" in message:
-            self._log(message["log"])
-        elif number in self._calls:
-            self._calls[number].report(message["progress"])
+        if "log" in message:
+            second = int(self._loop.time())
+            self._line_count = self._line_count + 1 if second == self._line_second else 1
+            self._line_second = second
+            if self._line_count > LINES_PER_SECOND:
+                self._kill_for_violation(f"sent more than {LINES_PER_SECOND} log lines in a second")
+            else:
+                self._log(message["log"])
+        elif (pending := self._calls.get(number)) is not None:
+            pending.report(message["progress"])
+            if pending.unconfirmed > UNCONFIRMED_REPORTS:
+                self._kill_for_violation(f"sent more than {UNCONFIRMED_REPORTS} reports before they were delivered")
+
+    def _confirm_later(self, number: int, every: bool) -> None:
+        """Tell the worker after a moment that the reports of a call are delivered, so that it sends the next."""
+        if (pending := self._calls.get(number)) is not None:
+            wait = max(BATCH_SECONDS, REPORT_SECONDS * pending.unconfirmed) if every else NEWEST_SECONDS
+            self._loop.call_later(wait, self._confirm, number)
+
+    def _confirm(self, number: int) -> None:
+        if (pending := self._calls.get(number)) is not None:
+            pending.unconfirmed = 0
+            self.channel.send(to_json({"id": number, "do": "confirm"}))
 
     def _log(self, line: Any) -> None:
         match line:
@@ -538,9 +539,10 @@ class FunctionCall:
     """One call of a toolset's function.
 
     `directory` holds the toolset version and never changes; `env` has the secrets that the toolset declares; `id` is
-    the call's id. Without `writable` the call cannot change the workspace, without `programs` it cannot start
-    processes. `protected` are paths in the workspace that it cannot change, `hidden` paths that it cannot see. With
-    `single_use` it has a worker of its own, which is ended with the call.
+    the call's id. Without `every_report`, only the newest progress report counts. Without `writable` the call cannot
+    change the workspace, without `programs` it cannot start processes. `protected` are paths in the workspace that it
+    cannot change, `hidden` paths that it cannot see. With `single_use` it has a worker of its own, which is ended with
+    the call.
     """
 
     toolset: str
@@ -553,6 +555,7 @@ class FunctionCall:
     requirements: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = no_progress
+    every_report: bool = True
     writable: bool = True
     programs: bool = True
     protected: tuple[str, ...] = ()

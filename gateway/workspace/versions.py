@@ -388,14 +388,22 @@ class HeldChat:
         opened.running.unlink(missing_ok=True)
 
     @asynccontextmanager
-    async def changing(self, call: str, until: float | None = None) -> AsyncIterator[None]:
+    async def changing(self, call: str, until: float | None = None) -> AsyncIterator[Callable[[float], None]]:
         """Enclose a call that changes the files; a process killed inside leaves a note of the call. With `until`, the
-        time by which it must have ended, recovery undoes its changes to existing files."""
+        time by which it must have ended, recovery undoes its changes to existing files. Yields a function that sets
+        another time."""
+        running = True
+
+        def extend(until: float) -> None:
+            if running:  # not in a thread, which could outlive the call
+                self._opened.running.write_text(f"{call}\n{until}")
+
         note = call if until is None else f"{call}\n{until}"
         await self._versions.in_thread(self._opened.running.write_text, note)
         try:
-            yield
+            yield extend
         finally:
+            running = False
             self._opened.running.unlink(missing_ok=True)
 
     @property

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from eventually import TIMEOUT
+from eventually import TIMEOUT, async_eventually
 
 from gateway.calls import Call, Caller, Outcome
 from gateway.config import Settings
@@ -231,12 +232,68 @@ def holding(running: Concurrency, release: anyio.Event) -> Callable[[Call], Any]
 
 
 @pytest.mark.promise("X2")
-async def test_call_that_exceeds_its_timeout_ends_with_an_error() -> None:
+async def test_call_that_exceeds_its_timeout_ends_with_an_error_that_names_the_setting() -> None:
     run = holding(Concurrency(1, timeout=0.01), anyio.Event())
-    outcome = await run(call())
-    assert str(outcome.error) == "TIMEOUT: echo took longer than 0.01 s"
-    slower = Tool("slow", "", timeout=0.02)
-    assert str((await run(call(slower))).error) == "TIMEOUT: slow took longer than 0.02 s"
+
+    async def error(tool: Tool) -> str:
+        return str((await run(call(tool))).error)
+
+    limit = "took longer than 0.01 s without a progress report; raise"
+    assert await error(Tool("echo", "")) == f"TIMEOUT: echo {limit} limits.timeout"
+    upstream = Tool("web:fetch", "", owner="web", timeout=0.01)
+    assert await error(upstream) == f"TIMEOUT: web:fetch {limit} mcpServers.web.timeout"
+    toolset = Tool("git:log", "", owner="git", timeout=0.01, home=Path("/toolset"))
+    assert await error(toolset) == f"TIMEOUT: git:log {limit} the tool's own timeout"
+    other = Tool("web:prompts/get", "", owner="web", timeout=0.01, is_tool=False)
+    assert await error(other) == "TIMEOUT: web:prompts/get took longer than 0.01 s"
+
+
+class Clock:
+    """The clock of the event loop, moved on by hand."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._moved = 0.0
+        loop = asyncio.get_running_loop()
+        real = loop.time
+        patch.setattr(loop, "time", lambda: real() + self._moved)
+
+    async def move(self, seconds: float) -> None:
+        self._moved += seconds
+        for _ in range(3):  # timers run, then tasks they cancel
+            await asyncio.sleep(0)
+
+
+@pytest.mark.promise("X2")
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "toolset"])
+async def test_progress_puts_the_deadline_of_a_call_off_up_to_the_total(
+    monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    clock, reports = Clock(monkeypatch), []
+    running: list[Call] = []
+
+    async def wait(call: Call) -> Outcome:
+        running.append(call)
+        await asyncio.Event().wait()
+        return Outcome()
+
+    async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
+        reports.append((done, total, message))
+
+    run = stack([Concurrency(4, timeout=120, total=3600)], wait)
+    tool = Tool("echo", "", home=None if asked else Path("/toolset"))
+    given: dict[str, Any] = {"progress": progress} if asked else {}
+    silent = asyncio.ensure_future(run(call(tool, **given)))
+    working = asyncio.ensure_future(run(call(tool, **given)))
+    await async_eventually(lambda: len(running) == 2)
+    for minute in range(59):
+        await clock.move(60)
+        await running[1].progress(minute, 60, "on")
+        if minute == 10:  # a call of ten minutes
+            assert str((await silent).error).startswith("TIMEOUT: echo took longer than 120 s without a progress")
+        assert not working.done()
+    await clock.move(61)
+    assert str((await working).error) == "TIMEOUT: echo took longer than 3600 s; raise limits.total_timeout"
+    assert reports == ([(minute, 60, "on") for minute in range(59)] if asked else [])
 
 
 @pytest.mark.promise("X2")

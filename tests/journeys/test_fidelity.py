@@ -240,6 +240,21 @@ async def test_progress_and_logs_arrive_while_the_call_runs(connected: tuple[Cli
     assert seen.logs == [(level, f"{upstream}/lab", {"said": level}) for level in ("debug", "info", "error")]
 
 
+async def test_two_thousand_progress_reports_arrive_whole_and_in_order(
+    connected: tuple[Client, Seen], upstream: str
+) -> None:
+    client, _ = connected
+    steps: list[float] = []
+
+    async def count(progress: float, total: float | None, message: str | None) -> None:
+        steps.append(progress)
+
+    result = await client.call_tool(f"{upstream}__count", {"steps": 2000}, progress_callback=count)
+    assert text(result) == '"counted"'
+    await async_eventually(lambda: len(steps) >= 2000)
+    assert steps == list(range(1, 2001))
+
+
 async def test_a_cancelled_call_is_cancelled_at_its_server(
     connected: tuple[Client, Seen], upstream: str, notes: Path, chat: str
 ) -> None:

@@ -6,15 +6,18 @@ import asyncio
 from typing import Any
 
 import pytest
+from eventually import TIMEOUT
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway import tasks
 from gateway.mcp_client import ClientIdentity
 from gateway.mcp_client.client import CANCELLED_SECONDS, Attribution
 from gateway.mcp_client.messages import RequestEncoder, decode
-from gateway.mcp_client.pending_request import PROGRESS_LIMIT, PendingRequest, ReportQueue
+from gateway.mcp_client.pending_request import CallReports, PendingRequest
 from gateway.protocol.jsonrpc import RpcError
 from gateway.protocol.sse import Event, EventParser, EventTooLarge
+from gateway.tasks import REPORT_TEXT, REPORTS
 
 FACE = ClientIdentity("n", "1", {"roots": {}})
 
@@ -96,7 +99,7 @@ class Requests:
             return {}
 
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        request = PendingRequest(number, method, response, ask if asks else None, ReportQueue(None, None))
+        request = PendingRequest(number, method, response, ask if asks else None, CallReports(None, None))
         self.pending[number] = request
         return request
 
@@ -139,21 +142,7 @@ async def test_attribution_counts_a_cancelled_request_for_a_while() -> None:
 
 
 @pytest.mark.anyio
-async def test_progress_reports_received_in_one_read_are_all_passed_on() -> None:
-    received: list[float] = []
-
-    async def progress(done: float, *_: Any) -> None:
-        received.append(done)
-
-    reports = ReportQueue(progress, None)
-    for number in range(PROGRESS_LIMIT):  # the task that passes them on cannot run in between
-        reports.add_progress({"progress": number})
-    await reports.flush()
-    assert received == [*range(PROGRESS_LIMIT)]
-
-
-@pytest.mark.anyio
-async def test_progress_reports_for_a_slow_callback_are_coalesced_into_the_newest() -> None:
+async def test_reports_for_a_slow_callback_are_all_passed_on_in_order() -> None:
     received: list[Any] = []
     go = asyncio.Event()
 
@@ -164,15 +153,50 @@ async def test_progress_reports_for_a_slow_callback_are_coalesced_into_the_newes
     async def log(params: dict[str, Any]) -> None:
         received.append(params)
 
-    reports = ReportQueue(progress, log)
-    reports.add_progress({"progress": 1})
-    await asyncio.sleep(0)
-    for number in range(2, 1000):
+    reports = CallReports(progress, log)
+    for number in range(2000):
         reports.add_progress({"progress": number, "total": "many", "message": 3})
     reports.add_log({"data": "x"})
     reports.add_progress({"progress": "junk"})
+    await asyncio.sleep(0)
     go.set()
     await reports.flush()
-    *progress_received, newest, logged = received
-    assert progress_received == [(number, None, None) for number in range(1, PROGRESS_LIMIT + 1)]
-    assert (newest, logged) == ((999, None, None), {"data": "x"})
+    assert received == [*((number, None, None) for number in range(2000)), {"data": "x"}]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("message", "kept"), [(None, REPORTS), ("x" * (REPORT_TEXT // 4), 4)], ids=["many", "large"])
+async def test_reports_over_the_limits_replace_the_newest(
+    message: str | None, kept: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    received: list[float] = []
+    go = asyncio.Event()
+
+    async def progress(done: float, *_: Any) -> None:
+        await go.wait()
+        received.append(done)
+
+    reports = CallReports(progress, None)
+    for number in range(kept + 100):
+        reports.add_progress({"progress": number, "message": message})
+    go.set()
+    await reports.flush()
+    assert received == [*range(kept - 1), kept + 99]
+    assert caplog.text.count("too slow for the reports of its call") == 1
+
+
+@pytest.mark.anyio
+async def test_reports_of_a_callback_that_hangs_do_not_hold_the_answer_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "FLUSH_SECONDS", 0.01)
+    taken = asyncio.Semaphore(3)
+
+    async def progress(*_: Any) -> None:
+        await taken.acquire()
+
+    reports = CallReports(progress, None)
+    for number in range(10):
+        reports.add_progress({"progress": number})
+    async with asyncio.timeout(TIMEOUT):
+        await reports.flush()
+    reports.close()
+    assert taken.locked()

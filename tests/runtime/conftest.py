@@ -59,6 +59,7 @@ class Bench:
         env: dict[str, str] | None = None,
         progress: Progress = no_progress,
         requirements: tuple[str, ...] = (),
+        every_report: bool = True,
     ) -> FunctionCall:
         return FunctionCall(
             toolset="it",
@@ -71,6 +72,7 @@ class Bench:
             requirements=requirements,
             env=env or {},
             progress=progress,
+            every_report=every_report,
         )
 
     async def call(self, function: str, /, **arguments: Any) -> Any:

@@ -8,7 +8,7 @@ import logging
 import os
 
 import pytest
-from eventually import TIMEOUT
+from eventually import TIMEOUT, async_eventually
 
 from gateway.errors import Invalid, ToolFailed
 
@@ -191,13 +191,14 @@ async def test_a_worker_sees_no_package_but_the_authors_and_its_needs(bench: Ben
     assert await bench.call("found", names=names) == ["covalt_toolset", "pydantic"]
 
 
-async def test_progress_arrives_in_order_thinned_out_and_the_last_before_the_answer(bench: Bench) -> None:
-    bench.write("""
+@pytest.mark.parametrize("kind", ["def", "async def"])
+async def test_every_progress_report_arrives_in_order_before_the_answer(bench: Bench, kind: str) -> None:
+    bench.write(f"""
         from covalt_toolset import get_context
 
-        def run():
-            for n in range(20_000):
-                get_context().progress(n + 1, 20_000, f"step {n + 1}")
+        {kind} run():
+            for n in range(2000):
+                get_context().progress(n + 1, 2000, f"step {{n + 1}}")
     """)
     told: list[tuple[float, float | None, str | None]] = []
 
@@ -205,8 +206,49 @@ async def test_progress_arrives_in_order_thinned_out_and_the_last_before_the_ans
         told.append((done, total, message))
 
     await bench.runtime.call(bench.job("run", {}, progress=progress))
+    assert told == [(n, 2000, f"step {n}") for n in range(1, 2001)]
+
+
+async def test_function_that_reports_faster_than_its_caller_waits_for_it(bench: Bench) -> None:
+    bench.write("""
+        from covalt_toolset import get_context
+
+        def run():
+            for n in range(1000):
+                get_context().progress(n)
+                (get_context().workspace / "at").write_text(str(n))
+    """)
+    told: list[float] = []
+    go = asyncio.Event()
+
+    async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
+        await go.wait()
+        told.append(done)
+
+    call = asyncio.ensure_future(bench.runtime.call(bench.job("run", {}, progress=progress)))
+    at = bench.workspace() / "at"
+    await async_eventually(lambda: at.exists() and at.read_text() == "128")
+    go.set()
+    await call
+    assert told == [*range(1000)]
+
+
+async def test_newest_progress_report_suffices_where_nobody_wants_every_one(bench: Bench) -> None:
+    bench.write("""
+        from covalt_toolset import get_context
+
+        def run():
+            for n in range(20_000):
+                get_context().progress(n + 1)
+    """)
+    told: list[float] = []
+
+    async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
+        told.append(done)
+
+    await bench.runtime.call(bench.job("run", {}, progress=progress, every_report=False))
     assert told == sorted(told)
-    assert [*told[-1]] == [20_000, 20_000, "step 20000"]
+    assert told[-1] == 20_000
     assert len(told) < 200
 
 

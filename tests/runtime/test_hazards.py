@@ -181,7 +181,8 @@ CHANNEL = """
         ('send(b\'{"id":[1],"value":1}\')', "answered an unknown call"),
         ("send(b'{\"id\":1}')", "sent an invalid answer"),
         # in one write, since a busy machine could spread single messages over many seconds
-        ('send(b\'{"id":1,"progress":[1,null,null]}\', times=5000)', "reports in a second"),
+        ('send(b\'{"id":1,"log":["info","x"]}\', times=5000)', "log lines in a second"),
+        ('send(b\'{"id":1,"progress":[\' + b"[1,null,null]," * 10_000 + b"1]}")', "reports before they were delivered"),
     ],
 )
 async def test_worker_that_breaks_the_protocol_is_ended(bench: Bench, bad: str, reason: str) -> None:
@@ -204,7 +205,7 @@ async def test_worker_that_breaks_the_protocol_is_ended(bench: Bench, bad: str, 
 async def test_reports_of_the_wrong_shape_are_let_pass(bench: Bench) -> None:
     bench.write(f"""{CHANNEL}
     def run():
-        for said in (b'1', b'["a"]', b'{{}}', b'[1,2]', b'["x",null,null]'):
+        for said in (b'1', b'["a"]', b'{{}}', b'[1,2]', b'[["x",null,null]]'):
             send(b'{{"id":1,"progress":' + said + b'}}')
             send(b'{{"id":1,"log":' + said + b'}}')
         return "done"

@@ -12,6 +12,7 @@ import pytest
 from eventually import TIMEOUT, async_eventually
 
 from gateway.serve.http import fastpath
+from gateway.serve.mcp import event_streams
 
 from .servers import ABLE, ENVELOPE, Client, Exchange, Servers, call, open_servers, request
 
@@ -100,7 +101,7 @@ async def test_progress_after_the_response_is_dropped(servers: Servers, era: str
 @pytest.mark.parametrize("era", ERAS)
 async def test_silent_stream_is_pinged_until_the_response(servers: Servers, era: str) -> None:
     exchange = await start_call(servers, await client_of(servers, era), make_call(era, "wait"))
-    await exchange.until(fastpath.PING * 3)
+    await exchange.until(event_streams.PING * 3)
     servers.source.go.set()
     answer = await exchange.answer()
     assert value(answer.message) == '"waited"'

@@ -15,6 +15,7 @@ from journeys.servers import labs
 from mcp_client.scripted import Request, Scripted, modern, scripted
 
 from gateway.serve.http import fastpath
+from gateway.serve.mcp import event_streams
 
 from .servers import Answer, Client, Servers, call, open_servers, request, serve_on_pipes
 
@@ -242,7 +243,7 @@ async def test_response_of_several_lines_is_one_event(
     upstream.go = anyio.Event()
     upstream.words = json.dumps(json.loads(encode(ODD)), indent=2).replace("\n", "\r\n")
     exchange = Client(servers.fast).send(call("up__speak"))
-    await exchange.until(fastpath.PING)
+    await exchange.until(event_streams.PING)
     upstream.go.set()
     answer = await exchange.answer()
     assert answer.message == json.loads(encode(ODD))

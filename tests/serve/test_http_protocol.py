@@ -26,6 +26,7 @@ from gateway.serve.http import app as http
 from gateway.serve.http import fastpath, protocol
 from gateway.serve.http.app import HttpApp, RequestGuard, bind, serve_http
 from gateway.serve.http.protocol import FastHandler
+from gateway.serve.mcp import event_streams
 from gateway.serve.mcp.fastpath import SIZE
 from gateway.serve.mcp.handlers import Handlers, McpServer
 
@@ -456,7 +457,7 @@ async def test_event_is_sent_at_once(served: Served, monkeypatch: pytest.MonkeyP
     with anyio.fail_after(TIMEOUT):
         start, first = await line.message(), await line.message()
     assert start is not None and start["status"] == 200
-    assert first is not None and first["body"].startswith(fastpath.PING)
+    assert first is not None and first["body"].startswith(event_streams.PING)
     served.source.go.set()
     assert b'"id":"w"' in await line.rest()
 

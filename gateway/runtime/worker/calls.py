@@ -7,8 +7,8 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import math
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -38,72 +38,92 @@ Finish = Callable[[Any, BaseException | None], None]
 
 THREADS = 8
 TEXT_LIMIT = 8 * 1024
-_PROGRESS_INTERVAL = 0.02
+# Reports in one message, and the characters of their texts beyond the first.
+_BATCH, _BATCH_TEXT = 128, 32 * 1024
+# Reports that wait here while a coroutine, which must not block the others, reports faster than they are delivered.
+_PENDING_LIMIT = 8000
+# The time a function waits for a caller that takes no reports.
+_WAIT_SECONDS = 5.0
+_MAIN_THREAD = threading.main_thread()  # the one of coroutines
 _LOG_LINES_LIMIT = 500
 _LINE_LIMIT = 4 * 1024
 
 
 class CallReporter:
-    """Sends progress and log lines of one call. Of reports in quick succession only the last is sent."""
+    """Sends progress and log lines of one call. Reports go in batches, the next one when the gateway has delivered the
+    last. With `every`, none is left out: a function that reports faster than its caller takes reports waits here.
+    Otherwise only the newest report is kept."""
 
-    def __init__(self, channel: GatewayChannel, number: int) -> None:
+    def __init__(self, channel: GatewayChannel, number: int, every: bool) -> None:
         self._channel = channel
         self._number = number
-        self._lock = threading.Lock()
-        self._sent_at = 0.0
-        self._pending: Progress | None = None
-        self._timer: threading.Timer | None = None
+        self._every = every
+        self._changed = threading.Condition()
+        self._pending: list[Progress] = []
+        self._delivering = False
+        self._patient = True
         self._lines = 0
         self._closed = False
 
     def __call__(self, report: Progress | Log) -> None:
         if not self._channel.is_ours:
             return
-        with self._lock:
-            if self._closed:
-                return
+        with self._changed:
             if isinstance(report, Log):
                 self._log(report)
             else:
                 self._progress(Progress(*_validate(report)))
 
+    def confirm(self) -> None:
+        """Send the next batch: the gateway has delivered the last."""
+        with self._changed:
+            self._delivering, self._patient = False, True
+            self._send_batch()
+            self._changed.notify_all()
+
     def close(self) -> None:
-        """Send the pending report before the result, and nothing after it."""
-        with self._lock:
-            self._flush()
+        """Send the pending reports before the result, and nothing after it."""
+        with self._changed:
+            while self._pending:
+                self._send_batch()
             self._closed = True
+            self._changed.notify_all()
 
     def _progress(self, report: Progress) -> None:
-        self._pending = report
-        wait = self._sent_at + _PROGRESS_INTERVAL - time.monotonic()
-        if wait <= 0:
-            self._flush()
-        elif self._timer is None:
-            self._timer = threading.Timer(wait, self._flush_on_timer)
-            self._timer.daemon = True
-            self._timer.start()
+        if not self._every:
+            self._pending.clear()
+        elif len(self._pending) >= _BATCH and self._patient and threading.current_thread() is not _MAIN_THREAD:
+            self._patient = self._changed.wait_for(lambda: self._closed or len(self._pending) < _BATCH, _WAIT_SECONDS)
+        if len(self._pending) >= _PENDING_LIMIT:
+            self._pending.pop()
+        if not self._closed:
+            self._pending.append(report)
+        if not self._delivering:
+            self._send_batch()
 
-    def _flush_on_timer(self) -> None:
-        with self._lock:
-            self._timer = None
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._pending is not None and not self._closed:
-            self._channel.send({"id": self._number, "progress": self._pending})
-            self._pending = None
-            self._sent_at = time.monotonic()
+    def _send_batch(self) -> None:
+        count = size = 0
+        for report in self._pending[:_BATCH]:
+            size += len(report.message or "")
+            if count and size > _BATCH_TEXT:
+                break
+            count += 1
+        batch, self._pending = self._pending[:count], self._pending[count:]
+        if batch:
+            self._channel.send({"id": self._number, "progress": batch})
+            self._delivering = True
 
     def _log(self, line: Log) -> None:
         self._lines += 1
-        if self._lines <= _LOG_LINES_LIMIT:
+        if self._lines <= _LOG_LINES_LIMIT and not self._closed:
             self._channel.send({"id": self._number, "log": [line.level, str(line.message)[:_LINE_LIMIT]]})
 
 
 def _validate(report: Progress) -> tuple[float, float | None, str | None]:
-    total = None if report.total is None else float(report.total)
-    message = None if report.message is None else str(report.message)[:_LINE_LIMIT]
-    return float(report.done), total, message
+    done, total = float(report.done), None if report.total is None else float(report.total)
+    if not math.isfinite(done) or not math.isfinite(total or 0):
+        raise ValueError("progress is reported in finite numbers")
+    return done, total, None if report.message is None else str(report.message)[:_LINE_LIMIT]
 
 
 class Coroutines:
@@ -221,6 +241,7 @@ class CallRunner:
         self._running = 0
         self._threads = 0
         self._active: dict[int, Coroutine | None] = {}
+        self._reporters: dict[int, CallReporter] = {}
         self._coroutines = Coroutines()
 
     def serve(self) -> None:
@@ -242,12 +263,15 @@ class CallRunner:
             message = self._pop_queued() or self._next()
 
     def _next(self) -> Message:
-        """Return the next call for this thread; cancellations are handled while reading."""
+        """Return the next call for this thread; other messages are handled while reading."""
         with self._reading:
             while True:
                 message = self._channel.receive()
                 if message["do"] == "cancel":
                     self._cancel(message["id"])
+                elif message["do"] == "confirm":
+                    if (reporter := self._reporters.get(message["id"])) is not None:
+                        reporter.confirm()
                 elif self._accept(message):
                     return message
 
@@ -287,7 +311,7 @@ class CallRunner:
 
     def _run(self, message: Message) -> None:
         number = message["id"]
-        reporter = CallReporter(self._channel, number)
+        reporter = self._reporters[number] = CallReporter(self._channel, number, message.get("every_report", False))
         try:
             result = self._describe(message) if message["do"] == "describe" else self._call(message, reporter)
         except BaseException as error:  # untrusted code may raise anything, also `SystemExit`
@@ -325,6 +349,7 @@ class CallRunner:
         if not self._channel.is_ours:
             end()
         reporter.close()
+        self._reporters.pop(number, None)
         with self._state:
             self._active.pop(number, None)
         if error is not None:

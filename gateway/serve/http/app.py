@@ -14,17 +14,21 @@ from typing import cast
 
 import anyio
 import uvicorn
+from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import __version__
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
+from gateway.protocol import MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
 from gateway.serve.http.fastpath import HttpFastPath
 from gateway.serve.http.protocol import FastHandler, FastHttpProtocol, HeaderCache
+from gateway.serve.mcp.event_streams import KEPT_SECONDS, SESSION_BYTES
 from gateway.serve.mcp.handlers import McpServer
+from gateway.serve.mcp.request import principal_of
 
 # Raises `Unavailable` while the gateway cannot serve.
 Ready = Callable[[], Awaitable[None]]
@@ -36,6 +40,15 @@ _CHECKED = frozenset({b"host", b"origin", b"content-length"})
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_STREAM_HEADERS = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-cache, no-transform",
+    "x-accel-buffering": "no",
+}
+_NOT_KEPT = (
+    f"the stream of this event is not kept any more: for {KEPT_SECONDS / 60:g} minutes, and the last "
+    f"{SESSION_BYTES >> 20} MiB of a session; send the request again"
+)
 
 
 class HttpApp:
@@ -46,9 +59,9 @@ class HttpApp:
         self._ready = ready
         self._streams: set[anyio.CancelScope] = set()
         health = [Route("/healthz", self._healthz), Route("/readyz", self._readyz)]
-        routes, sessions = mcp.sdk.http_app(PATH, guard.body_limit, health)
-        self.app = guard.wrap(self._end_streams(routes))
-        self.fast_path = HttpFastPath(mcp.handlers, sessions, guard.allows, PATH)
+        routes, self._sessions = mcp.sdk.http_app(PATH, guard.body_limit, health)
+        self.app = guard.wrap(self._end_streams(self._resume_streams(routes)))
+        self.fast_path = HttpFastPath(mcp.handlers, self._sessions, guard.allows, PATH)
 
     def close(self) -> None:
         """End the streams on which clients only wait, so that the server need not abort them."""
@@ -65,6 +78,39 @@ class HttpApp:
         except GatewayError as refusal:
             return _error_response(refusal)
         return JSONResponse({"ok": True})
+
+    def _resume_streams(self, app: ASGIApp) -> ASGIApp:
+        """Return the application with GET requests answered here that name the last event of a session's stream."""
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or scope["method"] != "GET" or scope["path"] != PATH:
+                await app(scope, receive, send)
+                return
+            headers = Headers(scope=scope)
+            last_id = headers.get("last-event-id")
+            transport = self._sessions.find(headers.get("mcp-session-id", ""))
+            streams = None if transport is None else self._sessions.streams(transport)
+            if (
+                last_id is None
+                or transport is None
+                or streams is None
+                or "text/event-stream" not in headers.get("accept", "")
+                or self._sessions.principal(transport) != principal_of(headers)
+                or headers.get("mcp-protocol-version") in MODERN_PROTOCOL_VERSIONS
+            ):
+                await app(scope, receive, send)  # which words the error
+                return
+            found = streams.find(last_id)
+            if found is None:
+                response: Response = _rpc_error_response(_NOT_KEPT)
+            else:
+                stream, number = found
+                response = StreamingResponse(stream.follow(number), headers=_STREAM_HEADERS)
+            response.headers["mcp-session-id"] = transport.mcp_session_id or ""
+            with self._sessions.in_use(transport):
+                await response(scope, receive, send)
+
+        return serve
 
     def _end_streams(self, app: ASGIApp) -> ASGIApp:
         """Return the application with its GET streams, which the handshake versions have, ended by `close`."""
@@ -153,9 +199,7 @@ class RequestGuard:
             return _error_response(self._too_large())
         if body.startswith(_NO_MESSAGE):
             message = "this is not one JSON-RPC message; a batch is not taken; send one message per request"
-            return JSONResponse(
-                {"jsonrpc": "2.0", "id": None, "error": {"code": INVALID_REQUEST, "message": message}}, 400
-            )
+            return _rpc_error_response(message)
         return None
 
     def _too_large(self) -> RequestTooLarge:
@@ -226,6 +270,11 @@ def parse_origin(text: str) -> tuple[str, str, int] | None:
     if scheme not in _DEFAULT_PORTS or authority is None:
         return None
     return scheme, authority[0], authority[1] or _DEFAULT_PORTS[scheme]
+
+
+def _rpc_error_response(message: str) -> Response:
+    error = {"code": INVALID_REQUEST, "message": message}
+    return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, 400)
 
 
 def _error_response(refusal: GatewayError) -> Response:

@@ -15,6 +15,14 @@ from gateway.calls import to_json
 from gateway.protocol import MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import REQUEST_CANCELLED
 from gateway.serve.mcp import fastpath
+from gateway.serve.mcp.event_streams import (
+    PING,
+    PING_SECONDS,
+    PRIMED_SINCE,
+    EventStream,
+    SessionStreams,
+    encode_event,
+)
 from gateway.serve.mcp.fastpath import EncodedResponse, FastPath, ParsedRequest
 from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.request import connection_chat, principal_of
@@ -27,8 +35,8 @@ Headers = Mapping[bytes, bytes]
 # Seconds after which a call is watched: its client may disconnect, and its stream must be kept open.
 WATCH_SECONDS = 0.1
 
-PING_SECONDS = 15.0
-PING = b": ping\r\n\r\n"
+# Seconds after which a call is answered on a stream that its client can resume.
+STREAM_SECONDS = 1.0
 
 _JSON, _EVENTS = b"application/json", b"text/event-stream"
 _STREAM_HEADERS = [
@@ -123,7 +131,8 @@ class HttpFastPath:
     async def _call_in_session(
         self, session: Session, transport: SdkTransport, parsed: ParsedRequest, send: Send, session_id: bytes
     ) -> None:
-        response = _HttpResponse(send, session_id)
+        streams = self._sessions.streams(transport)
+        response = _HttpResponse(send, session_id, streams, session.version >= PRIMED_SINCE)
         with self._sessions.in_use(transport), _CallWatch(self._timer, response) as call:
             session.calls[str(parsed.id)] = call
             try:
@@ -148,26 +157,41 @@ class HttpFastPath:
 
 
 class _HttpResponse:
-    """A response over HTTP: plain JSON or, if messages are sent before it, an event stream."""
+    """A response over HTTP: plain JSON or, if messages are sent before it, an event stream. A stream among `streams`
+    can be resumed; with `primed` also before its first message."""
 
-    def __init__(self, send: Send, session_id: bytes | None = None) -> None:
+    def __init__(
+        self,
+        send: Send,
+        session_id: bytes | None = None,
+        streams: SessionStreams | None = None,
+        primed: bool = False,
+    ) -> None:
+        self.primed = primed
         self._send = send
         self._headers = [] if session_id is None else [(b"mcp-session-id", session_id)]
+        self._streams = streams
+        self._stream: EventStream | None = None
         self._streaming = False
         self._lock: asyncio.Lock | None = None  # made when needed, which is rare
 
     async def notify(self, message: Mapping[str, Any]) -> None:
-        await self._send_event(_encode_event(to_json(message)))
+        await self._send_event(to_json(message))
+
+    async def open(self) -> None:
+        """Begin the stream, if it has not begun."""
+        await self._send_event(None)
 
     async def ping(self) -> None:
-        await self._send_event(PING)
+        await self._send_event(None, PING)
 
     async def end(self, response: EncodedResponse) -> None:
         """Send the response, after any event that is being sent."""
         if self._lock is not None:
             async with self._lock:
                 if self._streaming:
-                    await self._send({"type": "http.response.body", "body": _encode_event(response.message)})
+                    body = self._encode(response.message, last=True)
+                    await self._send({"type": "http.response.body", "body": body})
                     return
         status = 200 if response.error is None or self._headers else ERROR_STATUS.get(response.error, 200)
         length = b"%d" % len(response.message)
@@ -177,7 +201,7 @@ class _HttpResponse:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": response.message})
 
-    async def _send_event(self, event: bytes) -> None:
+    async def _send_event(self, message: bytes | None, comment: bytes = b"") -> None:
         if self._lock is None:
             self._lock = asyncio.Lock()
         async with self._lock:
@@ -185,7 +209,22 @@ class _HttpResponse:
                 headers = [*_STREAM_HEADERS, *self._headers]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
                 self._streaming = True
-            await self._send({"type": "http.response.body", "body": event, "more_body": True})
+                comment = self._begin() + comment
+            body = comment if message is None else comment + self._encode(message)
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    def _begin(self) -> bytes:
+        """Let the client resume the stream, if it has a session; return the first event."""
+        if self._streams is None:
+            return b""
+        self._stream = self._streams.open(self._interrupt)
+        return self._stream.prime() if self.primed else b""
+
+    async def _interrupt(self) -> None:
+        await self._send({"type": "http.disconnect"})
+
+    def _encode(self, message: bytes, last: bool = False) -> bytes:
+        return encode_event(message) if self._stream is None else self._stream.add(message, last)
 
 
 class _CallWatch:
@@ -219,11 +258,14 @@ class _CallWatch:
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._tasks.append(loop.create_task(self._ping()))
+        self._tasks.append(loop.create_task(self._keep_open()))
         if self._receive is not None:
             self._tasks.append(loop.create_task(self._wait_for_disconnect(self._receive)))
 
-    async def _ping(self) -> None:
+    async def _keep_open(self) -> None:
+        if self._response.primed:
+            await asyncio.sleep(STREAM_SECONDS)
+            await self._response.open()
         while True:
             await asyncio.sleep(PING_SECONDS)
             await self._response.ping()
@@ -246,8 +288,3 @@ async def _accept(send: Send, session_id: bytes) -> None:
     headers = [(b"content-length", b"0"), (b"mcp-session-id", session_id)]
     await send({"type": "http.response.start", "status": 202, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
-
-
-def _encode_event(message: bytes) -> bytes:
-    # A line break would end the data. In JSON it can only be space between two tokens.
-    return b"event: message\r\ndata: %b\r\n\r\n" % message.replace(b"\r", b" ").replace(b"\n", b" ")

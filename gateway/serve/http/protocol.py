@@ -329,7 +329,12 @@ class _FastCycle:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """ASGI's `send`. A response without a content length is sent in chunks."""
+        """ASGI's `send`. A response without a content length is sent in chunks. A disconnect ends one half way, also
+        for a client that does not read."""
+        if message["type"] == "http.disconnect":
+            if not self.response_complete:
+                self._protocol.transport.abort()
+            return
         if message["type"] == "http.response.start":
             self._head = self.encode_head(message)
             return

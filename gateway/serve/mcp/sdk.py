@@ -19,7 +19,7 @@ import mcp_types as types
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
-from mcp.server.streamable_http import StreamableHTTPServerTransport
+from mcp.server.streamable_http import GET_STREAM_KEY, EventCallback, EventStore, StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import (
     InMemorySubscriptionBus,
@@ -46,6 +46,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.calls import Ask, Caller, ClientInfo, Log
 from gateway.protocol import CLIENT_CAPABILITIES_META_KEY, LOG_LEVEL_META_KEY, LOG_LEVELS, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, RequestId, RpcError
+from gateway.serve.mcp.event_streams import EventStream, ReplayStore, SessionStreams
 from gateway.serve.mcp.handlers import Handlers, convert_error
 from gateway.serve.mcp.notifications import (
     PROMPTS_CHANGED,
@@ -401,6 +402,7 @@ class HttpSessions:
         self._manager = manager
         self._sessions = sessions
         self._clients: dict[str, tuple[str, str]] = {}  # by session id
+        self._replay = ReplayStore()
         # The SDK has no public hook for the moment in which it opens a session.
         self._serve = manager._serve_opening_request
         manager._serve_opening_request = self._open  # type: ignore[method-assign]
@@ -409,6 +411,14 @@ class HttpSessions:
         """Return the transport of a session that is alive."""
         transport = self._manager._server_instances.get(session_id)
         return None if transport is None or transport.is_terminated else transport
+
+    def streams(self, transport: SdkTransport) -> SessionStreams | None:
+        """Return the streams of a session that can be resumed."""
+        return self._replay.get(transport.mcp_session_id or "")
+
+    def principal(self, transport: SdkTransport) -> str | None:
+        """Return the principal that opened a session."""
+        return self._clients.get(transport.mcp_session_id or "", (None,))[0]
 
     @contextmanager
     def in_use(self, transport: SdkTransport) -> Iterator[None]:
@@ -439,13 +449,21 @@ class HttpSessions:
             await response(scope, receive, send)
         else:
             # The SDK has no public hook for the messages of a session.
-            http_transport.connect = partial(self._connect, http_transport.connect, new)  # type: ignore[method-assign]
+            connect = partial(self._connect, http_transport, http_transport.connect, new)
+            http_transport.connect = connect  # type: ignore[method-assign]
             await self._serve(http_transport, scope, receive, send)
 
     @asynccontextmanager
-    async def _connect(self, connect: Callable[[], Any], session_id: str) -> AsyncIterator[Any]:
-        async with connect() as (incoming, outgoing):
-            yield _Incoming(incoming, lambda message: _take_reply(self._sessions.get(session_id), message)), outgoing
+    async def _connect(
+        self, http_transport: SdkTransport, connect: Callable[[], Any], session_id: str
+    ) -> AsyncIterator[Any]:
+        http_transport._event_store = _SdkEvents(self._replay.open(session_id), http_transport)
+        try:
+            async with connect() as (incoming, outgoing):
+                taken = _Incoming(incoming, lambda message: _take_reply(self._sessions.get(session_id), message))
+                yield taken, outgoing
+        finally:
+            self._replay.close(session_id)
 
     def _find_session_to_end(self, client: tuple[str, str], new: str) -> str | None:
         """Return the id of an idle session, `new` if no session may be ended, or None if there is room."""
@@ -461,6 +479,40 @@ class HttpSessions:
             if (scope := self._manager._server_instances[key].idle_scope) is not None and scope.deadline < math.inf
         )
         return min(idle, default=(0, 0, new))[-1]
+
+
+class _SdkEvents(EventStore):
+    """Keeps the events of the SDK's streams in one session with those of the fast path. The SDK does not replay them:
+    `HttpApp` answers requests to resume a stream."""
+
+    def __init__(self, streams: SessionStreams, transport: SdkTransport) -> None:
+        self._streams = streams
+        self._transport = transport
+        self._open = {GET_STREAM_KEY: self._open_stream(GET_STREAM_KEY)}
+
+    async def store_event(self, stream_id: str, message: types.JSONRPCMessage | None) -> str:
+        last = isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and stream_id != GET_STREAM_KEY
+        stream = self._open.get(stream_id)
+        if stream is None:
+            if last:  # the client has no id of an event to resume after
+                return ""
+            stream = self._open[stream_id] = self._open_stream(stream_id)
+        if message is None:
+            stream.prime()
+        else:
+            stream.add(message.model_dump_json(by_alias=True, exclude_unset=True).encode(), last)
+        if last:
+            del self._open[stream_id]
+        return stream.last_id
+
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
+        return None
+
+    def _open_stream(self, stream_id: str) -> EventStream:
+        async def interrupt() -> None:
+            self._transport.close_sse_stream(stream_id)
+
+        return self._streams.open(interrupt)
 
 
 def _network(address: str) -> str:

@@ -113,6 +113,7 @@ class ToolsetSource:
             requirements=toolset.spec.dependencies,
             env=env,
             progress=call.progress,
+            every_report=call.wants_progress,
             writable=files.writable,
             programs=call.target.permission is not Permission.READ_ONLY,
             protected=files.protected,

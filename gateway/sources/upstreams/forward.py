@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from gateway.calls import Ask, Call, ClientInfo, Log, frozen, no_progress, to_json
+from gateway.calls import Ask, Call, ClientInfo, Log, frozen, to_json
 from gateway.errors import GatewayError, Timeout, ToolFailed, Unavailable
 from gateway.mcp_client import McpClient
 from gateway.protocol.jsonrpc import RpcError
@@ -324,14 +324,11 @@ def _send_request(
 ) -> Awaitable[Result]:
     client, call = request.client, request.call
     meta = {key: value for key, value in client.meta.items() if not key.startswith(_PRIVATE_META)}
-    wants_progress = call.progress is not no_progress and (
-        call.client is None or client.meta.get("progressToken") is not None
-    )
     return link.request(
         request.method,
         {**request.params, **answers} if answers else request.params,
         on_request=ask,
-        on_progress=call.progress if wants_progress else None,
+        on_progress=call.progress if call.wants_progress else None,
         on_log=log_forwarder(client, request.server) if client.log is not None else None,
         meta={**meta, **log_meta} if log_meta else meta,
         capabilities=server_capabilities(client) if link.modern else None,

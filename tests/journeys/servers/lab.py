@@ -169,9 +169,12 @@ async def call(request: Request) -> dict[str, Any]:
         case "echo":
             return {**text("echo"), "structuredContent": {"params": request.params, "pid": os.getpid()}}
         case "count":
-            for step in (1, 2, 3):  # without a pause, so that the client can receive several reports in one read
-                token = request.meta.get("progressToken")
-                await request.tell("notifications/progress", progressToken=token, progress=step, total=3, message="on")
+            token, steps = request.meta.get("progressToken"), int(arguments.get("steps", 3))
+            for step in range(1, steps + 1):  # without a pause, several reports can arrive in one read
+                report = {"progressToken": token, "progress": step, "total": steps, "message": "on"}
+                await request.tell("notifications/progress", **report)
+                if "pause" in arguments:
+                    await asyncio.sleep(arguments["pause"])
             return text("counted")
         case "chatter":
             wanted = request.meta.get("io.modelcontextprotocol/logLevel") if ERA == "modern" else level

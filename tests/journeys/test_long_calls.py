@@ -1,0 +1,180 @@
+"""Calls that take long: progress keeps them alive, and a client whose connection breaks gets their answer."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+from mcp import Client
+
+from .clients import over_http, refusal, text
+from .processes import PATIENCE, Listening, on_http
+from .servers import labs
+from .wire import ERAS, HANDSHAKE, open_session
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.promise("G2", "G3")]
+
+# Seconds without progress after which these gateways end a call.
+TIMEOUT = 4
+
+# A client that begins a call, prints each event of its stream, and is killed before the answer.
+KILLED = """
+import http.client, json, sys
+address, headers, body = sys.argv[1:]
+connection = http.client.HTTPConnection(address)
+connection.request("POST", "/mcp", body, json.loads(headers))
+for line in connection.getresponse():
+    sys.stdout.buffer.write(line)
+    sys.stdout.flush()
+"""
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
+    """A gateway with little patience, in front of a lab of each era."""
+    with labs.on_http("handshake") as handshake:
+        servers = {"modern": labs.on_stdio("modern"), "handshake": {"url": handshake}}
+        settings = {"mcpServers": servers, "approval": {"mode": "never"}, "limits": {"timeout": TIMEOUT}}
+        directory = tmp_path_factory.mktemp("gateway")
+        file = directory / "toolgate.yaml"
+        file.write_text(json.dumps(settings))
+        with on_http(directory, "--config", str(file)) as running:
+            yield running
+
+
+@pytest.mark.parametrize("upstream", ["modern", "handshake"])
+@pytest.mark.parametrize("era", ERAS)
+async def test_call_with_progress_outlives_its_timeout(gateway: Listening, era: str, upstream: str) -> None:
+    reports: list[float] = []
+
+    async def count(progress: float, total: float | None, message: str | None) -> None:
+        reports.append(progress)
+
+    async with over_http(gateway.url, era) as client:
+        result = await client.call_tool(
+            f"{upstream}__count", {"steps": 30, "pause": TIMEOUT / 16}, progress_callback=count
+        )
+        assert text(result) == '"counted"'
+        assert reports == [*range(1, 31)]
+        error = await refusal(client, f"{upstream}__nap", {})
+        assert error["message"].endswith("took longer than 4 s without a progress report; raise limits.timeout")
+        assert error["details"]["setting"] == "limits.timeout"
+
+
+def test_client_that_is_killed_resumes_its_call_in_another_process(gateway: Listening) -> None:
+    session = open_session(gateway.url)
+    arguments = {"steps": 1000, "pause": 0.005}
+    params = {"name": "handshake__count", "arguments": arguments, "_meta": {"progressToken": "t"}}
+    message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+    headers = {**session, "accept": "application/json, text/event-stream", "content-type": "application/json"}
+    address = urlsplit(gateway.url).netloc
+    argv = [sys.executable, "-c", KILLED, address, json.dumps(headers), json.dumps(message)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        seen = read_events(client.stdout, until=lambda event: b'"progress":20,' in event["data"])
+        client.send_signal(signal.SIGKILL)
+    resumed = read_stream(address, {**session, "accept": "text/event-stream", "last-event-id": seen[-1]["id"].decode()})
+    messages = [json.loads(event["data"]) for event in (*seen, *resumed) if event["data"]]
+    *reports, answer = messages
+    assert [report["params"]["progress"] for report in reports] == [*range(1, 1001)]
+    assert (answer["id"], answer["result"]["content"][0]["text"]) == (7, '"counted"')
+
+
+def read_stream(address: str, headers: dict[str, str]) -> list[dict[str, bytes]]:
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
+    try:
+        connection.request("GET", "/mcp", headers=headers)
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        return read_events(response)
+    finally:
+        connection.close()
+
+
+def read_events(lines: Any, until: Any = lambda event: False) -> list[dict[str, bytes]]:
+    """The events of a stream, comments left out, to its end or the first for which `until` is true."""
+    events: list[dict[str, bytes]] = [{}]
+    for line in lines:
+        name, _, value = line.rstrip(b"\r\n").partition(b": ")
+        if name:
+            events[-1][name.decode()] = value
+        elif "data" in events[-1]:
+            if until(events[-1]):
+                return events
+            events.append({})
+    return [event for event in events if "data" in event]
+
+
+async def test_sdk_client_resumes_a_call_whose_connection_breaks(gateway: Listening) -> None:
+    reports: list[float] = []
+    begun = anyio.Event()
+
+    async def count(progress: float, total: float | None, message: str | None) -> None:
+        reports.append(progress)
+        begun.set()
+
+    async with breakable(gateway.url) as proxy, over_http(proxy.url, HANDSHAKE) as client:
+        call = asyncio.ensure_future(_count(client, count))
+        with anyio.fail_after(PATIENCE):
+            await begun.wait()
+        proxy.cut()
+        assert text(await call) == '"counted"'
+        assert proxy.cuts > 0
+    assert reports == [*range(1, 201)]
+
+
+async def _count(client: Client, count: Any) -> Any:
+    return await client.call_tool("modern__count", {"steps": 200, "pause": 0.01}, progress_callback=count)
+
+
+class Proxy:
+    """A relay between client and gateway whose connections can be cut."""
+
+    def __init__(self, url: str) -> None:
+        self.cuts = 0
+        self._target = urlsplit(url)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection(self._target.hostname, self._target.port)
+        self._writers |= {writer, forth}
+        await asyncio.gather(self._copy(reader, forth), self._copy(back, writer))
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            self.cuts += not writer.is_closing()
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def breakable(url: str) -> AsyncIterator[Proxy]:
+    proxy = Proxy(url)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    proxy.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+    try:
+        yield proxy
+    finally:
+        server.close()
+        proxy.cut()
