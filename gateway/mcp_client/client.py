@@ -133,9 +133,7 @@ class Attribution:
     def find_logger(self) -> PendingRequest | None:
         """Return the pending request to which a log message belongs, if there is only one."""
         self._remove_expired()
-        calls = [
-            pending for pending in self._pending.values() if pending.acknowledged is None and pending.method != "ping"
-        ]
+        calls = [pending for pending in self._pending.values() if pending.acknowledged is None]
         return calls[0] if len(calls) == 1 and not self._cancelled else None
 
     def _remove_expired(self) -> None:
@@ -329,18 +327,14 @@ class McpClient:
         return pending
 
     def _ping_if_silent(self, latest: int) -> None:
-        """Ping the server if a request waits that was already there at the last check; `latest` was the newest then."""
+        """Ping the server if a request waits that was there at the last check, when `latest` was the newest. Whatever
+        it answers, the request goes on."""
         self._ping_timer = None
-        waiting = [pending.number for pending in self._pending.values() if pending.method not in _NEVER_CANCELLED]
-        if self.lost is not None or not waiting:
+        if self.lost is not None or not self._pending:
             return
-        if min(waiting) <= latest:
-            self.spawn(self._ping())
-        self._ping_timer = self._loop.call_later(PING_SECONDS, self._ping_if_silent, max(waiting))
-
-    async def _ping(self) -> None:
-        with suppress(Unavailable, RpcError):  # a server may be too busy to answer
-            await self.request("ping", timeout=PING_SECONDS)
+        if min(self._pending) <= latest:
+            self.transport.send_nowait({"jsonrpc": "2.0", "id": next(self._numbers), "method": "ping"})
+        self._ping_timer = self._loop.call_later(PING_SECONDS, self._ping_if_silent, max(self._pending))
 
     async def _run(self, pending: PendingRequest, message: Message) -> dict[str, Any]:
         try:

@@ -12,6 +12,7 @@ import pytest
 import trustme
 from eventually import TIMEOUT, async_eventually
 
+from gateway import mcp_client
 from gateway.errors import Invalid, Unavailable
 from gateway.mcp_client import (
     ConnectionLost,
@@ -256,6 +257,52 @@ async def test_a_broken_stream_is_resumed_where_it_ended() -> None:
     resumed = script.requests[-2]
     assert (resumed.headers["mcp-session-id"], resumed.headers["mcp-protocol-version"]) == ("s-1", "2025-06-18")
     assert script.requests[-1].method == "DELETE"
+
+
+async def test_stream_that_the_server_ends_again_and_again_is_resumed_each_time() -> None:
+    async def answer(request: Request) -> None:
+        step = int(request.headers.get("last-event-id", "0")) + 1
+        request.stream()
+        request.send(b"9\r\nretry: 1\n\r\n")
+        if step == 20:
+            request.event({"id": 2, "result": {"step": step}})
+        else:
+            request.event(None, event_id=str(step))
+        request.end()
+
+    async with scripted(handshake(answer)) as (_, url):
+        client = await open_client(HttpEndpoint(url), identity=FACE, version=HANDSHAKE)
+        assert await call(client) == {"step": 20}
+        await client.close()
+
+
+@pytest.mark.parametrize("status", [202, 404, 500])
+async def test_server_is_pinged_during_a_silent_request_whatever_it_answers(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(mcp_client.client, "PING_SECONDS", 0.01)
+    pings = asyncio.Semaphore(0)
+
+    async def answer(request: Request) -> None:
+        for _ in range(3):
+            await pings.acquire()
+        request.result({"ok": 1})
+
+    async def serve(request: Request) -> None:
+        if request.body and request.body.get("method") == "ping":
+            request.answer(status)
+            pings.release()
+        else:
+            await handshake(answer)(request)
+
+    async with scripted(serve) as (script, url):
+        client = await open_client(HttpEndpoint(url), identity=FACE, version=HANDSHAKE)
+        assert await call(client) == {"ok": 1}
+        await async_eventually(lambda: client._ping_timer is None)
+        assert client.lost is None
+        await client.close()
+    numbers = [request.body["id"] for request in script.requests if request.body and "id" in request.body]
+    assert len(numbers) == len(set(numbers))
 
 
 @pytest.mark.parametrize(
