@@ -143,7 +143,7 @@ def _timeout_error(tool: Tool, limit: float, setting: str | None = None) -> Time
         return Timeout(message, limit=limit)
     if setting is None:
         setting = "limits.timeout" if tool.timeout is None else "the tool's own timeout"
-        if tool.timeout is not None and tool.home is None:
+        if tool.timeout is not None and tool.home is None and tool.owner is not None:
             setting = f"mcpServers.{tool.owner}.timeout"
         message += " without a progress report"
     return Timeout(f"{message}; raise {setting}", limit=limit, setting=setting)

@@ -536,7 +536,7 @@ async def test_timeout_of_one_call_does_not_affect_others() -> None:
     others = [asyncio.create_task(run(call(tool))) for tool in (long, ECHO, long)]
     outcome = await run(call(short))
     assert isinstance(outcome.error, Timeout)
-    assert outcome.error.details == {"limit": 0.02}
+    assert outcome.error.details == {"limit": 0.02, "setting": "the tool's own timeout"}
     release.set()
     assert [code(await task) for task in others] == ["OK"] * 3
 

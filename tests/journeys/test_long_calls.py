@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 from mcp import Client
+from sources.toolset.writing import require_sandbox, write_toolset
 
 from .clients import over_http, refusal, text
 from .processes import PATIENCE, Listening, on_http
@@ -39,22 +40,56 @@ for line in connection.getresponse():
 """
 
 
+MANIFEST = """
+id: counter
+name: Toolset
+version: 1.0.0
+tools:
+  - {id: count, entrypoint: "code:count"}
+  - {id: nap, entrypoint: "code:nap"}
+"""
+CODE = """
+import time
+from covalt_toolset import get_context, tool
+
+@tool
+def count(steps: int, pause: float = 0) -> str:
+    "Count."
+    for step in range(1, steps + 1):
+        get_context().progress(step, steps, "on")
+        time.sleep(pause)
+    return "counted"
+
+@tool
+def nap() -> None:
+    "Sleep."
+    time.sleep(600)
+"""
+
+
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
-    """A gateway with little patience, in front of a lab of each era."""
+    """A gateway with little patience, in front of a lab of each era and a toolset."""
     with labs.on_http("handshake") as handshake:
-        servers = {"modern": labs.on_stdio("modern"), "handshake": {"url": handshake}}
-        settings = {"mcpServers": servers, "approval": {"mode": "never"}, "limits": {"timeout": TIMEOUT}}
         directory = tmp_path_factory.mktemp("gateway")
+        write_toolset(directory / "toolset", MANIFEST, code=CODE)
+        settings = {
+            "mcpServers": {"modern": labs.on_stdio("modern"), "handshake": {"url": handshake}},
+            "toolsets": ["./toolset"],
+            "approval": {"mode": "never"},
+            "limits": {"timeout": TIMEOUT},
+        }
         file = directory / "toolgate.yaml"
         file.write_text(json.dumps(settings))
         with on_http(directory, "--config", str(file)) as running:
             yield running
 
 
-@pytest.mark.parametrize("upstream", ["modern", "handshake"])
+@pytest.mark.parametrize("owner", ["modern", "handshake", "counter"])
 @pytest.mark.parametrize("era", ERAS)
-async def test_call_with_progress_outlives_its_timeout(gateway: Listening, era: str, upstream: str) -> None:
+async def test_call_with_progress_outlives_its_timeout(gateway: Listening, era: str, owner: str) -> None:
+    if owner == "counter":
+        await require_sandbox()
     reports: list[float] = []
 
     async def count(progress: float, total: float | None, message: str | None) -> None:
@@ -62,13 +97,28 @@ async def test_call_with_progress_outlives_its_timeout(gateway: Listening, era: 
 
     async with over_http(gateway.url, era) as client:
         result = await client.call_tool(
-            f"{upstream}__count", {"steps": 30, "pause": TIMEOUT / 16}, progress_callback=count
+            f"{owner}__count", {"steps": 30, "pause": TIMEOUT / 16}, progress_callback=count
         )
         assert text(result) == '"counted"'
         assert reports == [*range(1, 31)]
-        error = await refusal(client, f"{upstream}__nap", {})
+        error = await refusal(client, f"{owner}__nap", {})
         assert error["message"].endswith("took longer than 4 s without a progress report; raise limits.timeout")
         assert error["details"]["setting"] == "limits.timeout"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_toolset_reports_reach_the_client_and_count_where_it_did_not_ask(gateway: Listening, era: str) -> None:
+    await require_sandbox()
+    reports: list[float] = []
+
+    async def count(progress: float, total: float | None, message: str | None) -> None:
+        reports.append(progress)
+
+    async with over_http(gateway.url, era) as client:
+        await client.call_tool("counter__count", {"steps": 2000}, progress_callback=count)
+        assert reports == [*range(1, 2001)]
+        result = await client.call_tool("counter__count", {"steps": 30, "pause": TIMEOUT / 16})
+        assert text(result) == '"counted"'
 
 
 def test_client_that_is_killed_resumes_its_call_in_another_process(gateway: Listening) -> None:
