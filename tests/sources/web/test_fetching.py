@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from net.sites import PUBLIC, Lab, Reply, answer, redirect, serving
 
-from gateway.errors import GatewayError, Invalid, NotFound, RateLimited, ToolFailed, Unavailable
+from gateway.calls import Call
+from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, RateLimited, ToolFailed, Unavailable
+from gateway.sources.builtin.source import BuiltinSource
+from gateway.sources.builtin.web.context import WebTools
 from gateway.sources.builtin.web.page import CACHE_SECONDS, PageCache, WebDocument
+from gateway.tools import Permission
+from gateway.workspace import Workspaces
+from gateway.workspace.versions import Versions
 
-from .calling import call, fetch, web
+from .calling import ANYWHERE, call, fetch, web
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C3")]
 
@@ -166,6 +172,56 @@ async def test_what_is_sent_is_ours_and_what_the_caller_adds() -> None:
     assert first.headers["user-agent"].startswith("toolgate/")
     assert first.headers["accept"].startswith("text/html")
     assert second.headers["accept"] == "text/csv"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "kind"),
+    [
+        ('{"a": 1}', None, "application/json"),
+        ("a=1", None, "text/plain; charset=utf-8"),
+        ("a=1", {"Content-Type": "application/x-www-form-urlencoded"}, "application/x-www-form-urlencoded"),
+        (None, None, "text/plain; charset=utf-8"),
+    ],
+)
+async def test_post_sends_its_body_once_and_reads_on_without_sending_again(
+    body: str | None, headers: dict[str, str] | None, kind: str
+) -> None:
+    reply = answer(201, b"made " * 100, "Content-Type: text/plain")
+    arguments: dict[str, Any] = {"method": "POST", "limit": 100}
+    arguments |= {name: value for name, value in (("body", body), ("headers", headers)) if value is not None}
+    async with serving({"/": reply}) as site:
+        source = web(network=Lab(site.port, {"a.test": [[PUBLIC]]}))
+        first = await fetch(source, "http://a.test/", **arguments)
+        second = await fetch(source, "http://a.test/", offset=first["nextOffset"], **arguments)
+        with pytest.raises(Invalid, match="leave out 'offset' to send the request again"):
+            await fetch(source, "http://a.test/", offset=100, method="POST", body="other")
+        with pytest.raises(Invalid, match="'body' is sent with method POST only"):
+            await fetch(source, "http://a.test/", body="x")
+    assert (first["status"], first["nextOffset"], second["offset"]) == (201, 100, 100)
+    [asked] = site.asked
+    assert (asked.method, asked.body, asked.headers["content-type"]) == ("POST", (body or "").encode(), kind)
+
+
+async def test_post_asks_a_person_and_is_refused_to_who_may_only_read() -> None:
+    async with serving({"/": answer(200, b"x", "Content-Type: text/plain")}) as site:
+        network = Lab(site.port, {"a.test": [[PUBLIC]]})
+        source = web(network=network)
+        tool = next(tool for tool in await source.list_tools() if tool.id == "web_fetch")
+        assert callable(tool.requires_confirmation)
+
+        async def reason(**arguments: Any) -> str | None:
+            assert callable(tool.requires_confirmation)
+            call = Call(name="web_fetch", tool=tool, arguments={"url": "http://a.test/", **arguments})
+            return await tool.requires_confirmation(call)
+
+        assert await reason() is None
+        assert await reason(method="POST", body="a") == "web_fetch sends a POST request to http://a.test/: 'a'"
+        assert await reason(method="POST") == "web_fetch sends a POST request to http://a.test/: an empty body"
+        files = cast("Workspaces", None), cast("Versions", None)
+        reader = BuiltinSource([WebTools(ANYWHERE, *files, Permission.READ_ONLY, network=network)])
+        with pytest.raises(Forbidden, match="a POST request needs read-write"):
+            await fetch(reader, "http://a.test/", method="POST")
+        assert site.asked == []
 
 
 async def test_others_are_served_while_a_page_is_awaited() -> None:

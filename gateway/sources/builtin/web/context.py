@@ -12,7 +12,7 @@ from gateway.config.settings import WebSettings
 from gateway.net.policy import WEB_PORTS, NetworkPolicy
 from gateway.sources.builtin.source import NO_HOSTS, NO_SEARCH, ToolKind
 from gateway.sources.builtin.web.page import PageCache
-from gateway.tools import Hides
+from gateway.tools import Hides, Permission
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions
 
@@ -60,6 +60,12 @@ class WebContext:
     pages: PageCache
     workspaces: Workspaces
     versions: Versions
+    profile: Permission = Permission.EXECUTE
+
+    @property
+    def may_send(self) -> bool:
+        """True if the profile and the caller allow a request that may change something."""
+        return all(level.allows(Permission.READ_WRITE) for level in (self.profile, self.call.caller.permission))
 
 
 class WebTools(ToolKind):
@@ -72,6 +78,7 @@ class WebTools(ToolKind):
         settings: WebSettings,
         workspaces: Workspaces,
         versions: Versions,
+        profile: Permission = Permission.EXECUTE,
         *,
         network: Network | None = None,
         tls: ssl.SSLContext | None = None,
@@ -79,6 +86,7 @@ class WebTools(ToolKind):
         self._settings = settings
         self._workspaces = workspaces
         self._versions = versions
+        self._profile = profile
         self._policy = web_policy(settings)
         self._access = WebAccess(network, tls)
         self._pages = PageCache()
@@ -88,9 +96,8 @@ class WebTools(ToolKind):
         return {name: reason for name, reason in (("hosts", NO_HOSTS), ("search", NO_SEARCH)) if not met[name]}
 
     def context(self, call: Call, hides: Hides) -> WebContext:
-        return WebContext(
-            call, self._settings, self._policy, self._access, self._pages, self._workspaces, self._versions
-        )
+        files = self._workspaces, self._versions
+        return WebContext(call, self._settings, self._policy, self._access, self._pages, *files, self._profile)
 
 
 def web_policy(settings: WebSettings) -> NetworkPolicy:

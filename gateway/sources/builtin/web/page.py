@@ -172,16 +172,29 @@ _PRIVATE_HEADERS = frozenset({"set-cookie", "set-cookie2"})
 
 
 async def fetch(
-    context: WebContext, url: str, *, headers: Mapping[str, str], seconds: float, raw: bool, whole: bool
+    context: WebContext,
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    post: tuple[str, bytes] | None = None,
+    seconds: float,
+    raw: bool,
+    whole: bool,
 ) -> WebDocument:
-    """Fetch a URL and convert it to text. Refused: an error status, and content that is not text."""
+    """Fetch a URL and convert it to text; `post` is the type and content of a POST request. Refused: an error status,
+    and content that is not text."""
     limits = RequestLimits(
         bytes=PAGE_BYTES, seconds=seconds, connect_seconds=min(seconds, RequestLimits.connect_seconds)
     )
     sent = headers if any(name.lower() == "accept" for name in headers) else {"accept": _ACCEPT, **headers}
+    if post is not None:
+        sent = {name: value for name, value in sent.items() if name.lower() != "content-type"}
+        sent["content-type"] = post[0]
     async with (
         context.access.client(context.policy) as client,
-        client.request("GET", url, headers=sent, limits=limits) as response,
+        client.request(
+            "POST" if post else "GET", url, headers=sent, body=post[1] if post else None, limits=limits
+        ) as response,
     ):
         if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             raise await _status_error(response)
