@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -77,10 +77,21 @@ def _interpolate_text(template: str, scope: Scope) -> Any:
 def _value(match: re.Match[str], scope: Scope) -> Any:
     if match["text"]:
         return {"chat_id": scope.chat, "workspace": scope.workspace, "toolset": scope.toolset}[match["text"]]
-    value = scope.arguments if match["tree"] == "args" else scope.value
-    for step in _STEPS.findall(match["path"]):
-        value = _get(value, _parse_key(step))
+    keys = [_parse_key(step) for step in _STEPS.findall(match["path"])]
+    value = _arguments(scope.arguments, keys) if match["tree"] == "args" else scope.value
+    for key in keys:
+        value = _get(value, key)
     return value
+
+
+def _arguments(arguments: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """Return the object in which `$args.name` is looked up: that of a tool with a single argument that is an object, if
+    only this has the name. Such a tool takes a model, and authors name the model's fields."""
+    if keys and keys[0] not in arguments and len(arguments) == 1:
+        (model,) = arguments.values()
+        if isinstance(model, Mapping) and keys[0] in model:
+            return model
+    return arguments
 
 
 def _parse_key(step: str) -> str:

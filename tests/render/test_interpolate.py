@@ -44,6 +44,23 @@ def test_a_text_that_is_one_expression_becomes_the_value_itself(template: str, v
 
 
 @pytest.mark.parametrize(
+    ("template", "value"),
+    [
+        ("$args.config.output", "b"),
+        ("$args.output", "b"),
+        ("$args.nested.x", 1),
+        ("$args.config", {"output": "b", "nested": {"x": 1}}),
+        ("$args.missing", None),
+    ],
+)
+def test_fields_of_a_single_model_argument_are_found_by_their_own_names(template: str, value: Any) -> None:
+    model = {"output": "b", "nested": {"x": 1}}
+    assert interpolate(template, Scope({"config": model})) == value
+    if template == "$args.output":  # of two arguments, none is the model
+        assert interpolate(template, Scope({"config": model, "other": 1})) is None
+
+
+@pytest.mark.parametrize(
     ("template", "text"),
     [
         ("http://localhost:$args.n/x", "http://localhost:3/x"),

@@ -13,6 +13,15 @@ from gateway.render import Scope, declare, interpolate
 
 from . import seeds
 
+# Arguments that each tool of the specification accepts.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "write_file": {"path": "a.py", "content": ""},
+    "read_file": {"path": "a.py"},
+    "run_command": {"command": "true"},
+    "analyze_data": {"filename": "data.csv"},
+    "transform_file": {"config": {"input": "a.py", "output": "b.py", "template": "c"}},
+}
+
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
@@ -55,8 +64,7 @@ def test_my_toolset_of_the_specification_runs(tmp_path: Path, workspace: Path) -
         "stats": {"rows": 100, "columns": 5},
     }
     assert (workspace / "output.json").read_text() == '{"rows": 2}'
-    config = {"input": "a", "output": "b", "template": "c"}
-    assert call(folder, "transform_file", {"config": config}, workspace) is None
+    assert call(folder, "transform_file", ARGUMENTS["transform_file"], workspace) is None
 
 
 def test_their_renderers_are_filled_in(tmp_path: Path) -> None:
@@ -64,7 +72,7 @@ def test_their_renderers_are_filled_in(tmp_path: Path) -> None:
     shown = {
         override.tool_id: interpolate(
             declare(override.renderer, override.renderer_config or {}).config,
-            Scope({"path": "a.py", "output": "b.py"}, {"output": "ran", "n": 1}),
+            Scope(ARGUMENTS[override.tool_id.partition(":")[2]], {"output": "ran", "n": 1}),
         )
         for bundle in bundles
         for override in bundle.spec.overrides()
