@@ -185,7 +185,7 @@ class GatewayParts:
         # Imported at the first use: a process without toolsets starts in half the time.
         from gateway.sources.toolsets.assembly import ToolsetRuntime
 
-        toolsets = ToolsetRuntime(self.db, self.settings, self.workspaces, self.executor.hides)
+        toolsets = ToolsetRuntime(self.db, self.settings, self.workspaces, self.executor.hides, self.builtins)
         self.sources.append(toolsets.source)
         return toolsets
 

@@ -80,6 +80,7 @@ class Gateway:
         self._parts = parts
         # Revisions of toolsets, upstreams, pins and switches that the catalog was made of.
         self._revisions: tuple[int, ...] = ()
+        self._off_builtins: frozenset[str] = frozenset()
         self._refresh_lock = asyncio.Lock()
         self._refresh_task: asyncio.Task[None] | None = None
         self._refresh_needed = False
@@ -265,12 +266,14 @@ class Gateway:
 
     async def _add_tools(self, draft: Draft, source: Source) -> None:
         tools = await source.list_tools()
-        off = await self.switches.sync_builtins(tools) if source is self.builtins else frozenset[str]()
+        if source is self.builtins:  # the first source; a toolset's name for one of them is off with it
+            self._off_builtins = await self.switches.sync_builtins(tools)
         for tool in tools:
             if source.name in _OPEN_CATEGORIES:
                 self._parts.add_category(tool.category)
-            if tool.id in off:
-                tool = replace(tool, withheld=f"it is turned off; turn it on with: toolgate tool enable {tool.id}")
+            builtin = tool.id if source is self.builtins else tool.alias_of
+            if builtin in self._off_builtins:
+                tool = replace(tool, withheld=f"it is turned off; turn it on with: toolgate tool enable {builtin}")
             draft.consider(source, tool)
 
     async def _find_unlisted_servers(

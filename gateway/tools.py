@@ -94,6 +94,7 @@ class Tool:
     `path_arguments` are the arguments that name the files it changes, `patch_argument` the one that is a patch of them;
     None stands for any argument of a tool that writes, when none is declared. `preview` describes what a call would do
     to the files, for the person who is asked.
+    `alias_of` is the builtin that a toolset offers under this id; it is off while that one is.
     `is_tool` is False for what stands for a resource or a prompt: rules, permissions, limits and the
     record take it for a tool, but it is not listed, and nobody can be asked about it.
     """
@@ -124,6 +125,7 @@ class Tool:
     path_arguments: tuple[str, ...] | None = None
     patch_argument: str | None = None
     preview: FilePreview | None = None
+    alias_of: str | None = None
     is_tool: bool = True
 
     def accepts(self, arguments: Mapping[str, Any]) -> bool:

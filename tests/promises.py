@@ -45,7 +45,10 @@ PROMISES: dict[str, Promise] = {
     ),
     "T7": Promise("Management and workspace API, over REST and as MCP tools of an admin toolset."),
     "T8": Promise("A web console, and the same viewers inside any MCP Apps host."),
-    "T9": Promise("The app-builder toolset ships and works from Claude Desktop's settings.", "built"),
+    "T9": Promise(
+        "The app-builder toolset ships, works from Claude Desktop's settings, and starts and shows what it builds.",
+        "built",
+    ),
     # Bundles over REST, HTTP tools, search
     "B1": Promise("Bundles over REST: PUT, PATCH, soft DELETE, GET with paging."),
     "B2": Promise("Tools by slug and version over REST, invoked and searched there."),

@@ -17,7 +17,6 @@ from gateway.calls import Progress, no_progress
 from gateway.config import Settings
 from gateway.errors import Invalid
 from gateway.sources.toolsets.assembly import fetch_bundle
-from gateway.sources.toolsets.listing import build_tools
 from gateway.tools import Tool
 
 if TYPE_CHECKING:
@@ -132,11 +131,11 @@ async def check_toolset(
 
 
 async def list_toolsets(gateway: Gateway) -> list[ToolsetInfo]:
-    return [_info(installed) for installed in await gateway.toolsets.library.list()]
+    return [await _info(gateway, installed) for installed in await gateway.toolsets.library.list()]
 
 
 async def show_toolset(gateway: Gateway, toolset_id: str) -> ToolsetInfo:
-    return _info(await gateway.toolsets.library.get(toolset_id))
+    return await _info(gateway, await gateway.toolsets.library.get(toolset_id))
 
 
 async def export_toolset(gateway: Gateway, toolset_id: str, output: BinaryIO | Path | None = None) -> Path | None:
@@ -200,8 +199,8 @@ def create_toolset(directory: Path, toolset_id: str | None = None) -> list[Path]
     return list(write_scaffold(directory, toolset_id))
 
 
-def _info(installed: InstalledToolset) -> ToolsetInfo:
-    return ToolsetInfo(installed, tuple(build_tools(installed)))
+async def _info(gateway: Gateway, installed: InstalledToolset) -> ToolsetInfo:
+    return ToolsetInfo(installed, tuple(await gateway.toolsets.source.describe_tools(installed)))
 
 
 async def _with_catalog(gateway: Gateway, installed: InstalledToolset) -> ToolsetInfo:
@@ -209,7 +208,7 @@ async def _with_catalog(gateway: Gateway, installed: InstalledToolset) -> Toolse
     catalog = await gateway.refresh()
     tools = [
         tool if tool.withheld or catalog.get(tool.id) else replace(tool, withheld=catalog.refusal(tool.id).message)
-        for tool in build_tools(installed)
+        for tool in await gateway.toolsets.source.describe_tools(installed)
     ]
     return ToolsetInfo(installed, tuple(tools))
 

@@ -3,10 +3,11 @@
 from gateway.bundles.archive import Bundle, BundleFile, BundleLimits, open_bundle, read_folder, read_zip, write_zip
 from gateway.bundles.secret_references import mask_secrets
 from gateway.bundles.spec import FILE_NAME, Server, ToolOverride, Toolset, dump, load
-from gateway.bundles.tool_kinds import HttpTool, PythonTool, ShellTool, Step, StepsTool, ToolSpec
+from gateway.bundles.tool_kinds import BuiltinTool, HttpTool, PythonTool, ShellTool, Step, StepsTool, ToolSpec
 
 __all__ = [
     "FILE_NAME",
+    "BuiltinTool",
     "Bundle",
     "BundleFile",
     "BundleLimits",

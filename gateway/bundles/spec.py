@@ -31,6 +31,7 @@ from gateway.bundles.field_types import (
 )
 from gateway.bundles.tool_kinds import (
     ARGUMENTS_LIMIT,
+    BuiltinTool,
     HttpTool,
     PythonTool,
     RendererKind,
@@ -56,18 +57,19 @@ SECRETS_LIMIT = 1000
 
 def _kind(value: Any) -> str | None:
     kind = value.get("type", "python") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"<{kind}>" if kind in ("python", "shell", "http", "steps") else None
+    return f"<{kind}>" if kind in ("python", "shell", "builtin", "http", "steps") else None
 
 
 AnyToolSpec = Annotated[
     Annotated[PythonTool, Tag(PythonTool.tag)]
     | Annotated[ShellTool, Tag(ShellTool.tag)]
+    | Annotated[BuiltinTool, Tag(BuiltinTool.tag)]
     | Annotated[HttpTool, Tag(HttpTool.tag)]
     | Annotated[StepsTool, Tag(StepsTool.tag)],
     Discriminator(
         _kind,
         custom_error_type="unknown_type",
-        custom_error_message="unknown tool type; use python, shell, http or steps",
+        custom_error_message="unknown tool type; use python, shell, builtin, http or steps",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Kinds of tools that a toolset.yaml can declare: Python, shell, HTTP and steps."""
+"""Kinds of tools that a toolset.yaml can declare: Python, shell, builtin, HTTP and steps."""
 
 from __future__ import annotations
 
@@ -260,6 +260,16 @@ class ShellTool(ToolSpec):
 
     def open_keys(self) -> frozenset[str]:
         return frozenset(["command"])
+
+
+class BuiltinTool(ToolSpec):
+    """A builtin of the gateway under the toolset's own name, with its own texts, arguments and renderer. Its category,
+    level and questions stay those of the builtin: a toolset cannot lower them."""
+
+    tag: ClassVar[str] = "<builtin>"
+
+    type: Literal["builtin"]
+    tool: ToolId
 
 
 def _is_code(element: str, before: tuple[str, ...]) -> bool:

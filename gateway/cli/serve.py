@@ -83,6 +83,7 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
             gateway.passthrough,
             flow,
             gateway.first_lists,
+            gateway.builtins.end_chat,
         )
         gateway.watch_upstreams(handlers.upstreams_changed)
         server = McpServer(handlers)

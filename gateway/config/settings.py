@@ -31,8 +31,10 @@ class Section(BaseModel):
 
 class SandboxSettings(Section):
     """Sandbox of untrusted code. `workers` is the number of toolset processes kept at once, each for
-    `worker_idle` seconds without a call. With `network` the code reaches `allowed_hosts`, or every public host
-    when none is named. `allow_unsandboxed` runs it with all rights of your account."""
+    `worker_idle` seconds without a call. A chat may have `processes` in the background at once, each for at most
+    `process_seconds`. With `network` the code reaches `allowed_hosts`, or every public host
+    when none is named. `package_index` and `npm_registry` are where install_package finds packages, also at a private
+    address; write credentials in them as `${VAR}`. `allow_unsandboxed` runs it with all rights of your account."""
 
     network: bool = False
     allowed_hosts: list[str] = []
@@ -41,8 +43,12 @@ class SandboxSettings(Section):
     timeout: float = Field(default=60, gt=0)
     workers: int = Field(default=24, ge=1)
     worker_idle: float = Field(default=300, gt=0)
+    processes: int = Field(default=8, ge=0, le=64)
+    process_seconds: float = Field(default=3600, gt=0)
     allow_unsandboxed: bool = False
     allow_source_packages: bool = False
+    package_index: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
+    npm_registry: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
 
 
 _WITH_A_KEY = ("brave", "tavily")

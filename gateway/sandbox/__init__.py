@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from gateway.net.policy import NetworkPolicy
+    from gateway.sandbox.loopback import Loopback
 
 
 _MEBIBYTE = 1024 * 1024
@@ -66,7 +67,8 @@ class Program:
     """A program to run with everything it gets; nothing is inherited. `argv[0]` is an absolute path; `readable` are
     files and folders it sees read-only under their own names. In a sandbox without its own `/tmp`, `HOME` and `TMPDIR`
     are a folder that is removed afterwards. With `network` it reaches the allowed hosts by HTTP, through a proxy named
-    in its environment; without, it has no network."""
+    in its environment. A sandbox with its own network namespace always has a loopback in it; `loopback` then gets
+    sockets to reach the program's ports, and a sandbox without one refuses."""
 
     argv: tuple[str, ...]
     mounts: tuple[Mount, ...] = ()
@@ -76,6 +78,7 @@ class Program:
     pass_fds: tuple[int, ...] = ()
     limits: Limits = Limits()
     network: NetworkPolicy | None = None
+    loopback: Loopback | None = None
 
 
 @dataclass(frozen=True)

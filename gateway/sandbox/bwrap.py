@@ -37,7 +37,7 @@ from gateway.sandbox.idmap import (
     shared_paths,
     start_with_idmapped_mounts,
 )
-from gateway.sandbox.network import start_with_network
+from gateway.sandbox.network import start_with_sockets
 from gateway.sandbox.process import RunningProgram, create_data_fd, guard, spawn, unavailable
 from gateway.sandbox.run_user import UserAccount, account
 from gateway.sandbox.supervisor import refuse_hidden
@@ -117,6 +117,7 @@ _SEARCH_PATH = os.pathsep.join(("/usr/bin", "/usr/local/bin", "/bin", "/run/curr
 _RUN_BYTES = 1024 * 1024
 _SHM_BYTES = 16 * 1024 * 1024
 _USER = "1000"
+_HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
 _CHILD = re.compile(rb'"child-pid": *(\d+)\D')
 # Attempts to kill the first process inside before bubblewrap itself is killed.
 _KILL_ATTEMPTS = 50
@@ -146,8 +147,8 @@ class Bubblewrap:
         return mount.target
 
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
-        if program.network is not None:
-            return await start_with_network(program, program.network, functools.partial(self._start, stdin=stdin))
+        if program.network is not None or program.loopback is not None:
+            return await start_with_sockets(program, functools.partial(self._start, stdin=stdin))
         return await self._start(program, stdin=stdin)
 
     async def _start(self, program: Program, *, stdin: bool) -> Process:
@@ -158,9 +159,10 @@ class Bubblewrap:
         gate_inside, gate = _gate()
         status, status_write = os.pipe()
         ours = [
-            create_data_fd(seccomp.build(shared=False, network=program.network is not None)),
+            create_data_fd(seccomp.build(shared=False)),
             gate_inside,
             status_write,
+            create_data_fd(_HOSTS),
         ]
         mounts = list(paths_to_mount(program)) if self.protects_paths else []
         arguments = self._arguments(program, user, mounts, *ours)
@@ -226,6 +228,7 @@ class Bubblewrap:
         code: int,
         gate: int,
         status: int,
+        hosts: int,
     ) -> Iterator[str]:
         yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
         yield from ("--unshare-net", "--die-with-parent", "--new-session", "--hostname", "sandbox")
@@ -249,6 +252,7 @@ class Bubblewrap:
             yield from (mount.bind, mount_point(index)) if user else (f"{mount.bind}-fd", str(mount.fd))
             yield mount.target
             index += 1
+        yield from ("--file", str(hosts), "/etc/hosts")
         for folder in ("/dev", "/run", "/"):
             yield from ("--remount-ro", folder)
         for name, value in program.env.items():

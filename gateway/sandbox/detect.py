@@ -19,7 +19,7 @@ from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock
 from gateway.sandbox.run import run
 from gateway.sandbox.seatbelt import Seatbelt
-from gateway.sandbox.supervisor import launch, refuse_hidden
+from gateway.sandbox.supervisor import launch, refuse_hidden, refuse_ports
 
 
 class Unconfined:
@@ -39,6 +39,7 @@ class Unconfined:
 
     async def start(self, program: Program, *, stdin: bool = False) -> Process:
         refuse_hidden(self.name, program)
+        refuse_ports(self.name, program)
         scratch = Path(tempfile.mkdtemp(prefix="toolgate-"))
         return await launch(program, stdin=stdin, scratch=scratch, task_limit=None)
 

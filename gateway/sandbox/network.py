@@ -1,4 +1,4 @@
-"""Network access of a sandboxed program: one listener on its loopback, served by a proxy of the gateway."""
+"""Sockets of a sandboxed program that the gateway uses: the listener of its proxy, and those to reach its ports."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _INIT = Path(__file__).with_name("network_init.py")
 _PROXY = f"http://127.0.0.1:{PORT}"
+_SOCKETS = 128
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 _serving = TaskSet()
@@ -38,30 +39,30 @@ def network_of(settings: SandboxSettings) -> NetworkPolicy | None:
     return NetworkPolicy(hosts, any_host=not hosts, ports=WEB_PORTS, hosts_setting="sandbox.allowed_hosts")
 
 
-async def start_with_network(
-    program: Program, policy: NetworkPolicy, start: Callable[[Program], Awaitable[Process]]
-) -> Process:
-    """Start the program with a listener; the proxy serves it for as long as the program runs."""
+async def start_with_sockets(program: Program, start: Callable[[Program], Awaitable[Process]]) -> Process:
+    """Start the program after its sockets were opened inside; its proxy serves for as long as it runs."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     try:
         with theirs:
-            process = await start(_with_listener(program, theirs.fileno()))
+            process = await start(_with_sockets(program, theirs.fileno()))
     except BaseException:
         ours.close()
         raise
-    _serving.start(_serve(process, ours, Proxy(policy)))
+    _serving.start(_serve(process, ours, program))
     return process
 
 
-def _with_listener(program: Program, channel: int) -> Program:
+def _with_sockets(program: Program, channel: int) -> Program:
     interpreter = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     readable = tuple(dict.fromkeys((Path(sys.base_prefix), Path(os.path.realpath(sys.base_prefix)))))
+    proxied, connections = program.network is not None, program.loopback.connections if program.loopback else 0
+    options = (str(channel), "proxied" if proxied else "", str(connections))
     return replace(
         program,
-        argv=(interpreter, "-I", "-S", "-c", _text(), str(channel), *program.argv),
+        argv=(interpreter, "-I", "-S", "-c", _text(), *options, *program.argv),
         readable=(*readable, *(path for path in program.readable if path not in readable)),
-        env={**program.env, **dict.fromkeys(_PROXY_VARIABLES, _PROXY)},
+        env={**program.env, **(dict.fromkeys(_PROXY_VARIABLES, _PROXY) if proxied else {})},
         pass_fds=(*program.pass_fds, channel),
     )
 
@@ -71,18 +72,22 @@ def _text() -> str:
     return _INIT.read_text(encoding="utf-8")
 
 
-async def _serve(process: Process, channel: socket.socket, proxy: Proxy) -> None:
+async def _serve(process: Process, channel: socket.socket, program: Program) -> None:
     with channel:
-        listener = await _receive(channel)
-    if listener is None:  # the program ended before
+        sockets = await _receive(channel)
+    if not sockets:  # the program ended before
         return
-    async with proxy.serve(listener):
-        with suppress(GatewayError):
-            await process.wait()
+    listener = sockets.pop(0) if program.network is not None else None
+    if program.loopback is not None:
+        program.loopback.receive(sockets)
+    if listener is not None and program.network is not None:
+        async with Proxy(program.network).serve(listener):
+            with suppress(GatewayError):
+                await process.wait()
 
 
-async def _receive(channel: socket.socket) -> socket.socket | None:
-    """Receive the listener through the channel."""
+async def _receive(channel: socket.socket) -> list[socket.socket]:
+    """Receive the sockets through the channel."""
     loop = asyncio.get_running_loop()
     arrived = asyncio.Event()
     loop.add_reader(channel, arrived.set)
@@ -91,7 +96,6 @@ async def _receive(channel: socket.socket) -> socket.socket | None:
     finally:
         loop.remove_reader(channel)
     with suppress(OSError):
-        _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
-        for descriptor in descriptors:
-            return socket.socket(fileno=descriptor)
-    return None
+        _, descriptors, _, _ = socket.recv_fds(channel, 1, _SOCKETS)
+        return [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    return []

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -35,6 +35,9 @@ _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "te", "trailer", "upgrade", "host"})
 _ANSWERS = {Invalid: "400 Bad Request", Forbidden: "403 Forbidden", Unavailable: "502 Bad Gateway"}
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,11 @@ class Proxy:
                 theirs[1].write(request.head)
             else:
                 writer.write(_ESTABLISHED)
-            await self._relay((reader, writer), theirs)
+            await relay((reader, writer), theirs, self._count, _IDLE_SECONDS)
         finally:
             theirs[1].close()
 
-    async def _connect(self, request: _ProxyRequest) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, request: _ProxyRequest) -> Stream:
         self._policy.check_host(request.scheme, request.host, request.port)
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
@@ -131,36 +134,40 @@ class Proxy:
             raise Forbidden(reason, code=PRIVATE_ADDRESS) from None
         return list(dict.fromkeys(map(str, addresses)))
 
-    async def _relay(
-        self,
-        ours: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        theirs: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    ) -> None:
-        """Copy in both directions until both end or one fails."""
-        directions = [
-            asyncio.ensure_future(self._copy_stream(ours[0], theirs[1])),
-            asyncio.ensure_future(self._copy_stream(theirs[0], ours[1])),
-        ]
-        try:
-            await asyncio.gather(*directions)
-        finally:
-            for direction in directions:
-                direction.cancel()
+    def _count(self, size: int) -> None:
+        self._total_bytes += size
+        if self._total_bytes > _BYTES:
+            raise TimeoutError
 
-    async def _copy_stream(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        while True:
-            async with asyncio.timeout(_IDLE_SECONDS):
-                data = await source.read(_CHUNK)
-            if not data:
-                break
-            self._total_bytes += len(data)
-            if self._total_bytes > _BYTES:
-                raise TimeoutError
-            sink.write(data)
-            async with asyncio.timeout(_IDLE_SECONDS):
-                await sink.drain()
-        if sink.can_write_eof():
-            sink.write_eof()
+
+async def relay(ours: Stream, theirs: Stream, on_data: Callable[[int], None], idle: float | None = None) -> None:
+    """Copy in both directions until both end, or one fails or is idle for too long. `on_data` is called with the number
+    of bytes before they are passed on."""
+    directions = [
+        asyncio.ensure_future(_copy_stream(ours[0], theirs[1], on_data, idle)),
+        asyncio.ensure_future(_copy_stream(theirs[0], ours[1], on_data, idle)),
+    ]
+    try:
+        await asyncio.gather(*directions)
+    finally:
+        for direction in directions:
+            direction.cancel()
+
+
+async def _copy_stream(
+    source: asyncio.StreamReader, sink: asyncio.StreamWriter, on_data: Callable[[int], None], idle: float | None
+) -> None:
+    while True:
+        async with asyncio.timeout(idle):
+            data = await source.read(_CHUNK)
+        if not data:
+            break
+        on_data(len(data))
+        sink.write(data)
+        async with asyncio.timeout(idle):
+            await sink.drain()
+    if sink.can_write_eof():
+        sink.write_eof()
 
 
 async def _read_head(reader: asyncio.StreamReader) -> str:
@@ -211,7 +218,7 @@ def _headers_to_forward(headers: list[str]) -> list[str]:
     return [line for name, line in pairs if name not in _HOP_BY_HOP | named and not name.startswith("proxy-")]
 
 
-async def _first(addresses: list[str], port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _first(addresses: list[str], port: int) -> Stream:
     failure: OSError = OSError("it has no address")
     for address in addresses:
         try:

@@ -207,11 +207,11 @@ def supported(machine: str | None = None) -> bool:
 
 
 @functools.cache
-def build(*, shared: bool, network: bool = False, machine: str | None = None) -> bytes:
-    """The filter for a kind of machine, this one by default; KeyError for one we have no numbers of. With
-    `network`, a program that has a network of its own may use it."""
+def build(*, shared: bool, machine: str | None = None) -> bytes:
+    """The filter for a kind of machine, this one by default; KeyError for one we have no numbers of. A program that
+    is not `shared` has a network namespace of its own, and may use its loopback."""
     answers = [(name, [(_RETURN, 0, 0, _refuse(error))]) for names, error in _simple(shared) for name in names]
-    answers += (_shared_checks() if shared else _own_checks()) + _checks(shared, network)
+    answers += (_shared_checks() if shared else _own_checks()) + _checks(shared)
     return _assemble(answers, machine)
 
 
@@ -248,7 +248,7 @@ def _simple(shared: bool) -> list[tuple[list[str], int]]:
     return [*always, (_FORBIDDEN_SHARED, errno.EPERM), (_UNSUPPORTED_SHARED, errno.EOPNOTSUPP), (_IDLE_SHARED, 0)]
 
 
-def _checks(shared: bool, network: bool) -> list[tuple[str, _Code]]:
+def _checks(shared: bool) -> list[tuple[str, _Code]]:
     return [
         ("clone", _refuse_bits(0, _NAMESPACES)),
         ("ioctl", [_argument(1), *_refuse_values(_TERMINAL_INPUT), _allow()]),
@@ -259,7 +259,7 @@ def _checks(shared: bool, network: bool) -> list[tuple[str, _Code]]:
         ("mknodat", _refuse_bits(2, _SETUID)),
         # A socket of the host may lie in a folder that was given. A filter sees no address, so that there is no
         # socket to reach one with: a pair is connected for good, unless it is of datagrams.
-        ("socket", _only(0, _INTERNET if network and not shared else ())),
+        ("socket", _only(0, () if shared else _INTERNET)),
         # Succeeds and does nothing: of a process that is not dumpable, only root could read what it uses.
         ("prctl", [_argument(0), (_EQUAL, 0, 1, _PR_SET_DUMPABLE), (_RETURN, 0, 0, _refuse(0)), _allow()]),
         ("socketpair", [_argument(0), (_EQUAL, 1, 0, socket.AF_UNIX), _no(), *_only(1, _PAIRED, mask=0xF)]),

@@ -124,10 +124,21 @@ async def _start(
 
 def refuse_network(name: str, program: Program) -> None:
     """Refuse a program with network access, for a sandbox that cannot limit it to allowed hosts."""
+    refuse_ports(name, program)
     if program.network is not None:
         raise Unavailable(
             f"the {name} sandbox has no network of its own that could be limited to allowed hosts; "
             "set sandbox.network to false, or run where bubblewrap works (toolgate doctor tells)",
+            code="NETWORK_UNAVAILABLE",
+        )
+
+
+def refuse_ports(name: str, program: Program) -> None:
+    """Refuse a program with published ports, for a sandbox without a network namespace."""
+    if program.loopback is not None:
+        raise Unavailable(
+            f"the sandbox {name} has no network of its own, so no port can be published; leave out 'port', or run "
+            "where bubblewrap works (toolgate doctor tells)",
             code="NETWORK_UNAVAILABLE",
         )
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import anyio
 import pytest
+from eventually import async_eventually
 
 from gateway.config import SandboxSettings
 from gateway.errors import Unavailable
 from gateway.net.policy import NetworkPolicy
 from gateway.sandbox import Program, Sandbox, proxy
+from gateway.sandbox.loopback import Loopback, PublishedPort
 from gateway.sandbox.network import network_of
 from gateway.sandbox.prestart import PrestartedSandboxes
 from gateway.sandbox.run import finish, run
@@ -312,3 +314,84 @@ def test_it_is_the_same_on_uvloop() -> None:
             ]
 
     anyio.run(main, backend_options={"use_uvloop": True})
+
+
+LOOPBACK = """
+import socket, threading
+def serve(family, address):
+    listener = socket.create_server((address, 8000), family=family)
+    threading.Thread(target=lambda: listener.accept()[0].sendall(b"hello"), daemon=True).start()
+for family, address, name in ((socket.AF_INET, "127.0.0.1", "localhost"), (socket.AF_INET6, "::1", "::1")):
+    serve(family, address)
+    print(socket.create_connection((name, 8000), 5).recv(5).decode())
+"""
+
+
+async def test_a_program_may_use_the_loopback_of_its_own_network() -> None:
+    finished = await run(make("bwrap"), python(LOOPBACK), timeout=60)
+    assert finished.stdout == b"hello\nhello\n", finished
+
+
+PORTS = """
+import http.server, socket, sys
+class Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+Server((sys.argv[1], 8000), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::", "0.0.0.0"])
+async def test_a_port_of_a_program_is_reached_through_its_own_sockets_again_and_again(address: str) -> None:
+    loopback = Loopback(connections=2)
+    process = await make("bwrap").start(replace(python(PORTS, address), loopback=loopback))
+    port = PublishedPort(loopback, 8000)
+    await port.open()
+    try:
+        await async_eventually(port.is_listening)
+        for _ in range(7):  # more than there are sockets
+            async with loopback.connect(8000) as (reader, writer):
+                writer.write(b"GET / HTTP/1.0\r\n\r\n")
+                with anyio.fail_after(60):
+                    assert (await reader.read()).startswith(b"HTTP/1.0 200")
+        with pytest.raises(OSError):
+            async with loopback.connect(8001):
+                pass
+    finally:
+        process.kill()
+        await process.wait()
+        await port.close()
+
+
+async def test_a_published_port_makes_room_for_new_connections() -> None:
+    loopback = Loopback(connections=3)
+    process = await make("bwrap").start(replace(python(PORTS, "127.0.0.1"), loopback=loopback))
+    port = PublishedPort(loopback, 8000)
+    await port.open()
+    host, number = port.url.removeprefix("http://").removesuffix("/").split(":")
+    idle = []
+    try:
+        await async_eventually(port.is_listening)
+        for _ in range(8):  # as a browser does that keeps connections for later
+            idle.append(await asyncio.open_connection(host, int(number)))
+            reader, writer = await asyncio.open_connection(host, int(number))
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            with anyio.fail_after(60):
+                assert (await reader.read()).startswith(b"HTTP/1.0 200")
+            writer.close()
+        with anyio.fail_after(60):
+            assert await idle[0][0].read() == b""  # the one unused for longest made room
+    finally:
+        process.kill()
+        await process.wait()
+        await port.close()
+        for _, writer in idle:
+            writer.close()
+    with pytest.raises(OSError):
+        await asyncio.open_connection(host, int(number))
+
+
+@pytest.mark.parametrize("name", ["landlock", "unconfined"])
+async def test_a_sandbox_without_a_network_publishes_no_port(name: str) -> None:
+    with pytest.raises(Unavailable, match="no port can be published") as refused:
+        await make(name).start(Program(("/bin/true",), loopback=Loopback()))
+    assert refused.value.code == "NETWORK_UNAVAILABLE"

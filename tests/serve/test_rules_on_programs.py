@@ -70,13 +70,14 @@ async def agree(context: Any, params: Any) -> types.ElicitResult:
 
 
 @asynccontextmanager
-async def served(place: Path, era: Any, *rules: dict[str, Any]) -> AsyncIterator[tuple[Gateway, Client]]:
+async def served(place: Path, era: Any, *rules: dict[str, Any], **more: Any) -> AsyncIterator[tuple[Gateway, Client]]:
     """A gateway with rules and the development tools, and a client whose person agrees to everything."""
     await require_sandbox()
     settings = {
         "data_dir": str(place / "data"),
         "approval": {"rules": list(rules)},
         "categories": {"development": {"enabled": True}},
+        **more,
     }
     async with Gateway.open(settings) as gateway:
         folder(gateway).mkdir(parents=True, exist_ok=True)
@@ -192,7 +193,8 @@ async def test_programs_cannot_read_or_change_denied_files(tmp_path: Path, era: 
 @ERAS
 async def test_format_code_leaves_out_denied_files_and_counts_them(tmp_path: Path, era: Any) -> None:
     rule = {"tool": "*", "when": {"path": "secret*.py"}, "then": "deny"}
-    async with served(tmp_path, era, rule) as (gateway, client):
+    online = {"network": True}  # a formatter could be installed, else the tool is not offered here
+    async with served(tmp_path, era, rule, sandbox=online) as (gateway, client):
         write(gateway, secret_py="x = [1,\n2]\n", a_py="y = [1,\n2]\n")
         result = await client.call_tool("format_code", {"check": True})
         assert not result.is_error and "secret" not in str(result)

@@ -47,7 +47,7 @@ class Handlers:
     """MCP for one executor. `chat` is the chat of requests that name none; `plans` holds the render plans of calls,
     None if they are not kept; `relay` returns the access to upstreams' prompts and resources, None while there are no
     upstreams; `caller` calls tools in place of the executor; `first_lists` returns what lists wait for after the first
-    start, None for nothing."""
+    start, None for nothing; `end_chat` is called when the chat of a session ends."""
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class Handlers:
         relay: Callable[[], Relay | None] = lambda: None,
         caller: ToolCaller | None = None,
         first_lists: Callable[[], asyncio.Task[None] | None] = lambda: None,
+        end_chat: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.chat = chat
         self._executor = executor
@@ -68,6 +69,7 @@ class Handlers:
         self.sessions = Sessions(
             lambda session: self.notifications.add(session.subscriber),
             lambda session: self.notifications.remove(session.subscriber),
+            end_chat,
         )
         renders = RenderResources(plans, versions, executor)
         self._resources = Resources(executor, versions, renders)

@@ -107,11 +107,18 @@ class Session:
 
 
 class Sessions:
-    """Every session, by its id; the one over stdio has the id None."""
+    """Every session, by its id; the one over stdio has the id None. `end_chat` is called with the id of an HTTP session
+    that has ended, which is the id of its chat unless its requests named another."""
 
-    def __init__(self, on_open: Callable[[Session], None], on_close: Callable[[Session], None]) -> None:
+    def __init__(
+        self,
+        on_open: Callable[[Session], None],
+        on_close: Callable[[Session], None],
+        end_chat: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._on_open = on_open
         self._on_close = on_close
+        self._end_chat = end_chat
         self._open: dict[Hashable, Session] = {}
 
     def get(self, session_id: Hashable) -> Session | None:
@@ -126,6 +133,8 @@ class Sessions:
         if session is not None:
             self._on_close(session)
             session.end()
+            if isinstance(session_id, str):
+                self._end_chat(session_id)
 
 
 async def _withdraw(notify: Notify, number: str) -> None:

@@ -51,6 +51,10 @@ BUILTINS: Mapping[Kind, Mapping[str, str]] = {
     "code": {
         "run_code": "code.run_code",
         "run_command": "code.run_code",
+        "start_process": "code.processes",
+        "list_processes": "code.processes",
+        "process_output": "code.processes",
+        "stop_process": "code.processes",
         "git_status": "code.git_read",
         "git_diff": "code.git_read",
         "git_log": "code.git_read",
@@ -108,6 +112,9 @@ class ToolKind:
         """Return the reason to ask a person before the call, or None."""
         reason: str | None = await builtin.ask(self.context(call, hides), call.arguments)
         return reason
+
+    def end_chat(self, chat: str) -> None:
+        """Stop what runs on behalf of a chat that has ended."""
 
     async def close(self) -> None:
         """Stop every process of the kind."""
@@ -202,6 +209,11 @@ class BuiltinSource:
         reasons = dict.fromkeys(tool.withheld for tool in tools if tool.withheld)
         return [Unavailable(reason, code="TOOL_WITHHELD") for reason in reasons]
 
+    def end_chat(self, chat: str) -> None:
+        """Stop what runs on behalf of a chat that has ended."""
+        for kind in self._kinds:
+            kind.end_chat(chat)
+
     async def close(self) -> None:
         for kind in self._kinds:
             await kind.close()
@@ -238,7 +250,7 @@ def builtin_source(
     if settings.web.allowed_hosts or settings.web.search is not None:
         from gateway.sources.builtin.web.context import WebTools
 
-        kinds.append(WebTools(settings.web, workspaces, versions))
+        kinds.append(WebTools(settings.web, workspaces, versions, settings.effective_profile().permission))
     else:
         off += [_name_only(name, "web", reason) for name, reason in WEB_OFF.items()]
     off += [_name_only(name, CODE_CATEGORY) for name in BUILTINS["code"]]

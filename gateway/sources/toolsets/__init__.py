@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio.to_thread
 
-from gateway.bundles import PythonTool, ShellTool
+from gateway.bundles import BuiltinTool, PythonTool, ShellTool
 from gateway.bundles.installed import InstalledTool, InstalledToolset
 from gateway.bundles.library import ToolsetLibrary
 from gateway.calls import Call, Outcome
@@ -19,6 +19,7 @@ from gateway.errors import NotFound
 from gateway.runtime import FunctionCall, WorkerRuntime
 from gateway.sandbox import Mount
 from gateway.secrets import KNOWN
+from gateway.sources import Source
 from gateway.sources.toolsets.listing import WORKSPACE, build_tools
 from gateway.sources.toolsets.shell import ShellRunner
 from gateway.tools import Access, Hides, HidesFor, Permission, Tool, hide_nothing, hide_nothing_for
@@ -40,7 +41,8 @@ class _WorkspaceRights:
 
 
 class ToolsetSource:
-    """Lists and runs the tools of installed toolsets; their declared secrets are read from `environment`."""
+    """Lists and runs the tools of installed toolsets; their declared secrets are read from `environment`. `builtins`
+    runs those that are builtins under another name."""
 
     name = "toolsets"
 
@@ -52,8 +54,11 @@ class ToolsetSource:
         workspaces: Workspaces,
         environment: Mapping[str, str] = os.environ,
         hides: HidesFor = hide_nothing_for,
+        builtins: Source | None = None,
     ) -> None:
         self._hides = hides
+        self._builtins = builtins
+        self._builtin_tools: Mapping[str, Tool] = {}
         self._hidden: Mapping[str, Hides] = {}
         self._library = library
         self._runtime = runtime
@@ -64,13 +69,25 @@ class ToolsetSource:
 
     async def list_tools(self) -> Sequence[Tool]:
         installed = await self._library.list()
+        await self._list_builtins()
         self._installed = {item.id: (toolset, item) for toolset in installed for item in toolset.tools}
-        tools = [tool for toolset in installed for tool in build_tools(toolset)]
+        tools = [tool for toolset in installed for tool in build_tools(toolset, self._builtin_tools)]
         self._hidden = {tool.id: self._hides(tool) for tool in tools}
         return tools
 
+    async def describe_tools(self, toolset: InstalledToolset) -> list[Tool]:
+        """Return the tools of one toolset, as `list_tools` does."""
+        await self._list_builtins()
+        return list(build_tools(toolset, self._builtin_tools))
+
+    async def _list_builtins(self) -> None:
+        if self._builtins is not None:
+            self._builtin_tools = {tool.id: tool for tool in await self._builtins.list_tools()}
+
     async def call_tool(self, call: Call) -> Outcome:
         toolset, item = self._find(call.target.id)
+        if isinstance(item.spec, BuiltinTool) and self._builtins is not None:
+            return await self._builtins.call_tool(call.replace(tool=self._builtin_tools[item.spec.tool]))
         workspace = self._workspaces.path(call.chat)
         env = {name: self._environment[name] for name in toolset.spec.secrets if name in self._environment}
         for value in env.values():

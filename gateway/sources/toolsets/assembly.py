@@ -31,6 +31,7 @@ from gateway.render import declare
 from gateway.runtime import WorkerRuntime
 from gateway.sandbox import Limits, Mount, Sandbox
 from gateway.sandbox.detect import choose
+from gateway.sources import Source
 from gateway.sources.toolsets import ToolsetSource
 from gateway.sources.toolsets.listing import HOME, WORKSPACE
 from gateway.sources.toolsets.shell import ShellRunner
@@ -158,13 +159,14 @@ class ToolsetRuntime:
         settings: Settings,
         workspaces: Workspaces,
         hides: HidesFor,
+        builtins: Source,
     ) -> None:
         sandbox = self._choose
         limits = Limits(memory=settings.sandbox.memory_mb * _MEBIBYTE, cpu_seconds=settings.sandbox.cpu_seconds)
         self.runtime = WorkerRuntime(sandbox, settings.data_dir / "runtime", settings.sandbox)
         self.library = ToolsetLibrary(db, settings.data_dir, self.runtime, declare)
         shell = ShellRunner(sandbox, limits, settings.sandbox.timeout)
-        self.source = ToolsetSource(self.library, self.runtime, shell, workspaces, hides=hides)
+        self.source = ToolsetSource(self.library, self.runtime, shell, workspaces, hides=hides, builtins=builtins)
         self._watcher = FolderWatcher(self.library)
         self._settings = settings
         self._workspaces = workspaces

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from gateway.bundles import PythonTool, ShellTool
+from gateway.bundles import BuiltinTool, PythonTool, ShellTool
 from gateway.bundles.installed import InstalledTool, InstalledToolset
 from gateway.errors import Invalid
 from gateway.render import declare
-from gateway.tools import Access, Permission, Renderer, Tool, inline_references
+from gateway.tools import Access, ConfirmationRule, Permission, Renderer, Tool, inline_references
 
 # Default category.
 CATEGORY = "toolsets"
@@ -18,10 +19,37 @@ CATEGORY = "toolsets"
 WORKSPACE, HOME = "/workspace", "/toolset"
 
 
-def build_tools(toolset: InstalledToolset) -> Iterator[Tool]:
-    """Yield every tool of the toolset; one that cannot be called has the reason in `withheld`."""
+def build_tools(toolset: InstalledToolset, builtins: Mapping[str, Tool]) -> Iterator[Tool]:
+    """Yield every tool of the toolset; one that cannot be called has the reason in `withheld`. `builtins` are those of
+    the gateway, by id."""
     for item in toolset.tools:
-        yield _build_tool(toolset, item)
+        if isinstance(item.spec, BuiltinTool) and item.spec.tool in builtins:
+            yield _build_alias(toolset, item, builtins[item.spec.tool])
+        else:
+            yield _build_tool(toolset, item)
+
+
+def _build_alias(toolset: InstalledToolset, item: InstalledTool, builtin: Tool) -> Tool:
+    """Return a builtin as a tool of the toolset. A person may decide whether it asks; the toolset can only add a
+    question."""
+    asks: bool | ConfirmationRule = builtin.requires_confirmation
+    if item.confirmation_override is not None or item.requires_confirmation:
+        asks = item.requires_confirmation
+    return replace(
+        builtin,
+        id=item.id,
+        alias_of=builtin.id,
+        description=item.description or builtin.description,
+        input_schema=item.get_field("input_schema") or builtin.input_schema,
+        owner=toolset.id,
+        title=item.override.name_override or item.get_field("name") or builtin.title,
+        requires_confirmation=asks,
+        tags=tuple(item.get_field("tags", ())),
+        prefix=toolset.spec.prefix,
+        calls_per_minute=item.spec.calls_per_minute,
+        renderer=_build_renderer(item),
+        withheld=_reason_withheld(toolset, item, known_builtin=True) or builtin.withheld,
+    )
 
 
 def _build_tool(toolset: InstalledToolset, item: InstalledTool) -> Tool:
@@ -68,13 +96,15 @@ def _build_renderer(item: InstalledTool) -> Renderer | None:
         return None
 
 
-def _reason_withheld(toolset: InstalledToolset, item: InstalledTool) -> str | None:
+def _reason_withheld(toolset: InstalledToolset, item: InstalledTool, known_builtin: bool = False) -> str | None:
     if not toolset.enabled:
         return f"the toolset {toolset.id!r} is off; turn it on with: toolgate toolset enable {toolset.id}"
     if item.missing is not None:
         return f"{item.missing}; it comes back when the toolset has it again"
     if not item.enabled:
         return f"it is turned off; turn it on with: toolgate toolset override {item.id} --enable"
+    if isinstance(item.spec, BuiltinTool):
+        return None if known_builtin else f"the gateway has no builtin tool {item.spec.tool!r}"
     if not isinstance(item.spec, PythonTool | ShellTool):
         return f"tools of type {item.spec.type!r} are not run by this version"  # type: ignore[attr-defined]
     return None

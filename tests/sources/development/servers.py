@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.server
 import os
@@ -16,6 +17,18 @@ from pathlib import Path
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         return
+
+
+class _Index(_Quiet):
+    expected: str | None = None
+
+    def do_GET(self) -> None:
+        if self.expected is not None and self.headers.get("Authorization") != self.expected:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", "Basic")
+            self.end_headers()
+            return
+        super().do_GET()
 
 
 class _Repositories(_Quiet):
@@ -69,8 +82,8 @@ def _serving(handler: type[_Quiet], folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def packages(folder: Path) -> Iterator[int]:
-    """An index that has one package, `tiny`."""
+def packages(folder: Path, login: str = "") -> Iterator[int]:
+    """An index that has one package, `tiny`, and wants `user:password` if that is given."""
     place = folder / "simple" / "tiny"
     place.mkdir(parents=True)
     name = "tiny-1.2-py3-none-any.whl"
@@ -81,7 +94,8 @@ def packages(folder: Path) -> Iterator[int]:
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{about}/RECORD", f"tiny.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
     (place / "index.html").write_text(f'<a href="{name}">{name}</a>')
-    with _serving(_Quiet, folder) as port:
+    expected = f"Basic {base64.b64encode(login.encode()).decode()}" if login else None
+    with _serving(type("Index", (_Index,), {"expected": expected}), folder) as port:
         yield port
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from .desks import Desk, desk
-from .environments import with_ruff
+from .environments import with_pytest, with_ruff
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4")]
 
@@ -37,6 +37,23 @@ async def test_a_check_tells_what_would_change_and_changes_nothing(desk: Desk) -
     assert (desk.folder / "pkg/ugly.py").read_text() == FINE
     assert sorted(path.name for path in desk.folder.iterdir()) == [".venv", "fine.py", "other.go", "pkg"]
     assert (await desk.value("format_code"))["changed"] == []
+
+
+FAKE_BLACK = """#!/gone/with/the/host/bin/python
+import sys
+for name in sys.argv[2:]:
+    open(name, "w").write("fine\\n")
+"""
+
+
+async def test_a_script_of_the_workspaces_environment_runs_whatever_python_it_names(desk: Desk) -> None:
+    with_pytest(desk.folder)  # an environment; black is not here, so a script stands for it
+    (desk.folder / ".venv/bin/black").write_text(FAKE_BLACK)
+    (desk.folder / ".venv/bin/black").chmod(0o755)
+    (desk.folder / "a.py").write_text(UGLY)
+    value = await desk.value("format_code", paths=["a.py"])
+    assert (value["changed"], value["problems"]) == ([{"path": "a.py", "formatter": "black"}], [])
+    assert (desk.folder / "a.py").read_text() == "fine\n"
 
 
 async def test_the_projects_own_style_counts(desk: Desk) -> None:

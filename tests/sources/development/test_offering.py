@@ -22,7 +22,8 @@ from .desks import desk, opened, settings
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4")]
 
 READING = {"git_status", "git_diff", "git_log", "git_show"}
-RUNNING = {"run_code", "run_command", "run_tests", "install_package", "git_push"}
+WATCHING = {"list_processes", "process_output"}
+RUNNING = {"run_code", "run_command", "run_tests", "install_package", "git_push", "start_process", "stop_process"}
 NAMES, TOOLS = set(BUILTINS["code"]), load("code")
 ONLINE = {"git_push", "install_package"}
 
@@ -35,8 +36,9 @@ def test_listed_names_of_builtins_are_the_ids_of_their_tools(kind: Any) -> None:
 def test_what_only_looks_is_read_only_and_what_runs_strangers_code_is_execute() -> None:
     for tool in (each.tool for each in TOOLS):
         assert tool.category == "development"
-        if tool.id in READING:
-            assert (tool.permission, tool.access) == (Permission.READ_ONLY, Access.READ)
+        if tool.id in READING | WATCHING:
+            expected = Access.READ if tool.id in READING else Access.NONE
+            assert (tool.permission, tool.access) == (Permission.READ_ONLY, expected)
         else:
             assert tool.permission == (Permission.EXECUTE if tool.id in RUNNING else Permission.READ_WRITE)
             assert tool.access is Access.WRITE
@@ -79,13 +81,12 @@ def test_while_the_category_is_off_nothing_is_looked_for(tmp_path: Path) -> None
 
 async def test_with_the_category_on_they_are_offered_but_for_those_that_need_the_network(tmp_path: Path) -> None:
     async with opened(tmp_path) as gateway:
-        assert {entry.name for entry in gateway.catalog} >= NAMES - ONLINE
+        assert {entry.name for entry in gateway.catalog} >= NAMES - ONLINE - {"format_code"}
         for name in ONLINE:
             outcome = await gateway.call(name, {})
             assert outcome.error is not None and outcome.error.code == "TOOL_DISABLED"
             assert "sandbox.network: true" in outcome.error.message
-        [problem] = await gateway.builtins.problems()
-        assert "sandbox.network: true" in problem.message
+        assert "sandbox.network: true" in str(await gateway.builtins.problems())
         schema = gateway.catalog.find("run_code").tool.input_schema
         assert schema["properties"]["language"]["enum"] == ["python", "bash"]
 
@@ -122,6 +123,25 @@ async def test_only_what_is_installed_is_offered(tmp_path: Path, monkeypatch: py
         assert (await at.refusal("run_code", language="ruby", code="")).code == "INVALID_ARGUMENTS"
 
 
+@pytest.mark.parametrize("where", ["machine", "attached", "network", "nowhere"])
+async def test_format_code_is_offered_only_where_a_formatter_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setattr("gateway.sources.builtin.code.call_context.SEARCH_PATH", str(programs))
+    (programs / "bash").symlink_to("/bin/bash")
+    folder = tmp_path / "mine"
+    for place in {"machine": [programs], "attached": [folder / "node_modules/.bin"]}.get(where, []):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "prettier").touch(mode=0o755)
+    more: dict[str, Any] = {"workspace": folder} if where == "attached" else {}
+    more |= {"sandbox": {"network": True}} if where == "network" else {}
+    async with desk(tmp_path, **more) as at:
+        withheld = at.tools["format_code"].withheld
+    assert withheld is None if where != "nowhere" else "no formatter is installed" in str(withheld)
+
+
 async def test_a_program_may_take_all_the_time_the_operator_allows_it(tmp_path: Path) -> None:
     async with desk(tmp_path, sandbox={"timeout": 600}) as at:
         assert all((tool.timeout or 0) > 600 for tool in at.tools.values())
@@ -132,4 +152,4 @@ async def test_a_program_may_take_all_the_time_the_operator_allows_it(tmp_path: 
 async def test_a_profile_that_only_reads_sees_only_what_reads(tmp_path: Path) -> None:
     reader = {"profiles": {"reader": {"permission": "read-only"}}, "profile": "reader"}
     async with opened(tmp_path, **reader) as gateway:
-        assert {entry.name for entry in gateway.catalog} & NAMES == READING
+        assert {entry.name for entry in gateway.catalog} & NAMES == READING | WATCHING

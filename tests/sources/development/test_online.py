@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 import socket
 from collections.abc import AsyncIterator
@@ -12,7 +13,8 @@ import anyio
 import pytest
 
 from gateway.net.policy import NetworkPolicy
-from gateway.sources.builtin.code.install_package import indexes
+from gateway.secrets import KNOWN
+from gateway.sources.builtin.code.install_package import PackageIndex, indexes
 
 from .desks import Desk, desk, opened
 from .servers import packages, repositories
@@ -53,6 +55,42 @@ async def test_a_package_is_installed_and_what_runs_afterwards_has_it(
             assert again["installed"] == []
             error = await at.refusal("install_package", packages=["no-such-package"])
             assert (error.code, "no-such-package" in error.message) == ("INSTALL_FAILED", True)
+
+
+@pytest.mark.parametrize("login", ["", "someone:s3cret-of-the-index"])
+async def test_a_private_index_of_the_settings_is_used_and_nothing_else_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, login: str
+) -> None:
+    monkeypatch.setenv("INDEX_LOGIN", f"{login}@" if login else "")
+    with packages(tmp_path / "index", login) as port:
+        index = f"http://${{INDEX_LOGIN}}127.0.0.1:{port}/simple"
+        sandbox = {"network": True, "allowed_hosts": ["example.org"], "package_index": index}
+        async with desk(tmp_path, sandbox=sandbox) as at:
+            outcome = await at.call("install_package", packages=["tiny"])
+            assert outcome.ok, outcome.error
+            assert outcome.value["installed"] == [{"name": "tiny", "version": "1.2"}]
+            code = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}/simple')"
+            ran = await at.value("run_code", language="python", code=code)
+            assert "403" in ran["stderr"]
+
+
+async def test_a_wrong_login_of_an_index_fails_and_stays_with_us(tmp_path: Path) -> None:
+    with packages(tmp_path / "index", "someone:right-password") as port:
+        index = f"http://someone:wrong-password@127.0.0.1:{port}/simple"
+        async with desk(tmp_path, sandbox={"network": True, "package_index": index}) as at:
+            error = await at.refusal("install_package", packages=["tiny"])
+    assert (error.code, "wrong-password" in KNOWN.mask(error.message)) == ("INSTALL_FAILED", False)
+
+
+def test_a_registry_of_the_settings_and_its_login_reach_npm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPM_PASSWORD", "s3cret-of-npm")
+    index = PackageIndex.parse("https://someone:${NPM_PASSWORD}@npm.example:8443/team/")
+    assert (index.host, index.port) == ("npm.example", 8443)
+    login = base64.b64encode(b"someone:s3cret-of-npm").decode()
+    assert index.environment("npm") == {
+        "npm_config_registry": "https://npm.example:8443/team/",
+        "NPM_LOGIN": f"//npm.example:8443/team/:_auth={login}",
+    }
 
 
 async def test_an_index_that_is_not_allowed_is_named_with_the_setting_that_allows_it(

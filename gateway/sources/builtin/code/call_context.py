@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,8 +22,10 @@ from gateway.calls import Call, Progress, no_progress
 from gateway.errors import GatewayError, NotFound, Unavailable
 from gateway.net.policy import NetworkPolicy
 from gateway.sandbox import SYSTEM_FOLDERS, Limits, Mount, Program, Sandbox
+from gateway.sandbox.loopback import Loopback
 from gateway.sandbox.monty import is_installed
 from gateway.sandbox.run import OUTPUT_LIMIT, FinishedProgram, run
+from gateway.sources.builtin.code.background import ProcessTable
 from gateway.sources.builtin.code.python_runner import PythonRunner, Script
 from gateway.tools import Hides, hide_nothing
 from gateway.workspace import Entry, Parts, Root, parse
@@ -56,8 +58,14 @@ WORKSPACE = "/workspace"
 VENV, NODE_MODULES = ".venv", "node_modules"
 _WORKSPACE_PROGRAMS = (f"{VENV}/bin", f"{NODE_MODULES}/.bin")
 
+NO_FORMATTER = (
+    "no formatter is installed: ruff, black, prettier, gofmt, rustfmt or shfmt is needed, on this machine in one of "
+    f"{SEARCH_PATH.replace(':', ', ')}, or in {VENV} or {NODE_MODULES} of the attached folder; with sandbox.network, "
+    "install_package can install one into a workspace"
+)
+
 _TOOLS = ("bash", "sh", "git", "pytest", "npm", "node", "go", "cargo", "make")
-_FORMATTERS = ("ruff", "black", "prettier", "gofmt", "rustfmt", "shfmt")
+FORMATTERS = ("ruff", "black", "prettier", "gofmt", "rustfmt", "shfmt")
 
 # Programs that install_package can install, by package manager.
 _PACKAGED = {"pytest": "pip", "ruff": "pip", "black": "pip", "prettier": "npm"}
@@ -103,7 +111,7 @@ async def detect_host(choose_sandbox: Callable[[], Awaitable[Sandbox]]) -> Host:
 
 
 def _find_programs(sandbox: Sandbox | None, error: GatewayError | None) -> Host:
-    paths = {name: shutil.which(name, path=SEARCH_PATH) for name in (*_TOOLS, *_FORMATTERS)}
+    paths = {name: shutil.which(name, path=SEARCH_PATH) for name in (*_TOOLS, *FORMATTERS)}
     programs = {name: path for name, path in paths.items() if path}
     return Host(sandbox, error, find_interpreter(), programs, monty=sandbox is None and is_installed())
 
@@ -115,6 +123,11 @@ def find_interpreter() -> Interpreter | None:
     executable = getattr(sys, "_base_executable", None) or sys.executable
     prefix = Path(sys.base_prefix)
     return Interpreter(os.path.realpath(executable), (prefix,)) if executable and prefix.is_dir() else None
+
+
+def has_formatter(folder: Path) -> bool:
+    """Return whether the environments of a workspace have a formatter. Blocks."""
+    return any((folder / programs / name).exists() for programs in _WORKSPACE_PROGRAMS for name in FORMATTERS)
 
 
 def _is_in_sandbox(path: Path) -> bool:
@@ -182,9 +195,10 @@ class OutputReporter:
 class CodeContext:
     """The call of a code tool, with everything the tool uses besides its arguments.
 
-    `timeout` is the most a program may take, `network` the hosts that a program run `online` may reach. `attached` is
-    True for a person's own folder, whose versions do not contain every file; `protected` are the files in it that other
-    programs obey, recorded in `store` while a program runs. `hides` tells which files rules hide from this call;
+    `processes` are those in the background of every chat. `timeout` is the most a program may take, `network` the hosts
+    that a program run `online` may reach, `indexes` the package indexes that the operator named, by manager. `attached`
+    is True for a person's own folder, whose versions do not contain every file; `protected` are the files in it that
+    other programs obey, recorded in `store` while a program runs. `hides` tells which files rules hide from this call;
     `hidden` are those that exist."""
 
     call: Call
@@ -192,12 +206,14 @@ class CodeContext:
     root: Root
     sandbox: Sandbox
     python_runner: PythonRunner
+    processes: ProcessTable
     host: Host
     limits: Limits
     timeout: float
     network: NetworkPolicy | None = None
     attached: bool = False
     can_install: bool = False
+    indexes: Mapping[str, str | None] = field(default_factory=dict)
     hides: Hides = hide_nothing
     hidden: Hidden = ()
     protected: Protected = ()
@@ -257,6 +273,15 @@ class CodeContext:
                 return f"{self.workspace_path}/{folder}/{name}"
         return self.host.programs.get(name)
 
+    def script_interpreter(self, name: str) -> Interpreter | None:
+        """Return the Python to run a script of the workspace's virtual environment with; None for any other program.
+        The script itself names its Python by a path of the host, which need not exist in the sandbox."""
+        if not self.has_venv() or self.find(parts := (*_WORKSPACE_PROGRAMS[0].split("/"), name)) is None:
+            return None
+        with suppress(GatewayError), self.root.open(parts) as file:
+            return self.python() if file.read(2) == b"#!" else None
+        return None
+
     def program(
         self,
         *argv: str,
@@ -294,6 +319,15 @@ class CodeContext:
             limits=self.limits,
             network=self.network if online else None,
         )
+
+    def background_program(
+        self, *argv: str, cwd: str, env: Mapping[str, str], pass_fds: Sequence[int], loopback: Loopback | None
+    ) -> Program:
+        """Describe a program that goes on after the call. It can only read a person's own folder: nobody compares its
+        files then, or undoes what a program does to protected ones."""
+        program = self.program(*argv, cwd=cwd, env=env, writable=not self.attached, pass_fds=pass_fds, online=True)
+        limits = replace(self.limits, cpu_seconds=None, per_task=False)
+        return replace(program, limits=limits, loopback=loopback)
 
     async def run(
         self,

@@ -106,7 +106,7 @@ class FormatResult(Shape):
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
     idempotent=True,
-    requires=("sandbox",),
+    requires=("sandbox", "formatter"),
     path_arguments=("paths",),
 )
 async def format_code(
@@ -243,7 +243,13 @@ def _program(context: CodeContext, formatter: Formatter, copy: Path, names: Sequ
     path = context.find_program(formatter.program)
     assert path is not None  # noqa: S101 - else no file was assigned to it
     mount = Mount(copy, _COPY, writable=True)
-    program = context.program(path, *formatter.options, *names, cwd=context.sandbox.inside(mount), writable=False)
+    argv, python = (path, *formatter.options, *names), context.script_interpreter(formatter.program)
+    program = context.program(
+        *(argv if python is None else (python.path, *argv)),
+        cwd=context.sandbox.inside(mount),
+        writable=False,
+        readable=() if python is None else python.readable,
+    )
     return replace(program, mounts=(*program.mounts, mount))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -10,36 +11,80 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import unquote, urlsplit
 
 import anyio
 from pydantic import Field
 
+from gateway.config.loader import resolve_variables
 from gateway.errors import Forbidden, GatewayError, Invalid, ToolFailed, Unavailable
-from gateway.net.policy import PRIVATE_ADDRESS, Address, NetworkPolicy
+from gateway.net.policy import PRIVATE_ADDRESS, Address, NetworkPolicy, canonical_host
 from gateway.runtime import uv
 from gateway.sandbox import Program
 from gateway.sandbox.run import FinishedProgram
+from gateway.secrets import KNOWN
 from gateway.sources.builtin.code.call_context import NODE_MODULES, VENV, CodeContext, in_thread
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.tools import Access, Permission
 from gateway.workspace.checkout import MARK
 from gateway.workspace.walk import TEMPORARY
 
+Manager = Literal["pip", "npm"]
+
 # Refused hosts that are recorded.
 _HOSTS = 10
 
 
 @dataclass(frozen=True)
-class RecordingPolicy(NetworkPolicy):
-    """A policy that records why it refused each host. Few programs print the reason that the proxy gives them."""
+class PackageIndex:
+    """A package index that the operator named. `credentials` are `user:password`, empty if it has none."""
 
-    refused: dict[str, str] = field(default_factory=dict, compare=False)
+    url: str
+    host: str
+    port: int
+    credentials: str
 
     @classmethod
-    def copy(cls, policy: NetworkPolicy) -> RecordingPolicy:
-        return cls(**{item.name: getattr(policy, item.name) for item in fields(policy) if item.init})
+    def parse(cls, url: str) -> PackageIndex:
+        """Fill in the variables of a URL; refuse one without a valid host."""
+        url = resolve_variables(url)
+        parts = urlsplit(url)
+        try:
+            host, port = canonical_host(parts.hostname or ""), parts.port
+        except ValueError:
+            raise Invalid("the package index has no valid host; see sandbox in the settings") from None
+        credentials = unquote(parts.netloc.rpartition("@")[0])
+        KNOWN.add(credentials.partition(":")[2])
+        return cls(url, host, port or (443 if parts.scheme == "https" else 80), credentials)
+
+    def environment(self, manager: Manager) -> dict[str, str]:
+        """Return the variables by which a package manager finds it."""
+        if manager == "pip":
+            return {"UV_DEFAULT_INDEX": self.url}
+        place = self.url.partition("://")[2].rpartition("@")[2].rstrip("/")
+        variables = {"npm_config_registry": f"{urlsplit(self.url).scheme}://{place}/"}
+        if self.credentials:
+            encoded = base64.b64encode(self.credentials.encode()).decode()
+            KNOWN.add(encoded)
+            variables["NPM_LOGIN"] = f"//{place}/:_auth={encoded}"
+        return variables
+
+
+@dataclass(frozen=True)
+class RecordingPolicy(NetworkPolicy):
+    """A policy that records why it refused each host. Few programs print the reason that the proxy gives them. The
+    `index` that the operator named is reached in any case, also at a private address."""
+
+    refused: dict[str, str] = field(default_factory=dict, compare=False)
+    index: PackageIndex | None = None
+
+    @classmethod
+    def copy(cls, policy: NetworkPolicy, index: PackageIndex | None) -> RecordingPolicy:
+        return cls(**{item.name: getattr(policy, item.name) for item in fields(policy) if item.init}, index=index)
 
     def check_host(self, scheme: str, host: str, port: int | None = None) -> None:
+        if self.index is not None and (host, port) == (self.index.host, self.index.port):
+            return
         try:
             super().check_host(scheme, host, port)
         except Forbidden as error:
@@ -47,6 +92,8 @@ class RecordingPolicy(NetworkPolicy):
             raise
 
     def check_address(self, scheme: str, host: str, address: Address) -> None:
+        if self.index is not None and host == self.index.host:
+            return
         try:
             super().check_address(scheme, host, address)
         except Forbidden as error:
@@ -58,8 +105,6 @@ class RecordingPolicy(NetworkPolicy):
         if len(self.refused) < _HOSTS:
             self.refused.setdefault(host, reason)
 
-
-Manager = Literal["pip", "npm"]
 
 _OUTPUT_LENGTH = 4000
 _INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "npm_config_registry")
@@ -85,6 +130,7 @@ export UV_CACHE_DIR="$PWD/$cache" UV_NO_CONFIG=1 UV_NO_PROGRESS=1 UV_PYTHON_DOWN
 _NPM = f"""
 set -eu
 npm=$1; shift
+[ -z "${{NPM_LOGIN-}}" ] || echo "$NPM_LOGIN" > "$HOME/.npmrc"
 cache={_CACHE}
 trap 'rm -rf "$cache"' EXIT
 export npm_config_cache="$PWD/$cache" npm_config_update_notifier=false
@@ -140,9 +186,11 @@ async def install_package(
             raise Invalid(
                 f"{package!r} is not a package; give its name and optionally a version", code="INVALID_PACKAGE"
             )
-    network = RecordingPolicy.copy(context.require_network())
+    named = context.indexes.get(manager)
+    index = PackageIndex.parse(named) if named is not None else None
+    network = RecordingPolicy.copy(context.require_network(), index)
     async with _undo_on_failure(context, manager):
-        finished = await context.run(replace(_program(context, manager, packages), network=network))
+        finished = await context.run(replace(_program(context, manager, packages, index), network=network))
         output = "\n".join(stream.decode("utf-8", "replace") for stream in (finished.stderr, finished.stdout)).strip()
         if finished.exit.killed is not None or finished.exit.code != 0:
             limit = [f"it exceeded its limit of {finished.exit.killed}"] if finished.exit.killed else []
@@ -170,21 +218,24 @@ async def _undo_on_failure(context: CodeContext, manager: Manager) -> AsyncItera
         raise
 
 
-def _program(context: CodeContext, manager: Manager, packages: list[str]) -> Program:
+def _program(context: CodeContext, manager: Manager, packages: list[str], index: PackageIndex | None) -> Program:
     shell = context.host.programs.get("sh") or context.host.programs["bash"]
+    env = {**indexes(), **(index.environment(manager) if index else {})}
     if manager == "pip":
         program, python = _uv(), context.host.python
         if python is None:
             raise Unavailable("there is no python3 on this machine; install it", code="PROGRAM_NOT_FOUND")
-        arguments = (str(program), python.path, *packages)
+        # Code that builds a package could read the credentials of the index.
+        wheels = ("--only-binary", ":all:") if index is not None and index.credentials else ()
+        arguments = (str(program), python.path, *wheels, *packages)
         readable = (program, *python.readable)
         return context.program(
-            shell, "-c", _PIP, "install", *arguments, env=indexes(), readable=readable, online=True, untrusted=True
+            shell, "-c", _PIP, "install", *arguments, env=env, readable=readable, online=True, untrusted=True
         )
     npm = context.host.programs.get("npm")
     if npm is None:
         raise Unavailable("there is no npm on this machine; install Node.js", code="PROGRAM_NOT_FOUND")
-    return context.program(shell, "-c", _NPM, "install", npm, *packages, env=indexes(), online=True, untrusted=True)
+    return context.program(shell, "-c", _NPM, "install", npm, *packages, env=env, online=True, untrusted=True)
 
 
 def indexes() -> dict[str, str]:

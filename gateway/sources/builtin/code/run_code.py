@@ -86,7 +86,7 @@ async def run_code(
     folder that a person attached, that person is asked first. A failing program is not an error: see exitCode and
     stderr."""
     check_environment(env)
-    _check_text(code, *args)
+    check_text(code, *args)
     _check_sizes([*args, *env, *env.values()])
     if language == "python":
         finished = await context.run_python(code, args, env, timeout)
@@ -109,22 +109,26 @@ async def _shell(
     # By descriptor: a command line is visible to other processes and limited in size, and stdin stays free.
     script = create_data_fd(code.encode())
     try:
-        argv = (*_shell_argv(context, script), name, *args)
+        argv = (*shell_argv(context, script), name, *args)
         program = context.program(*argv, cwd=cwd, env=env, pass_fds=(script,), online=True, untrusted=True)
         return await context.run(program, timeout=timeout)
     finally:
         os.close(script)
 
 
-def _shell_argv(context: CodeContext, script: int) -> tuple[str, ...]:
+def shell_argv(context: CodeContext, script: int) -> tuple[str, ...]:
     if (bash := context.host.programs.get("bash")) is not None:
         return bash, "-c", f'eval "$(< /dev/fd/{script})"'
     return context.host.programs["sh"], "-c", f". /dev/fd/{script}"
 
 
+def shorten(command: str) -> str:
+    """Return a command for a question or a result."""
+    return command if len(command) <= 500 else f"{command[:500]}… ({len(command)} characters)"
+
+
 async def _command_reason(_: CodeContext, command: str, directory: str = ".", **_other: object) -> str:
-    shown = command if len(command) <= 500 else f"{command[:500]}… ({len(command)} characters)"
-    return f"run_command runs in {directory!r}: {shown}"
+    return f"run_command runs in {directory!r}: {shorten(command)}"
 
 
 @builtin(
@@ -147,7 +151,7 @@ async def run_command(
 
     It runs in a sandbox like run_code: only the workspace's files, limited memory, time and output. A failing command
     is not an error: see exitCode and stderr."""
-    _check_text(command)
+    check_text(command)
     finished = await _shell(context, "command", command, cwd=context.directory(directory), timeout=timeout)
     result = _result(context, finished)
     return result, _text(result)
@@ -161,13 +165,13 @@ def check_environment(env: dict[str, str]) -> None:
         if _REFUSED.fullmatch(name):
             message = f"{name!r} would change which code runs; {_REFUSED_SHOWN} cannot be set"
             raise Invalid(message, code="INVALID_ENVIRONMENT")
-        _check_text(value)
+        check_text(value)
 
 
 _REFUSED_SHOWN = "LD_*, DYLD_*, PYTHON*, BASH_ENV and ENV"
 
 
-def _check_text(*texts: str) -> None:
+def check_text(*texts: str) -> None:
     if any("\0" in text for text in texts):
         raise Invalid("code, arguments and variables must not contain NUL characters")
 

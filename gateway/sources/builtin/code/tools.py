@@ -17,7 +17,16 @@ from gateway.errors import Conflict, NotFound
 from gateway.sandbox import Limits, Sandbox
 from gateway.sandbox.detect import choose
 from gateway.sandbox.network import network_of
-from gateway.sources.builtin.code.call_context import CodeContext, Host, detect_host, in_thread
+from gateway.sources.builtin.code.background import ProcessTable
+from gateway.sources.builtin.code.call_context import (
+    FORMATTERS,
+    NO_FORMATTER,
+    CodeContext,
+    Host,
+    detect_host,
+    has_formatter,
+    in_thread,
+)
 from gateway.sources.builtin.code.install_package import install_package
 from gateway.sources.builtin.code.python_runner import (
     MONTY_DESCRIPTION,
@@ -65,6 +74,7 @@ class CodeTools(ToolKind):
         self._limits = Limits(memory=settings.sandbox.memory_mb * _MEBIBYTE, cpu_seconds=settings.sandbox.cpu_seconds)
         self._network = network_of(settings.sandbox)
         self._slots = asyncio.Semaphore(CONCURRENT_CALLS)
+        self._processes = ProcessTable(settings.sandbox.processes, settings.sandbox.process_seconds)
         self._approved: set[str] = set()
         self._host = Host()
         self._sandbox: Sandbox | None = None
@@ -84,6 +94,8 @@ class CodeTools(ToolKind):
             missing["network"] = "the network is off in the sandbox; turn it on with sandbox.network: true"
         if "git" not in host.programs:
             missing["git"] = "git is not installed on this machine; install the package 'git'"
+        if not await self._may_format():
+            missing["formatter"] = NO_FORMATTER
         if not host.programs.keys() & {"bash", "sh"}:
             missing["shell"] = "there is no shell on this machine"
         return missing
@@ -102,6 +114,9 @@ class CodeTools(ToolKind):
         return replace(tool, input_schema=schema, timeout=max(self._settings.limits.timeout, seconds + GRACE))
 
     async def run(self, builtin: Builtin, call: Call, hides: Hides) -> Outcome:
+        if call.target.access is Access.NONE:  # it starts no program, and may wait for one
+            with self._context(call, hides) as context:
+                return await builtin.run_async(context, call.arguments)
         async with self._slots:
             attached = self._workspaces.is_attached(call.chat) and call.target.access is Access.WRITE
             protected = await in_thread(find_protected, self._workspaces.path(call.chat)) if attached else ()
@@ -121,7 +136,11 @@ class CodeTools(ToolKind):
             self._approved.add(call.consent.approval)
         return reason
 
+    def end_chat(self, chat: str) -> None:
+        self._processes.end_chat(chat)
+
     async def close(self) -> None:
+        await self._processes.close()
         if self.python is not None:
             await self.python.close()
 
@@ -138,6 +157,13 @@ class CodeTools(ToolKind):
         if reason not in (None, approved):
             message = f"files changed after the approval, and now {reason}; nothing ran. Call again to be asked again"
             raise Conflict(message, code="CHANGED_SINCE_ASKED")
+
+    async def _may_format(self) -> bool:
+        """Return whether there is a formatter, on the machine or in the attached folder, or one can be installed."""
+        if self._offers_install or self._host.programs.keys() & set(FORMATTERS):
+            return True
+        folder = self._settings.workspace
+        return folder is not None and await in_thread(has_formatter, folder)
 
     def _languages(self) -> list[str]:
         if self._host.monty:
@@ -156,12 +182,14 @@ class CodeTools(ToolKind):
                 root=root,
                 sandbox=self._sandbox,
                 python_runner=self.python,
+                processes=self._processes,
                 host=self._host,
                 limits=self._limits,
                 timeout=self._settings.sandbox.timeout,
                 network=self._network,
                 attached=self._workspaces.is_attached(call.chat),
                 can_install=self._offers_install and call.caller.permission.allows(install_package.tool.permission),
+                indexes={"pip": self._settings.sandbox.package_index, "npm": self._settings.sandbox.npm_registry},
                 hides=hides,
                 protected=protected,
                 store=self._workspaces.protection_store(call.chat),

@@ -1,0 +1,71 @@
+"""Tools of a toolset that are builtins under another name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import Gateway
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("T9")]
+
+MANIFEST = """
+manifest_version: "1"
+id: lab
+name: Lab
+version: "1.0.0"
+tools:
+  - id: note
+    type: builtin
+    tool: write_file
+    name: Take a note
+    category: toolsets
+    permission: read-only
+    renderer: {type: code, file: "$args.path"}
+  - id: wrong
+    type: builtin
+    tool: no_such_tool
+  - {id: run, type: builtin, tool: run_command}
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab/toolset.yaml").write_text(MANIFEST)
+    return {"data_dir": tmp_path / "data", "toolsets": [str(tmp_path / "lab")]}
+
+
+async def test_a_builtin_under_another_name_keeps_its_category_level_and_questions(settings: dict[str, Any]) -> None:
+    async with Gateway.open(settings) as gateway:
+        note = gateway.catalog.find("lab:note").tool
+        builtin = gateway.catalog.find("write_file").tool
+        assert (note.category, note.permission, note.title) == (builtin.category, builtin.permission, "Take a note")
+        first = await gateway.call("lab__note", {"path": "a.txt", "content": "1"}, chat="c")
+        assert first.ok and first.render_plan is not None and first.render_plan["config"]["file"] == "a.txt"
+        second = await gateway.call("lab__note", {"path": "a.txt", "content": "2"}, chat="c")
+        assert second.error is not None and second.error.code == "CONFIRMATION_REQUIRED"
+        assert "overwrites 'a.txt'" in second.error.message
+
+
+@pytest.mark.parametrize(
+    ("tool", "reason"),
+    [("lab:wrong", "the gateway has no builtin tool 'no_such_tool'"), ("lab:run", "development")],
+)
+async def test_a_builtin_that_is_not_offered_is_not_under_another_name(
+    settings: dict[str, Any], tool: str, reason: str
+) -> None:
+    async with Gateway.open(settings) as gateway:
+        outcome = await gateway.call(tool, {"command": "true"}, chat="c", confirmed=True)
+        assert outcome.error is not None and outcome.error.code == "TOOL_DISABLED"
+        assert reason in outcome.error.message
+
+
+async def test_a_builtin_that_is_turned_off_is_off_under_every_name(settings: dict[str, Any]) -> None:
+    async with Gateway.open(settings) as gateway:
+        await gateway.switches.enable_builtin("write_file", False)
+        await gateway.refresh()
+        outcome = await gateway.call("lab__note", {"path": "b.txt", "content": "1"}, chat="c", confirmed=True)
+        assert outcome.error is not None and "toolgate tool enable write_file" in outcome.error.message
