@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, TypeVar, dataclass_transform
 
@@ -20,6 +20,8 @@ LOCAL = "local"
 
 # Bytes of a render plan as JSON.
 PLAN_LIMIT = 256 * 1024
+
+_MEASURED_SEPARATELY = frozenset({"content", "structuredContent"})
 
 # Reports progress to the caller: done, total, message.
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
@@ -111,7 +113,8 @@ class Call:
     `tool` is None when the catalog has no tool of that name; `refusal` is then the error. `name` is as the caller wrote
     it, which may be the tool's id; `public_name` is the one it is listed under. `confirmed` is set by the owner of the
     process, `consent` is a person's answer, `agreed` are the paths among the arguments that somebody agreed to,
-    `approved_paths` the protected files among them; none of them comes from the wire.
+    `approved_paths` the protected files among them; none of them comes from the wire. `began` is when the executor got
+    it, by the monotonic clock.
     """
 
     _: KW_ONLY
@@ -132,6 +135,7 @@ class Call:
     progress: Progress = no_progress
     id: str = field(default_factory=new_id)
     started_at: float = field(default_factory=time.time)
+    began: float = field(default_factory=time.perf_counter)
 
     @property
     def target(self) -> Tool:
@@ -200,6 +204,21 @@ class Outcome:
         """The value as measured, recorded and read; `Invalid` when it is not JSON."""
         return to_json(self.value)
 
+    @lazy
+    def size(self) -> int:
+        """The bytes of the result, without encoding it once more than needed. Texts that are measured and not encoded
+        count as UTF-8, without JSON escapes."""
+        wire = self.wire
+        if wire is None:
+            return len(self.value_json)
+        if isinstance(wire, RawResult):
+            return len(wire.message)
+        size = len(to_json({key: value for key, value in wire.items() if key not in _MEASURED_SEPARATELY}))
+        if self.error is None:
+            size += len(self.value_json)  # encoded in any case, for the call record
+            return size + content_size(self.content or ()) if "structuredContent" in wire else size
+        return size + content_size(self.content or ()) + value_size(wire.get("structuredContent"))
+
     def replace(self, **changes: Any) -> Outcome:
         """A copy with these fields changed, none of them the value: a large one is encoded once."""
         copy = object.__new__(Outcome)
@@ -237,6 +256,19 @@ def check_chat(chat: str) -> str:
 
 def text_content(text: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text}]
+
+
+def content_size(blocks: Iterable[Any]) -> int:
+    return sum(map(value_size, blocks))
+
+
+def value_size(value: Any) -> int:
+    """Return the bytes of a value; fast if most of it is a few long texts, as in MCP content."""
+    if isinstance(value, str):
+        return 2 + (len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass")))
+    if isinstance(value, Mapping):
+        return max(2, 1 + sum(len(key) + 4 + value_size(item) for key, item in value.items()))
+    return len(to_json(value))
 
 
 def to_json(value: Any) -> bytes:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import anyio
 
 from gateway.calls import Call, Outcome, Proceed
 from gateway.catalog import Catalog, CatalogEntry
-from gateway.extensions import Extension, applicable, stack
+from gateway.extensions import Extension, PlanStep, build, plan, stack
 from gateway.tools import Hides, Tool, hide_nothing
 
 Listener = Callable[[Catalog], None]
@@ -39,21 +40,15 @@ class Executor:
     async def list_tools(self) -> Catalog:
         return self._catalog
 
-    async def call_tool(self, call: Call) -> Outcome:
+    def call_tool(self, call: Call) -> Coroutine[Any, Any, Outcome]:
         entry = self._catalog.get(call.name)
         if entry is None:
             pipeline = self._unknown_pipeline
             call = call.replace(tool=None, public_name=None, refusal=self._catalog.refusal(call.name))
         else:
-            pipeline = self._pipelines.get(entry.name) or self._plan(entry)
-            call = call.replace(tool=entry.tool, public_name=entry.name, refusal=None)
-        self._active += 1
-        try:
-            return await pipeline(call)
-        finally:
-            self._active -= 1
-            if not self._active and self._idle:
-                self._idle.set()
+            pipeline = self._pipelines.get(entry.name) or self._build(entry)
+            call = call.replace(tool=entry.tool, public_name=entry.name, refusal=None, began=time.perf_counter())
+        return self._run(pipeline, call)
 
     async def request(self, call: Call, tool: Tool, work: Callable[[], Awaitable[Result]]) -> Result:
         """Run `work` that is no tool call, such as reading a resource, behind the same extensions. `tool` stands for it
@@ -62,17 +57,15 @@ class Executor:
         async def run(_: Call) -> Outcome:
             return Outcome(value=await work())
 
-        self._active += 1
-        try:
-            outcome = await stack(applicable(self._extensions, tool), run)(call.replace(tool=tool))
-        finally:
-            self._active -= 1
-            if not self._active and self._idle:
-                self._idle.set()
+        outcome = await self._run(build(self.plan(tool), run), call.replace(tool=tool))
         if outcome.error is not None:
             raise outcome.error
         result: Result = outcome.value
         return result
+
+    def plan(self, tool: Tool) -> list[PlanStep]:
+        """Return what calls of a tool pass before its source, outermost first."""
+        return plan(self._extensions, tool)
 
     def hides(self, tool: Tool) -> Hides:
         """A predicate for files to leave out of what a tool returns or sees, as any extension demands."""
@@ -109,9 +102,18 @@ class Executor:
             self._idle = anyio.Event()
             await self._idle.wait()
 
-    def _plan(self, entry: CatalogEntry) -> Proceed:
-        """The extensions that apply to the tool, then its source; planned at its first call."""
-        pipeline = stack(applicable(self._extensions, entry.tool), entry.source.call_tool)
+    async def _run(self, pipeline: Proceed, call: Call) -> Outcome:
+        self._active += 1
+        try:
+            return await pipeline(call)
+        finally:
+            self._active -= 1
+            if not self._active and self._idle:
+                self._idle.set()
+
+    def _build(self, entry: CatalogEntry) -> Proceed:
+        """The tool's plan, then its source; made at its first call."""
+        pipeline = build(self.plan(entry.tool), entry.source.call_tool)
         self._pipelines[entry.name] = pipeline
         return pipeline
 

@@ -1,4 +1,4 @@
-"""Small tools around asyncio tasks: sets of background tasks, queues of reports, shared timers, cheap cancel scopes,
+"""Small tools around asyncio tasks: sets of background tasks, queues of reports, shared timers, cancel scopes of calls,
 back-off."""
 
 from __future__ import annotations
@@ -7,10 +7,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from functools import cache
 from typing import Any
 
-import anyio
+from anyio._backends._asyncio import CancelScope, _task_states
+
+# Seconds after which a call that goes on despite its cancellation is cancelled again.
+_CANCEL_AGAIN_SECONDS = 0.01
 
 # Reports of one call that may wait for their receiver, and the size of their texts together.
 REPORTS, REPORT_TEXT = 10_000, 4 * 1024 * 1024
@@ -111,6 +113,11 @@ class SharedTimer:
             self._handle = self._loop.call_later(self._seconds, self._fire)
         self._deadlines[key] = self._loop.time() + self._seconds, callback
 
+    @property
+    def waits(self) -> bool:
+        """True while a deadline is ahead."""
+        return bool(self._deadlines)
+
     def remove(self, key: Hashable) -> None:
         self._deadlines.pop(key, None)
 
@@ -130,15 +137,63 @@ class SharedTimer:
             callback()
 
 
-def cancel_scope() -> anyio.CancelScope:
-    """A cancel scope without a deadline. To make one, anyio looks up the event loop's backend each time and prepares
-    the scope twice, which takes longer than to enter and leave it."""
-    return _scope_type()()
+class CallScope:
+    """A cancel scope for one call. Like anyio's, it cancels again until the block ends, and waits for shielded blocks
+    within. Hardly any is ever cancelled, so entering and leaving one does next to nothing."""
+
+    __slots__ = ("_calls", "_cancelling", "_outer", "_task", "cancel_called", "cancelled_caught")
+
+    def __init__(self) -> None:
+        self.cancel_called = False
+        self.cancelled_caught = False
+        self._calls = 0
+        self._task: asyncio.Task[Any] | None = None
+
+    def __enter__(self) -> None:
+        self._task = task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - nobody else awaits
+        self._outer = _innermost_scope(task)
+        self._cancelling = task.cancelling()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        task, self._task = self._task, None
+        if not self.cancel_called or task is None:
+            return False
+        while self._calls:
+            self._calls -= 1
+            task.uncancel()
+        # Somebody else may have cancelled the task too.
+        self.cancelled_caught = kind is asyncio.CancelledError and task.cancelling() <= self._cancelling
+        return self.cancelled_caught
+
+    def cancel(self) -> None:
+        self.cancel_called = True
+        self._deliver()
+
+    def _deliver(self) -> None:
+        task = self._task
+        if task is None:
+            return
+        waiter = task._fut_waiter  # type: ignore[attr-defined]  # one that is done: its result must not be lost
+        may_cancel = task is not asyncio.current_task() and (waiter is None or not waiter.done())
+        if may_cancel and not self._is_shielded(task):
+            self._calls += 1
+            task.cancel()
+        task.get_loop().call_later(_CANCEL_AGAIN_SECONDS, self._deliver)
+
+    def _is_shielded(self, task: asyncio.Task[Any]) -> bool:
+        scope = _innermost_scope(task)
+        while scope is not None and scope is not self._outer:
+            if scope.shield:
+                return True
+            scope = scope._parent_scope
+        return False
 
 
-@cache
-def _scope_type() -> type[anyio.CancelScope]:
-    return type(anyio.CancelScope())
+def _innermost_scope(task: asyncio.Task[Any]) -> CancelScope | None:
+    """Return the scope of anyio that a task is in, for which anyio has no public function."""
+    state = _task_states.get(task)
+    return None if state is None else state.cancel_scope
 
 
 def backoff(failures: int, first: float, longest: float) -> float:

@@ -14,7 +14,7 @@ import click
 from gateway.admin import switches
 from gateway.approval.question import ConsentNeeded
 from gateway.calls import Caller, Outcome
-from gateway.catalog import mcp_tool
+from gateway.catalog import CatalogEntry, mcp_tool
 from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
 from gateway.cli.prompt import ask_on_terminal
 from gateway.config import Settings
@@ -54,14 +54,18 @@ def list_tools(settings: Settings, category: str | None, as_json: bool) -> None:
 
 @tool.command()
 @click.argument("name")
+@click.option("--pipeline", is_flag=True, help="Show what a call of it passes, outermost first.")
 @as_json
 @settings_options
-def show(settings: Settings, name: str, as_json: bool) -> None:
+def show(settings: Settings, name: str, pipeline: bool, as_json: bool) -> None:
     """One tool: its description and arguments."""
 
     async def task() -> None:
         async with _open(settings, connect="own") as gateway:
             entry = gateway.catalog.find(name)
+            if pipeline:
+                _show_pipeline(gateway, entry, as_json)
+                return
             if as_json:
                 print_json(mcp_tool(entry.name, entry.tool))
                 return
@@ -70,6 +74,15 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
             print_table(("  NAME", "TYPE", "DESCRIPTION"), argument_rows(entry.tool))
 
     run(task)
+
+
+def _show_pipeline(gateway: Gateway, entry: CatalogEntry, as_json: bool) -> None:
+    rows = [(step.name, "gate" if step.gate else "observer", step.part) for step in gateway.executor.plan(entry.tool)]
+    rows.append((entry.source.name, "source", "call_tool"))
+    if as_json:
+        print_json([dict(zip(("name", "kind", "part"), row, strict=True)) for row in rows])
+    else:
+        print_table(("NAME", "KIND", "PART"), rows)
 
 
 @tool.command()

@@ -3,7 +3,7 @@ a writer thread and a network engine, and compare-and-swap replaces reading insi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -46,11 +46,16 @@ class Database(Protocol):
         """
         ...
 
-    def append(self, inserts: Inserts, row: Sequence[Any]) -> bool:
-        """Journal a row that is written soon, together with others, even if this process is killed; return False when
-        it could not be journaled, so that the caller must write it. A row that cannot be written later is only
-        logged; it may be written twice. Reads of this process see it at once.
+    def append_together(self, inserts: Inserts, row: Sequence[Any]) -> Awaitable[object] | None:
+        """Journal a row together with all others of this turn of the event loop: they are written to the database soon,
+        even if this process is killed once the awaitable is done, or its waiter is cancelled. None when the row cannot
+        be journaled, so that the caller must write it. A row that cannot be written later is only logged; it may be
+        written twice. Reads of this process see it at once.
         """
+        ...
+
+    def append(self, inserts: Inserts, row: Sequence[Any]) -> bool:
+        """Journal a row before this returns; False when the caller must write it."""
         ...
 
     async def fetch(self, sql: str, *parameters: Any) -> list[Row]:

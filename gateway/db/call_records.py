@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -118,18 +118,17 @@ class CallRecords:
         row = self._beginning(call, arguments, "running")
         await self._write(call, _RUNNING, row + [None] * (len(_NAMES) - len(row)))
 
-    async def record_finished(
-        self,
-        call: Call,
-        outcome: Outcome,
-        *,
-        finished_at: float | None = None,
-    ) -> None:
-        """Write what came of a call, whether or not its beginning was written.
+    async def record_finished(self, call: Call, outcome: Outcome, *, finished_at: float | None = None) -> None:
+        """Write what came of a call, whether or not its beginning was written."""
+        if (written := self.finish(call, outcome, finished_at=finished_at)) is not None:
+            await written
 
-        Once this has been awaited to its first pause the record will be written, even if the
-        caller is cancelled there. The digest of a result too large to be kept follows: nobody waits for that.
-        """
+    def finish(
+        self, call: Call, outcome: Outcome, alone: bool = True, finished_at: float | None = None
+    ) -> Awaitable[object] | None:
+        """Do the same without waiting: it is written once the returned awaitable is done, and at once if there is none.
+        A caller that is cancelled while it waits does not stop it. Records of calls that are not `alone` share a write.
+        The digest of a result too large to be kept follows: nobody waits for that."""
         arguments, no_json, secrets = _arguments(call)
         asking = isinstance(outcome.error, InputRequired)
         error = outcome.error or no_json
@@ -154,12 +153,21 @@ class CallRecords:
             outcome.pre_manifest,
             outcome.post_manifest,
         ]
+        written: Awaitable[object] | None = None
+        if not asking and not alone:
+            written = self._db.append_together(_JOURNALED, row)
+        if written is None and (asking or not self._db.append(_JOURNALED, row)):  # a person may answer another process
+            written = self._write(call, _FINISHED, row)
+        if follows and result is not None:
+            return self._write_with_digest(written, row, result)
+        return written
+
+    async def _write_with_digest(self, written: Awaitable[object] | None, row: _Row, result: bytes) -> None:
         try:
-            if asking or not self._db.append(_JOURNALED, row):  # the person may answer another process
-                await self._write(call, _FINISHED, row)
-        finally:
-            if follows and result is not None:  # also of a caller cancelled here, whose record is written
-                self._following.start(self._add_digest(row, result))
+            if written is not None:
+                await written
+        finally:  # also of a caller cancelled here, whose record is written
+            self._following.start(self._add_digest(row, result))
 
     async def wait(self) -> None:
         """Wait until the digests of large results are written too."""

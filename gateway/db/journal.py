@@ -57,6 +57,7 @@ class JournalFile:
         self.free = True
         self.batch = Batch((), [])
         self.size = 0
+        self._unwritten: list[bytes] = []  # the text of each row that is not in the file yet
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             lock(self._descriptor)
@@ -69,28 +70,34 @@ class JournalFile:
         return len(self.batch.rows) >= ROWS or self.size >= SIZE
 
     def append(self, inserts: Inserts, row: Sequence[Any], line: bytes) -> bool:
-        """Append the row as this line; False when the file is full or holds rows of other statements."""
+        """Add the row as this line, for `write`; False when the file is full or holds rows of other statements."""
         batch, text = self.batch, line + b"\n"
         if not batch.rows:
             batch.inserts = inserts
             text = header(inserts) + text
         elif batch.inserts != inserts:
             return False
-        if self.full or not self._write(text):
+        if self.full:
             return False
         batch.rows.append(row)
+        self._unwritten.append(text)
+        self.size += len(text)
         return True
 
-    def _write(self, text: bytes) -> bool:
+    def write(self) -> list[Sequence[Any]]:
+        """Write the rows added since the last time, all at once; return them when that fails."""
+        text, number, self._unwritten = b"".join(self._unwritten), len(self._unwritten), []
         with contextlib.suppress(OSError):
             if os.write(self._descriptor, text) == len(text):
-                self.size += len(text)
-                return True
+                return []
+        self.size -= len(text)
         try:
             os.ftruncate(self._descriptor, self.size)  # nothing may follow an incomplete line
         except OSError:
             self.size = SIZE
-        return False
+        rows = self.batch.rows
+        self.batch.rows, failed = rows[:-number], rows[-number:]
+        return failed
 
     def clear(self) -> None:
         """Empty the file, once all its rows are committed."""
@@ -140,7 +147,7 @@ class Journal:
         return self._current is not None and self._current.full
 
     def append(self, inserts: Inserts, row: Sequence[Any]) -> bool:
-        """Append the row; False when it cannot be, so that the caller must write it."""
+        """Add the row, for `write`; False when it cannot be, so that the caller must write it."""
         if self._current is None:
             self._current = self._next()
             if self._current is None:
@@ -150,6 +157,10 @@ class Journal:
         except TypeError:  # a lone surrogate, or an integer that is too large
             return False
         return len(line) <= LONGEST and self._current.append(inserts, row, line)
+
+    def write(self) -> list[Sequence[Any]]:
+        """Write the rows added since the last time; return them when that fails."""
+        return [] if self._current is None else self._current.write()
 
     def rotate(self) -> JournalFile | None:
         """Stop appending to the current file and return it, if it has rows; the next row goes to another one."""

@@ -9,7 +9,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -168,6 +168,7 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
         self._journal = Journal(path)
+        self._appended: list[tuple[asyncio.Future[Rows], Inserts]] = []  # rows of this turn of the event loop
         self._timer_set = False  # a timer will flush the journal
         self._flushing: asyncio.Future[Rows] | None = None
         # Journal files the disk did not take; they are written before anything else.
@@ -186,14 +187,40 @@ class Writer:
 
     def append(self, inserts: Inserts, row: Sequence[Any]) -> bool:
         """Journal a row; False when it cannot be."""
-        if not self._journal.append(inserts, row):
+        self._write_appended()
+        if not self._journal.append(inserts, row) or self._journal.write():
             return False
+        self._schedule_flush()
+        return True
+
+    def append_together(self, inserts: Inserts, row: Sequence[Any]) -> asyncio.Future[Rows] | None:
+        """Journal a row in one write with all others of this turn of the event loop; None when it cannot be."""
+        if not self._journal.append(inserts, row):
+            return None
+        if not self._appended:
+            self._loop.call_soon(self._write_appended)
+        future: asyncio.Future[Rows] = self._loop.create_future()
+        self._appended.append((future, inserts))
+        self._schedule_flush()
+        return future
+
+    def _write_appended(self) -> None:
+        """Write the rows of this turn. Those that the disk does not take are committed by the thread instead."""
+        if self._appended:
+            appended, self._appended = self._appended, []
+            failed = self._journal.write()
+            for place, (future, inserts) in enumerate(appended):
+                if failed:
+                    self._jobs.put(WriteJob(future, Batch(inserts, [failed[place]]).statements()))
+                elif not future.done():
+                    future.set_result([])
+
+    def _schedule_flush(self) -> None:
         if self._journal.full:
             self._flush()
         elif not self._timer_set:
             self._timer_set = True
             self._loop.call_later(FLUSH_AFTER, self._flush_when_due)
-        return True
 
     async def flush(self) -> None:
         """Return when all journaled rows are written, as far as they can be."""
@@ -211,6 +238,7 @@ class Writer:
         self._flush()
 
     def _flush(self) -> None:
+        self._write_appended()
         file = self._journal.rotate()
         if file is not None:
             self._flushing = self._loop.create_future()
@@ -412,6 +440,9 @@ class SqliteDatabase:
         if self._closed:
             raise _make_closed_error()
         return await self._writer.submit(statements)
+
+    def append_together(self, inserts: Inserts, row: Sequence[Any]) -> Awaitable[object] | None:
+        return None if self._closed else self._writer.append_together(inserts, row)
 
     def append(self, inserts: Inserts, row: Sequence[Any]) -> bool:
         return not self._closed and self._writer.append(inserts, row)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from inspect import iscoroutinefunction
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import anyio
 
 from gateway.calls import Call, Outcome, Proceed
 from gateway.config import ExtensionPriority as ExtensionPriority
@@ -20,12 +24,18 @@ log = logging.getLogger(__name__)
 # Packages offer extensions in this group of entry points.
 ENTRY_POINTS = "toolgate.extensions"
 
+# Calls before and after the tool. What is returned may be awaitable, for a call that has to wait.
+Before = Callable[[Call], Any]
+After = Callable[[Call, Outcome], Any]
+Around = Callable[[Call, Proceed], Awaitable[Outcome]]
+
 
 class Extension:
     """Override `before_execute` and `after_execute`, or `call_tool` to wrap the whole call.
 
-    An extension may refuse a call (raise a `GatewayError`), change it (`proceed(call.with_arguments(...))`), return an
-    outcome without proceeding, or only watch.
+    An extension may refuse a call (raise a `GatewayError`), change it, return another outcome, or only watch. A half
+    that only looks can be a plain function; an `async def`, or one that returns an awaitable for some calls, makes
+    them wait at its place.
 
     A *gate* that fails in any way denies the call. An *observer* that fails is logged and skipped: it can neither stop
     a call nor lose its outcome. `proceed` does not raise: a refusal is returned as an outcome, so that every extension
@@ -35,9 +45,8 @@ class Extension:
     mode: ClassVar[Literal["gate", "observer"]] = "gate"
     # The place of a custom extension, 11 to 99, unless the settings name another.
     priority: int = ExtensionPriority.NORMAL
-    # True for an observer that handles its own failures and names the parameter `proceed`, so that it needs no wrapper.
-    # Not inherited.
-    contained: ClassVar[bool] = False
+    # True for a gate whose `call_tool` also expects a `proceed` that raises. Not inherited.
+    passes_errors: ClassVar[bool] = False
 
     def applies_to(self, tool: Tool) -> bool:
         """Return whether it has to see calls of this tool. Asked once per tool of a catalog."""
@@ -57,40 +66,73 @@ class Extension:
         take are then refused instead of passed on."""
         return self.mode == "gate"
 
-    async def before_execute(self, call: Call) -> Call | None:
-        """Called before the tool runs; raise to refuse, return a call to go on with that one."""
+    def before_execute(self, call: Call) -> Awaitable[Call | None] | Call | None:
+        """Called before the tool runs; raise to refuse. Returns the call to continue with, if it is another one."""
+        return _return(None)
+
+    def after_execute(self, call: Call, outcome: Outcome) -> Awaitable[object] | Outcome | None:
+        """Called with the outcome, refusals included; returns the outcome for the caller, if it is another one."""
+        return _return(outcome)
+
+    def on_cancel(self, call: Call) -> Awaitable[object] | None:
+        """Called in place of `after_execute` when the caller cancels the call."""
         return None
 
-    async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
-        """Called with the outcome, refusals included; returns the outcome for the caller."""
-        return outcome
-
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
-        call = await self.before_execute(call) or call
-        return await self.after_execute(call, await proceed(call))
+        changed = self.before_execute(call)
+        call = (changed if changed is None or isinstance(changed, Call) else await changed) or call
+        outcome = await proceed(call)
+        result: object = self.after_execute(call, outcome)
+        result = await result if isinstance(result, Awaitable) else result
+        return result if isinstance(result, Outcome) else outcome
 
 
-def stack(extensions: Sequence[Extension], run: Proceed) -> Proceed:
-    """Return `run` wrapped in the extensions; the first is the outermost."""
-    proceed = catch_errors(run)
-    checks: list[Extension] = []
-    wrapper: Extension | None = None
-    for extension in reversed(extensions):
-        if extension.mode == "gate" and type(extension).call_tool is Extension.call_tool:
-            checks.insert(0, extension)
-            continue
-        proceed, checks, wrapper = _run_gates(checks, wrapper, proceed), [], None
-        if extension.mode == "gate":
-            wrapper = extension
-        else:
-            contained = vars(type(extension)).get("contained", False)
-            proceed = partial(extension.call_tool, proceed=proceed) if contained else _observe(extension, proceed)
-    return _run_gates(checks, wrapper, proceed)
+async def _return(value: Any) -> Any:
+    """Return the value, for subclasses that await the halves of `Extension`."""
+    return value
 
 
-def applicable(extensions: Sequence[Extension], tool: Tool) -> list[Extension]:
-    """Return the extensions that have to see calls of a tool; one that fails to tell is included."""
-    chosen = []
+class PlanStep(NamedTuple):
+    """An extension's part in the calls of a tool: around them, or before and after them. `custom` is where the class
+    of one that is not ours is defined."""
+
+    name: str
+    custom: str | None
+    gate: bool
+    around: Around | None
+    passes_errors: bool
+    before: Before | None
+    after: After | None
+    on_cancel: Callable[[Call], Awaitable[object] | None] | None
+
+    @classmethod
+    def of(cls, extension: Extension) -> PlanStep:
+        kind = type(extension)
+        return cls(
+            kind.__name__,
+            None
+            if kind.__module__.split(".")[0] == __name__.split(".")[0]
+            else f"{kind.__module__}:{kind.__qualname__}",
+            extension.mode == "gate",
+            None if kind.call_tool is Extension.call_tool else extension.call_tool,
+            vars(kind).get("passes_errors", False),
+            None if kind.before_execute is Extension.before_execute else extension.before_execute,
+            None if kind.after_execute is Extension.after_execute else extension.after_execute,
+            None if kind.on_cancel is Extension.on_cancel else extension.on_cancel,
+        )
+
+    @property
+    def part(self) -> str:
+        """The functions that a call passes; `async` marks those that always make it wait."""
+        parts = {"around": self.around} if self.around else {"before": self.before, "after": self.after}
+        return ", ".join(
+            f"{name} (async)" if iscoroutinefunction(function) else name for name, function in parts.items() if function
+        )
+
+
+def plan(extensions: Sequence[Extension], tool: Tool) -> list[PlanStep]:
+    """Return what a tool's calls pass, outermost first. An extension that cannot tell whether it applies does."""
+    steps = []
     for extension in extensions:
         try:
             concerned = extension.applies_to(tool)
@@ -98,95 +140,116 @@ def applicable(extensions: Sequence[Extension], tool: Tool) -> list[Extension]:
             log.exception("%s cannot tell whether it applies to %s, so it does", type(extension).__name__, tool.id)
             concerned = True
         if concerned:
-            chosen.append(extension)
-    return chosen
+            steps.append(PlanStep.of(extension))
+    return steps
 
 
-def catch_errors(run: Proceed) -> Proceed:
-    """Return `run` with the errors it raises turned into outcomes."""
+def stack(extensions: Sequence[Extension], run: Proceed) -> Proceed:
+    """Return `run` behind the extensions; the first is the outermost."""
+    return build([PlanStep.of(extension) for extension in extensions], run)
+
+
+def build(steps: Sequence[PlanStep], run: Proceed) -> Proceed:
+    """Return `run` behind the steps. All that are not around a call share one coroutine."""
+    proceed, raises, group = run, True, list[PlanStep]()
+    inner: PlanStep | None = None  # the gate whose failure `proceed` raises; None for the source
+    for step in reversed(steps):
+        if step.around is None:
+            group.insert(0, step)
+            continue
+        if group or (raises and not step.passes_errors):
+            proceed, group = _pass_steps(group, proceed, inner), []
+        raises, inner = step.gate, None if step.passes_errors else step
+        proceed = partial(_enter, step.around, proceed) if raises else _observe(step.name, step.around, proceed)
+    return _pass_steps(group, proceed, inner) if group or raises else proceed
+
+
+def _enter(around: Around, proceed: Proceed, call: Call) -> Awaitable[Outcome]:
+    return around(call, proceed)
+
+
+def _pass_steps(steps: Sequence[PlanStep], proceed: Proceed, inner: PlanStep | None) -> Proceed:
+    halves = [(step, step.before, bool(step.after or step.on_cancel)) for step in steps]
 
     async def call_tool(call: Call) -> Outcome:
+        outcome: Outcome | None = None
+        passed: list[tuple[PlanStep, Call]] = []  # with the call as each has seen it
         try:
-            return await run(call)
-        except GatewayError as refusal:
-            return Outcome(error=refusal)
-        except Exception:
-            return internal_error(call, call.name)
-
-    return call_tool
-
-
-def _gate_error(call: Call, gate: Extension) -> Outcome:
-    """Return the denial of a gate that failed. One that is not ours is named, since its author must mend it."""
-    kind = type(gate)
-    if kind.__module__.split(".")[0] == __name__.split(".")[0]:
-        return internal_error(call, kind.__name__)
-    log.exception("call %s: denied, because the extension %s:%s failed", call.id, kind.__module__, kind.__qualname__)
-    return Outcome(
-        error=Unavailable(
-            f"the extension {kind.__name__} failed, so the call was denied; the gateway's log has the reason under "
-            f"call {call.id}",
-            code="EXTENSION_FAILED",
-            extension=kind.__name__,
-        )
-    )
-
-
-def internal_error(call: Call, where: str) -> Outcome:
-    """Log an unexpected exception with its traceback; return an error that shows only the call's id."""
-    log.exception("call %s: %s failed unexpectedly", call.id, where)
-    return Outcome(error=GatewayError(f"the gateway failed; its log has the reason under call {call.id}"))
-
-
-def _run_gates(checks: Sequence[Extension], wrapper: Extension | None, proceed: Proceed) -> Proceed:
-    """Return `proceed` behind gates: `checks`, which only override the two halves, around one that wraps the call.
-    Every call passes them, so all share one coroutine."""
-    if not checks and wrapper is None:
-        return proceed
-    steps = [
-        (gate, _overrides(gate, Extension.before_execute), _overrides(gate, Extension.after_execute)) for gate in checks
-    ]
-
-    async def call_tool(call: Call) -> Outcome:
-        outcome, passed = None, []
-        for gate, has_before, has_after in steps:
-            if has_before:
+            for step, before, ends in halves:
+                given = call
+                if before is not None:
+                    try:
+                        changed = before(call)
+                        if changed is not None:
+                            call = (changed if isinstance(changed, Call) else await changed) or call
+                    except Exception as error:
+                        outcome = _handle(error, call, step)
+                        if outcome is not None:
+                            break
+                        continue
+                if ends:
+                    passed.append((step, given))
+            if outcome is None:
                 try:
-                    changed = await gate.before_execute(call)
-                    if changed is not None:
-                        call = changed
-                except GatewayError as refusal:
-                    outcome = Outcome(error=refusal)
-                    break
-                except Exception:
-                    outcome = _gate_error(call, gate)
-                    break
-            if has_after:
-                passed.append(gate)
-        if outcome is None:
-            try:
-                outcome = await (proceed(call) if wrapper is None else wrapper.call_tool(call, proceed))
-            except GatewayError as refusal:
-                outcome = Outcome(error=refusal)
-            except Exception:
-                outcome = internal_error(call, "an observer") if wrapper is None else _gate_error(call, wrapper)
-        for gate in reversed(passed):
-            try:
-                outcome = await gate.after_execute(call, outcome)
-            except GatewayError as refusal:
-                outcome = Outcome(error=refusal)
-            except Exception:
-                outcome = _gate_error(call, gate)
-        return outcome
+                    outcome = await proceed(call)
+                except Exception as error:
+                    outcome = _refuse(error, call, inner)
+            while passed:
+                step, given = passed.pop()
+                if step.after is not None:
+                    try:
+                        result = step.after(given, outcome)
+                        if result is not None and not isinstance(result, Outcome):
+                            result = await result
+                    except Exception as error:
+                        result = _handle(error, given, step)
+                    if isinstance(result, Outcome):
+                        outcome = result
+            return outcome
+        except asyncio.CancelledError:
+            # Tasks of their own, which end even if the call is cancelled once more.
+            ending = [asyncio.ensure_future(_cancel(step, given)) for step, given in reversed(passed)]
+            if ending:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait(ending)
+            raise
 
     return call_tool
 
 
-def _overrides(extension: Extension, half: Any) -> bool:
-    return getattr(type(extension), half.__name__) is not half
+async def _cancel(step: PlanStep, call: Call) -> None:
+    try:
+        if step.on_cancel is not None and (waiting := step.on_cancel(call)) is not None:
+            await waiting
+    except Exception:
+        log.exception("call %s: %s failed at the call's cancellation", call.id, step.name)
 
 
-def _observe(extension: Extension, proceed: Proceed) -> Proceed:
+def _handle(error: Exception, call: Call, step: PlanStep) -> Outcome | None:
+    """Return the outcome that a gate's exception stands for; an observer's is only logged."""
+    if step.gate:
+        return _refuse(error, call, step)
+    log.exception("call %s: observer %s failed; the call continues", call.id, step.name)
+    return None
+
+
+def _refuse(error: Exception, call: Call, step: PlanStep | None) -> Outcome:
+    """Return an error as an outcome. An unexpected one is logged; the outcome shows only the call's id, and the name of
+    an extension that is not ours, since its author must mend it."""
+    if isinstance(error, GatewayError):
+        return Outcome(error=error)
+    if step is None or step.custom is None:
+        log.exception("call %s: %s failed unexpectedly", call.id, call.name if step is None else step.name)
+        return Outcome(error=GatewayError(f"the gateway failed; its log has the reason under call {call.id}"))
+    log.exception("call %s: denied, because the extension %s failed", call.id, step.custom)
+    why = "failed, so the call was denied; the gateway's log has the reason under"
+    denial = Unavailable(
+        f"the extension {step.name} {why} call {call.id}", code="EXTENSION_FAILED", extension=step.name
+    )
+    return Outcome(error=denial)
+
+
+def _observe(name: str, around: Around, proceed: Proceed) -> Proceed:
     async def call_tool(call: Call) -> Outcome:
         outcome: Outcome | None = None
 
@@ -196,9 +259,9 @@ def _observe(extension: Extension, proceed: Proceed) -> Proceed:
             return outcome
 
         try:
-            return await extension.call_tool(call, proceed_once)
+            return await around(call, proceed_once)
         except Exception:
-            log.exception("call %s: observer %s failed; the call continues", call.id, type(extension).__name__)
+            log.exception("call %s: observer %s failed; the call continues", call.id, name)
             return outcome if outcome is not None else await proceed(call)
 
     return call_tool

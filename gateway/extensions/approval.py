@@ -16,7 +16,7 @@ from gateway.approval.arguments import (
 )
 from gateway.approval.question import ConsentNeeded, Question, Route, arguments_digest, build_question
 from gateway.approval.rules import Rule, find_hiding_rule, find_rule, matches_any, rules_for
-from gateway.calls import Call, Outcome, Proceed
+from gateway.calls import Call
 from gateway.config.settings import ApprovalRule
 from gateway.errors import Forbidden
 from gateway.extensions import Extension
@@ -125,14 +125,17 @@ class Approval(Extension):
         """Return whether a rule depends on named arguments. Other rules read every text, whatever the schema says."""
         return any(rule.settings.when.arguments for rule in rules_for(tool, self._rules))
 
-    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+    def before_execute(self, call: Call) -> Awaitable[Call | None] | Call | None:
         tool = call.target
         policy = self._policies.get(tool.id)
         if policy is None or policy.tool is not tool:
             policy = self._load_policy(tool)
         may_protect = policy.names_files and self._is_attached is not None and self._is_attached(call.chat)
-        if not may_protect and (policy.harmless or (call.confirmed and not policy.rules)):
-            return await proceed(call)
+        if may_protect or policy.rules or (self._mode != "never" and not policy.harmless and not call.confirmed):
+            return self._ask_if_needed(policy, call, may_protect)
+        return None if policy.harmless or call.confirmed else call.replace(confirmed=True)
+
+    async def _ask_if_needed(self, policy: _ToolPolicy, call: Call, may_protect: bool) -> Call | None:
         request = await self._decide(policy, call)
         protected: ProtectedArguments | None = None
         if may_protect and (call.confirmed or request is not True):
@@ -143,10 +146,10 @@ class Approval(Extension):
         if isinstance(request, _ConsentRequest) and not call.confirmed:
             await self._require_consent(call, request, await self._preview.changes(call) if self._preview else None)
         if not request:
-            return await proceed(call)
+            return None
         agreed = await find_paths(call) if isinstance(request, _ConsentRequest) else frozenset[str]()
         approved = protected.paths if protected else ()
-        return await proceed(replace(call, confirmed=True, agreed=agreed, approved_paths=approved))
+        return call.replace(confirmed=True, agreed=agreed, approved_paths=approved)
 
     async def require_consent(self, call: Call, reason: str, changes: str) -> None:
         """Raise `ConsentNeeded` unless somebody agreed to these very changes, or to such changes for longer."""

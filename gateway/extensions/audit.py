@@ -3,16 +3,13 @@ log level is INFO."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-import anyio
-
-from gateway.calls import Call, Outcome, Proceed
+from gateway.calls import Call, Outcome
 from gateway.errors import Cancelled, GatewayError
 from gateway.extensions import Extension
 from gateway.secrets import KNOWN, redact
@@ -37,7 +34,10 @@ class Recorder(Protocol):
 
     async def record_running(self, call: Call) -> None: ...
 
-    async def record_finished(self, call: Call, outcome: Outcome) -> None: ...
+    def finish(self, call: Call, outcome: Outcome, alone: bool) -> Awaitable[object] | None:
+        """Record the end of a call. It is recorded when the awaitable is done, or at once where there is none. Records
+        of calls that are not `alone` may share a write."""
+        ...
 
 
 class Audit(Extension):
@@ -45,7 +45,6 @@ class Audit(Extension):
     `take_versions` supplies the versions of the files for calls that were cut short."""
 
     mode = "observer"
-    contained = True
 
     def __init__(
         self,
@@ -59,28 +58,19 @@ class Audit(Extension):
         self._timer = SharedTimer(running_after)
         self._running_records = TaskSet()
 
-    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+    def before_execute(self, call: Call) -> None:
         self._timer.add(call.id, partial(self._note_running, call))
-        try:
-            outcome = await proceed(call)
-        except asyncio.CancelledError:
-            with anyio.CancelScope(shield=True):
-                await self._record(call, Outcome(error=Cancelled("the caller cancelled the call")))
-            raise
-        finally:
-            self._timer.remove(call.id)
-        await self._record(call, outcome)
-        return outcome
 
-    async def _record(self, call: Call, outcome: Outcome) -> None:
+    def after_execute(self, call: Call, outcome: Outcome) -> Awaitable[object] | None:
+        self._timer.remove(call.id)
         if outcome.error is not None and (left := self._take_versions(call.id)) is not None:
             outcome = outcome.replace(pre_manifest=left[0], post_manifest=left[1])
         if self._logs:
             _log_call(call, outcome)
-        try:
-            await self._recorder.record_finished(call, outcome)
-        except Exception:
-            log.exception("call %s: could not be recorded; the call continues", call.id)
+        return self._recorder.finish(call, outcome, alone=not self._timer.waits)
+
+    def on_cancel(self, call: Call) -> Awaitable[object] | None:
+        return self.after_execute(call, Outcome(error=Cancelled("the caller cancelled the call")))
 
     def _note_running(self, call: Call) -> None:
         self._running_records.start(self._record_running(call))

@@ -9,7 +9,7 @@ from typing import Literal
 from gateway.calls import Call, Outcome, Proceed, Progress, no_progress
 from gateway.errors import Cancelled, Timeout, Unavailable
 from gateway.extensions import Extension
-from gateway.tasks import SharedTimer, cancel_scope
+from gateway.tasks import CallScope, SharedTimer
 from gateway.tools import Tool
 
 # The longest time that progress reports can extend a call to.
@@ -25,6 +25,8 @@ CANCEL_SECONDS = 2.0
 class Concurrency(Extension):
     """Gives each call a slot and a deadline. Slots are counted per owner of tools, so that a slow upstream uses up only
     its own. Each progress report of the tool puts the deadline off, until the call has run for `total` seconds."""
+
+    passes_errors = True
 
     def __init__(self, concurrency: int, timeout: float, total: float = TOTAL_SECONDS) -> None:
         self._concurrency = concurrency
@@ -114,7 +116,7 @@ class _Run:
     __slots__ = ("ended", "scope")
 
     def __init__(self) -> None:
-        self.scope = cancel_scope()
+        self.scope = CallScope()
         self.ended: Literal["silent", "total"] | None = None
 
     def time_out(self, reason: Literal["silent", "total"] = "silent") -> None:

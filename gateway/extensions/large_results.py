@@ -6,50 +6,19 @@ import base64
 import binascii
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
 import orjson
 
-from gateway.calls import Call, Outcome, RawResult, text_content, to_json
+from gateway.calls import Call, Outcome, content_size, text_content, to_json, value_size
 from gateway.errors import GatewayError, InputRequired
 from gateway.extensions import Extension
 from gateway.tools import Access, Tool
 from gateway.workspace.paths import parse
 from gateway.workspace.versions import HeldChat, Versions
-
-_MEASURED_SEPARATELY = frozenset({"content", "structuredContent"})
-
-
-def result_size(outcome: Outcome) -> int:
-    """Return the bytes of a result, without encoding it once more than needed. Texts that are measured and not encoded
-    count as UTF-8, without JSON escapes."""
-    wire = outcome.wire
-    if wire is None:
-        return len(outcome.value_json)
-    if isinstance(wire, RawResult):
-        return len(wire.message)
-    size = len(to_json({key: value for key, value in wire.items() if key not in _MEASURED_SEPARATELY}))
-    if outcome.error is None:
-        size += len(outcome.value_json)  # encoded in any case, for the call record
-        return size + content_size(outcome.content or ()) if "structuredContent" in wire else size
-    return size + content_size(outcome.content or ()) + value_size(wire.get("structuredContent"))
-
-
-def content_size(blocks: Iterable[Any]) -> int:
-    return sum(map(value_size, blocks))
-
-
-def value_size(value: Any) -> int:
-    """Return the bytes of a value; fast if most of it is a few long texts, as in MCP content."""
-    if isinstance(value, str):
-        return 2 + (len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass")))
-    if isinstance(value, Mapping):
-        return max(2, 1 + sum(len(key) + 4 + value_size(item) for key, item in value.items()))
-    return len(to_json(value))
-
 
 DIRECTORY = "results"
 # A part of a large result up to this size stays in the response.
@@ -99,12 +68,15 @@ class LargeResults(Extension):
     def applies_to(self, tool: Tool) -> bool:
         return tool.kind == "mcp"
 
-    async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
+    def after_execute(self, call: Call, outcome: Outcome) -> Awaitable[Outcome] | None:
         if outcome.wire is None or isinstance(outcome.error, InputRequired):
-            return outcome
+            return None
         limit = self._get_limit(call)
-        if limit is None or not limit < result_size(outcome) <= self._maximum:
-            return outcome
+        if limit is None or not limit < outcome.size <= self._maximum:
+            return None
+        return self._try_to_save(call, outcome, limit)
+
+    async def _try_to_save(self, call: Call, outcome: Outcome, limit: int) -> Outcome:
         try:
             with anyio.fail_after(LOCK_SECONDS):
                 return await self._save(call, outcome, limit)

@@ -24,12 +24,20 @@ class Ownership(Extension):
         self._claim = claim
         self._owners: OrderedDict[str, str] = OrderedDict()
 
-    async def before_execute(self, call: Call) -> None:
+    def before_execute(self, call: Call) -> Awaitable[None] | None:
         owner = self._owners.get(call.chat)
         if owner is None:
-            owner = self._owners[call.chat] = await self._claim(call.chat, call.caller.principal)
-            if len(self._owners) > OWNER_CACHE:
-                self._owners.popitem(last=False)
+            return self._find_owner(call)
+        self._refuse_other(call, owner)
+        return None
+
+    async def _find_owner(self, call: Call) -> None:
+        owner = self._owners[call.chat] = await self._claim(call.chat, call.caller.principal)
+        if len(self._owners) > OWNER_CACHE:
+            self._owners.popitem(last=False)
+        self._refuse_other(call, owner)
+
+    def _refuse_other(self, call: Call, owner: str) -> None:
         if owner != call.caller.principal:
             raise Forbidden(f"chat {call.chat!r} belongs to someone else; use another chat id", code="CHAT_FORBIDDEN")
 
@@ -41,7 +49,7 @@ class Permissions(Extension):
         self._categories = categories
         self._profile = profile
 
-    async def before_execute(self, call: Call) -> None:
+    def before_execute(self, call: Call) -> None:
         tool = call.target
         category = self._categories[tool.category]
         if not category.enabled:

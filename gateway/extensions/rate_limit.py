@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +38,10 @@ ALONE_CHECK = 1.0
 LOCK_SECONDS = 1.0
 # The part of a token that may be missing: at the size of today's time, sums of fractions of a second are not exact.
 ROUNDING = 0.01
+
+
+# What is limited: its kind and name, and the calls per minute, None for any number.
+_Limit = tuple[str, str, int | None]
 
 
 class RateTable:
@@ -149,7 +153,7 @@ class RateLimit(Extension):
         limits = (self._per_tool.get(tool.id, tool.calls_per_minute), self._categories[tool.category].calls_per_minute)
         return limits != (None, None)
 
-    async def before_execute(self, call: Call) -> None:
+    def before_execute(self, call: Call) -> Awaitable[None] | None:
         tool, now = call.target, self._clock()
         category = self._categories[tool.category]
         limits = [
@@ -161,10 +165,13 @@ class RateLimit(Extension):
             table = self._table = self._make_table()
         if not table.is_shared():
             _take_tokens(table, limits, call.caller.principal, now)
-            return
+            return None
+        return self._take_shared_tokens(table, limits, call.caller.principal)
+
+    async def _take_shared_tokens(self, table: RateTable, limits: Sequence[_Limit], principal: str) -> None:
         await table.lock()
         try:
-            _take_tokens(table, limits, call.caller.principal, self._clock())
+            _take_tokens(table, limits, principal, self._clock())
         finally:
             table.unlock()
 
@@ -174,7 +181,7 @@ class RateLimit(Extension):
             self._table = None
 
 
-def _take_tokens(table: RateTable, limits: Sequence[tuple[str, str, int | None]], principal: str, now: float) -> None:
+def _take_tokens(table: RateTable, limits: Sequence[_Limit], principal: str, now: float) -> None:
     """Take a token from each bucket, or none from any and raise `RateLimited`."""
     taken = []
     for kind, name, limit in limits:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import anyio.to_thread
 
-from gateway.calls import Call, Outcome, Proceed
+from gateway.calls import Call, Outcome
 from gateway.errors import GatewayError, InputRequired, Invalid
 from gateway.extensions import Extension
 from gateway.render import make_plan
@@ -52,15 +52,12 @@ class Rendering(Extension):
     def applies_to(self, tool: Tool) -> bool:
         return tool.renderer is not None
 
-    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
-        outcome = await proceed(call)
+    def after_execute(self, call: Call, outcome: Outcome) -> Awaitable[Outcome] | Outcome | None:
         renderer = None if call.tool is None else call.tool.renderer
         if renderer is None or isinstance(outcome.error, InputRequired):
-            return outcome
-        directories = self._directories(call)
-        if _size(call, outcome) <= INLINE_BYTES:
-            return outcome.with_plan(_make_plan(renderer, call, outcome, directories))
-        return outcome.with_plan(await anyio.to_thread.run_sync(_make_plan, renderer, call, outcome, directories))
+            return None
+        add_plan = partial(_add_plan, renderer, call, outcome, self._directories(call))
+        return add_plan() if _size(call, outcome) <= INLINE_BYTES else anyio.to_thread.run_sync(add_plan)
 
 
 def _size(call: Call, outcome: Outcome) -> int:
@@ -70,13 +67,14 @@ def _size(call: Call, outcome: Outcome) -> int:
         return 0
 
 
-def _make_plan(renderer: Renderer, call: Call, outcome: Outcome, directories: Directories) -> dict[str, Any]:
+def _add_plan(renderer: Renderer, call: Call, outcome: Outcome, directories: Directories) -> Outcome:
     document, secrets = redact(call.arguments_json)
     arguments = KNOWN.mask_json(document.decode())
     if arguments != call.arguments_json.decode():
         call = call.with_arguments(json.loads(arguments))
-    outcome = _mask_secrets(outcome, secrets)
-    return make_plan(renderer, call, outcome, workspace=directories.workspace, toolset=directories.toolset).to_dict()
+    masked = _mask_secrets(outcome, secrets)
+    plan = make_plan(renderer, call, masked, workspace=directories.workspace, toolset=directories.toolset)
+    return outcome.with_plan(plan.to_dict())
 
 
 def _mask_secrets(outcome: Outcome, secrets: Sequence[str]) -> Outcome:

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gateway.calls import Call, Outcome, Proceed
+from gateway.calls import Call, Outcome
 from gateway.extensions import Extension
 
 # Upper bounds of the duration buckets, in seconds; one more bucket has all above.
@@ -33,29 +33,24 @@ class Telemetry(Extension):
     caller who invents names cannot fill the memory."""
 
     mode = "observer"
-    contained = True
 
     def __init__(self) -> None:
         self.tools: dict[str, ToolMetrics] = {}
         self.unknown = ToolMetrics()
         self.running = 0
 
-    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
-        started = time.perf_counter()
+    def before_execute(self, call: Call) -> None:
         self.running += 1
-        code = "CANCELLED"
-        try:
-            outcome = await proceed(call)
-            code = "OK" if outcome.error is None else outcome.error.code
-            return outcome
-        finally:
-            self.running -= 1
-            self._metrics_for(call).add(code, time.perf_counter() - started)
 
-    def _metrics_for(self, call: Call) -> ToolMetrics:
-        if call.tool is None:
-            return self.unknown
-        metrics = self.tools.get(call.tool.id)
+    def after_execute(self, call: Call, outcome: Outcome) -> None:
+        self._add(call, "OK" if outcome.error is None else outcome.error.code)
+
+    def on_cancel(self, call: Call) -> None:
+        self._add(call, "CANCELLED")
+
+    def _add(self, call: Call, code: str) -> None:
+        self.running -= 1
+        metrics = self.unknown if call.tool is None else self.tools.get(call.tool.id)
         if metrics is None:
-            metrics = self.tools[call.tool.id] = ToolMetrics()
-        return metrics
+            metrics = self.tools[call.target.id] = ToolMetrics()
+        metrics.add(code, time.perf_counter() - call.began)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from gateway.calls import Call, Outcome
 from gateway.errors import Invalid, ToolFailed
 from gateway.extensions import Extension
-from gateway.extensions.large_results import result_size
 from gateway.tools import Tool
 
 
@@ -25,7 +24,7 @@ class Validation(Extension):
         self._response_bytes = response_bytes
         self._reads_arguments = reads_arguments
 
-    async def before_execute(self, call: Call) -> Call | None:
+    def before_execute(self, call: Call) -> Call | None:
         tool = call.target
         size = len(call.arguments_json)
         if size > self._request_bytes:
@@ -43,13 +42,13 @@ class Validation(Extension):
             tool.check_arguments(arguments)
         return call.with_arguments(arguments)
 
-    async def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
+    def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
         if outcome.error is not None and outcome.wire is None:
             return outcome
         tool = call.target
         if tool.output_schema is not None and outcome.wire is None:  # an upstream's result is passed on unchanged
             tool.check_output(outcome.value)
-        size = result_size(outcome)
+        size = outcome.size
         if size > self._response_bytes:
             raise ToolFailed(
                 f"{tool.id}: the result is {size} bytes, the limit is {self._response_bytes} (limits.response_bytes)",

@@ -18,6 +18,9 @@ HEADER_LIMIT = 64 * 1024
 # The time a stream has to end after it brought its answer, before its connection is closed.
 STREAM_END_SECONDS = 5.0
 
+# The time for which an idle connection counts as open.
+JUST_USED_SECONDS = 0.05
+
 _CHALLENGE = b"www-authenticate"
 
 # Receives the events of a stream; true when it needs no more of them.
@@ -69,11 +72,12 @@ class HttpConnection(asyncio.Protocol):
         self._header_size = 0
         self._transport.write(frame)
 
-    def is_stale(self) -> bool:
-        """Return whether data came while it was idle: most likely its end, which the loop has not reported yet."""
+    def is_stale(self, now: float) -> bool:
+        """Return whether data came while it was idle: most likely its end, which the loop has not reported yet. That
+        is a system call, spared while it was just used: no server closes a connection so soon without saying so."""
         if not self.usable or self._transport.is_closing():
             return True
-        return bool(self._poll.poll(0))
+        return now > self.idle_since + JUST_USED_SECONDS and bool(self._poll.poll(0))
 
     def abort(self) -> None:
         """Close it, also during a request; for a modern server that cancels the request."""

@@ -112,7 +112,7 @@ class HttpPool:
         now = self._loop.time()
         while self._idle:
             connection = self._idle.pop()
-            if now < _expiry(connection) and not connection.is_stale():
+            if now < _expiry(connection) and not connection.is_stale(now):
                 if now < connection.idle_since + seconds:
                     return connection
                 self._idle.append(connection)

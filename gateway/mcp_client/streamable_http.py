@@ -93,6 +93,8 @@ class SessionTransport(HttpTransport):
         super().__init__(client, pool)
         self._session: str | None = None
         self._initialized = False
+        self._lines = b""
+        self._lines_for: tuple[str, str | None] | None = None  # version and session
 
     async def send_request(self, pending: PendingRequest, message: Message) -> None:
         sink = _EventSink(self._client, pending)
@@ -133,12 +135,11 @@ class SessionTransport(HttpTransport):
         """Return the headers of every request after the handshake."""
         if not self._initialized:
             return b""
-        headers = [(protocol.MCP_PROTOCOL_VERSION_HEADER, self._client.protocol_version)]
-        if self._session is not None:
-            headers.append(("mcp-session-id", self._session))
-        if last_id is not None:
-            headers.append(("last-event-id", last_id))
-        return header_lines(headers)
+        key = self._client.protocol_version, self._session
+        if self._lines_for != key:
+            named = [] if self._session is None else [("mcp-session-id", self._session)]
+            self._lines_for, self._lines = key, header_lines([(protocol.MCP_PROTOCOL_VERSION_HEADER, key[0]), *named])
+        return self._lines if last_id is None else self._lines + header_lines([("last-event-id", last_id)])
 
     def _check_session(self, response: HttpReply) -> None:
         """Raise when the server has ended the session: by 404, or by 400 and a message in some older servers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,33 @@ def test_what_an_argument_takes_is_shown_also_where_it_may_be_left_out(tmp_path:
     assert rows == [
         "  limit?   integer           Maximum number of versions",
         "  before?  string, optional  Only versions before this one",
+    ]
+
+
+def test_pipeline_of_a_tool_is_shown_in_its_order(tmp_path: Path) -> None:
+    rows = [line.split(maxsplit=2) for line in run(tmp_path, "show", "write_file", "--pipeline").splitlines()]
+    assert rows == [
+        ["NAME", "KIND", "PART"],
+        ["Telemetry", "observer", "before, after"],
+        ["Audit", "observer", "before, after"],
+        ["Validation", "gate", "before, after"],
+        ["Ownership", "gate", "before"],
+        ["Permissions", "gate", "before"],
+        ["Approval", "gate", "before"],
+        ["Concurrency", "gate", "around (async)"],
+        ["Versioning", "gate", "around (async)"],
+        ["builtin", "source", "call_tool"],
+    ]
+    names = [step["name"] for step in json.loads(run(tmp_path, "show", "list_directory", "--pipeline", "--json"))]
+    assert names == [
+        "Telemetry",
+        "Audit",
+        "Validation",
+        "Ownership",
+        "Permissions",
+        "Concurrency",
+        "Versioning",
+        "builtin",
     ]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import orjson
@@ -167,6 +167,62 @@ async def test_one_row_that_cannot_be_written_takes_no_neighbour_with_it(
     assert await left(tmp_path) == ["a", "b", "d"]
 
 
+@pytest.mark.promise("T1")
+async def test_rows_of_one_turn_are_journaled_by_one_write_before_any_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[bytes] = []
+    write = os.write
+
+    def count(file: int, text: bytes) -> int:
+        writes.append(text)
+        return write(file, text)
+
+    monkeypatch.setattr(os, "write", count)
+
+    async def append(number: int) -> None:
+        written = db.append_together(INSERTS, [f"{number:02}", number, None])
+        assert written is not None
+        await written
+        [file] = [path for path in journal_files(tmp_path) if path.stat().st_size]
+        assert f'"{number:02}"'.encode() in file.read_bytes()
+
+    async with opened(tmp_path) as db:
+        for turn in range(3):
+            await asyncio.gather(*(append(10 * turn + number) for number in range(10)))
+        assert len([text for text in writes if b'"2' in text or b'"1' in text or b'"0' in text]) == 3
+        assert len(await notes(db)) == 30
+
+
+@pytest.mark.promise("T1")
+async def test_rows_of_one_turn_are_written_though_their_callers_are_cancelled(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        futures = [
+            asyncio.ensure_future(db.append_together(INSERTS, [name, 1, None]) or cast(Any, 0)) for name in "abc"
+        ]
+        futures[1].cancel()
+        await asyncio.gather(futures[0], futures[2])
+        assert await notes(db) == ["a", "b", "c"]
+        db.append_together(INSERTS, ["d", 1, None])
+        assert note(db, "d", 2)  # a row that is journaled at once does not overtake those of the turn
+        assert await db.fetch("SELECT number FROM notes WHERE id = 'd'") == [(2,)]
+
+
+@pytest.mark.promise("T1")
+async def test_rows_of_one_turn_that_cannot_be_journaled_are_committed_instead(tmp_path: Path) -> None:
+    async with opened(tmp_path) as db:
+        assert note(db, "before")
+        cancelled, *others = [db.append_together(INSERTS, [name, 1, None]) for name in ("a", "b", "unlucky")]
+        make_unwritable(db._writer._journal._current)
+        assert isinstance(cancelled, asyncio.Future)
+        cancelled.cancel()
+        await asyncio.gather(*(each for each in others if each is not None))
+        foreign = sqlite3.connect(tmp_path / "toolgate.db")
+        assert foreign.execute("SELECT id FROM notes ORDER BY id").fetchall() == [("a",), ("b",), ("unlucky",)]
+        foreign.close()
+        assert await notes(db) == ["a", "b", "before", "unlucky"]
+
+
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 durations = st.floats(0, 1e10).map(lambda milliseconds: round(milliseconds, 3))
@@ -201,7 +257,7 @@ async def test_a_value_that_would_be_another_in_the_file_is_not_journaled(value:
 
 def _noted(file: JournalFile, name: str, body: str | None = None) -> bool:
     row = [name, 1, body]
-    return file.append(INSERTS, row, orjson.dumps(row))
+    return file.append(INSERTS, row, orjson.dumps(row)) and not file.write()
 
 
 @pytest.mark.promise("T1")

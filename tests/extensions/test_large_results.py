@@ -198,7 +198,7 @@ async def test_result_that_is_small_or_asks_or_is_too_large_is_returned_unchange
         assert (await fixture.answer(wire))[1] == as_source(wire)
     asked = Outcome(error=InputRequired("?", reason="?"), wire={"inputRequests": {"q": {"message": LINES}}})
     call = Call(name="x", arguments={}, tool=TOOL, chat="c")
-    assert await LargeResults(fixture.versions, lambda _: 1, MAXIMUM, file_uri).after_execute(call, asked) is asked
+    assert LargeResults(fixture.versions, lambda _: 1, MAXIMUM, file_uri).after_execute(call, asked) is None
     assert fixture.files() == {}
 
 

@@ -28,7 +28,7 @@ class Ledger:
     async def record_running(self, call: Call) -> None:
         self.lines.append((call.name, "running"))
 
-    async def record_finished(self, call: Call, outcome: Outcome) -> None:
+    async def finish(self, call: Call, outcome: Outcome, alone: bool) -> None:
         await anyio.lowlevel.checkpoint()
         if self.fails:
             raise OSError("disk full")

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.calls import Call, Outcome, RawResult, to_json
+from gateway.calls import Call, Outcome, RawResult, to_json, value_size
 from gateway.errors import ToolFailed
 from gateway.extensions import stack
-from gateway.extensions.large_results import result_size, value_size
 from gateway.extensions.validation import Validation
 from gateway.tools import Tool
 
@@ -57,13 +56,13 @@ def test_result_size_of_a_raw_result_is_that_of_its_bytes() -> None:
     wire = {"content": [{"type": "text", "text": "ü"}]}
     message = json.dumps({"result": wire}).encode()
     outcome = Outcome(value=wire["content"], content=wire["content"], wire=RawResult(wire, message))
-    assert result_size(outcome) == len(message)
+    assert outcome.size == len(message)
     assert "value_json" not in outcome.__dict__
 
 
 def test_result_size_encodes_a_value_only_once() -> None:
     outcome = outcome_of(LARGE["value"])
-    assert result_size(outcome) > len(BULK)
+    assert outcome.size > len(BULK)
     assert "value_json" in outcome.__dict__
 
 

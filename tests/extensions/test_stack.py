@@ -179,8 +179,6 @@ async def ok(_: Call) -> Outcome:
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", [Audit, Telemetry])
 async def test_observer_derived_from_ours_breaks_no_call(kind: type[Extension]) -> None:
-    """`contained` is not inherited."""
-
     class Own(kind):  # type: ignore[valid-type,misc]
         mode: ClassVar[Literal["gate", "observer"]] = "observer"
 
@@ -202,7 +200,7 @@ class Recorder:
     async def record_running(self, call: Call) -> None:
         raise AssertionError
 
-    async def record_finished(self, call: Call, outcome: Outcome) -> None:
+    async def finish(self, call: Call, outcome: Outcome, alone: bool) -> None:
         await asyncio.sleep(0)
         self.finished.append(code(outcome))
         if self.failure is not None:

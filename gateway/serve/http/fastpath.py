@@ -28,7 +28,7 @@ from gateway.serve.mcp.handlers import Handlers
 from gateway.serve.mcp.request import connection_chat, principal_of
 from gateway.serve.mcp.sdk import ERROR_STATUS, HttpSessions, SdkTransport, is_modern_request
 from gateway.serve.mcp.sessions import Session
-from gateway.tasks import SharedTimer, cancel_scope
+from gateway.tasks import CallScope, SharedTimer
 
 Headers = Mapping[bytes, bytes]
 
@@ -194,12 +194,11 @@ class _HttpResponse:
                     await self._send({"type": "http.response.body", "body": body})
                     return
         status = 200 if response.error is None or self._headers else ERROR_STATUS.get(response.error, 200)
-        length = b"%d" % len(response.message)
-        headers = [(b"content-type", _JSON), (b"content-length", length), *self._headers]
+        headers = [(b"content-type", _JSON), *self._headers]
         if response.call_id is not None:
             headers.append((b"toolgate-call-id", response.call_id.encode()))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": response.message})
+        start = {"type": "http.response.start", "status": status, "headers": headers, "body": response.message}
+        await self._send(start)
 
     async def _send_event(self, message: bytes | None, comment: bytes = b"") -> None:
         if self._lock is None:
@@ -232,7 +231,7 @@ class _CallWatch:
     `receive`, a client that disconnects cancels its call."""
 
     def __init__(self, timer: SharedTimer, response: _HttpResponse, receive: Receive | None = None) -> None:
-        self._scope = cancel_scope()
+        self._scope = CallScope()
         self._timer = timer
         self._response = response
         self._receive = receive

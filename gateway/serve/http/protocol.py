@@ -329,15 +329,16 @@ class _FastCycle:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """ASGI's `send`. A response without a content length is sent in chunks. A disconnect ends one half way, also
-        for a client that does not read."""
+        """ASGI's `send`. A response without a content length is sent in chunks; a start with a body is a whole one. A
+        disconnect ends one half way, also for a client that does not read."""
         if message["type"] == "http.disconnect":
             if not self.response_complete:
                 self._protocol.transport.abort()
             return
         if message["type"] == "http.response.start":
             self._head = self.encode_head(message)
-            return
+            if "body" not in message:
+                return
         if self._protocol.flow.write_paused and not self.disconnected:
             await self._protocol.flow.drain()
         if self.disconnected or self._protocol.transport.is_closing():
@@ -370,14 +371,12 @@ class _FastCycle:
             self._protocol.transport.writelines((head, body))
 
     def encode_head(self, start: Message) -> bytes:
-        lines = [STATUS_LINE[start["status"]]]
-        self._chunked = True
-        for headers in (self._protocol.server_state.default_headers, start["headers"]):
-            for name, value in headers:
-                lines += name, b": ", value, b"\r\n"
-                if name == b"content-length":
-                    self._chunked = False
-        if self._chunked:
+        headers, body = [*self._protocol.server_state.default_headers, *start["headers"]], start.get("body")
+        lines = [STATUS_LINE[start["status"]], *[b"%b: %b\r\n" % header for header in headers]]
+        self._chunked = body is None and not any(name == b"content-length" for name, _ in headers)
+        if body is not None:
+            lines.append(b"content-length: %d\r\n" % len(body))
+        elif self._chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
