@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from gateway import names
@@ -64,20 +65,24 @@ def anthropic_tool(name: str, tool: Tool) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A tool as it is offered: its public name, and the source that runs it."""
+    """A tool as it is offered: its public name, the source that runs it, and its place in lists, lower ones first:
+    clients with a limit use the first tools."""
 
     name: str
     tool: Tool
     source: Source
+    rank: int = 0
 
 
 @dataclass(frozen=True)
 class CatalogPolicy:
-    """The limits of a catalog: its categories, the highest permission, and the number of tools."""
+    """The limits of a catalog: its categories, the highest permission, and the number of tools. `first` are patterns
+    over the names and ids of tools that are listed before all others."""
 
     categories: Mapping[str, Category]
     permission: Permission = Permission.EXECUTE
     limit: int = 5000
+    first: Sequence[str] = ()
 
 
 class Catalog:
@@ -226,8 +231,16 @@ class Draft:
             if given[tool_id] != wish:
                 taken = f"{wish!r} belongs to {owners[wish]}"
                 self.problems.append(Invalid(f"{tool_id} is offered as {given[tool_id]!r}: {taken}", code="NAME_TAKEN"))
-        entries = (CatalogEntry(given[tool_id], tool, source) for tool_id, (source, tool) in self.offered.items())
+        entries = (
+            CatalogEntry(given[tool_id], tool, source, self._rank(given[tool_id], tool))
+            for tool_id, (source, tool) in self.offered.items()
+        )
         return Catalog(entries, self.withheld, self.problems, self._find_aliases(owners))
+
+    def _rank(self, name: str, tool: Tool) -> int:
+        if any(fnmatchcase(text, pattern) for pattern in self.policy.first for text in (name, tool.id)):
+            return 0
+        return 3 if tool.wire is not None else 1 if tool.owner is None else 2
 
     def _find_aliases(self, owners: Mapping[str, str]) -> dict[str, list[str]]:
         """Other names of the known tools, with the ids they may mean. A withheld tool counts: a call that means it must

@@ -211,7 +211,8 @@ class Gateway:
             revisions, installed = await self._load_revisions(), await self.installed_toolsets()
             profile = self.settings.effective_profile()
             self._parts.set_categories(await self.switches.load_categories())
-            draft = Draft(CatalogPolicy(self._parts.categories, profile.permission, self.settings.limits.tools))
+            limit, first = self.settings.limits.tools, self.settings.tools.first
+            draft = Draft(CatalogPolicy(self._parts.categories, profile.permission, limit, first))
             for source in self._parts.sources:
                 await self._add_tools(draft, source)
             unlisted = await self._find_unlisted_servers(draft.known, installed)

@@ -318,6 +318,7 @@ class CategorySettings(Section):
 class ToolSettings(Section):
     enable: bool | None = None
     enabled_categories: list[str] = []
+    first: list[str] = []
 
 
 class HttpSettings(Section):

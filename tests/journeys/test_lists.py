@@ -72,7 +72,7 @@ def listed(directory: Path, name: str, *tools: dict[str, Any], **more: Any) -> d
 
 def settings(directory: Path, **servers: dict[str, Any]) -> Path:
     file = directory / "toolgate.yaml"
-    file.write_text(json.dumps({"mcpServers": servers, "approval": {"mode": "never"}}))
+    file.write_text(json.dumps({"mcpServers": servers, "approval": {"mode": "never"}, "tools": {"first": ["web:d*"]}}))
     return file
 
 
@@ -126,12 +126,13 @@ async def arrived(client: Client, name: str, arguments: dict[str, Any]) -> Any:
     return result.structured_content
 
 
-async def test_tools_are_listed_on_one_page_with_ours_first(client: Client) -> None:
+async def test_tools_are_listed_on_one_page_with_chosen_ones_and_ours_first(client: Client) -> None:
     page = await client.list_tools()
     names = [each.name for each in page.tools]
     assert page.next_cursor is None
     assert len([name for name in names if name.startswith("many__")]) == 300
-    first_upstream = next(index for index, name in enumerate(names) if "__" in name)
+    assert names[0] == "web__draft4"
+    first_upstream = next(index for index, name in enumerate(names) if index and "__" in name)
     assert "write_file" in names[:first_upstream]
 
 

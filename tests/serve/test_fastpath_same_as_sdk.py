@@ -105,7 +105,7 @@ MESSAGES: dict[str, Any] = {
     "no name": request("tools/call", {"arguments": {}}),
     "a number for a name": request("tools/call", {"name": 5}),
     "an empty name": call("", {}),
-    "a cursor of ours": request("tools/list", {"cursor": "1:stall__echo"}),
+    "a cursor of ours": request("tools/list", {"cursor": "2:stall__echo"}),
     "a cursor of nobody's": request("tools/list", {"cursor": "zzz"}),
     "an empty cursor": request("tools/list", {"cursor": ""}),
     "a number for a cursor": request("tools/list", {"cursor": 5}),

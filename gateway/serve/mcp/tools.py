@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from gateway.calls import Call, Outcome, RawResult, check_chat, to_json
-from gateway.catalog import Catalog, CatalogEntry, mcp_tool
+from gateway.catalog import Catalog, mcp_tool
 from gateway.errors import GatewayError, NotFound
 from gateway.executor import Executor
 from gateway.protocol import is_version_at_least
@@ -25,7 +25,7 @@ PARENT_MESSAGE = "dev.toolgate/parent_message"
 # accepts no event above 1 MiB.
 PAGE_BYTES = 768 * 1024
 
-_CURSOR = re.compile(r"[012]:[A-Za-z0-9_-]{1,64}")
+_CURSOR = re.compile(r"[0-3]:[A-Za-z0-9_-]{1,64}")
 _UNCACHED = {"ttlMs": 0, "cacheScope": "private"}
 
 # The first version whose clients accept links in a result; earlier ones refuse the whole result.
@@ -118,11 +118,11 @@ def _is_ours(wire: Mapping[str, Any]) -> bool:
 
 
 class _ToolList:
-    """The tools of one catalog as MCP lists them: our own first, then those of toolsets and of upstreams."""
+    """The tools of one catalog as MCP lists them, by their rank and name."""
 
     def __init__(self, catalog: Catalog) -> None:
         accepted = catalog.accepted.items()
-        entries = {_cursor(entry): entry for entry in catalog}
+        entries = {f"{entry.rank}:{entry.name}": entry for entry in catalog}
         self._cursors = sorted(entries)
         self._tools = [mcp_tool(entries[cursor].name, entries[cursor].tool) for cursor in self._cursors]
         self.structured = frozenset(name for name, entry in accepted if entry.tool.output_schema is not None)
@@ -158,9 +158,3 @@ class _ToolList:
             if room < 0 and end > start:
                 return end
         return len(self._tools)
-
-
-def _cursor(entry: CatalogEntry) -> str:
-    """Return the place of a tool in the list. Clients with a limit of tools use the first ones, so ours come first."""
-    rank = 2 if entry.tool.wire is not None else 0 if entry.tool.owner is None else 1
-    return f"{rank}:{entry.name}"
