@@ -11,6 +11,7 @@ from eventually import TIMEOUT
 
 from gateway.calls import Call, Outcome
 from gateway.errors import GatewayError
+from gateway.sources.builtin import word_index
 from gateway.sources.builtin.ripgrep import SearchEngine
 from gateway.sources.builtin.source import BuiltinSource, FileTools
 from gateway.workspace import Openat2, PathOpener, Workspaces
@@ -209,3 +210,82 @@ def test_a_cancelled_search_ends_its_child_at_once(workspace: Path) -> None:
         return anyio.current_time() - scope.deadline
 
     assert anyio.run(search) < TIMEOUT
+
+
+CODE = {
+    "net/retry.py": "class RetryPolicy:\n    def wait_after_timeout(self):\n        return backoff(3)\n",
+    "net/client.py": "from net.retry import RetryPolicy\n\ndef send():\n    RetryPolicy().wait_after_timeout()\n",
+    "web/retryButton.ts": "export function showButton() {\n  // press it again\n}\n",
+    "notes.md": "We retry requests when the timeout is over.\n" + "Unrelated words. " * 200,
+    "other.py": "x = 1\n",
+    "node_modules/retry/index.js": "function retryPolicy() {}\n",
+}
+
+
+@pytest.fixture
+def code(workspace: Path) -> Path:
+    for path, content in CODE.items():
+        (workspace / path).parent.mkdir(parents=True, exist_ok=True)
+        (workspace / path).write_text(content)
+    return workspace
+
+
+def ranked(outcome: Outcome) -> list[str]:
+    assert outcome.error is None, outcome.error
+    scores = [match["score"] for match in outcome.value["matches"]]
+    assert scores == sorted(scores, reverse=True)
+    return list(dict.fromkeys(match["path"] for match in outcome.value["matches"]))
+
+
+def test_words_rank_definitions_and_names_of_files_before_text(call: Calling, code: Path) -> None:
+    found = call("search_code", pattern="retry policy timeout", words=True)
+    assert ranked(found)[0] == "net/retry.py"
+    assert set(ranked(found)) == {"net/retry.py", "net/client.py", "web/retryButton.ts", "notes.md"}
+    first = found.value["matches"][0]
+    assert (first["line"], first["text"]) == (1, "class RetryPolicy:")
+    assert (found.value["engine"], found.value["truncated"], found.value["filesSearched"]) == ("words", False, 5)
+    assert ranked(call("search_code", pattern="waitAfterTimeout", words=True))[0] == "net/retry.py"
+    assert ranked(call("search_code", pattern="buttons shown", words=True)) == ["web/retryButton.ts"]
+    assert ranked(call("search_code", pattern="retry", words=True, path="net"))[0] == "net/retry.py"
+    assert ranked(call("search_code", pattern="retry", words=True, globs=["*.ts"])) == ["web/retryButton.ts"]
+    assert "notes.md" not in ranked(call("search_code", pattern="retry", words=True, globs=["!*.md"]))
+    assert ranked(call("search_code", pattern="no such thing", words=True)) == []
+    assert refused(call("search_code", pattern="--- !!", words=True)) == "INVALID_PATTERN"
+
+
+def test_words_follow_every_change_of_the_files(call: Calling, code: Path) -> None:
+    assert ranked(call("search_code", pattern="giraffe", words=True)) == []
+    (code / "other.py").write_text("giraffe = 1\n")
+    (code / "zoo_giraffe.txt").write_text("")
+    assert ranked(call("search_code", pattern="giraffe", words=True)) == ["zoo_giraffe.txt", "other.py"]
+    (code / "zoo_giraffe.txt").unlink()
+    (code / "other.py").rename(code / "moved.py")
+    assert ranked(call("search_code", pattern="giraffe", words=True)) == ["moved.py"]
+    for number in range(40):  # rows without a file do not pile up
+        (code / "moved.py").write_text(f"giraffe = {number}\n")
+        assert ranked(call("search_code", pattern="giraffe", words=True)) == ["moved.py"]
+
+
+def test_words_are_indexed_in_the_time_there_is_and_the_next_search_goes_on(
+    call: Calling, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(word_index, "_BATCH", 2)
+    monkeypatch.setattr(word_index, "TOTAL_BYTES", 10)
+    assert call("search_code", pattern="retry", words=True).value["truncated"] is True
+    monkeypatch.setattr(word_index, "TOTAL_BYTES", 10**9)
+    found = call("search_code", pattern="retry", words=True)
+    assert (found.value["truncated"], found.value["filesSearched"]) == (False, 5)
+
+
+def test_a_damaged_word_index_is_built_again(call: Calling, code: Path) -> None:
+    assert ranked(call("search_code", pattern="retry", words=True))
+    [path] = code.parent.rglob("words.db")
+    path.write_bytes(b"no database" * 1000)
+    refused(call("search_code", pattern="retry", words=True))
+    assert ranked(call("search_code", pattern="retry", words=True))
+
+
+def test_words_of_binary_files_are_not_found_but_their_names_are(call: Calling, code: Path) -> None:
+    (code / "giraffe.bin").write_bytes(b"\0retry elephant")
+    assert ranked(call("search_code", pattern="elephant", words=True)) == []
+    assert ranked(call("search_code", pattern="giraffe", words=True)) == ["giraffe.bin"]

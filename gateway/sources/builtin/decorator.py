@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel
 from gateway.calls import Call, Outcome, text_content
 from gateway.errors import Invalid
 from gateway.sources.builtin.ripgrep import SearchEngine
+from gateway.sources.builtin.word_index import WordIndex
 from gateway.tools import Access, FilePreview, Hides, Permission, Tool, hide_nothing, inline_references
 from gateway.workspace import Root
 from gateway.workspace.versions import Versions
@@ -37,13 +38,15 @@ class Shape(BaseModel):
 
 @dataclass(frozen=True)
 class FileContext:
-    """The context of a file tool. Long loops call `check_cancelled`; files that it `hides` are not shown."""
+    """The context of a file tool. Long loops call `check_cancelled`; files that it `hides` are not shown. `words` is
+    the index of the workspace's words."""
 
     workspace: Root
     confirmed: bool = False
     engine: SearchEngine = field(default_factory=SearchEngine)
     check_cancelled: Callable[[], None] = lambda: None
     hides: Hides = hide_nothing
+    words: WordIndex | None = None
 
 
 @dataclass(frozen=True)

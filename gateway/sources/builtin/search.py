@@ -18,6 +18,7 @@ from gateway.errors import GatewayError, Invalid
 from gateway.sources.builtin.decorator import FileContext, Shape, builtin, hidden_files_note
 from gateway.sources.builtin.read_files import is_skipped
 from gateway.sources.builtin.ripgrep import OMITTED, Query, search
+from gateway.sources.builtin.word_index import FILE_BYTES, RankedFile, find_lines, query_words
 from gateway.tools import Access, Permission
 from gateway.workspace import Entry, Parts, parse, show_path
 from gateway.workspace.globs import Glob
@@ -35,6 +36,7 @@ class Match(Shape):
     text: str
     before: list[str] | None = None
     after: list[str] | None = None
+    score: float | None = Field(default=None, description="How well the file fits the words; best first")
 
 
 class SearchMatches(Shape):
@@ -43,7 +45,7 @@ class SearchMatches(Shape):
     files_searched: int
     files_skipped: int = Field(description="Binary, larger than 8 MiB, or not readable")
     files_left_out: int | None = Field(default=None, description="Files that the operator's rules hide")
-    engine: str = Field(description="Dialect of the regular expression: ripgrep or python")
+    engine: str = Field(description="Dialect of the regular expression: ripgrep or python; or words")
 
 
 @builtin(
@@ -55,22 +57,31 @@ class SearchMatches(Shape):
 )
 def search_code(
     context: FileContext,
-    pattern: Annotated[str, Field(min_length=1, max_length=1000, description="Regular expression, matched per line")],
+    pattern: Annotated[
+        str, Field(min_length=1, max_length=1000, description="Regular expression, matched per line; or words")
+    ],
     path: Annotated[str, Field(description="Directory or file, relative to the workspace root")] = ".",
     globs: Annotated[
         list[str], Field(max_length=50, description="Only files matching one of these; a leading ! excludes")
     ] = [],  # noqa: B006 - a default in a schema; it is copied before use
     case_sensitive: Annotated[bool, Field(description="Match upper and lower case exactly")] = True,
     literal: Annotated[bool, Field(description="The pattern is plain text, not a regular expression")] = False,
+    words: Annotated[
+        bool, Field(description="The pattern is plain words: the files that fit best, by names, definitions and text")
+    ] = False,
     context_lines: Annotated[int, Field(ge=0, le=10, description="Lines shown before and after each match")] = 0,
     limit: Annotated[int, Field(ge=1, le=1000, description="Maximum number of matches")] = 100,
 ) -> tuple[SearchMatches, str]:
-    """Search the text files of the workspace for a regular expression, line by line.
+    """Search the text files of the workspace for a regular expression, line by line; or, with words, find the places
+    that fit a description best: "retry after timeout" also finds retryAfterTimeout.
 
     Hidden names, node_modules and __pycache__ are skipped unless path or a glob names them; binary files and files
     larger than 8 MiB are always skipped. To find files by name use find_files."""
     if "\n" in pattern:
         raise Invalid("the pattern contains a line break, but each line is matched alone", code="INVALID_PATTERN")
+    if words:
+        result = _search_words(context, pattern, parse(path), _GlobFilter.parse(globs), context_lines, limit)
+        return result, _text(result)
     query = Query(pattern, literal, case_sensitive, context_lines, per_file=limit + 1)
     search = _SearchRun(context, query, limit, time.monotonic() + context.engine.seconds)
     search.run(_candidates(context, parse(path), _GlobFilter.parse(globs)))
@@ -83,6 +94,63 @@ def search_code(
         engine=context.engine.name,
     )
     return result, _text(result)
+
+
+# Lines shown of each file that has some of the words.
+_LINES_OF_A_FILE = 3
+# Share of the time for bringing the index up to date.
+_INDEX_SHARE = 0.75
+
+
+def _search_words(
+    context: FileContext, text: str, base: Parts, selected: _GlobFilter, around: int, limit: int
+) -> SearchMatches:
+    query, index = query_words(text), context.words
+    if not query or index is None:
+        raise Invalid("the pattern has no words; give some, or leave out 'words'", code="INVALID_PATTERN")
+    context.workspace.stat(base)  # raises if there is no such path
+    deadline = time.monotonic() + _INDEX_SHARE * context.engine.seconds
+    with context.workspace.walk((), enter=lambda entry: not is_skipped(entry)) as walk:
+        files = (entry for entry in walk if entry.kind == "file" and not is_skipped(entry))
+        known, complete = index.update(context.workspace, files, deadline, context.check_cancelled)
+    matches: list[Match] = []
+    left_out, truncated = 0, walk.truncated or not complete
+    for found in index.search(query):
+        context.check_cancelled()
+        parts = tuple(found.path.split("/"))
+        if parts[: len(base)] != base or not selected.selects(parts[len(base) :]):
+            continue
+        if context.hides(found.path):
+            left_out += 1
+        elif len(matches) >= limit:
+            truncated = True
+            break
+        else:
+            matches += _word_matches(context, found, parts, query, around)
+    return SearchMatches(
+        matches=matches[:limit],
+        truncated=truncated or len(matches) > limit,
+        files_searched=known,
+        files_skipped=0,
+        files_left_out=left_out or None,
+        engine="words",
+    )
+
+
+def _word_matches(
+    context: FileContext, found: RankedFile, parts: Parts, query: list[str], around: int
+) -> Iterator[Match]:
+    """Yield the best lines of a file; its first one if only its name has the words."""
+    try:
+        with context.workspace.open(parts) as file:
+            data = file.read(FILE_BYTES)
+    except GatewayError:  # it has just been removed
+        return
+    lines = [] if b"\0" in data[:_FIRST_BLOCK] else data.decode("utf-8", "replace").splitlines()
+    numbered = {number: _Line(_excerpt(line, 1), 1) for number, line in enumerate(lines, 1)}
+    for number in find_lines(lines, query, _LINES_OF_A_FILE) or [1]:
+        numbered.setdefault(number, _Line("", 1))
+        yield _match(found.path, number, 1, numbered, around).model_copy(update={"score": found.score})
 
 
 @dataclass(frozen=True)
@@ -101,9 +169,13 @@ class _GlobFilter:
         return not any(glob.matches(entry.parts[len(base) :]) for glob in self.excluded)
 
     def includes(self, entry: Entry, base: Parts) -> bool:
-        if entry.kind != "file" or not self.enters(entry, base):
+        return entry.kind == "file" and self.enters(entry, base) and self.selects(entry.parts[len(base) :])
+
+    def selects(self, parts: Parts) -> bool:
+        """Return whether a file is included, by its path and the directories above it."""
+        if any(glob.matches(parts[:depth]) for glob in self.excluded for depth in range(1, len(parts) + 1)):
             return False
-        return not self.included or any(glob.matches(entry.parts[len(base) :]) for glob in self.included)
+        return not self.included or any(glob.matches(parts) for glob in self.included)
 
 
 def _candidates(context: FileContext, base: Parts, selected: _GlobFilter) -> Iterator[Parts | None]:

@@ -17,6 +17,7 @@ from gateway.config import Settings
 from gateway.errors import GatewayError, NotFound, Unavailable
 from gateway.sources.builtin.decorator import Builtin, FileContext, VersionContext
 from gateway.sources.builtin.ripgrep import SearchEngine
+from gateway.sources.builtin.word_index import WordIndex
 from gateway.tools import Category, Hides, HidesFor, Permission, Tool, hide_nothing, hide_nothing_for
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions
@@ -140,7 +141,9 @@ class FileTools(ToolKind):
 
     def _run(self, builtin: Builtin, call: Call, hides: Hides) -> Outcome:
         with self._workspaces.root(call.chat) as root:
-            context = FileContext(root, call.confirmed, self._engine, anyio.from_thread.check_cancelled, hides)
+            words = WordIndex(self._workspaces.directory(call.chat) / "words.db")
+            check_cancelled = anyio.from_thread.check_cancelled
+            context = FileContext(root, call.confirmed, self._engine, check_cancelled, hides, words)
             return builtin.run(context, call.arguments)
 
     def _ask(self, builtin: Builtin, call: Call) -> str | None:
