@@ -11,14 +11,14 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from gateway.calls import Call
 from gateway.errors import RateLimited
 from gateway.extensions import Extension
-from gateway.files import FileLock
+from gateway.files import FileLock, try_lock
 from gateway.tools import Category, Tool
 
 log = logging.getLogger(__name__)
@@ -31,17 +31,13 @@ _SLOT = struct.Struct("=16sd")
 _FULL_AT = struct.Struct("=d")
 _OPENED = struct.Struct("=Q")
 TABLE_BYTES = _SLOT.size * (SLOTS + 1)
-# How many keys of this process are remembered with their digests.
+# How many keys of this process are remembered with their places.
 KEY_CACHE = 10_000
 # Seconds after which a process that shares the table looks whether it is alone again.
 ALONE_CHECK = 1.0
 LOCK_SECONDS = 1.0
 # The part of a token that may be missing: at the size of today's time, sums of fractions of a second are not exact.
 ROUNDING = 0.01
-
-
-# What is limited: its kind and name, and the calls per minute, None for any number.
-_Limit = tuple[str, str, int | None]
 
 
 class RateTable:
@@ -62,14 +58,14 @@ class RateTable:
                 self._lock, self._memory = _map_file(directory / "rate_limits")
             except OSError as error:
                 log.warning("rate limits hold for this process only: %s cannot be used: %s", directory, error)
-        (self._opened,) = _OPENED.unpack_from(self._memory)
+        self._opened = self._memory[: _OPENED.size]
         self._is_shared = self._lock is not None and processes() > 1
         self._checked_at = 0.0
-        self._digests: dict[tuple[str, str, str], bytes] = {}
+        self._places: dict[tuple[str, str, str], tuple[int, bytes]] = {}
 
     def is_shared(self) -> bool:
         """Return whether another process may use the table now."""
-        (opened,) = _OPENED.unpack_from(self._memory)
+        opened = self._memory[: _OPENED.size]
         if opened != self._opened:
             self._opened, self._is_shared, self._checked_at = opened, True, time.monotonic()
         elif self._is_shared and time.monotonic() - self._checked_at > ALONE_CHECK:
@@ -79,7 +75,7 @@ class RateTable:
     async def lock(self) -> None:
         """Keep other processes out, until `unlock`. A process that was stopped while it had the lock is not waited for
         longer than a second."""
-        if self._lock is not None:
+        if self._lock is not None and not try_lock(self._lock.descriptor):
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOCK_SECONDS):
                     await self._lock.acquire()
@@ -88,32 +84,33 @@ class RateTable:
         if self._lock is not None:
             self._lock.__exit__()
 
-    def find(self, key: tuple[str, str, str], now: float) -> int:
+    def find(self, key: tuple[str, str, str]) -> int:
         """Return the place of a key's bucket: its own, else a free one, else that which is free the soonest."""
-        digest = self._digests.get(key)
-        if digest is None:
-            if len(self._digests) >= KEY_CACHE:
-                self._digests.clear()
-            text = "\0".join(key).encode("utf-8", "surrogatepass")
-            digest = self._digests[key] = hashlib.blake2b(text, digest_size=_KEY_BYTES).digest()
-        first = int.from_bytes(digest[:4], "little")
-        memory, soonest, chosen = self._memory, math.inf, 0
+        known = self._places.get(key)
+        if known is not None and self._memory[known[0] : known[0] + _KEY_BYTES] == known[1]:
+            return known[0]
+        if len(self._places) >= KEY_CACHE:
+            self._places.clear()
+        digest = hashlib.blake2b("\0".join(key).encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
+        first, slots = int.from_bytes(digest[:4], "little"), []
         for number in range(first, first + PROBES):
             place = _SLOT.size * (1 + number % SLOTS)
-            if memory[place : place + _KEY_BYTES] == digest:
-                return place
-            (_, full_at) = _SLOT.unpack_from(memory, place)
-            if full_at < soonest:
-                soonest, chosen = full_at, place
-        _SLOT.pack_into(memory, chosen, digest, now)
-        return chosen
+            owner, full_at = _SLOT.unpack_from(self._memory, place)
+            if owner == digest:
+                break
+            slots.append((full_at, place))
+        else:
+            _, place = min(slots)
+            _SLOT.pack_into(self._memory, place, digest, 0.0)
+        self._places[key] = place, digest
+        return place
 
-    def read(self, place: int, now: float) -> float:
+    def full_at(self, place: int, now: float) -> float:
         """Return when the bucket will be full; no later than in a minute, should the clock have been set back."""
         full_at: float = _FULL_AT.unpack_from(self._memory, place + _KEY_BYTES)[0]
-        return min(max(full_at, now), now + WINDOW)
+        return now if full_at <= now else min(full_at, now + WINDOW)
 
-    def write(self, place: int, full_at: float) -> None:
+    def set_full_at(self, place: int, full_at: float) -> None:
         _FULL_AT.pack_into(self._memory, place + _KEY_BYTES, full_at)
 
     def close(self) -> None:
@@ -154,24 +151,18 @@ class RateLimit(Extension):
         return limits != (None, None)
 
     def before_execute(self, call: Call) -> Awaitable[None] | None:
-        tool, now = call.target, self._clock()
-        category = self._categories[tool.category]
-        limits = [
-            ("tool", tool.id, self._per_tool.get(tool.id, tool.calls_per_minute)),
-            ("category", category.name, category.calls_per_minute),
-        ]
         table = self._table
         if table is None:
             table = self._table = self._make_table()
         if not table.is_shared():
-            _take_tokens(table, limits, call.caller.principal, now)
+            self._take_tokens(table, call)
             return None
-        return self._take_shared_tokens(table, limits, call.caller.principal)
+        return self._take_shared_tokens(table, call)
 
-    async def _take_shared_tokens(self, table: RateTable, limits: Sequence[_Limit], principal: str) -> None:
+    async def _take_shared_tokens(self, table: RateTable, call: Call) -> None:
         await table.lock()
         try:
-            _take_tokens(table, limits, principal, self._clock())
+            self._take_tokens(table, call)
         finally:
             table.unlock()
 
@@ -180,27 +171,32 @@ class RateLimit(Extension):
             self._table.close()
             self._table = None
 
-
-def _take_tokens(table: RateTable, limits: Sequence[_Limit], principal: str, now: float) -> None:
-    """Take a token from each bucket, or none from any and raise `RateLimited`."""
-    taken = []
-    for kind, name, limit in limits:
+    def _take_tokens(self, table: RateTable, call: Call) -> None:
+        """Take a token from each bucket, or none from any and raise `RateLimited`."""
+        tool, principal, now = call.target, call.caller.principal, self._clock()
+        category = self._categories[tool.category]
+        limit = self._per_tool.get(tool.id, tool.calls_per_minute)
         if limit is not None:
-            place = table.find((kind, name, principal), now)
-            full_at = table.read(place, now) + WINDOW / limit
-            _require_token(kind, name, limit, full_at - now - WINDOW)
-            taken.append((place, full_at))
-    for place, full_at in taken:
-        table.write(place, full_at)
+            place = table.find(("tool", tool.id, principal))
+            full_at = table.full_at(place, now) + WINDOW / limit
+            if full_at - now > WINDOW + ROUNDING * WINDOW / limit:
+                raise _refuse("tool", tool.id, limit, full_at - now)
+        if category.calls_per_minute is not None:
+            shared = table.find(("category", category.name, principal))
+            shared_full_at = table.full_at(shared, now) + WINDOW / category.calls_per_minute
+            if shared_full_at - now > WINDOW + ROUNDING * WINDOW / category.calls_per_minute:
+                raise _refuse("category", category.name, category.calls_per_minute, shared_full_at - now)
+            table.set_full_at(shared, shared_full_at)
+        if limit is not None:
+            table.set_full_at(place, full_at)
 
 
-def _require_token(kind: str, name: str, limit: int, missing: float) -> None:
-    """Refuse a call whose bucket would have to hold more than a minute; `missing` are the seconds until it fits."""
-    if missing > ROUNDING * WINDOW / limit:
-        wait = math.ceil(missing)
-        raise RateLimited(
-            f"{kind} {name} may be called {limit} times a minute; try again in {wait} s",
-            limit=limit,
-            scope=f"{kind} {name}",
-            retry_after=wait,
-        )
+def _refuse(kind: str, name: str, limit: int, seconds: float) -> RateLimited:
+    """Return the refusal of a call whose bucket would be full only in that many seconds."""
+    wait = math.ceil(seconds - WINDOW)
+    return RateLimited(
+        f"{kind} {name} may be called {limit} times a minute; try again in {wait} s",
+        limit=limit,
+        scope=f"{kind} {name}",
+        retry_after=wait,
+    )

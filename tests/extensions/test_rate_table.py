@@ -95,24 +95,35 @@ def test_rate_table_takes_the_lock_only_while_others_are_there(tmp_path: Path, m
 
 
 def test_rate_table_keeps_a_bucket_until_it_is_full_and_survives_a_clock_set_back(tmp_path: Path) -> None:
-    table = RateTable(tmp_path)
-    first = table.find(("tool", "t", "local"), 100.0)
-    table.write(first, 130.0)
-    assert table.find(("tool", "t", "local"), 110.0) == first and table.read(first, 110.0) == 130.0
-    assert table.read(first, 200.0) == 200.0, "as good as none"
-    assert table.read(first, -1e6) == WINDOW - 1e6
+    table, key = RateTable(tmp_path), ("tool", "t", "local")
+    first = table.find(key)
+    table.set_full_at(first, 130.0)
+    assert table.find(key) == first and table.full_at(first, 110.0) == 130.0
+    assert table.full_at(first, 200.0) == 200.0, "as good as none"
+    assert table.full_at(first, -1e6) == WINDOW - 1e6
     again = RateTable(tmp_path)
-    assert again.read(again.find(("tool", "t", "local"), 110.0), 110.0) == 130.0
-    places = {table.find(("tool", f"t{number}", "local"), 110.0) for number in range(50_000)}
+    assert again.full_at(again.find(key), 110.0) == 130.0
+    places = {table.find(("tool", f"t{number}", "local")) for number in range(50_000)}
     assert len(places) <= rate_limit.SLOTS, f"each of {PROBES} places is used again once it is free"
     for each in (table, again):
+        each.close()
+
+
+def test_rate_table_finds_a_bucket_again_that_another_process_gave_away(tmp_path: Path) -> None:
+    table, other, key = RateTable(tmp_path), RateTable(tmp_path), ("tool", "t", "local")
+    first = table.find(key)
+    other._memory[first : first + 16] = b"somebody else's."
+    other.set_full_at(first, 60.0)
+    table.set_full_at(table.find(key), 5.0)
+    assert other.full_at(other.find(key), 1.0) == 5.0 and other.find(key) != first
+    for each in (table, other):
         each.close()
 
 
 def test_rate_table_works_without_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "rate_limits").mkdir()
     table = RateTable(tmp_path)
-    place = table.find(("tool", "t", "local"), 1.0)
-    table.write(place, 2.0)
-    assert table.read(place, 1.0) == 2.0 and "rate limits hold for this process only" in caplog.text
+    place = table.find(("tool", "t", "local"))
+    table.set_full_at(place, 2.0)
+    assert table.full_at(place, 1.0) == 2.0 and "rate limits hold for this process only" in caplog.text
     table.close()

@@ -21,7 +21,7 @@ from mcp_types import ElicitResult, RequestParamsMeta
 
 from gateway.cli import toolgate
 
-from .clients import call, refusal, value
+from .clients import call, refusal, text, value
 from .processes import PATIENCE, Listening, environment, on_http, serve_command
 from .servers import labs
 from .wire import ERAS, HANDSHAKE, MODERN
@@ -255,6 +255,27 @@ async def test_question_for_the_queue_is_not_asked_of_the_client(visit: Visit, c
     await visit.toolgate("approval", "deny", again["details"]["approval"])
     assert (await refusal(visit.client, "write_file", arguments, chat))["code"] == "DECLINED"
     assert visit.person.questions == []
+
+
+async def test_call_in_the_queue_runs_with_the_arguments_a_person_set_and_its_client_is_told(
+    visit: Visit, chat: str
+) -> None:
+    arguments = {"path": ".env", "content": "KEY=1"}
+    waiting = await refusal(visit.client, "write_file", arguments, chat)
+    await visit.toolgate("approval", "allow", waiting["details"]["approval"], "--set", "content=KEY=2")
+    done = await call(visit.client, "write_file", arguments, chat)
+    assert 'A person changed these arguments before the call ran: {"content": "KEY=2"}' in text(done)
+    assert await content(visit, chat, ".env") == "KEY=2"
+    record = await visit.record(waiting["details"]["call_id"])
+    assert (record["status"], record["args"]["content"]) == ("success", "KEY=2")
+
+
+async def test_delete_of_what_is_not_there_is_refused_before_anybody_is_asked(visit: Visit, chat: str) -> None:
+    visit.will()
+    error = await refusal(visit.client, "delete_file", {"path": "gone.txt"}, chat)
+    assert error["code"] == "FILE_NOT_FOUND" and visit.person.questions == []
+    missing = await refusal(visit.client, "write_file", {"path": "new/a.txt", "content": ""}, chat)
+    assert "set createDirs to true" in missing["message"]
 
 
 @pytest.mark.parametrize("era", ERAS)

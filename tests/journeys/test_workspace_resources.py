@@ -186,4 +186,4 @@ async def test_edit_branch_switch_diff_and_undo_change_the_files_and_are_notifie
     await anyio.run_process([*command, "--data-dir", str(road.folder.parents[2])])  # by a person, meanwhile
     assert await road.read(uri) == "one\n"
     history = await value(road.client, "workspace_history", {}, road.chat)
-    assert len(history["versions"]) == 3
+    assert [each["source"] for each in history["versions"]].count("tool_run") == 3
