@@ -154,6 +154,8 @@ class CallScope:
         assert task is not None  # noqa: S101 - nobody else awaits
         self._outer = _innermost_scope(task)
         self._cancelling = task.cancelling()
+        if self.cancel_called:
+            self._deliver()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         task, self._task = self._task, None

@@ -29,6 +29,7 @@ from gateway.serve.mcp.handlers import McpServer
 from gateway.serve.mcp.notifications import Change
 from gateway.serve.mcp.request import caller_of, client_name, connection_chat, principal_of
 from gateway.serve.mcp.sessions import Session
+from gateway.tasks import CallScope
 
 if TYPE_CHECKING:
     from gateway.serve.mcp.sdk import SdkStream
@@ -159,6 +160,7 @@ class FastRequests:
         self._handlers = connection.server.handlers
         self._path = FastPath(self._handlers)
         self._calls: dict[str, asyncio.Task[None]] = {}
+        self._scopes: dict[str, CallScope] = {}
         self._modern: bool | None = None
         self._envelope: Mapping[str, Any] = {}
         self._session: Session | None = None
@@ -197,11 +199,10 @@ class FastRequests:
     async def close(self) -> None:
         """Cancel the requests in progress, and answer them with an error."""
         self._closing = True
-        tasks = list(self._calls.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+        for scope in list(self._scopes.values()):
+            scope.cancel()
+        if self._calls:
+            await asyncio.wait(list(self._calls.values()), timeout=CLOSE_SECONDS)
 
     def _initialize(self, message: Mapping[str, Any]) -> bool:
         params = fastpath.parse_initialize(message)
@@ -232,8 +233,10 @@ class FastRequests:
         if message.get("method") == "notifications/cancelled":
             params = message.get("params")
             request_id = params.get("requestId") if isinstance(params, dict) else None
-            call = self._calls.get(str(request_id)) if type(request_id) in (int, str) else None
-            return call is not None and call.cancel()
+            call = self._scopes.get(str(request_id)) if type(request_id) in (int, str) else None
+            if call is not None:
+                call.cancel()
+            return call is not None
         return self._session is not None and self._session.take_reply(message)
 
     def _parse(self, message: Mapping[str, Any]) -> ParsedRequest | None:
@@ -245,22 +248,22 @@ class FastRequests:
         return fastpath.parse_modern(message, principal_of(None), chat, methods=fastpath.STDIO_MODERN_METHODS)
 
     def _start(self, parsed: ParsedRequest) -> None:
-        task = self._spawn(parsed.id, self._answer(parsed))
+        scope = self._scopes[str(parsed.id)] = CallScope()
+        self._spawn(parsed.id, self._answer(parsed, scope))
         if self._session is not None:
-            self._session.calls[str(parsed.id)] = task
+            self._session.calls[str(parsed.id)] = scope
 
-    def _spawn(self, request_id: RequestId, work: Any) -> asyncio.Task[None]:
+    def _spawn(self, request_id: RequestId, work: Any) -> None:
         self._connection.begin(request_id)
         task = self._calls[str(request_id)] = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(lambda _: self._finish(request_id))
-        return task
 
-    async def _answer(self, parsed: ParsedRequest) -> None:
-        try:
+    async def _answer(self, parsed: ParsedRequest, scope: CallScope) -> None:
+        with scope:
             encoded = await self._path.answer(parsed, self._notify)
-        except asyncio.CancelledError:
+        if scope.cancelled_caught:
             if not self._closing:
-                raise
+                return
             encoded = fastpath.encode_error(parsed.id, CONNECTION_CLOSED, "Connection closed")
         await self._connection.write(encoded.message)
 
@@ -272,6 +275,7 @@ class FastRequests:
 
     def _finish(self, request_id: RequestId) -> None:
         del self._calls[str(request_id)]
+        self._scopes.pop(str(request_id), None)
         if self._session is not None:
             self._session.calls.pop(str(request_id), None)
         self._connection.end(request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import anyio
 import pytest
 from eventually import TIMEOUT
 
+from gateway.calls import Call, Outcome
 from gateway.serve import stdio
 from gateway.serve.stdio import FastRequests
 
@@ -111,6 +113,37 @@ async def test_cancelled_call_ends_without_a_response(
         assert (await pipes.line())["id"] == 2
         pipes.close()
         assert await pipes.rest() == []
+    assert sorted(await servers.records()) == [("error", "CANCELLED"), ("success", None)]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_cancelled_call_waits_for_the_thread_that_works_for_it(
+    servers: Servers, era: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, events = threading.Event(), list[str]()
+
+    async def work(_: Call) -> Outcome:
+        servers.source.begun.set()
+        try:
+            await anyio.to_thread.run_sync(release.wait, TIMEOUT)
+            events.append("thread ended")
+            await anyio.sleep_forever()
+        finally:
+            events.append("call ended")
+        raise AssertionError
+
+    monkeypatch.setattr(servers.source, "_wait", work)
+    async with serve_on_pipes(servers.gateway) as pipes:
+        await open_connection(pipes, era)
+        pipes.send(make_call(era, "wait"))
+        await start_call(servers)
+        pipes.send(cancellation(1), make_call(era, "echo", number=2))
+        assert (await pipes.line())["id"] == 2
+        assert events == []
+        release.set()
+        pipes.close()
+        assert await pipes.rest() == []
+    assert events == ["thread ended", "call ended"]
     assert sorted(await servers.records()) == [("error", "CANCELLED"), ("success", None)]
 
 
