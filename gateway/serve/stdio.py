@@ -82,6 +82,7 @@ class _Connection:
                     async for line in self._lines():
                         if not self._fast.take(line):
                             await self._feed(line, tasks)
+                self._server.handlers.notifications.mute()
                 with anyio.move_on_after(grace):  # then requests in progress are cancelled
                     await self._wait_for_answers()
             finally:

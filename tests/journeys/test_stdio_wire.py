@@ -133,6 +133,19 @@ def test_cancelled_call_does_not_affect_others(gateway: Process, era: str) -> No
 
 
 @pytest.mark.promise("G3")
+def test_client_that_is_closing_is_answered_and_sent_nothing_else(tmp_path: Path) -> None:
+    """The Python SDK 1 fails with BrokenResourceError if it is sent a notification while it closes."""
+    with on_stdio(tmp_path) as process:
+        process.ask(INITIALIZE)
+        process.send(INITIALIZED)
+        process.ask(request(HANDSHAKE, 1, "resources/list"))
+        process.send(call(HANDSHAKE, 2, "write_file", {"path": "a.txt", "content": "new in the list"}))
+        process.close_stdin()
+        [line] = process.rest()
+        answer = json.loads(line)
+        assert answer["id"] == 2 and not answer["result"]["isError"]
+
+
 def test_handshake_works_after_a_request_before_it_was_refused(tmp_path: Path) -> None:
     with on_stdio(tmp_path) as gateway:
         assert "error" in gateway.ask({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})

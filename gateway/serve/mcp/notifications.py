@@ -19,6 +19,10 @@ from gateway.workspace.versions import Versions
 # The time a client has to read one notification, in seconds.
 SEND_SECONDS = 5.0
 
+# The time between a change and its notification, in seconds. Changes of a burst are sent once, and a client that closes
+# after its last answer is sent nothing more: the Python SDK 1 fails if it is.
+SETTLE_SECONDS = 0.1
+
 # Maximum number of files, and of lists of files, per subscriber.
 SUBSCRIPTIONS = 1000
 
@@ -61,6 +65,7 @@ class Subscriber:
         self._send = send
         self._waiting: dict[Change, None] = {}
         self._sending: asyncio.Task[None] | None = None
+        self._muted = False
 
     @property
     def chats(self) -> set[str]:
@@ -98,14 +103,19 @@ class Subscriber:
     def notify(self, change: Change) -> None:
         """Send a change as soon as the client reads."""
         self._waiting[change] = None
-        if self._sending is None:
+        if self._sending is None and not self._muted:
             self._sending = asyncio.get_running_loop().create_task(self._send_changes())
+
+    def mute(self) -> None:
+        """Send nothing any more."""
+        self._muted = True
+        if self._sending is not None:
+            self._sending.cancel()
 
     def close(self) -> None:
         for uri in list(self._upstream):
             self.unsubscribe_upstream(uri)
-        if self._sending is not None:
-            self._sending.cancel()
+        self.mute()
 
     def _changes_in(self, chat: str, files: FileChanges) -> Iterator[Change]:
         if chat in self.lists and any(not path.endswith("/") for path in (*files.added, *files.deleted)):
@@ -118,7 +128,7 @@ class Subscriber:
 
     async def _send_changes(self) -> None:
         try:
-            await asyncio.sleep(0)  # so that changes of this turn of the event loop are sent together
+            await asyncio.sleep(SETTLE_SECONDS)
             while self._waiting:
                 change = next(iter(self._waiting))
                 del self._waiting[change]
@@ -149,6 +159,11 @@ class Notifications:
         del self._subscribers[subscriber]
         subscriber.close()
         self._drop(subscriber, subscriber.chats)
+
+    def mute(self) -> None:
+        """Notify nobody any more, where all clients are closing: some fail if they are sent anything then."""
+        for subscriber in self._subscribers:
+            subscriber.mute()
 
     def subscribe_list(self, subscriber: Subscriber, chat: str) -> None:
         """Notify the subscriber when files are added to the chat's list or removed from it."""
