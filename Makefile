@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: serve check test bench lock clean
+.PHONY: serve check test nightly bench lock clean
 
 serve: $(VENV)/.runtime  ## run the gateway over HTTP on loopback; ARGS="--port 9000" adds to it
 	$(BIN)/toolgate serve --transport http $(ARGS)
@@ -21,6 +21,11 @@ test: $(VENV)/.development  ## everything, as CI runs it
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist=worksteal $(ARGS)
+
+nightly: $(VENV)/.development  ## client libraries that take long to install; needs npm
+	tests/journeys/node/install
+	tests/journeys/clients_matrix/install nightly
+	TOOLGATE_NIGHTLY=1 TOOLGATE_REQUIRE_NODE=1 $(BIN)/pytest -v tests/journeys/test_client_matrix.py $(ARGS)
 
 bench: $(VENV)/.development  ## every benchmark, each against its anchor in the same run
 	for benchmark in benchmarks/[!_]*.py; do $(BIN)/python -m benchmarks.$$(basename $$benchmark .py) || exit 1; done

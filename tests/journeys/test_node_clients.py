@@ -51,6 +51,10 @@ class Road:
         command, *arguments = serve_command(home / "data")
         return cls(home, {"command": command, "args": arguments, "env": environment(home), "cwd": str(home)})
 
+    def uri(self, path: str) -> str:
+        """A file of the chat that this road leads to."""
+        return f"workspace://{self.target.get('url', '').partition('?chat=')[2] or 'default'}/{path}"
+
     @property
     def inspector_options(self) -> list[str]:
         if "url" in self.target:
@@ -89,6 +93,7 @@ def test_a_typescript_client_lists_and_calls_the_tools(script: str, era: str, ro
     assert all(tool["inputSchema"] and tool["outputSchema"] and tool["annotations"] for tool in seen["tools"])
     assert seen["written"]["structuredContent"] == {"path": "notes.txt", "size": 10, "created": True}
     assert seen["read"]["structuredContent"]["content"] == "from node\n"
+    assert seen["resource"] == "from node\n"
     assert [entry["name"] for entry in seen["listed"]["structuredContent"]["entries"]] == ["notes.txt"]
     assert _code(seen["missing"]) == "FILE_NOT_FOUND"
     assert _code(seen["refused"]) == "CONFIRMATION_REQUIRED"
@@ -107,10 +112,16 @@ def test_the_inspector_lists_and_calls_the_tools(era: str, road: Road) -> None:
     written = _inspect(road, era, *_calling("write_file", {"path": "notes.txt", "content": "from node\n"}))
     assert written["structuredContent"] == {"path": "notes.txt", "size": 10, "created": True}
 
+    [content] = _inspect(road, era, "--method", "resources/read", "--uri", road.uri("notes.txt"))["contents"]
+    assert content["text"] == "from node\n"
 
-def _inspect(road: Road, era: str, *options: str) -> dict[str, Any]:
+    refused = _inspect(road, era, *_calling("delete_file", {"path": "notes.txt"}), refused=True)
+    assert _code(refused) == "CONFIRMATION_REQUIRED"
+
+
+def _inspect(road: Road, era: str, *options: str, refused: bool = False) -> dict[str, Any]:
     how = ["--cli", "--protocol-era", era, "--format", "json", *options, *road.inspector_options]
-    result = _run(road.home, _node_22(), INSPECTOR, *how, *road.inspector_command)["result"]
+    result = _run(road.home, _node_22(), INSPECTOR, *how, *road.inspector_command, refused=refused)["result"]
     assert isinstance(result, dict)
     return result
 
@@ -128,12 +139,14 @@ def _code(result: dict[str, Any]) -> str:
     return error["code"]
 
 
-def _run(home: Path, *command: str | Path) -> dict[str, Any]:
+def _run(home: Path, *command: str | Path, refused: bool = False) -> dict[str, Any]:
     """What a Node program printed; it keeps what it remembers in a home of its own."""
     finished = subprocess.run(
         command, capture_output=True, text=True, env=environment(home), timeout=MINUTE, check=False
     )
-    assert finished.returncode == 0, f"exit code {finished.returncode}\n{finished.stdout}\n{finished.stderr}"
+    assert (finished.returncode != 0) is refused, (
+        f"exit code {finished.returncode}\n{finished.stdout}\n{finished.stderr}"
+    )
     answer = json.loads(finished.stdout)
     assert isinstance(answer, dict)
     return answer

@@ -20,6 +20,9 @@ async function makeCalls(client) {
   const tools = await allTools(client);
   const written = await call("write_file", { path: "notes.txt", content: "from node\n" });
   const read = await call("read_file", { path: "notes.txt" });
+  const { resources } = await client.listResources();
+  const { uri } = resources.find((resource) => resource.name === "notes.txt");
+  const resource = (await client.readResource({ uri })).contents[0].text;
   const listed = await call("list_directory", { path: "." });
   const missing = await call("read_file", { path: "nowhere.txt" });
   const refused = await call("delete_file", { path: "notes.txt" });
@@ -27,7 +30,7 @@ async function makeCalls(client) {
     Array.from({ length: 20 }, (_, number) => call("write_file", { path: `many-${number}.txt`, content: `${number}` })),
   );
   const ping = target.era === MODERN ? null : await client.ping();
-  return { tools, written, read, listed, missing, refused, together, ping };
+  return { tools, written, read, resource, listed, missing, refused, together, ping };
 }
 
 async function allTools(client) {
