@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from sources.toolset.writing import require_sandbox, write_toolset
 from .clients import over_http, refusal, text
 from .processes import PATIENCE, Listening, on_http
 from .servers import labs
-from .wire import ERAS, HANDSHAKE, open_session
+from .wire import ERAS, HANDSHAKE, open_session, request, routing_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.promise("G2", "G3")]
 
@@ -138,6 +139,24 @@ def test_client_that_is_killed_resumes_its_call_in_another_process(gateway: List
     *reports, answer = messages
     assert [report["params"]["progress"] for report in reports] == [*range(1, 1001)]
     assert (answer["id"], answer["result"]["content"][0]["text"]) == (7, '"counted"')
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_client_that_reads_late_gets_every_report(gateway: Listening, era: str) -> None:
+    params = {"name": "modern__count", "arguments": {"steps": 9000}, "_meta": {"progressToken": "t"}}
+    message = request(era, 7, "tools/call", params)
+    headers = open_session(gateway.url) if era == HANDSHAKE else routing_of(message)
+    headers |= {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+    connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=PATIENCE)
+    try:
+        connection.request("POST", "/mcp", json.dumps(message), headers)
+        time.sleep(1)  # meanwhile more is sent than fits into the buffers of the connection
+        events = read_events(connection.getresponse())
+    finally:
+        connection.close()
+    *reports, answer = [json.loads(event["data"]) for event in events if event["data"]]
+    assert [report["params"]["progress"] for report in reports] == [*range(1, 9001)]
+    assert answer["result"]["content"][0]["text"] == '"counted"'
 
 
 def read_stream(address: str, headers: dict[str, str]) -> list[dict[str, bytes]]:

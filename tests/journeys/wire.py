@@ -95,7 +95,7 @@ def post(url: str, message: Mapping[str, Any] | bytes, headers: Mapping[str, str
     """POST one message the way a client does; a 2026-07-28 request repeats its method and name in headers."""
     standard = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
     if not isinstance(message, bytes):
-        standard |= _routing(message)
+        standard |= routing_of(message)
         message = json.dumps(message).encode()
     return exchange(url, "POST", message, {**standard, **(headers or {})})
 
@@ -118,7 +118,8 @@ def open_session(url: str, client: str = "journeys", beside: Mapping[str, str] |
     return headers
 
 
-def _routing(message: Mapping[str, Any]) -> dict[str, str]:
+def routing_of(message: Mapping[str, Any]) -> dict[str, str]:
+    """The routing headers of a 2026-07-28 message; none for any other."""
     params = message.get("params", {})
     if "io.modelcontextprotocol/protocolVersion" not in params.get("_meta", {}):
         return {}

@@ -46,8 +46,8 @@ _STREAM_HEADERS = {
     "x-accel-buffering": "no",
 }
 _NOT_KEPT = (
-    f"the stream of this event is not kept any more: for {KEPT_SECONDS / 60:g} minutes, and the last "
-    f"{SESSION_BYTES >> 20} MiB of a session; send the request again"
+    f"no stream with this event is kept: events are kept for {KEPT_SECONDS / 60:g} minutes, and at most "
+    f"{SESSION_BYTES >> 20} MiB of them per session; send the request again"
 )
 
 
