@@ -53,7 +53,7 @@ SEND_SECONDS = 30.0
 RESUMPTIONS = 3
 DELETE_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
-_RETRY_LIMIT = 30.0
+_RETRY_FLOOR, _RETRY_LIMIT = 0.05, 30.0
 
 # Tools whose routing headers are cached.
 CACHED_TOOLS = 10_000
@@ -163,7 +163,8 @@ class SessionTransport(HttpTransport):
         failures = 0
         while failures < RESUMPTIONS:
             failures += 1
-            await asyncio.sleep(_RETRY_SECONDS if sink.retry is None else min(sink.retry / 1000, _RETRY_LIMIT))
+            wait = _RETRY_SECONDS if sink.retry is None else sink.retry / 1000
+            await asyncio.sleep(min(max(wait, _RETRY_FLOOR), _RETRY_LIMIT))
             with suppress(ConnectionLost, Unreachable):
                 response = await self._pool.send("GET", GET_HEADERS + self._headers(sink.last_id), sink=sink)
                 if not response.streaming:
