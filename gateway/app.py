@@ -83,7 +83,8 @@ async def open_storage(settings: Settings) -> AsyncIterator[Storage]:
     """Open the database in the data directory, and end calls that killed processes left running in it."""
     run_directory = settings.data_dir / "run"
     try:
-        run_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)  # its parents get the usual mode
+        run_directory.mkdir(exist_ok=True, mode=0o700)
     except OSError as error:
         raise Unavailable(
             f"the data directory {settings.data_dir} cannot be used: {error.strerror}; choose another with --data-dir "

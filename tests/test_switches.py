@@ -61,9 +61,10 @@ async def test_one_builtin_is_turned_off_and_on_while_the_gateway_runs(tmp_path:
         await run(tmp_path, "tool", "enable", "write_file")
         await eventually(lambda: gateway.catalog.get("write_file") is not None)
         assert "write_file" in await names(client)
-    assert "UNKNOWN_TOOL: no tool is named 'wrte_file'; did you mean 'write_file'?" in await run(
-        tmp_path, "tool", "disable", "wrte_file", status=1
-    )
+    for name in ("wrte_file", "nowhere:write_file"):
+        assert f"UNKNOWN_TOOL: no tool is named {name!r}" in await run(tmp_path, "tool", "disable", name, status=1)
+    renamed = await run(tmp_path, "toolset", "override", "write_file", "--name", "Mine", status=1)
+    assert renamed.startswith("BUILTIN_IMMUTABLE: write_file is builtin")
 
 
 @pytest.mark.promise("T1")

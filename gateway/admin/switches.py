@@ -68,7 +68,7 @@ async def _find_tool_id(gateway: Gateway, name: str) -> str:
     known = [tool.id for tool in await gateway.builtins.list_tools()]
     known += [tool.id for toolset in await gateway.installed_toolsets() for tool in toolset.tools]
     found = next((tool_id for tool_id in known if name in (tool_id, names.wire_name(tool_id))), None)
-    if found is None and ":" in name:
+    if found is None and gateway.catalog.refusal(name).code != "UNKNOWN_TOOL":  # of a server, and not offered
         return name
     if found is None:
         near = did_you_mean(name, [*known, *(entry.name for entry in gateway.catalog)])

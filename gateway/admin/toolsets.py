@@ -15,7 +15,7 @@ from gateway.bundles.scaffold import write_scaffold
 from gateway.bundles.spec import Server
 from gateway.calls import Progress, no_progress
 from gateway.config import Settings
-from gateway.errors import Invalid
+from gateway.errors import Forbidden, Invalid
 from gateway.sources.toolsets.assembly import fetch_bundle
 from gateway.tools import Tool
 
@@ -162,7 +162,12 @@ async def uninstall_toolset(gateway: Gateway, toolset_id: str) -> None:
 
 
 async def override_tool(gateway: Gateway, tool_id: str, changes: Mapping[str, Any]) -> None:
-    """Change one tool for this gateway; without changes, undo earlier ones."""
+    """Change one tool for this gateway; without changes, undo earlier ones. Of a builtin only the switch can change."""
+    if tool_id in {tool.id for tool in await gateway.builtins.list_tools()}:
+        raise Forbidden(
+            f"{tool_id} is builtin: it can only be turned off and on, with: toolgate tool disable {tool_id}",
+            code="BUILTIN_IMMUTABLE",
+        )
     toolset_id, library = tool_id.partition(":")[0], gateway.toolsets.library
     if changes:
         await library.override(toolset_id, tool_id, changes)

@@ -43,6 +43,12 @@ def test_a_data_directory_that_cannot_be_made_is_a_clear_error(
     )
 
 
+def test_a_data_directory_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["tool", "list", "--data-dir", str(tmp_path / "deep/data")])
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "deep/data", tmp_path / "deep/data/run")] == [0o700] * 2
+
+
 def test_the_doctor_names_the_settings_file_that_it_was_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
