@@ -100,10 +100,13 @@ class PublishedPort:
 
     async def is_listening(self) -> bool:
         """Return whether the program accepts connections at its port."""
+        accepted = False
         with suppress(OSError):  # a timeout is one
-            async with asyncio.timeout(_PROBE_SECONDS), self._loopback.connect(self.port):
-                return True
-        return False
+            async with asyncio.timeout(_PROBE_SECONDS), self._loopback.connect(self.port) as (reader, writer):
+                accepted = True
+                writer.write_eof()  # ended in order: many servers report a connection that is cut
+                await reader.read()
+        return accepted
 
     async def close(self) -> None:
         if self._server is not None:

@@ -24,7 +24,7 @@ from gateway.sandbox.network import network_of
 from gateway.sandbox.prestart import PrestartedSandboxes
 from gateway.sandbox.run import finish, run
 
-from .conftest import make
+from .conftest import World, make
 from .siege import python, workspace
 
 pytestmark = pytest.mark.anyio
@@ -395,3 +395,10 @@ async def test_a_sandbox_without_a_network_publishes_no_port(name: str) -> None:
     with pytest.raises(Unavailable, match="no port can be published") as refused:
         await make(name).start(Program(("/bin/true",), loopback=Loopback()))
     assert refused.value.code == "NETWORK_UNAVAILABLE"
+
+
+@pytest.mark.parametrize("user", ["root", "user"])
+def test_a_port_is_published_whoever_runs_the_gateway(user: str, world: World) -> None:
+    make("bwrap")
+    ran = world.run(user, "-m", "tests.sandbox.published", str(world.field / "site"), timeout=120)
+    assert (ran.stdout, ran.returncode) == ("published\n", 0), ran.stderr

@@ -75,6 +75,7 @@ async def test_a_process_is_published_at_a_loopback_address_of_its_own_and_nowhe
         await value(gateway, "write_file", {"path": "index.html", "content": "<h1>hi</h1>"})
         started = await start(gateway, SERVE, port=8000)
         assert (started["running"], started["listening"], started["port"]) == (True, True, 8000)
+        assert "Traceback" not in started["output"]
         found = re.fullmatch(r"http://(127\.\d+\.\d+\.\d+):(\d+)/", started["url"])
         assert found is not None and not found[1].startswith("127.0.0.")
         assert await get(started["url"]) == "<h1>hi</h1>"
@@ -86,6 +87,8 @@ async def test_a_process_is_published_at_a_loopback_address_of_its_own_and_nowhe
         inside = f"import urllib.request; urllib.request.urlopen({started['url']!r}, timeout=3)"
         tried = await value(gateway, "run_code", {"language": "python", "code": inside})
         assert (tried["exitCode"], "refused" in tried["stderr"]) == (1, True), tried
+        output = (await value(gateway, "process_output", {"process": started["process"]}))["output"]
+        assert ('"GET / HTTP/1.1" 200' in output, "Traceback" in output) == (True, False), output
         stopped = await value(gateway, "stop_process", {"process": started["process"]})
         assert (stopped["running"], "url" in stopped) == (False, False)
         assert await is_gone(started["url"])
