@@ -130,6 +130,13 @@ def header_maps(tools: Iterable[Any]) -> dict[str, HeaderMap]:
     return maps
 
 
+def load_header_rules(tools: Iterable[Any]) -> None:
+    """Import the SDK's rules if a listed tool needs them. Call it on the event loop before a thread looks at the tools:
+    of two threads that import packages with cycles at once, one gets a half-loaded module."""
+    if any(isinstance(tool, Mapping) and _mentions_headers(tool) for tool in tools):
+        _sdk_headers()
+
+
 def find_invalid_header(schema: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the headers that an input schema declares, or None."""
     if not _mentions_headers(schema):

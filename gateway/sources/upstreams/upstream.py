@@ -16,6 +16,7 @@ from gateway.db.pins import Pins
 from gateway.db.upstreams import Upstreams
 from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, Unavailable
 from gateway.mcp_client import ClientIdentity, ConnectionLost, Endpoint, InvalidResponse, McpClient, open_client
+from gateway.mcp_client.http_headers import load_header_rules
 from gateway.oauth.store import Logins
 from gateway.protocol import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import RpcError
@@ -423,6 +424,7 @@ class Upstream:
                 verdict = await apply_pins(
                     self._pins, self.spec.name, definitions.found, self.spec.policy, self._others()
                 )
+            load_header_rules(received.tools)
             listing = await asyncio.to_thread(list_tools, self.spec.terms, received.tools, verdict)
             faults = [Invalid(f"{self.spec.name}: {each.message}", code=each.code) for each in definitions.problems]
             # Of a tool without a valid name both say the same.
