@@ -22,6 +22,7 @@ from gateway import protocol
 from gateway.calls import to_json
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
 from gateway.mcp_client import HttpEndpoint
+from gateway.mcp_client.http_headers import header_lines
 from gateway.mcp_client.http_pool import HttpPool
 from gateway.mcp_client.streamable_http import GET_HEADERS, POST_HEADERS
 from gateway.net.transport import parse_url, url_origin
@@ -34,16 +35,24 @@ NO_LOGIN = "NO_LOGIN_OFFERED"
 WRONG_ISSUER = "WRONG_ISSUER"
 CHALLENGE_SECONDS = 20.0
 _GRANTS = ["authorization_code", "refresh_token"]
+REFUSED = (401, 403)
+_CLIENT = {"name": "toolgate", "version": "1"}
 _INITIALIZE = {
     "jsonrpc": "2.0",
     "id": 1,
     "method": "initialize",
-    "params": {
-        "protocolVersion": protocol.LATEST_HANDSHAKE_VERSION,
-        "capabilities": {},
-        "clientInfo": {"name": "toolgate", "version": "1"},
-    },
+    "params": {"protocolVersion": protocol.LATEST_HANDSHAKE_VERSION, "capabilities": {}, "clientInfo": _CLIENT},
 }
+_MODERN_META = {
+    protocol.PROTOCOL_VERSION_META_KEY: protocol.LATEST_MODERN_VERSION,
+    protocol.CLIENT_INFO_META_KEY: _CLIENT,
+    protocol.CLIENT_CAPABILITIES_META_KEY: {},
+}
+_LIST_TOOLS = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {"_meta": _MODERN_META}}
+_MODERN_HEADERS = [
+    (protocol.MCP_PROTOCOL_VERSION_HEADER, protocol.LATEST_MODERN_VERSION),
+    (protocol.MCP_METHOD_HEADER, "tools/list"),
+]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -76,19 +85,23 @@ class AuthorizationServer:
 
 
 async def request_challenge(endpoint: HttpEndpoint) -> Challenge:
-    """Send a request without a token, and return how the server refuses it."""
+    """Send requests without a token until the server refuses one, and return how it does. Some servers let anybody
+    shake hands; one of 2026-07-28 only has no handshake, and one of the old HTTP+SSE takes no POST."""
     pool = HttpPool(endpoint)
     try:
         async with asyncio.timeout(CHALLENGE_SECONDS):
-            body = to_json(_INITIALIZE)
-            response = await pool.send("POST", POST_HEADERS, body, sink=lambda _: True)
-            if response.status in (400, 404, 405):  # a server that knows only the old HTTP+SSE
+            response = await pool.send("POST", POST_HEADERS, to_json(_INITIALIZE), sink=lambda _: True)
+            if response.status not in REFUSED:
+                session = response.header(b"mcp-session-id")
+                headers = header_lines([("mcp-session-id", session)] if session else _MODERN_HEADERS)
+                response = await pool.send("POST", POST_HEADERS + headers, to_json(_LIST_TOOLS), sink=lambda _: True)
+            if response.status in (400, 404, 405):
                 response = await pool.send("GET", GET_HEADERS, sink=lambda _: True)
     except TimeoutError:
         raise Unavailable(f"{endpoint.label} did not answer within {CHALLENGE_SECONDS:g} seconds") from None
     finally:
         pool.close()
-    header = response.header(b"www-authenticate") if response.status in (401, 403) else ""
+    header = response.header(b"www-authenticate") if response.status in REFUSED else ""
     scope = valid_scopes(challenge_parameter(header, "scope"))
     return Challenge(response.status, challenge_parameter(header, "resource_metadata"), scope)
 
@@ -120,7 +133,7 @@ async def discover(
     if metadata is None and issuer is None:
         raise Unavailable(
             f"the server at {expected} offers no login: it names no authorization server"
-            + ("" if challenge.status in (401, 403) else ", and does not require one either"),
+            + ("" if challenge.status in REFUSED else ", and does not require one either"),
             code=NO_LOGIN,
         )
     if metadata is None:
