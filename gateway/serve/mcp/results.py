@@ -66,6 +66,8 @@ def shape(result: dict[str, Any], modern: bool) -> dict[str, Any]:
     if modern:
         return {**result, "_meta": {**(result.get("_meta") or {}), **_SERVER_META}}
     older = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
+    if SERVER_INFO_META_KEY in (meta := older.get("_meta") or {}):  # of a modern upstream
+        older["_meta"] = {key: value for key, value in meta.items() if key != SERVER_INFO_META_KEY}
     if not isinstance(older.get("structuredContent", {}), dict):
         del older["structuredContent"]
     if isinstance(older.get("tools"), list):

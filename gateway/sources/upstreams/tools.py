@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # a process without toolsets imports none of it
     from gateway.bundles import ToolOverride
 
 KIND = "mcp"
+
+_UNLISTED = ("name", "execution")
 # The code of a problem that a person solves with `toolgate upstream review`.
 HELD = "HELD"
 
@@ -142,9 +144,10 @@ def list_tools(terms: Terms, raw: Iterable[Any], verdict: Verdict) -> Listing:
 
 def wire_of(raw: Mapping[str, Any], override: Override | None = None) -> dict[str, Any]:
     """A tool's definition as the server sent it, unknown keys included, without its name and with the operator's
-    overrides. Null values are removed and a schema without a type gets `object`: clients refuse a whole list for these.
-    Refused when a type is not what MCP requires."""
-    wire = {key: value for key, value in raw.items() if value is not None and key != "name"}
+    overrides. `execution`, which tells how to run it as a task, is removed: tasks are not relayed. Null values are
+    removed and a schema without a type gets `object`: clients refuse a whole list for these. Refused when a type is not
+    what MCP requires."""
+    wire = {key: value for key, value in raw.items() if value is not None and key not in _UNLISTED}
     _check_types(wire, _FIELD_TYPES, "")
     if "annotations" in wire:
         wire["annotations"] = {key: value for key, value in wire["annotations"].items() if value is not None}

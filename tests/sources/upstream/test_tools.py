@@ -36,6 +36,8 @@ RAW: dict[str, Any] = {
     "_meta": {"ui": {"resourceUri": "ui://a"}, "vendor/x": {"deep": [1]}},
     "vendor": {"anything": None},
 }
+# What clients get: how to run it as a task is left out, as tasks are not relayed.
+LISTED = {key: RAW[key] for key in RAW if key != "execution"}
 
 pytestmark = pytest.mark.promise("P2")
 
@@ -57,11 +59,11 @@ def tool(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "inputSchema": {"type": "object"}, **more}
 
 
-def test_a_definition_is_kept_word_for_word_but_for_its_name() -> None:
+def test_a_definition_is_kept_word_for_word_but_for_its_name_and_how_to_run_it_as_a_task() -> None:
     said = listing(RAW)
     assert said.problems == ()
     [found] = said.tools
-    assert mcp_tool("srv__add", found) == {**RAW, "name": "srv__add"}
+    assert mcp_tool("srv__add", found) == {**LISTED, "name": "srv__add"}
     assert (found.id, found.owner, found.kind, found.prefix) == ("srv:add", "srv", "mcp", None)
     assert (found.title, found.description, found.category) == ("Add", "Adds two numbers.", "upstream")
     assert (found.input_schema, found.output_schema, found.meta) == (
@@ -194,7 +196,7 @@ def test_overrides_and_terms_have_their_say() -> None:
     assert add.renderer is not None and add.renderer.kind == "code"
     assert (sub.category, sub.requires_confirmation, sub.renderer) == ("web", True, None)
     assert {(each.prefix, each.timeout, each.home) for each in said.tools} == {("", 3, Path("/toolset"))}
-    assert add.wire is not None and {**add.wire, "name": "add"} == {**RAW, "title": "Sum up", "description": "Sums."}
+    assert add.wire is not None and {**add.wire, "name": "add"} == {**LISTED, "title": "Sum up", "description": "Sums."}
 
 
 def test_a_tool_turned_off_or_filtered_out_says_so() -> None:
