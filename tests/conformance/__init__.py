@@ -1,1 +1,1 @@
-"""The public conformance suite, against a server of our own and against the gateway in front of it."""
+"""The public conformance suite: foreign servers, the gateway in front of them, and the gateway as a client."""

@@ -1,10 +1,11 @@
-"""The conformance server and the gateway as processes, and the URL each says it listens on."""
+"""Conformance servers and the gateway as processes, and the URL each listens on."""
 
 from __future__ import annotations
 
 import os
 import queue
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -12,29 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+from urllib.parse import urlsplit
 
 import yaml
+from eventually import eventually
 
-TESTS = Path(__file__).parent.parent
 PATIENCE = 30.0
 LISTENING = re.compile(r"http://127\.0\.0\.1:\d+/mcp")
-
-
-def server_command(*options: str) -> list[str]:
-    return [sys.executable, "-m", "conformance.server", *options]
-
-
-def server_environment() -> dict[str, str]:
-    """What the server needs to find its modules, whoever starts it."""
-    return {"PYTHONPATH": str(TESTS)}
-
-
-@contextmanager
-def conformance_server(directory: Path, era: str = "both") -> Iterator[str]:
-    """The server over HTTP, on a free port."""
-    command = server_command("--transport", "http", "--era", era)
-    with _listening(command, directory, server_environment()) as url:
-        yield url
 
 
 @contextmanager
@@ -45,12 +30,16 @@ def gateway(directory: Path, upstream: Mapping[str, object]) -> Iterator[str]:
     config = directory / "toolgate.yaml"
     config.write_text(yaml.safe_dump(settings))
     options = ["--transport", "http", "--port", "0", "--config", str(config), "--data-dir", str(directory / "data")]
-    with _listening([sys.executable, "-m", "gateway", "serve", *options], directory, {}) as url:
+    with listening([sys.executable, "-m", "gateway", "serve", *options], directory, {}) as url:
         yield url
 
 
 @contextmanager
-def _listening(command: Sequence[str], directory: Path, variables: Mapping[str, str]) -> Iterator[str]:
+def listening(
+    command: Sequence[str], directory: Path, variables: Mapping[str, str], url: str | None = None
+) -> Iterator[str]:
+    """A process that serves HTTP, once it listens: at `url`, else at the URL it names on stderr. One that names none is
+    not ours, and is killed at the end: how it shuts down is its own affair."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -64,11 +53,11 @@ def _listening(command: Sequence[str], directory: Path, variables: Mapping[str, 
     reader = threading.Thread(target=_follow, args=(process.stderr, urls))
     reader.start()
     try:
-        url = urls.get(timeout=PATIENCE)
-        assert url is not None, f"{command} ended before it listened; stderr says why"
-        yield url
+        found = urls.get(timeout=PATIENCE) if url is None else eventually(lambda: _accepting(url, process))
+        assert found is not None, f"{command} ended before it listened; stderr says why"
+        yield found
     finally:
-        process.terminate()
+        process.terminate() if url is None else process.kill()
         try:
             process.wait(PATIENCE)
         finally:
@@ -76,6 +65,18 @@ def _listening(command: Sequence[str], directory: Path, variables: Mapping[str, 
             process.wait()
             reader.join()
             process.stderr.close()
+
+
+def _accepting(url: str, process: subprocess.Popen[bytes]) -> str | None:
+    """The URL once somebody accepts connections there; None before."""
+    if process.poll() is not None:
+        raise RuntimeError(f"{process.args!r} ended before it listened; stderr says why")
+    parts = urlsplit(url)
+    try:
+        socket.create_connection((parts.hostname, parts.port or 80), timeout=PATIENCE).close()
+    except ConnectionRefusedError:
+        return None
+    return url
 
 
 def _follow(pipe: IO[bytes], urls: queue.Queue[str | None]) -> None:

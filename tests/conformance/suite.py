@@ -52,6 +52,10 @@ AT_ONCE = 2
 SHOWN = 4000
 
 
+# What follows the scenario in the name of its folder.
+_TIME = re.compile(r"-\d{4}-\d{2}-\d{2}T.*")
+
+
 class Missing(Exception):
     """The suite cannot run on this machine; the message says what it lacks."""
 
@@ -86,22 +90,29 @@ class Suite:
             raise Missing("the conformance suite is not installed: run tests/journeys/node/install")
         return cls(_node_22())
 
-    def scored(self, version: str) -> list[str]:
-        """The scenarios a server must pass to conform to this version."""
-        required = self._requirements(version)["server"]
+    def scored(self, version: str, leg: str = "server") -> list[str]:
+        """The scenarios a server, or a client, must pass to conform to this version."""
+        required = self._requirements(version)[leg]
         assert isinstance(required, list)
         return required
 
-    def unscored(self, version: str) -> list[str]:
+    def unscored(self, version: str, leg: str = "server") -> list[str]:
         """Those that are run beside them: extensions, and scenarios added after the version was out."""
-        return [entry["scenario"] for entry in self._requirements(version)["not_scored"] if entry["leg"] == "server"]
+        return [entry["scenario"] for entry in self._requirements(version)["not_scored"] if entry["leg"] == leg]
 
     def run(self, url: str, version: str) -> dict[str, Result]:
         """Every scenario of the version, one after the other in one process, which is quickest."""
         names = self.scored(version) + self.unscored(version)
         with tempfile.TemporaryDirectory() as directory:
-            log = self._start(Path(directory), ALL, "--url", url, "--requirements", version)
+            log = self._start(Path(directory), ALL, "server", "--url", url, "--requirements", version)
             return {name: read_result(Path(directory), name, log) for name in names}
+
+    def run_client(self, command: str, version: str) -> dict[str, Result]:
+        """Every scenario of the version for a client that `command` starts, all at once."""
+        names = self.scored(version, "client") + self.unscored(version, "client")
+        with tempfile.TemporaryDirectory() as directory:
+            log = self._start(Path(directory), ALL, "client", "--command", command, "--requirements", version)
+            return {name: read_result(Path(directory), name, log, leg="") for name in names}
 
     def run_apart(self, url: str, version: str, names: Iterable[str], at_once: int = AT_ONCE) -> dict[str, Result]:
         """Each scenario in a process of its own, several at once: as clients that know nothing of each other."""
@@ -111,7 +122,7 @@ class Suite:
 
     def run_one(self, url: str, version: str, name: str) -> Result:
         with tempfile.TemporaryDirectory() as directory:
-            asked = ["--url", url, "--scenario", name, "--spec-version", version, "--force"]
+            asked = ["server", "--url", url, "--scenario", name, "--spec-version", version, "--force"]
             log = self._start(Path(directory), SCENARIO, *asked)
             return read_result(Path(directory), name, log)
 
@@ -120,7 +131,7 @@ class Suite:
         limits = ["--timeout", str(int(SCENARIO * 1000)), "--output-dir", str(directory)]
         log = directory / "log"
         with log.open("wb") as file:
-            command = [self.node, str(self.package / "dist/index.js"), "server", *options, *limits]
+            command = [self.node, str(self.package / "dist/index.js"), *options, *limits]
             try:
                 # The exit code says only whether something failed, which the checks say with reasons.
                 subprocess.run(
@@ -141,10 +152,13 @@ def short_of_full(results: Iterable[Result]) -> dict[str, list[str]]:
     return {result.scenario: list(result.short_of) for result in results if result.short_of}
 
 
-def read_result(directory: Path, name: str, log: str) -> Result:
+def read_result(directory: Path, name: str, log: str, leg: str = "server-") -> Result:
     """What the scenario left in `directory`; where that is nothing, what the log says of it."""
-    # The suite names the folder of each scenario `server-NAME-TIME`, and leaves none for one that threw.
-    found = [path for path in directory.glob("server-*/checks.json") if _scenario_of(path) == name]
+    # The suite names the folder of each scenario `server-NAME-TIME`, `NAME-TIME` for a client, and leaves none for one
+    # that threw.
+    folder = directory / f"{leg}{name}"
+    left = folder.parent.glob(f"{folder.name}-*/checks.json")
+    found = [checks for checks in left if _TIME.fullmatch(checks.parent.name.removeprefix(folder.name))]
     if not found:
         return Result(name, failed=(f"left no checks: {_reason(log, name)}",))
     checks = json.loads(found[0].read_text())
@@ -155,10 +169,6 @@ def read_result(directory: Path, name: str, log: str) -> Result:
 
     passed = tuple(check["id"] for check in checks if check["status"] == "SUCCESS")
     return Result(name, passed, with_status("FAILURE"), with_status("WARNING"))
-
-
-def _scenario_of(checks: Path) -> str:
-    return re.sub(r"-\d{4}-\d{2}-\d{2}T.*$", "", checks.parent.name.removeprefix("server-"))
 
 
 def _reason(log: str, name: str) -> str:

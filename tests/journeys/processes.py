@@ -71,12 +71,17 @@ class Process:
     def receive(self) -> dict[str, Any]:
         """The next answer on stdout; notifications on the way are passed over."""
         while True:
-            line = self._lines.get(timeout=PATIENCE)
-            assert line is not None, f"the gateway closed its stdout; its log:\n{self.log.read_text()}"
-            message = json.loads(line)
+            message = self.receive_any()
             if "method" not in message:
-                assert isinstance(message, dict)
                 return message
+
+    def receive_any(self, seconds: float = PATIENCE) -> dict[str, Any]:
+        """The next message on stdout."""
+        line = self._lines.get(timeout=seconds)
+        assert line is not None, f"the process closed its stdout; its log:\n{self.log.read_text()}"
+        message = json.loads(line)
+        assert isinstance(message, dict)
+        return message
 
     def ask(self, message: dict[str, Any] | bytes) -> dict[str, Any]:
         self.send(message)

@@ -107,9 +107,15 @@ def routing(era: str) -> dict[str, str]:
     return {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "read_file"}
 
 
-def open_session(url: str, client: str = "journeys", beside: Mapping[str, str] | None = None) -> dict[str, str]:
+def open_session(
+    url: str,
+    client: str = "journeys",
+    beside: Mapping[str, str] | None = None,
+    capabilities: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
     """Shake hands; the headers every later request of the session carries, with those `beside`."""
-    params = {**INITIALIZE["params"], "clientInfo": {"name": client, "version": "1"}}
+    info = {"name": client, "version": "1"}
+    params = {**INITIALIZE["params"], "clientInfo": info, "capabilities": capabilities or {}}
     answer = post(url, {**INITIALIZE, "params": params}, beside)
     assert answer.status == 200, answer
     session = {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": HANDSHAKE}

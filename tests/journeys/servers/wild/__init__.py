@@ -1,4 +1,4 @@
-"""Servers nobody here wrote, as people put them behind a gateway: three from npm, three from PyPI, all over stdio."""
+"""Servers nobody here wrote, as people put them behind a gateway, all over stdio: from npm, from PyPI, on four SDKs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ THERE = Path(__file__).parents[4] / ".venv/wild"
 
 INSTALLED = THERE / ".installed"
 
+# The conformance server of FastMCP; the Python SDK's is the module `mcp_everything_server` beside it.
+SOURCES = THERE / "sources"
+FASTMCP = SOURCES / "conformance/server.py"
+
 
 def behind_a_gateway(node: str, files: Path, repository: Path, memory: Path) -> dict[str, dict[str, Any]]:
-    """What `mcpServers` says of them; the paths are what each may see."""
+    """What `mcpServers` says of the six best known; the paths are what each may see."""
     return {
         "everything": _from_npm(node, "everything"),
         "filesystem": _from_npm(node, "filesystem", str(files)),
@@ -20,6 +24,31 @@ def behind_a_gateway(node: str, files: Path, repository: Path, memory: Path) -> 
         "time": _from_pypi("time", "--local-timezone", "UTC"),
         "git": _from_pypi("git", "--repository", str(repository)),
         "fetch": _from_pypi("fetch", "--allow-private-ips", "--ignore-robots-txt"),
+    }
+
+
+def six_more(node: str, database: Path) -> dict[str, dict[str, Any]]:
+    """What `mcpServers` says of others: an MCP App, one on the first TypeScript SDK, two on the Python SDK 1.x."""
+    older = THERE / "older/bin"
+    return {
+        "thinking": {**_from_npm(node, "sequential-thinking"), "env": {"DISABLE_THOUGHT_LOGGING": "true"}},
+        "github": _from_npm(node, "github"),
+        "budget": _from_npm(node, "budget-allocator", "--stdio"),
+        "excel": {"command": str(THERE / "bin/excel-mcp-server"), "args": ["stdio"]},
+        "sqlite": {"command": str(older / "mcp-server-sqlite"), "args": ["--db-path", str(database)]},
+        "calculator": {"command": str(older / "mcp-server-calculator"), "args": []},
+    }
+
+
+def conformance_servers(node: str) -> dict[str, dict[str, Any]]:
+    """What `mcpServers` says of servers that have everything: the Python SDK's, FastMCP's, and the reference one."""
+    python = str(THERE / "bin/python")
+    sdk = "from mcp_everything_server.server import mcp; mcp.run('stdio')"
+    fastmcp = f"import runpy; runpy.run_path({str(FASTMCP)!r})['server'].run(show_banner=False)"
+    return {
+        "everything": _from_npm(node, "everything"),
+        "sdk": {"command": python, "args": ["-c", sdk], "env": {"PYTHONPATH": str(SOURCES)}},
+        "fastmcp": {"command": python, "args": ["-c", fastmcp]},
     }
 
 
