@@ -243,6 +243,8 @@ async def test_the_url_chooses_the_chat_and_a_request_may_choose_another(
 @pytest.mark.promise("C1")
 async def test_two_handshake_sessions_over_http_have_a_workspace_each(listening: Listening) -> None:
     async with over_http(listening.url, HANDSHAKE) as one, over_http(listening.url, HANDSHAKE) as other:
+        for client in (one, other):  # a client that keeps its session lists the tools in it
+            await client.list_tools()
         await value(one, "write_file", {"path": "one.txt", "content": "1"})
         await value(other, "write_file", {"path": "other.txt", "content": "2"})
         assert await _names(one) == ["one.txt"]
