@@ -53,7 +53,7 @@ class Versioning(Extension):
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
         if call.target.access is Access.WRITE:
             outcome = await self._call_writer(call, proceed)
-            pre, post = self._left.pop(call.id)
+            pre, post = self._left.pop(call.id, (None, None))
             return outcome.replace(pre_manifest=pre, post_manifest=post)
         if call.message is not None:
             async with self._versions.hold(call.chat, call.caller.principal) as files:

@@ -88,8 +88,11 @@ class OpenChat:
     def write_head(self, manifest: str | None) -> None:
         """Write down the head, so that a call that only reads finds it without a lock or the database."""
         temporary = self._head.with_suffix(".new")
-        temporary.write_text(manifest or "")
-        temporary.replace(self._head)
+        try:
+            temporary.write_text(manifest or "")
+            temporary.replace(self._head)
+        except OSError:  # such as a full disk: without the file the database is asked
+            self._head.unlink(missing_ok=True)
 
     def diff_since(self, old: Tree) -> tuple[Tree, Patch]:
         """Take a snapshot of the folder; return it and its difference from `old`."""
@@ -222,6 +225,7 @@ class Versions:
                     opened.write_head(held.head.manifest_id)
                 yield held
         finally:
+            self._old_heads.pop(chat, None)
             self._sweep_when_due(opened)
 
     async def require_owner(self, chat: str, principal: str) -> None:
