@@ -132,6 +132,11 @@ class Tool:
         """Return whether the schema takes the arguments."""
         return self._arguments.is_valid(arguments)
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids by which rules name it: a builtin also under its own, whatever a toolset calls it."""
+        return (self.id,) if self.alias_of is None else (self.id, self.alias_of)
+
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments the schema does not take, naming the first thing to mend."""
         if not self._arguments.is_valid(arguments):

@@ -248,7 +248,7 @@ class Rule:
         settings = self.settings
         owner, is_upstream = tool.owner or "", tool.kind == UPSTREAM
         return (
-            (not settings.tool or matches_any(tool.id, settings.tool))
+            (not settings.tool or any(matches_any(tool_id, settings.tool) for tool_id in tool.ids))
             and (not settings.category or matches_any(tool.category, settings.category))
             and (not settings.server or (is_upstream and matches_any(owner, settings.server)))
             and (

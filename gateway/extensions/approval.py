@@ -163,7 +163,7 @@ class Approval(Extension):
         harmless = not rules and not asked_by_mode and tool.requires_confirmation is False
         if len(self._policies) >= TOOL_CACHE:
             self._policies.clear()
-        out_of_band = matches_any(tool.id, self._out_of_band)
+        out_of_band = any(matches_any(tool_id, self._out_of_band) for tool_id in tool.ids)
         policy = self._policies[tool.id] = _ToolPolicy(tool, rules, out_of_band, names_files, harmless)
         return policy
 

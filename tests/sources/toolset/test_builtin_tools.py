@@ -69,3 +69,11 @@ async def test_a_builtin_that_is_turned_off_is_off_under_every_name(settings: di
         await gateway.refresh()
         outcome = await gateway.call("lab__note", {"path": "b.txt", "content": "1"}, chat="c", confirmed=True)
         assert outcome.error is not None and "toolgate tool enable write_file" in outcome.error.message
+
+
+async def test_a_rule_about_a_builtin_holds_under_every_name(settings: dict[str, Any]) -> None:
+    rule = {"tool": "write_file", "when": {"path": "*.env"}, "then": "deny"}
+    async with Gateway.open({**settings, "approval": {"rules": [rule]}}) as gateway:
+        for tool in ("write_file", "lab__note"):
+            outcome = await gateway.call(tool, {"path": "a.env", "content": "1"}, chat="c", confirmed=True)
+            assert outcome.error is not None and outcome.error.code == "DENIED_BY_RULE"
