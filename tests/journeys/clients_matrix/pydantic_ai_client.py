@@ -1,9 +1,10 @@
-"""pydantic-ai, which keeps its session."""
+"""Pydantic AI, which keeps its session."""
 
 import json
 
+from fastmcp.client.transports import StdioTransport
 from journey import TARGET, run, travel
-from pydantic_ai.mcp import MCPServerStdio, MCPServerStreamableHTTP
+from pydantic_ai.mcp import MCPToolset
 
 
 class PydanticAi:
@@ -28,8 +29,7 @@ class PydanticAi:
 
 
 async def main():
-    server = MCPServerStreamableHTTP(TARGET["url"]) if "url" in TARGET else MCPServerStdio(**TARGET)
-    async with server:
+    async with MCPToolset(TARGET["url"] if "url" in TARGET else StdioTransport(**TARGET)) as server:
         await travel(PydanticAi(server))
 
 
