@@ -216,7 +216,7 @@ _TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 
 def _put_toml(text: str, key: str, name: str, entry: JsonObject) -> tuple[str, str | None]:
     """Append a table, or replace the one of that name with the tables inside it."""
-    servers, newline = (parse_file(text, ".toml")).get(key, {}), _newline(text)
+    servers, newline = parse_file(text, ".toml").get(key, {}), _newline(text)
     if isinstance(servers, dict) and servers.get(name) == entry:
         return text, None
     table = to_toml(key, name, entry).replace("\n", newline) + newline
@@ -271,19 +271,24 @@ def _put_yaml(text: str, key: str, name: str, entry: JsonObject) -> tuple[str, s
 def _yaml_place(text: str, key: str, name: str) -> tuple[int, int, int]:
     """The part of the text that an entry replaces, empty for a new one, and its indentation."""
     top = yaml.compose(text, Loader=yaml.SafeLoader)
-    found = {node.value: (node, value) for node, value in (top.value if top is not None else ())}
+    found = _children(top)
     if key not in found:
         return len(text), len(text), 0
     node, servers = found[key]
     if isinstance(servers, yaml.ScalarNode) or not servers.value:  # nothing yet, or `{}`
         return node.end_mark.index + 1, servers.end_mark.index, node.start_mark.column + 2
-    children = {child.value: (child, value) for child, value in servers.value}
+    children = _children(servers)
     child, value = children.get(name, servers.value[0])
     column = child.start_mark.column
     if name in children:
         return child.start_mark.index - column, _end_of_node(value), column
     start = text.find("\n", node.end_mark.index) + 1
     return start, start, column
+
+
+def _children(mapping: Any) -> dict[str, tuple[Any, Any]]:
+    pairs = mapping.value if mapping is not None else ()
+    return {key.value: (key, value) for key, value in pairs if isinstance(key, yaml.ScalarNode)}
 
 
 def _end_of_node(node: Any) -> int:

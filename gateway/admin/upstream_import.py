@@ -181,9 +181,9 @@ def _read_files(file: Path | None, workspace: Path | None) -> Iterator[FoundServ
         try:
             servers = read(_read_text(path), around, names, path.suffix)
         except Invalid as refusal:
-            if file is None and refusal.code == "NO_SERVERS":
-                continue
-            raise Invalid(f"{path}: {refusal.message}", code=refusal.code) from None
+            if file is not None:
+                raise Invalid(f"{path}: {refusal.message}", code=refusal.code) from None
+            servers = [] if refusal.code == "NO_SERVERS" else [Skipped(path.name, refusal.message)]
         yield from (FoundServer(str(path), server) for server in servers)
 
 

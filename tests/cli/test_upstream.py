@@ -424,10 +424,12 @@ def test_files_in_every_format_and_encoding_are_found(run: Run, home: Path) -> N
         ".config/zed/settings.json": b'// mine\n{"context_servers": {"three": {"command": "x"},},}',
         ".gemini/settings.json": '{"mcpServers": {"four": {"command": "x", "timeout": 5000}}}'.encode("utf-16"),
     }
+    files[".cursor/mcp.json"] = b'{"mcpServers": '
     for name, content in files.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_bytes(content)
     rows = run("import", "--json")
+    assert [(row["name"], row["reason"][:6]) for row in rows if row["outcome"] == "skipped"] == [("mcp.json", "line 1")]
     assert sorted(row["name"] for row in rows if row["outcome"] == "imported") == ["four", "one", "three", "two"]
     assert run("show", "four", "--json")["settings"]["timeout"] == 5
 
