@@ -98,6 +98,10 @@ async def test_a_toolset_tool_that_a_person_turns_off_is_off_in_its_row(tmp_path
     async with Gateway.open({"data_dir": tmp_path / "data"}) as gateway:
         await install(gateway, folder)
         assert rows(tmp_path / "data", enabled) == [(0,)], "a new version keeps what a person set"
+    for name in ("lab:a", "x__a"):
+        assert await run(tmp_path / "data", "tool", "enable", name) == "lab:a is on\n"
+        assert rows(tmp_path / "data", enabled) == [(1,)]
+        await run(tmp_path / "data", "tool", "disable", name)
     await run(tmp_path / "data", "toolset", "override", "lab:a", "--reset")
     assert rows(tmp_path / "data", enabled) == [(1,)]
 

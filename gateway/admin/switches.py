@@ -21,7 +21,8 @@ async def enable_tool(gateway: Gateway, name: str, enabled: bool) -> str:
     """Turn one tool on or off; return its id. Of a builtin nothing else can change."""
     tool_id = await _find_tool_id(gateway, name)
     if ":" not in tool_id:
-        await gateway.switches.enable_builtin(tool_id, enabled)
+        if not await gateway.switches.enable_builtin(tool_id, enabled):
+            raise Forbidden(f"{tool_id} is a tool of this program, which offers it or not", code="NOT_SWITCHABLE")
     elif (toolset := await _find_toolset(gateway, tool_id)) is not None:
         await gateway.toolsets.library.override(toolset, tool_id, {"enabled": enabled})
     else:
@@ -65,15 +66,15 @@ async def _find_tool_id(gateway: Gateway, name: str) -> str:
     entry = gateway.catalog.get(name)
     if entry is not None:
         return entry.tool.id
-    known = [tool.id for tool in await gateway.builtins.list_tools()]
-    known += [tool.id for toolset in await gateway.installed_toolsets() for tool in toolset.tools]
-    found = next((tool_id for tool_id in known if name in (tool_id, names.wire_name(tool_id))), None)
-    if found is None and gateway.catalog.refusal(name).code != "UNKNOWN_TOOL":  # of a server, and not offered
+    known = {tool.id: tool.id for tool in await gateway.builtins.list_tools()}
+    for toolset in await gateway.installed_toolsets():
+        known |= {names.wire_name(tool.id, toolset.spec.prefix): tool.id for tool in toolset.tools}
+    if name in known or name in known.values():
+        return known.get(name, name)
+    if ":" in name and gateway.catalog.refusal(name).code != "UNKNOWN_TOOL":  # of a server, and not offered
         return name
-    if found is None:
-        near = did_you_mean(name, [*known, *(entry.name for entry in gateway.catalog)])
-        raise NotFound(f"no tool is named {name!r}{near}", code="UNKNOWN_TOOL")
-    return found
+    near = did_you_mean(name, [*known, *(entry.name for entry in gateway.catalog)])
+    raise NotFound(f"no tool is named {name!r}{near}", code="UNKNOWN_TOOL")
 
 
 async def _find_toolset(gateway: Gateway, tool_id: str) -> str | None:
