@@ -33,12 +33,16 @@ class Loopback:
         self.connections = connections
         self._free: asyncio.LifoQueue[Sequence[socket.socket]] = asyncio.LifoQueue()
         self._all: list[socket.socket] = []
+        self._closed = False
 
     def receive(self, sockets: Sequence[socket.socket]) -> None:
         """Take the sockets that were opened inside; called by the sandbox."""
         for each in sockets:
             each.setblocking(False)
         self._all += sockets
+        if self._closed:  # the program has ended meanwhile
+            self.close()
+            return
         families = [[each for each in sockets if each.family is family] for family in _ADDRESSES]
         for group in itertools.zip_longest(*families):
             self._free.put_nowait([each for each in group if each is not None])
@@ -61,6 +65,7 @@ class Loopback:
             self._free.put_nowait(group)
 
     def close(self) -> None:
+        self._closed = True
         for each in self._all:
             each.close()
 

@@ -60,7 +60,7 @@ class BackgroundProcess:
             process = self._process = await sandbox.start(program)
         except BaseException as error:
             self.exit = Exit(127)
-            if isinstance(error, GatewayError) and not started.cancelled():
+            if isinstance(error, Exception) and not started.cancelled():
                 started.set_exception(error)
             started.cancel()
             with anyio.CancelScope(shield=True):
