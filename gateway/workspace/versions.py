@@ -7,6 +7,7 @@ import functools
 import importlib
 import logging
 import math
+import os
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -71,7 +72,7 @@ class OpenChat:
         self.lock = ChatLock(directory / "lock")
         self.blobs = FileBlobs(directory / "blobs")
         self.running = directory / "running"
-        self._head = directory / HEAD_FILE
+        self.head_file = str(directory / HEAD_FILE)
         self.folder = folder
         self.protected = directory / "protected" if attached else None
         self._swept = directory / "swept"
@@ -87,12 +88,12 @@ class OpenChat:
 
     def write_head(self, manifest: str | None) -> None:
         """Write down the head, so that a call that only reads finds it without a lock or the database."""
-        temporary = self._head.with_suffix(".new")
+        temporary = Path(f"{self.head_file}.new")
         try:
             temporary.write_text(manifest or "")
-            temporary.replace(self._head)
+            temporary.replace(self.head_file)
         except OSError:  # such as a full disk: without the file the database is asked
-            self._head.unlink(missing_ok=True)
+            Path(self.head_file).unlink(missing_ok=True)
 
     def diff_since(self, old: Tree) -> tuple[Tree, Patch]:
         """Take a snapshot of the folder; return it and its difference from `old`."""
@@ -277,9 +278,14 @@ class Versions:
 
     async def read_head(self, chat: str) -> str | None:
         """Return the version that the chat's files are at, as any process saved it last."""
+        opened = self._open.get(chat)
+        path = opened.head_file if opened is not None else self._workspaces.directory(chat) / HEAD_FILE
         try:
-            with (self._workspaces.directory(chat) / HEAD_FILE).open() as file:
-                return file.read() or None
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # `open` takes four times as long
+            try:
+                return os.read(descriptor, 64).decode() or None
+            finally:
+                os.close(descriptor)
         except FileNotFoundError:  # nothing was saved since the file was introduced
             if chat not in self._old_heads:
                 if len(self._old_heads) >= OLD_HEADS:
@@ -472,7 +478,7 @@ class HeldChat:
         """Restore a manifest's files as a new version on top of it, from which later changes branch off."""
         await self.save("edit")
         row = await self._parent()
-        if manifest == self.head.manifest_id or (row is not None and _branches_from(row, manifest)):
+        if manifest == self.head.manifest_id or (row and (row.source, row.parent_id) == (BRANCH, manifest)):
             return await self.checkout(self.head.manifest_id, message)
         return await self.checkout(await self._store_branch_point(manifest, source_ref), message)
 
@@ -578,10 +584,6 @@ class HeldChat:
         self._opened.manifest, self._opened.tree = manifest, tree
         self._opened.write_head(manifest)
         self.head = Head(manifest, message or self.head.message_id)
-
-
-def _branches_from(row: ManifestRow, manifest: str | None) -> bool:
-    return row.source == BRANCH and row.parent_id == manifest
 
 
 def _foreign_chat_error(chat: str) -> Forbidden:
