@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from gateway.calls import LOCAL, Call, ClientInfo
 from gateway.config import Settings
@@ -123,6 +124,7 @@ class Upstream:
         self._main_called = False
         self._listing: ServerListing | None = None
         self._connections: dict[ConnectionKey, UpstreamConnection] = {}
+        self._stale: WeakKeyDictionary[McpClient, asyncio.Event] = WeakKeyDictionary()
         self._tasks = TaskSet()
         self.subscriptions = Subscriptions(lambda: self._connection(self._main))
         self._applying = asyncio.Lock()
@@ -275,12 +277,20 @@ class Upstream:
         connection = self._connections[key] = UpstreamConnection(
             self.spec.name,
             partial(self._open, key),
-            lambda link: self._start_listing(link) if key == self._main else None,
+            partial(self._on_opened, key),
             None if is_kept else IDLE_SECONDS,
             self._forget,
             self._access.has_changed,
         )
         return connection
+
+    def _on_opened(self, key: ConnectionKey, link: McpClient) -> None:
+        if link.modern and self._listing is not None:
+            link.record_headers(self._listing.tools)
+        if key == self._main:
+            self._start_listing(link)
+        elif key[:2] == self._main[:2] and not key.number:
+            self._follow_changes(link)  # clients of the other era may change what the server has
 
     def _make_room(self) -> None:
         """At the limit, close the oldest unused connection."""
@@ -345,9 +355,14 @@ class Upstream:
         return link
 
     def _start_listing(self, link: McpClient) -> None:
+        """List definitions on the main connection, now and whenever they change."""
         self._listed.clear()
-        stale = asyncio.Event()
-        stale.set()
+        (self._stale.get(link) or self._follow_changes(link)).set()
+        self.subscriptions.resubscribe(link)
+
+    def _follow_changes(self, link: McpClient) -> asyncio.Event:
+        """List definitions whenever the returned event is set, or the server says that they have changed."""
+        stale = self._stale[link] = asyncio.Event()
 
         def on_notification(method: str, params: Mapping[str, Any]) -> None:
             if method in _CHANGED:
@@ -358,9 +373,9 @@ class Upstream:
 
         link.on_notification = on_notification
         self._tasks.start(self._list_while_stale(link, stale))
-        self.subscriptions.resubscribe(link)
         if link.modern and _announces(link):
             self._tasks.start(self._listen(link, stale))
+        return stale
 
     async def _listen(self, link: McpClient, stale: asyncio.Event) -> None:
         """Listen for changed lists as long as the client lives; after each interruption, list again."""
@@ -399,6 +414,9 @@ class Upstream:
                 tools, prompts, templates = [await fetch_list(link, what) for what in LISTS]
         except TimeoutError:
             raise Timeout(f"listing its definitions took longer than {LIST_SECONDS:g} s") from None
+        for connection in self._connections.values():
+            if (other := connection.client) is not None and other is not link:
+                other.record_headers(tools)
         received = ServerListing(tools, prompts, templates, link.instructions)
         await self._store.remember(
             self.spec.name,

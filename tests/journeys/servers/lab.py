@@ -75,7 +75,9 @@ def listed() -> list[dict[str, Any]]:
     found = []
     for name in tools:
         words = os.environ.get("LAB_WORDS", "") if name == "echo" else ""
-        schema = {"type": "object", "x-lab": True}
+        schema: dict[str, Any] = {"type": "object", "x-lab": True}
+        if "headers" in HABITS:
+            schema["properties"] = {"region": {"type": "string", "x-mcp-header": "Region"}}
         found.append(
             {
                 "name": name,

@@ -239,3 +239,13 @@ async def test_clients_with_and_without_pages_have_their_own_connections(tmp_pat
     async with upstream_of(tmp_path / "plain", labs.on_stdio("handshake")) as upstream:
         await upstream.discover()
         assert upstream.connection_for(calls[0]) is upstream.connection_for(calls[1])
+
+
+async def test_every_connection_knows_which_arguments_are_sent_as_headers(tmp_path: Path) -> None:
+    with labs.on_http(LAB_HABITS="headers") as url:
+        async with upstream_of(tmp_path, {"url": url}) as upstream:
+            early = await upstream.connection_for(call_of("ann")).connect()
+            await upstream.discover()
+            late = await upstream.connection_for(call_of("bob")).connect()
+            for link in (early, late):
+                assert link.header_maps["echo"] == {("region",): "Region"}
