@@ -153,4 +153,5 @@ def _mentions_headers(schema: Mapping[str, Any]) -> bool:
 def _sdk_headers() -> Any:
     """Return the SDK's rules for headers. Importing the SDK takes longer than the rest of a start, so that only a tool
     which needs them imports it."""
+    importlib.import_module("mcp")  # first: see gateway.serve.mcp.sdk, which another thread may import now
     return importlib.import_module("mcp.shared.inbound")

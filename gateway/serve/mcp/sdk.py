@@ -15,6 +15,9 @@ from ipaddress import AddressValueError, IPv6Address, IPv6Network
 from typing import Any
 
 import anyio
+
+# First: two threads that import submodules of a package deadlock if each holds one that the other's package needs.
+import mcp  # noqa: F401
 import mcp_types as types
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server

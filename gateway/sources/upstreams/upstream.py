@@ -285,7 +285,7 @@ class Upstream:
         return connection
 
     def _on_opened(self, key: ConnectionKey, link: McpClient) -> None:
-        if link.modern and self._listing is not None:
+        if link.transport.isolates_requests and self._listing is not None:
             link.record_headers(self._listing.tools)
         if key == self._main:
             self._start_listing(link)
@@ -415,7 +415,7 @@ class Upstream:
         except TimeoutError:
             raise Timeout(f"listing its definitions took longer than {LIST_SECONDS:g} s") from None
         for connection in self._connections.values():
-            if (other := connection.client) is not None and other is not link:
+            if (other := connection.client) is not None and other.transport.isolates_requests:
                 other.record_headers(tools)
         received = ServerListing(tools, prompts, templates, link.instructions)
         await self._store.remember(
