@@ -31,8 +31,8 @@ OTHER_CHECKS = {f"sep-2575-server-sends-{what}-list-changed-on-subscription" for
 BETTER = {"dns-rebinding-protection", "server-session-lifecycle"}
 
 
-# How often a scenario is run alone before it counts: the suite waits half a second for some answers, which is not enough
-# on a busy machine.
+# How often a scenario is run alone before it counts: the suite waits half a second for some answers, too short for a
+# busy machine.
 ALONE = 3
 
 Findings = dict[str, list[str]]
