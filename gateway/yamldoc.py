@@ -159,12 +159,23 @@ def validate(document: YamlDocument, model: type[Model]) -> Model:
 
 def validation_error(document: YamlDocument, model: type[BaseModel], error: ValidationError) -> Invalid:
     """The errors of a model as one. Its message is the first by line; a missing key comes last, since a misspelt one
-    is the likelier mistake. `details.problems` has them all."""
+    is the likelier mistake, and is left out if a misspelt one was recognised. `details.problems` has them all."""
     details = error.errors(include_url=False, include_input=False)[: 10 * PROBLEM_LIMIT]
     ranked = [(each["type"] == "missing", _convert(document, model, each)) for each in details]
-    errors = [invalid for _, invalid in sorted(ranked, key=lambda pair: (pair[0], pair[1].details["line"] or 0))]
+    messages = [invalid.message for _, invalid in ranked]
+    errors = [
+        invalid
+        for missing, invalid in sorted(ranked, key=lambda pair: (pair[0], pair[1].details["line"] or 0))
+        if not (missing and any(_is_suggested(str(invalid.details["key"]), message) for message in messages))
+    ]
     problems = [invalid.message for invalid in errors[:PROBLEM_LIMIT]]
     return Invalid(errors[0].message, code=document.code, **errors[0].details, problems=problems)
+
+
+def _is_suggested(key: str, message: str) -> bool:
+    """Return whether a message about an unknown key beside `key` suggests it."""
+    above, dot, name = key.rpartition(".")
+    return f"'{above}{dot}" in message and message.endswith(f"did you mean {name!r}?")
 
 
 def join_place(place: Place) -> str:

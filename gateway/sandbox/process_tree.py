@@ -123,8 +123,7 @@ def work_of(root: int) -> Work | None:
             if pid == root:
                 raise ProcessLookupError
             continue
-        ignored = _IGNORED_SIGNALS.search(read(f"/proc/{pid}/status"))
-        if ignored and int(ignored[1], 16) & _SIGCHLD_BIT:
+        if _drops_counters(read(f"/proc/{pid}/status")):
             return None
         cpu += ticks * _TICK
         try:
@@ -134,6 +133,16 @@ def work_of(root: int) -> Work | None:
             exact = exact and not ticks
         queue += below
     return Work(written, cpu, exact)
+
+
+def _drops_counters(status: bytes) -> bool:
+    """Return whether a process ignores SIGCHLD. The kernel makes the first process of a PID namespace ignore it while
+    it ends, and that is not the program's doing: such a process has no memory and no other thread any more."""
+    ignored = _IGNORED_SIGNALS.search(status)
+    if not ignored or not int(ignored[1], 16) & _SIGCHLD_BIT:
+        return False
+    numbers = dict(_STATUS.findall(status))
+    return b"RssAnon" in numbers or int(numbers.get(b"Threads", 1)) > 1
 
 
 class SharedMemory:

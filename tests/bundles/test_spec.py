@@ -146,7 +146,7 @@ def test_a_mistake_at_the_top_is_named_with_line_key_and_fix(text: str, expected
         ("{id: a, entrypoint: 'a.b'}", "'tools.0.entrypoint': 'a.b' is not of the form"),
         ("{id: a, entrypoint: '../a:b'}", "'tools.0.entrypoint': '../a:b' is not of the form"),
         ("{id: a, entrypoint: 'a:b;c'}", "'tools.0.entrypoint'"),
-        ("{id: a, type: go}", "'tools.0.type': unknown tool type; use python, shell, http or steps"),
+        ("{id: a, type: go}", "'tools.0.type': unknown tool type; use python, shell, builtin, http or steps"),
         ("{id: a, type: [x]}", "'tools.0.type': unknown tool type"),
         ("7", "'tools.0.type': unknown tool type"),
         ("{id: a, entrypoint: 'a:b', rendrer: x}", "'tools.0.rendrer': unknown key; did you mean 'renderer'?"),

@@ -429,6 +429,26 @@ input()
 
 
 @LINUX
+def test_work_of_a_tree_is_known_while_the_first_process_of_a_namespace_ends() -> None:
+    """The kernel makes that process ignore SIGCHLD, as a program does that drops the counters of its children."""
+    code = """
+import ctypes, os
+unshared = ctypes.CDLL(None).unshare(0x20000000 | (0x10000000 if os.geteuid() else 0))
+if unshared == 0:
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+print(unshared, flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-I", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() == b"0\n":
+            assert work_of(process.pid) is not None
+        process.kill()
+
+
+@LINUX
 def test_disk_usage_of_a_program_that_only_waits_costs_no_walks(disk: Path) -> None:
     process = subprocess.Popen([sys.executable, "-I", "-c", GROW, str(disk / "mine")], stdin=subprocess.PIPE)
     assert process.stdin is not None

@@ -17,8 +17,8 @@ from gateway.sandbox.loopback import PublishedPort
 # Processes at once, over all chats.
 TOTAL = 24
 
-# Ended processes of a chat whose output is kept.
-ENDED_KEPT = 8
+# Ended processes whose output is kept, of a chat and over all chats.
+ENDED_KEPT, ENDED_TOTAL = 8, 64
 
 # Characters of output that are kept; the newest.
 OUTPUT_KEPT = 128 * 1024
@@ -199,7 +199,10 @@ class ProcessTable:
         ended = [process for process in known.values() if process.exit is not None]
         for process in ended[:-ENDED_KEPT]:
             del known[process.id]
+        everywhere = [(name, each.id) for name in self._chats for each in self.list(name) if each.exit is not None]
+        for name, id_ in everywhere[:-ENDED_TOTAL]:
+            del self._chats[name][id_]
         total = sum(process.exit is None for chat in self._chats for process in self.list(chat))
-        if len(known) - len(ended) >= self._per_chat or total >= TOTAL:
+        if sum(process.exit is None for process in known.values()) >= self._per_chat or total >= TOTAL:
             whose = f"{self._per_chat} processes of this chat" if total < TOTAL else f"{TOTAL} processes"
             raise Conflict(f"{whose} run already; end one with stop_process", code="TOO_MANY_PROCESSES")
