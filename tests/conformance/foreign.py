@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ def foreign_servers(node: str) -> dict[str, ForeignServer]:
 
 
 def _free_port() -> int:
-    """A port nobody listens on: these servers do not say which one they took if told to take any."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port nobody listens on: these servers do not say which one they took if told to take any. The system gives none
+    of this range to anybody else meanwhile."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
