@@ -123,8 +123,7 @@ class HttpPool:
     async def _connect(self) -> HttpConnection:
         self._check_open()
         if len(self._open) + self._connecting >= CONNECTIONS:
-            reason = f"{self.label} has {CONNECTIONS} requests in progress: try again later"
-            raise Unavailable(reason, code="UPSTREAM_BUSY")
+            self._make_room()
         origin = self.target.origin
         self._connecting += 1
         try:
@@ -149,6 +148,15 @@ class HttpPool:
         self._open.add(connection)
         self._check_open(connection)
         return connection
+
+    def _make_room(self) -> None:
+        """Close the connection that has been idle longest: idle ones take no request's place."""
+        if not self._idle:
+            reason = f"{self.label} has {CONNECTIONS} requests in progress: try again later"
+            raise Unavailable(reason, code="UPSTREAM_BUSY")
+        oldest = self._idle.pop(0)
+        self._open.discard(oldest)
+        oldest.abort()
 
     def _check_open(self, connection: HttpConnection | None = None) -> None:
         if self._closed:

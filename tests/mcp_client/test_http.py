@@ -22,6 +22,7 @@ from gateway.mcp_client import (
     Unauthorized,
     Unreachable,
     http_connection,
+    http_pool,
     open_client,
 )
 from gateway.mcp_client.http_pool import HttpPool
@@ -444,6 +445,33 @@ async def test_a_connection_given_back_is_not_closed_by_whoever_had_it_before() 
         with pytest.raises(asyncio.CancelledError):
             await tasks[0]
         assert ((await tasks[1]).status, script.connections) == (200, 1)
+        pool.close()
+
+
+async def test_idle_connections_take_no_place_of_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too old for a request that must not be sent twice, and not yet old enough to be closed."""
+    monkeypatch.setattr(http_pool, "CONNECTIONS", 4)
+    monkeypatch.setattr(http_pool, "FRESH_SECONDS", 0)
+    all_begun = asyncio.Event()
+
+    async def answer(request: Request) -> None:
+        if len(script.requests) % 4 == 0:
+            all_begun.set()
+        await all_begun.wait()
+        request.result({})
+
+    async with scripted(answer) as (script, url):
+        pool = HttpPool(HttpEndpoint(url))
+        for _ in range(3):
+            all_begun.clear()
+            replies = await asyncio.gather(*(pool.send("POST", b"", b'{"id": 1}') for _ in range(4)))
+            assert [reply.status for reply in replies] == [200] * 4
+        assert (script.connections, len(pool._open)) == (12, 4)
+        all_begun.clear()
+        calls = [asyncio.ensure_future(pool.send("POST", b"", b'{"id": 1}')) for _ in range(5)]
+        with pytest.raises(Unavailable, match="4 requests in progress"):
+            await asyncio.gather(*calls)
+        await asyncio.wait(calls)
         pool.close()
 
 
