@@ -9,14 +9,18 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from gateway import __version__
+from gateway.cli.help import HelpContext, choose_color, prepare
 from gateway.errors import GatewayError
 from gateway.names import did_you_mean
 from gateway.secrets import KNOWN, MaskingFormatter
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # Each command with its module in this package and its line in `--help`.
 COMMANDS = {
@@ -32,6 +36,8 @@ COMMANDS = {
     "client": ("clients", "Add the gateway to the settings of an MCP client."),
     "config": ("config", "Show and check the settings."),
     "doctor": ("doctor", "Check what works on this machine and how to fix the rest."),
+    "completion": ("completion", "Print the completion script of your shell."),
+    "help": ("help", "Show the help of a command."),
 }
 
 
@@ -50,6 +56,8 @@ def exclude_from_gc() -> Iterator[None]:
 class _Commands(click.Group):
     """Subcommands by name, imported on use: a client starts this program at every launch."""
 
+    context_class = HelpContext
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -61,14 +69,21 @@ class _Commands(click.Group):
             module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __package__)
         command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)  # noqa: S101 - the table above is ours
-        return command
+        if "_TOOLGATE_COMPLETE" in os.environ:
+            importlib.import_module(".completion", __package__).attach(command)
+        return prepare(command)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        item = importlib.import_module("click.shell_completion").CompletionItem
+        names = [item(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return names or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "color": choose_color()})
 @click.version_option(__version__, "-V", "--version", prog_name="toolgate")
 def toolgate() -> None:
     """One MCP server in front of every tool you have."""
@@ -118,6 +133,11 @@ def _run(arguments: list[str] | None) -> Any:
 
 
 def _fail(code: str, message: str, status: int, further: Sequence[str] = ()) -> NoReturn:
-    for line in (f"toolgate: {code}: {message}", *(f"  also: {problem}" for problem in further)):
-        click.echo(f"{'  ' * line.startswith('  ')}{' '.join(KNOWN.mask(line).split())}", err=True)
+    first = f"{click.style(f'toolgate: {code}:', fg='red')} {_to_line(message)}"
+    for line in (first, *(f"  also: {_to_line(problem)}" for problem in further)):
+        click.echo(line, err=True, color=choose_color())
     sys.exit(status)
+
+
+def _to_line(text: str) -> str:
+    return " ".join(KNOWN.mask(text).split())

@@ -18,14 +18,7 @@ _file_option = click.option("--config", "file", type=click.Path(path_type=Path),
 
 @click.group()
 def config() -> None:
-    """Show and check the settings.
-
-    \b
-    Examples:
-      toolgate config check
-      toolgate config show approval
-      toolgate config show --changed
-    """
+    """Show and check the settings."""
 
 
 @config.command()

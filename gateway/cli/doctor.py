@@ -11,7 +11,7 @@ import click
 from gateway import config
 from gateway.admin import health
 from gateway.admin.health import HealthCheck
-from gateway.cli.options import as_json, print_json, run, settings_options
+from gateway.cli.options import as_json, print_json, run, settings_options, style_state
 from gateway.config import Settings
 from gateway.errors import GatewayError
 from gateway.gateway import Gateway
@@ -30,7 +30,7 @@ def doctor(settings: Settings, as_json: bool) -> int:
         print_json(KNOWN.mask_value([asdict(check) for check in checks]))
     else:
         for check in checks:
-            click.echo(KNOWN.mask(f"{check.state:5} {check.subject:10} {check.message}"))
+            click.echo(f"{style_state(f'{check.state:5}')} {KNOWN.mask(f'{check.subject:10} {check.message}')}")
     return int(any(check.state == "fail" for check in checks))
 
 

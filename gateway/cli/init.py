@@ -27,14 +27,7 @@ _TEMPLATE = Path(__file__).with_name("settings_template.yaml")
 @click.option("--yes", is_flag=True, help="Import all servers and set up all clients without asking.")
 def init(here: bool, file: Path | None, yes: bool) -> None:
     """Set up Toolgate: write a commented settings file, import the servers of your MCP clients, and add the gateway to
-    these clients. Each step is asked about; nothing that exists is overwritten.
-
-    \b
-    Examples:
-      toolgate init
-      toolgate init --here
-      toolgate init --yes
-    """
+    these clients. Each step is asked about; nothing that exists is overwritten."""
     path = file or (Path() if here else config.user_directory()) / "toolgate.yaml"
     _write_settings(path)
     if not yes and not can_ask():

@@ -91,9 +91,25 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
+# Words of a state and their colours.
+_COLORS = {
+    **dict.fromkeys(("ok", "on", "ready", "success", "allowed", "accepted"), "green"),
+    **dict.fromkeys(("warn", "waiting", "running", "pending", "held"), "yellow"),
+    **dict.fromkeys(("fail", "error", "denied", "failed"), "red"),
+}
+
+
+def style_state(text: str) -> str:
+    """Return a text in the colour of the state that its first word names, for terminals."""
+    color = _COLORS.get(text.split(maxsplit=1)[0].rstrip(";,:") if text.strip() else "")
+    return click.style(text, fg=color) if color else text
+
+
 def print_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print columns as wide as their longest cell; the last one is not padded."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header) - 1)]
-    for row in [header, *rows]:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        click.echo("  ".join([*cells, row[-1]]).rstrip())
+    """Print columns as wide as their longest cell; the last one is not padded. States have colours on a terminal."""
+    widths = [*(max(len(row[column]) for row in [header, *rows]) for column in range(len(header) - 1)), 0]
+    click.echo(click.style("  ".join(map(str.ljust, header, widths)).rstrip(), bold=True))
+    states = {column for column, name in enumerate(header) if name in ("STATE", "STATUS", "OUTCOME")}
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        click.echo("  ".join(style_state(cell) if at in states else cell for at, cell in enumerate(cells)).rstrip())
