@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gateway.bundles.installed import InstalledToolset, describe_server
+from gateway.bundles.lint import lint
 from gateway.bundles.scaffold import write_scaffold
-from gateway.bundles.spec import Server
+from gateway.bundles.spec import FILE_NAME, Server, load
 from gateway.calls import Progress, no_progress
 from gateway.config import Settings
-from gateway.errors import Forbidden, Invalid
+from gateway.errors import Forbidden, Invalid, NotFound
 from gateway.sources.toolsets.assembly import fetch_bundle
 from gateway.tools import Tool
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
+    from gateway.sandbox.run import FinishedProgram, OutputListener
+
+TESTS = "tests"
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,11 @@ class ToolsetInfo:
         if missing := sorted(name for name in variables if name not in os.environ):
             yield f"not set in the environment: {', '.join(missing)}"
 
+    @property
+    def warnings(self) -> list[str]:
+        """Mistakes of its author that do not keep it from being installed."""
+        return list(lint(self.installed, self.tools))
+
     def to_dict(self) -> dict[str, Any]:
         installed = self.installed
         return {
@@ -128,6 +137,30 @@ async def check_toolset(
         temporary = settings.model_copy(update={"data_dir": Path(scratch), "toolsets": []})
         async with open_gateway(temporary) as gateway:
             return await install_toolset(gateway, source, copy=True, progress=progress)
+
+
+async def test_toolset(
+    gateway: Gateway,
+    source: str,
+    arguments: Sequence[str] = (),
+    *,
+    on_output: OutputListener | None = None,
+    progress: Progress = no_progress,
+) -> FinishedProgram:
+    """Run the tests of an installed toolset or of a folder with pytest in the sandbox, where they see the toolset and
+    its packages and nothing else."""
+    installed = [each for each in await gateway.toolsets.library.list() if each.id == source]
+    if installed:
+        spec, directory = installed[0].spec, installed[0].directory
+    else:
+        async with fetch_bundle(source, gateway.settings.http, progress) as bundle:
+            directory = bundle.path
+            if not (directory / FILE_NAME).is_file():
+                raise NotFound(f"{source!r} is neither an installed toolset nor a folder with a {FILE_NAME}")
+            spec = load((directory / FILE_NAME).read_bytes())
+    if not (directory / TESTS).is_dir():
+        raise NotFound(f"{spec.id} has no tests: there is no folder {TESTS!r} in it; 'toolgate toolset new' shows some")
+    return await gateway.toolsets.runtime.run_tests(spec, directory, arguments, on_output, progress)
 
 
 async def list_toolsets(gateway: Gateway) -> list[ToolsetInfo]:

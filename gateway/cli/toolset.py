@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import termios
 from collections.abc import Sequence
@@ -13,10 +14,11 @@ import click
 
 from gateway.admin import toolsets
 from gateway.admin.toolsets import ServerInfo, ToolsetInfo
+from gateway.cli.help import choose_color
 from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
 from gateway.cli.prompt import can_ask, person
 from gateway.config import Settings
-from gateway.errors import InputRequired
+from gateway.errors import InputRequired, ToolFailed
 from gateway.gateway import Gateway
 from gateway.secrets import KNOWN
 from gateway.text import visible
@@ -177,7 +179,7 @@ def override(settings: Settings, tool_id: str, reset: bool, **options: Any) -> N
 @as_json
 @settings_options
 def check(settings: Settings, source: str, as_json: bool) -> None:
-    """Try a bundle as `install` would, in a sandbox and a temporary library."""
+    """Try a bundle as `install` would, in a sandbox and a temporary library, and warn about likely mistakes."""
 
     async def task() -> ToolsetInfo:
         return await toolsets.check_toolset(
@@ -186,11 +188,37 @@ def check(settings: Settings, source: str, as_json: bool) -> None:
 
     info = run(task)
     if as_json:
-        print_json(info.to_dict())
+        print_json({**info.to_dict(), "warnings": info.warnings})
         return
     click.echo(f"{info.id} {info.installed.spec.version} can be installed")
     _print_tools(info)
     _print_servers(info.servers)
+    for warning in info.warnings:
+        click.echo(f"{click.style('warning:', fg='yellow')} {warning}")
+
+
+@toolset.command(context_settings={"ignore_unknown_options": True})
+@click.argument("source", metavar="ID|PATH")
+@click.argument("arguments", nargs=-1, metavar="[PYTEST_ARGUMENTS]...")
+@settings_options
+def test(settings: Settings, source: str, arguments: tuple[str, ...]) -> int:
+    """Run a toolset's tests with pytest, in the sandbox: without network, secrets or other files of the machine.
+
+    What follows is passed to pytest. Exit 1 when a test fails."""
+    color = ("--color=yes",) if sys.stdout.isatty() and choose_color() is None else ()
+
+    def show(stream: str, output: bytes) -> None:
+        click.echo(output, nl=False, err=stream == "stderr")
+
+    finished = run_admin(
+        settings,
+        lambda gateway: toolsets.test_toolset(
+            gateway, source, (*color, *arguments), on_output=show, progress=_show_progress
+        ),
+    )
+    if finished.exit.killed is not None:
+        raise ToolFailed(f"the tests were ended: they went over the limit of {finished.exit.killed}")
+    return min(finished.exit.code, 1)
 
 
 @toolset.command()
@@ -200,7 +228,8 @@ def new(directory: Path, toolset_id: str | None) -> None:
     """Create a toolset in a new folder: two tools, a page that shows a result, and tests."""
     for path in toolsets.create_toolset(directory, toolset_id):
         click.echo(str(path))
-    click.echo(f"\nNext: toolgate toolset check {directory}, then toolgate toolset install {directory}")
+    folder = shlex.quote(str(directory))
+    click.echo(f"\nNext: toolgate toolset check {folder}, then toolgate toolset install {folder}")
 
 
 def _get(settings: Settings, toolset_id: str) -> ToolsetInfo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,20 @@ from gateway.calls import Progress, no_progress
 from gateway.config import SandboxSettings
 from gateway.runtime.environments import PackageEnvironments, ResolvedPackages
 from gateway.runtime.pool import WorkerPool
-from gateway.runtime.start import Descriptions, describe_tools, start_worker
+from gateway.runtime.start import Descriptions, build_test_program, describe_tools, start_worker
 from gateway.runtime.worker_packages import WorkerPackages, link_packages
 from gateway.runtime.worker_process import FunctionCall, Worker, WorkerSpec
 from gateway.sandbox import Limits, Sandbox
+from gateway.sandbox.run import FinishedProgram, OutputListener, run
 
 __all__ = ["Descriptions", "FunctionCall", "PackageEnvironments", "ResolvedPackages", "WorkerRuntime"]
 
 # Limit of one call's arguments or result, as JSON.
 FRAME_BYTES = 32 * 1024 * 1024
+
+# The package that runs a toolset's tests, and the time they may take.
+PYTEST = "pytest>=8"
+TEST_SECONDS = 900.0
 
 # Temporary workers that describe tools at the same time.
 _DESCRIPTIONS = 2
@@ -83,6 +88,21 @@ class WorkerRuntime:
         packages = await self.environments.ensure(spec.dependencies, progress) if spec.dependencies else None
         async with self._describing:
             return await describe_tools(self._start, spec, directory, packages, env or {}, self._directory / "scratch")
+
+    async def run_tests(
+        self,
+        spec: Toolset,
+        directory: Path,
+        arguments: Sequence[str],
+        on_output: OutputListener | None = None,
+        progress: Progress = no_progress,
+    ) -> FinishedProgram:
+        """Run pytest on the toolset in `directory`, which is only read, in a sandbox without secrets or network."""
+        packages = await self.environments.ensure((*spec.dependencies, PYTEST), progress)
+        assert packages is not None  # noqa: S101 - there is a requirement
+        sandbox, library = await self._sandbox(), await self._link_packages()
+        program = build_test_program(sandbox, directory, packages, library, arguments, self._limits)
+        return await run(sandbox, program, timeout=TEST_SECONDS, on_output=on_output)
 
     async def retire(self, directory: Path) -> None:
         """Send no further call to the workers of a toolset version that was replaced or removed."""

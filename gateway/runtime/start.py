@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,32 @@ def _program(
         limits=limits,
     )
     return program, root
+
+
+_TEST = "import sys; sys.path[:0] = sys.argv[1:4]; import pytest; sys.exit(pytest.main(sys.argv[4:]))"
+
+
+def build_test_program(
+    sandbox: Sandbox,
+    directory: Path,
+    packages: Path,
+    library: WorkerPackages,
+    arguments: Sequence[str],
+    limits: Limits,
+) -> Program:
+    """Describe a run of pytest in the toolset's folder."""
+    toolset, installed = Mount(directory.resolve(), TOOLSET), Mount(packages, PACKAGES)
+    root = sandbox.inside(toolset)
+    path = (root, sandbox.inside(installed), str(library.directory))
+    options = ("--rootdir", root, "-p", "no:cacheprovider", *arguments)
+    return Program(
+        argv=(str(library.interpreter), *_FLAGS, "-c", _TEST, *path, *options),
+        mounts=(toolset, installed),
+        readable=library.readable,
+        env=_ENVIRONMENT,
+        cwd=root,
+        limits=limits,
+    )
 
 
 DESCRIBE_SECONDS = 20.0

@@ -100,7 +100,8 @@ def test_a_toolset_that_lacks_a_module_does_not_find_its_neighbours(tmp_path: Pa
     write(tmp_path / "two", {"tools/main.py": "import helpers\ndef run(): ..."})
     load("tools.main:run", tmp_path / "one")
     assert refusal("tools.main:run", tmp_path / "two") == (
-        "entrypoint 'tools.main:run': tools/main.py line 1: ModuleNotFoundError: No module named 'helpers'"
+        "entrypoint 'tools.main:run': tools/main.py line 1: ModuleNotFoundError: No module named 'helpers'; "
+        "if it is a package, add it to toolset.yaml: dependencies: [helpers]"
     )
 
 
@@ -204,7 +205,11 @@ def test_a_missing_function_is_refused_with_the_nearest_name(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("import nothing_of_that_name", "line 1: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+        (
+            "import nothing_of_that_name",
+            "line 1: ModuleNotFoundError: No module named 'nothing_of_that_name'; "
+            "if it is a package, add it to toolset.yaml: dependencies: [nothing-of-that-name]",
+        ),
         ("\nfrom .helper import x", "line 2: ModuleNotFoundError: No module named 'tools.helper'"),
         ("x = 1\ny = x / 0", "line 2: ZeroDivisionError: division by zero"),
         (

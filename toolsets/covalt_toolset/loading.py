@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,19 @@ from .errors import BadEntrypoint, did_you_mean
 from .importing import TOOLS, ToolsetModules, modules_of
 from .signature import Function
 
+# Packages with another name than their module.
+_PACKAGES = {
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "fitz": "pymupdf",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "yaml": "pyyaml",
+}
 _ENTRYPOINT = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
 
 
@@ -46,7 +60,17 @@ def _import(name: str, entrypoint: str, modules: ToolsetModules) -> ModuleType:
     except (Exception, SystemExit) as error:  # untrusted code may raise anything on import
         reason = f"{type(error).__name__}: {_message(error)}".replace(f"{modules.package}.", "")
         place = _place(error, modules.root) or _file(modules.root, name)
+        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith(modules.package):
+            reason += _dependency_hint(error.name.partition(".")[0])
         raise BadEntrypoint(f"entrypoint {entrypoint!r}: {place}: {reason}") from error
+
+
+def _dependency_hint(module: str) -> str:
+    """Return the line to add to toolset.yaml for a module that is not installed."""
+    if module in sys.stdlib_module_names:
+        return "; this Python was built without it"
+    package = _PACKAGES.get(module, module.replace("_", "-"))
+    return f"; if it is a package, add it to toolset.yaml: dependencies: [{package}]"
 
 
 def _function(module: ModuleType, name: str, entrypoint: str, file: str) -> Function:
