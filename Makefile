@@ -22,10 +22,11 @@ test: $(VENV)/.development  ## everything, as CI runs it
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist=worksteal $(ARGS)
 
-nightly: $(VENV)/.development  ## client libraries that take long to install; needs npm
+nightly: $(VENV)/.development  ## every test with larger numbers, and clients that take long to install; needs npm
 	tests/journeys/node/install
+	tests/journeys/servers/wild/install
 	tests/journeys/clients_matrix/install nightly
-	TOOLGATE_NIGHTLY=1 TOOLGATE_REQUIRE_NODE=1 $(BIN)/pytest -v tests/journeys/test_client_matrix.py $(ARGS)
+	TOOLGATE_NIGHTLY=1 TOOLGATE_REQUIRE_NODE=1 $(BIN)/pytest -n auto --dist=worksteal $(ARGS)
 
 bench: $(VENV)/.development  ## every benchmark, each against its anchor in the same run
 	for benchmark in benchmarks/[!_]*.py; do $(BIN)/python -m benchmarks.$$(basename $$benchmark .py) || exit 1; done

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amounts import amount
 
 from gateway import Gateway
 
-ROUNDS = 20
+ROUNDS = amount(10, nightly=20)
 PROCESSES = 4
 HELLO: list[dict[str, Any]] = [
     {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amounts import NIGHTLY
 
 from .processes import environment, on_http, serve_command
 from .servers import wild
@@ -112,6 +113,8 @@ def test_inspector_calls_published_servers_through_the_gateway(
     calls = servers.calls(entity=f"inspector {road} {era}")
     assert set(calls) <= listed
 
+    if road == "over_stdio" and not NIGHTLY:  # each call starts the gateway and six servers
+        calls = {"memory__create_entities": calls["memory__create_entities"]}
     for tool, (arguments, expected) in calls.items():
         result = _inspect(way, era, *_calling(tool, arguments))
         assert not result.get("isError"), (tool, result)

@@ -17,7 +17,7 @@ from .conftest import FACE, HANDSHAKE, MODERN, HttpServer, server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-ROUNDS, CALLS = 6, 150
+ROUNDS, CALLS = 4, 100
 Calling = Callable[[], Awaitable[Any]]
 
 

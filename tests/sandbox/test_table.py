@@ -8,6 +8,7 @@ import sys
 from itertools import product
 
 import pytest
+from amounts import NIGHTLY
 
 from .attacks import ATTACKS
 from .bombs import BOMBS
@@ -174,7 +175,7 @@ def test_every_row_is_stopped(backend: str, user: str, world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the attacks are on Linux")
-@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("user", USERS if NIGHTLY else ["root"])
 def test_without_a_sandbox_every_row_is_open(user: str, world: World) -> None:
     """So that what is stopped in a sandbox was stopped by it. What the kernel stops in any case, it says so."""
     verdicts = besiege_as(world, BARE, user)
