@@ -33,6 +33,7 @@ from gateway.extensions.large_results import LargeResults
 from gateway.extensions.permissions import Ownership, Permissions
 from gateway.extensions.rate_limit import RateLimit, RateTable
 from gateway.extensions.rendering import RELATIVE, Directories, Rendering
+from gateway.extensions.retry import CallRetry
 from gateway.extensions.telemetry import Telemetry
 from gateway.extensions.validation import Validation
 from gateway.extensions.versioning import Versioning
@@ -186,7 +187,15 @@ class GatewayParts:
         # Imported at the first use: a process without toolsets starts in half the time.
         from gateway.sources.toolsets.assembly import ToolsetRuntime
 
-        toolsets = ToolsetRuntime(self.db, self.settings, self.workspaces, self.executor.hides, self.builtins)
+        toolsets = ToolsetRuntime(
+            self.db,
+            self.settings,
+            self.workspaces,
+            self.executor.hides,
+            self.builtins,
+            self.versions,
+            self.approval_flow.call_step,
+        )
         self.sources.append(toolsets.source)
         return toolsets
 
@@ -232,6 +241,7 @@ class GatewayParts:
             (60, approval),  # does a person agree?
             (63, large_results),  # too large to return?
             (65, Rendering(self._directories)),  # shows every outcome, a timeout included
+            (68, CallRetry(lambda: self.concurrency.stopping)),  # another attempt, after a pause?
             (70, self.concurrency),  # a slot and a deadline, held by no call that waits for a person
             (100, versioning),  # innermost: the files before and after, and consent to changes of existing ones
         ]

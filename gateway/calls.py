@@ -113,8 +113,9 @@ class Call:
     `tool` is None when the catalog has no tool of that name; `refusal` is then the error. `name` is as the caller wrote
     it, which may be the tool's id; `public_name` is the one it is listed under. `confirmed` is set by the owner of the
     process, `consent` is a person's answer, `agreed` are the paths among the arguments that somebody agreed to,
-    `approved_paths` the protected files among them; none of them comes from the wire. `began` is when the executor got
-    it, by the monotonic clock.
+    `approved_paths` the protected files among them; none of them comes from the wire. `parent` is the call whose step
+    this is, `approver` asks the person behind a library or command line. `began` is when the executor got it, by the
+    monotonic clock.
     """
 
     _: KW_ONLY
@@ -132,6 +133,8 @@ class Call:
     consent: Consent | None = None
     agreed: frozenset[str] = frozenset()
     approved_paths: tuple[str, ...] = ()
+    parent: Call | None = None
+    approver: Callable[[Any], Awaitable[Any]] | None = None
     progress: Progress = no_progress
     id: str = field(default_factory=new_id)
     started_at: float = field(default_factory=time.time)
@@ -184,7 +187,7 @@ class Outcome:
     """The value of a call, or its error. `content` is what the model reads, as MCP blocks; without it the model reads
     the value as JSON. The manifests are the chat's files before and after, where the call could use them. `wire` is
     an upstream's result as it came. `call_id` is the call it is recorded under, where this one continues an earlier
-    one."""
+    one; `attempts` is how often the tool was called."""
 
     value: Any = None
     error: GatewayError | None = None
@@ -194,6 +197,7 @@ class Outcome:
     render_plan: Mapping[str, Any] | None = None
     wire: Mapping[str, Any] | None = None
     call_id: str | None = None
+    attempts: int = 1
 
     @property
     def ok(self) -> bool:

@@ -83,6 +83,17 @@ class Renderer:
 
 
 @dataclass(frozen=True)
+class RetryPolicy:
+    """The number of attempts of a call, the error codes after which there is another, and the pauses in between.
+    Without codes those count that stand for a server or network that does not answer."""
+
+    attempts: int
+    codes: frozenset[str] = frozenset()
+    first_seconds: float = 0.5
+    longest_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
 class Tool:
     """One callable, as data. The source that listed it is handed back this very object.
 
@@ -126,6 +137,7 @@ class Tool:
     patch_argument: str | None = None
     preview: FilePreview | None = None
     alias_of: str | None = None
+    retry: RetryPolicy | None = None
     is_tool: bool = True
 
     def accepts(self, arguments: Mapping[str, Any]) -> bool:

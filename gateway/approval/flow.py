@@ -109,6 +109,8 @@ class ApprovalFlow:
 
     async def call_with_approver(self, call: Call, approver: Approver | None) -> Outcome:
         """Call a tool for the library or the command line: `approver` is asked; without one the call is refused."""
+        approver = _agree if call.confirmed and approver is None else approver
+        call = call.replace(approver=approver)
         outcome = await self._call_tool(call)
         if not isinstance(outcome.error, ConsentNeeded):
             return outcome
@@ -118,6 +120,12 @@ class ApprovalFlow:
             return outcome
         via = TERMINAL if call.caller.surface == "cli" else CALLBACK
         return await self._call_until_settled(call, outcome, partial(self._ask, approver, via))
+
+    async def call_step(self, call: Call) -> Outcome:
+        """Call a tool as a step of another one; the same person is asked, in the same way."""
+        if call.client is not None:
+            return await self.call_tool(call)
+        return await self.call_with_approver(call, call.approver)
 
     def choose_method(self, client: ClientInfo | None, question: Question) -> AskMethod:
         """Return the best way to ask this question of the client's person."""
@@ -406,6 +414,11 @@ async def _catch_refusal(outcome: Awaitable[Outcome]) -> Outcome:
         return await outcome
     except GatewayError as refusal:
         return Outcome(error=refusal)
+
+
+async def _agree(_: Question) -> Answer:
+    """The owner of the process agreed to whatever the call would ask, its steps included."""
+    return Answer("once")
 
 
 def _elicit(ask: Ask) -> Approver:

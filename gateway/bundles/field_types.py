@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ _LABEL = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
 _VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:-{_LABEL})?(?:\+{_LABEL})?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
-_QUERY = re.compile(r"[^\s&=#?]{1,128}")
+_QUERY = re.compile(r"[^\s&=#?\x00-\x1f\x7f]{1,128}")
 _CATEGORY = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _CLAUSE = r"(?:===?|!=|~=|[<>]=?)\s*[A-Za-z0-9.*+!_-]+"
 _REQUIREMENT = re.compile(
@@ -132,7 +133,7 @@ def _check_variable(text: str) -> str:
     return text
 
 
-def _check_header(text: str) -> str:
+def check_header(text: str) -> str:
     if not _HEADER.fullmatch(text):
         raise field_error(f"{text[:80]!r} is no name of an HTTP header")
     return text
@@ -196,12 +197,28 @@ def _check_templates(value: Any) -> Any:
     return value
 
 
+def compile_expression(text: str) -> Any:
+    """Compile a JMESPath expression. `$` and `$.` at its start stand for the whole value, as in JSONPath."""
+    # Imported at the first use: it takes a fiftieth of a second, and most toolsets have no expression.
+    jmespath = importlib.import_module("jmespath")
+    return jmespath.compile(text.removeprefix("$").removeprefix(".") or "@")
+
+
+def _check_expression(text: str) -> str:
+    try:
+        compile_expression(text)
+    except ValueError as error:  # as all errors of jmespath are
+        reason = str(error).splitlines()[0].rstrip(":")
+        raise field_error(f"{text!r} is no JMESPath expression such as 'data.items[0].name': {reason}") from None
+    return text
+
+
 Id = Annotated[str, AfterValidator(_check_id)]
 ToolId = Annotated[str, AfterValidator(_check_tool_id)]
 AnyTool = Annotated[str, AfterValidator(_check_any_tool)]
 SemanticVersion = Annotated[str, AfterValidator(_check_version)]
 Variable = Annotated[str, AfterValidator(_check_variable)]
-Header = Annotated[str, AfterValidator(_check_header)]
+Header = Annotated[str, AfterValidator(check_header)]
 QueryName = Annotated[str, AfterValidator(_check_query)]
 Category = Annotated[str, AfterValidator(_check_category)]
 Requirement = Annotated[str, AfterValidator(_check_requirement)]
@@ -217,6 +234,7 @@ Setting = Annotated[Value, AfterValidator(_check_variables)]
 Template = Annotated[Value, AfterValidator(_check_template)]
 Content = Annotated[Argument, AfterValidator(_check_template)]
 Body = Annotated[Any, AfterValidator(_check_templates)]
+Expression = Annotated[str, Field(min_length=1, max_length=2048), AfterValidator(_check_expression)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 _Key = TypeVar("_Key")

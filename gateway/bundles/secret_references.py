@@ -8,8 +8,9 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gateway.bundles.field_types import REFERENCE
+from gateway.bundles.http_tool import ApiKeyAuth, HttpDefaults, HttpTool, Parameter
 from gateway.bundles.spec import Server, Toolset
-from gateway.bundles.tool_kinds import ApiKeyAuth, HttpTool, ShellTool
+from gateway.bundles.tool_kinds import ShellTool
 from gateway.secrets import (
     OPTION,
     PUBLIC_HEADERS,
@@ -37,9 +38,10 @@ def mask_secrets(toolset: Toolset) -> Toolset:
     names = _References(toolset)
     servers = tuple(_mask_server(server, names) for server in toolset.mcp_servers)
     tools = tuple(_mask_tool(tool, toolset.id, names) for tool in toolset.tools)
-    used = {name for tool in tools for _, name in tool.placeholders()}
+    http = _mask_defaults(toolset.http, variable_name(toolset.id), names)
+    used = {name for tool in (*tools, *([http] if http else [])) for _, name in tool.placeholders()}
     secrets = (*toolset.secrets, *sorted(names.assigned & used))
-    return toolset.model_copy(update={"mcp_servers": servers, "tools": tools, "secrets": secrets})
+    return toolset.model_copy(update={"mcp_servers": servers, "tools": tools, "http": http, "secrets": secrets})
 
 
 class _References:
@@ -96,18 +98,41 @@ def _mask_tool(tool: Any, owner: str, names: _References) -> Any:
 
 
 def _mask_request(tool: HttpTool, owner: str, names: _References) -> dict[str, Any]:
-    query = {
-        key: names.mask(value, f"{owner}_{variable_name(key)}") if is_secret_parameter(key) else value
-        for key, value in tool.query.items()
+    return {
+        "url_template": _mask_query(tool.url_template, owner, names),
+        "query": _mask_parameters(tool.query, owner, names),
+        "headers": _mask_headers(tool.headers, owner, names),
+        "cookies": _mask_headers(tool.cookies, owner, names),
+        "form": tool.form and _mask_parameters(tool.form, owner, names),
+        "auth": tool.auth if tool.auth is None or tool.schemes else _mask_auth(tool.auth, owner, names),
     }
-    changes: dict[str, Any] = {"headers": _mask_headers(tool.headers, owner, names), "query": query}
-    changes["url_template"] = _mask_query(tool.url_template, owner, names)
-    if tool.auth is None:
-        return changes
-    fields = {key: value for key, value in tool.auth if key in _SECRET_FIELDS}
-    key_name = variable_name(tool.auth.name) if isinstance(tool.auth, ApiKeyAuth) else None
+
+
+def _mask_defaults(defaults: HttpDefaults | None, owner: str, names: _References) -> HttpDefaults | None:
+    if defaults is None:
+        return None
+    auth = {name: _mask_auth(scheme, owner, names) for name, scheme in defaults.auth.items()}
+    return defaults.model_copy(update={"headers": _mask_headers(defaults.headers, owner, names), "auth": auth})
+
+
+def _mask_auth(auth: Any, owner: str, names: _References) -> Any:
+    fields = {key: value for key, value in auth if key in _SECRET_FIELDS}
+    key_name = variable_name(auth.name) if isinstance(auth, ApiKeyAuth) else None
     masked = {key: names.mask(value, f"{owner}_{key_name or variable_name(key)}") for key, value in fields.items()}
-    return {**changes, "auth": tool.auth.model_copy(update=masked)}
+    return auth.model_copy(update=masked)
+
+
+def _mask_parameters(parameters: Mapping[str, Any], owner: str, names: _References) -> dict[str, Any]:
+    return {
+        key: _mask_parameter_value(value, f"{owner}_{variable_name(key)}", names) if is_secret_parameter(key) else value
+        for key, value in parameters.items()
+    }
+
+
+def _mask_parameter_value(value: str | Parameter, name: str, names: _References) -> str | Parameter:
+    if isinstance(value, str):
+        return names.mask(value, name)
+    return value.model_copy(update={"value": names.mask(value.value, name)})
 
 
 def _mask_environment(env: Mapping[str, str], owner: str, names: _References) -> dict[str, str]:
@@ -117,11 +142,12 @@ def _mask_environment(env: Mapping[str, str], owner: str, names: _References) ->
     }
 
 
-def _mask_headers(headers: Mapping[str, str], owner: str, names: _References) -> dict[str, str]:
+def _mask_headers(headers: Mapping[str, Any], owner: str, names: _References) -> dict[str, Any]:
     return {
         key: value
-        if key.lower() in PUBLIC_HEADERS or is_shareable(key, value)  # without them an HTTP tool would not work
-        else names.mask(value, f"{owner}_{variable_name(key)}")
+        if key.lower() in PUBLIC_HEADERS  # without them an HTTP tool would not work
+        or is_shareable(key, value.value if isinstance(value, Parameter) else value)
+        else _mask_parameter_value(value, f"{owner}_{variable_name(key)}", names)
         for key, value in headers.items()
     }
 

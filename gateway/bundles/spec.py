@@ -29,16 +29,16 @@ from gateway.bundles.field_types import (
     field_error,
     iterate_texts,
 )
+from gateway.bundles.http_tool import HttpDefaults, HttpTool, check_url
 from gateway.bundles.tool_kinds import (
     ARGUMENTS_LIMIT,
     BuiltinTool,
-    HttpTool,
     PythonTool,
     RendererKind,
     ShellTool,
     StepsTool,
+    ToolSpec,
     check_artifact,
-    check_url,
 )
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
@@ -194,6 +194,7 @@ class Toolset(ManifestSection):
     permission: Permission | None = None
     secrets: Annotated[tuple[Variable, ...], Field(max_length=SECRETS_LIMIT)] = ()
     dependencies: Annotated[tuple[Requirement, ...], Field(max_length=100)] = ()
+    http: HttpDefaults | None = None
     tools: Annotated[tuple[AnyToolSpec, ...], Field(max_length=TOOLS_LIMIT)] = ()
     tool_overrides: Annotated[tuple[ToolOverride, ...], Field(max_length=OVERRIDES_LIMIT)] = ()
     mcp_servers: Annotated[tuple[Server, ...], Field(max_length=SERVERS_LIMIT)] = ()
@@ -246,9 +247,17 @@ class Toolset(ManifestSection):
                 raise field_error(reason, "tool_overrides", index, "tool_id")
 
     def _check_placeholders(self) -> None:
+        secrets = frozenset(self.secrets)
+        for key, name in self.http.placeholders() if self.http is not None else ():
+            if name not in secrets:
+                near = did_you_mean(name, secrets)
+                raise field_error(f"${{{name}}} is not among the toolset's 'secrets'{near}", "http", key)
         for index, tool in enumerate(self.tools):
             with error_inside("tools", index):
-                tool.check_placeholders(frozenset(self.secrets))
+                tool.check_placeholders(secrets)
+                if isinstance(tool, HttpTool):
+                    tool.check_defaults(self.http)
+                _check_retry(tool, self.permission)
 
 
 def load(content: bytes | str, name: str = FILE_NAME) -> Toolset:
@@ -279,6 +288,17 @@ def _only(values: dict[str, Any], key: str) -> dict[str, Any]:
     return {key: values[key]} if key in values else {}
 
 
+def _check_retry(tool: ToolSpec, permission: Permission | None) -> None:
+    """Refuse to call a tool again that may do something twice. The code of a Python tool may say that it does not."""
+    idempotent = tool.is_idempotent if isinstance(tool, HttpTool) else tool.idempotent
+    reads_only = (tool.permission or permission) is Permission.READ_ONLY
+    if tool.retry is not None and not (
+        tool.retry.repeatable or idempotent or reads_only or isinstance(tool, PythonTool)
+    ):
+        reason = "a second call may do it twice; declare 'idempotent: true' or, here, 'repeatable: true'"
+        raise field_error(reason, "retry")
+
+
 def _check_unique(key: str, words: Sequence[str], *at: str) -> None:
     first: dict[str, int] = {}
     for index, word in enumerate(words):
@@ -288,7 +308,10 @@ def _check_unique(key: str, words: Sequence[str], *at: str) -> None:
 
 def _check_cycles(tools: Sequence[StepsTool], full_id: Callable[[str], str]) -> None:
     """Refuse a tool of steps that calls itself, directly or through others: it would never end."""
-    calls = {full_id(tool.id): [full_id(step.tool) for step in tool.steps] for tool in tools}
+    calls = {
+        full_id(tool.id): [full_id(call.tool) for step in tool.steps for call in step.calls() if call.tool]
+        for tool in tools
+    }
     done: set[str] = set()
 
     def visit(tool_id: str, above: tuple[str, ...]) -> None:

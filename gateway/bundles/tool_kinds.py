@@ -1,10 +1,10 @@
-"""Kinds of tools that a toolset.yaml can declare: Python, shell, builtin, HTTP and steps."""
+"""Kinds of tools that a toolset.yaml can declare: Python, shell, builtin and steps. `http_tool` has the HTTP tools."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -12,9 +12,7 @@ from pydantic import (
     AliasChoices,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     model_validator,
 )
 
@@ -22,15 +20,13 @@ from gateway.bundles.field_types import (
     ENTRIES_LIMIT,
     AnyTool,
     Argument,
-    Body,
     Category,
     Content,
     Directory,
-    Header,
+    Expression,
     Line,
     ManifestSection,
     Prose,
-    QueryName,
     Seconds,
     Table,
     Template,
@@ -49,7 +45,8 @@ from gateway.tools import Access, Permission, Tool
 ARGUMENTS_LIMIT = 256
 STEPS_LIMIT = 50
 _ENTRYPOINT = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
-_SAVED = re.compile(r"\$steps\.(\w+)")
+_SAVED = re.compile(r"(?<!\$)\$steps\.(\w+)")
+_CONDITION = re.compile(r"\bsteps\.(\w+)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _PLACEHOLDER = re.compile(r"\$?\{\s*([A-Za-z_]\w*)\s*\}")
 
@@ -114,6 +111,18 @@ Schema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
 ObjectSchema = Annotated[Schema, AfterValidator(_check_object_schema)]
 
 
+class RetrySpec(ManifestSection):
+    """Calls of a tool that failed for a passing reason are made again: up to `attempts` in all, with growing pauses.
+    `codes` are the error codes that count; without them those of a server or network that does not answer. Only an
+    idempotent or read-only tool is called again, unless `repeatable` says that a second call is harmless."""
+
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    codes: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")], ...], Field(max_length=32)] = ()
+    first_seconds: Annotated[float, Field(ge=0, le=60)] = 0.5
+    longest_seconds: Annotated[float, Field(ge=0, le=300)] = 10.0
+    repeatable: bool = False
+
+
 class ToolSpec(ManifestSection):
     """Fields of every kind of tool. A field that is None is decided by the tool's code, or its category."""
 
@@ -134,6 +143,7 @@ class ToolSpec(ManifestSection):
     timeout: Seconds | None = None
     calls_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     renderer: RendererSpec | None = None
+    retry: RetrySpec | None = None
 
     def placeholders(self) -> Iterator[tuple[str, str]]:
         """Yield each `${name}` of the tool with its key; it is filled by an argument or a secret."""
@@ -280,15 +290,47 @@ def _is_code(element: str, before: tuple[str, ...]) -> bool:
     return bool(is_option) and any(_INTERPRETER.fullmatch(program) for program in programs)
 
 
-class Step(ManifestSection):
-    """One call of another tool. In its args, `$args.x` is an argument of the whole tool and `$steps.name.x` a value
-    that an earlier step saved."""
+StepName = Annotated[str, Field(pattern=rf"^{_NAME.pattern}$")]
 
-    tool: AnyTool
+
+class Step(ManifestSection):
+    """One call of another tool, or a group of them that run at the same time.
+
+    In `args` and `for_each`, `$args.x` is an argument of the whole tool, `$steps.name.x` a value that an earlier step
+    saved, and `$item` the item of `for_each`, a list, for each of which the tool is called. `when` is a JMESPath
+    condition over `args`, `steps` and `item`. A step for which it does not hold is skipped and saves null; of a
+    `for_each` the items are left out for which it does not hold.
+    """
+
+    tool: AnyTool | None = None
     args: Annotated[dict[str, Any], Field(max_length=ENTRIES_LIMIT)] = Field(default_factory=dict)
-    save_as: Annotated[str, Field(pattern=rf"^{_NAME.pattern}$")] | None = Field(
-        default=None, validation_alias=AliasChoices("save_as", "saveAs", "save-as")
-    )
+    save_as: StepName | None = Field(default=None, validation_alias=AliasChoices("save_as", "saveAs", "save-as"))
+    when: Expression | None = None
+    for_each: Any = None
+    at_once: Annotated[int, Field(ge=1, le=16)] = 1
+    on_error: Literal["fail", "continue"] = "fail"
+    parallel: Annotated[tuple[Step, ...], Field(min_length=1, max_length=16)] | None = None
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Step:
+        if (self.tool is None) == (self.parallel is None):
+            raise field_error("a step has either a 'tool' to call or 'parallel' steps")
+        if self.parallel is not None and (self.args or self.save_as or self.for_each is not None):
+            raise field_error("'args', 'save_as' and 'for_each' belong to the steps of the group", "parallel")
+        if self.for_each is not None and not isinstance(self.for_each, str | list):
+            raise field_error("this must be a list, or an expression such as $steps.found.items", "for_each")
+        return self
+
+    @property
+    def label(self) -> str:
+        return self.save_as or self.tool or "parallel"
+
+    def calls(self) -> Iterator[Step]:
+        """Yield the steps that call a tool: itself, or those of the group."""
+        for step in self.parallel or ():
+            yield from step.calls()
+        if self.tool is not None:
+            yield self
 
 
 class StepsTool(ToolSpec):
@@ -304,182 +346,29 @@ class StepsTool(ToolSpec):
     def _check_references(self) -> StepsTool:
         saved: list[str] = []
         for index, step in enumerate(self.steps):
-            _check_saved(step.args, saved, "steps", index, "args")
-            if step.save_as in saved:
-                raise field_error(f"{step.save_as!r} is saved twice", "steps", index, "save_as")
-            saved += [step.save_as] if step.save_as else []
+            _check_step(step, tuple(saved), "steps", index)
+            for call in step.calls():
+                if call.save_as in saved:
+                    raise field_error(f"{call.save_as!r} is saved twice", "steps", index, "save_as")
+                saved += [call.save_as] if call.save_as else []
         _check_saved(self.result, saved, "result")
         return self
 
 
-def _check_saved(value: Any, saved: list[str], *at: str | int) -> None:
+def _check_step(step: Step, saved: tuple[str, ...], *at: str | int) -> None:
+    """Refuse a reference to a value that no earlier step saves; the steps of a group do not see each other's."""
+    _check_saved(step.args, saved, *at, "args")
+    _check_saved(step.for_each, saved, *at, "for_each")
+    for name in _CONDITION.findall(step.when or ""):
+        if name not in saved:
+            raise field_error(f"no earlier step saves {name!r}{did_you_mean(name, saved)}", *at, "when")
+    for index, inner in enumerate(step.parallel or ()):
+        if inner.parallel is not None:
+            raise field_error("a group has steps, not groups", *at, "parallel", index)
+        _check_step(inner, saved, *at, "parallel", index)
+
+
+def _check_saved(value: Any, saved: Sequence[str], *at: str | int) -> None:
     for name in (name for text in iterate_texts(value) for name in _SAVED.findall(text)):
         if name not in saved:
             raise field_error(f"no earlier step saves {name!r}{did_you_mean(name, saved)}", *at)
-
-
-BYTES_LIMIT = 64 * 1024 * 1024
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_URL = re.compile(r"https?://(?P<host>[^/?#\\\s]+)(?P<rest>[/?#][^\\\s]*)?", re.IGNORECASE)
-_HOST = re.compile(r"(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?", re.IGNORECASE)
-_PLACE = re.compile(r"""\$?\.?(?:\w+|\[[0-9]+\])(?:\.\w+|\[[0-9]+\]|\["[^"\]]*"\])*""")
-_Bytes = Annotated[int, Field(ge=1, le=BYTES_LIMIT)]
-
-
-def host_of(url: str) -> str:
-    """Return the host and port of an http or https URL; refused when it is none, or has a user or a fragment."""
-    match = _URL.fullmatch(url)
-    if match is None:
-        raise field_error(f"{url[:80]!r} must begin with http:// or https:// and a host, and have no spaces")
-    if "@" in match["host"]:
-        raise field_error("a user or password in a URL is not allowed; use auth or headers")
-    if "#" in (match["rest"] or ""):
-        raise field_error("a fragment (#) is never sent; leave it out")
-    if not _HOST.fullmatch(re.sub(r"\$\{[^}]*\}", "x", match["host"])):
-        raise field_error(f"{match['host'][:80]!r} is no host")
-    return match["host"]
-
-
-def check_url(url: str) -> str:
-    host_of(url)
-    return url
-
-
-class BearerAuth(ManifestSection):
-    """`Authorization: Bearer …`."""
-
-    tag: ClassVar[str] = "<bearer>"
-
-    type: Literal["bearer"]
-    token: Template
-
-
-class BasicAuth(ManifestSection):
-    """`Authorization: Basic …`."""
-
-    tag: ClassVar[str] = "<basic>"
-
-    type: Literal["basic"]
-    username: Template
-    password: Template
-
-
-class ApiKeyAuth(ManifestSection):
-    """A key in a header or a query parameter."""
-
-    tag: ClassVar[str] = "<api_key>"
-
-    type: Annotated[Literal["api_key"], BeforeValidator(lambda kind: "api_key" if kind == "apiKey" else kind)]
-    name: Header
-    value: Template
-    location: Literal["header", "query"] = Field(default="header", alias="in")
-
-
-class HmacAuth(ManifestSection):
-    """A signature of the named parts of the request, joined by newlines, in a header."""
-
-    tag: ClassVar[str] = "<hmac>"
-
-    type: Literal["hmac"]
-    secret: Template
-    algorithm: Literal["sha256", "sha384", "sha512", "sha1"] = "sha256"
-    header: Header = "X-Signature"
-    prefix: Annotated[str, Field(max_length=64)] = ""
-    encoding: Literal["hex", "base64"] = "hex"
-    signed: Annotated[
-        tuple[Literal["method", "path", "query", "timestamp", "body"], ...], Field(min_length=1, max_length=5)
-    ] = ("body",)
-    timestamp_header: Header | None = None
-
-
-class OAuth2Auth(ManifestSection):
-    """A token fetched with client credentials, and fetched again when it expires."""
-
-    tag: ClassVar[str] = "<oauth2>"
-
-    type: Literal["oauth2"]
-    token_url: Annotated[Template, AfterValidator(check_url)]
-    client_id: Template
-    client_secret: Template
-    scopes: Annotated[tuple[Line, ...], Field(max_length=100)] = ()
-    audience: Line | None = None
-    credentials_in: Literal["header", "body"] = "header"
-
-
-def _kind(value: Any) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    kind = "api_key" if kind == "apiKey" else kind
-    return f"<{kind}>" if kind in ("bearer", "basic", "api_key", "hmac", "oauth2") else None
-
-
-Auth = Annotated[
-    Annotated[BearerAuth, Tag(BearerAuth.tag)]
-    | Annotated[BasicAuth, Tag(BasicAuth.tag)]
-    | Annotated[ApiKeyAuth, Tag(ApiKeyAuth.tag)]
-    | Annotated[HmacAuth, Tag(HmacAuth.tag)]
-    | Annotated[OAuth2Auth, Tag(OAuth2Auth.tag)],
-    Discriminator(
-        _kind,
-        custom_error_type="unknown_type",
-        custom_error_message="unknown auth type; use bearer, basic, api_key, hmac or oauth2",
-    ),
-]
-
-
-class ResponseSpec(ManifestSection):
-    """The status codes that are success (default 2xx), the result of a failure, and the part of the response that
-    is the tool's value."""
-
-    success_codes: Annotated[tuple[Annotated[int, Field(ge=100, le=599)], ...], Field(max_length=100)] = ()
-    error_mode: Literal["fail", "empty"] = "fail"
-    output: Literal["auto", "json", "text", "file", "image"] = "auto"
-    extract: Annotated[str, Field(max_length=512)] | None = None
-
-    @model_validator(mode="after")
-    def _check_extract(self) -> ResponseSpec:
-        if self.extract is not None and not _PLACE.fullmatch(self.extract):
-            raise field_error(f"{self.extract!r} is no place in a value, such as 'data.items[0].name'", "extract")
-        return self
-
-
-class HttpTool(ToolSpec):
-    """One HTTP request. Arguments of the call fill `${name}` in the path, query, headers and body; only a declared
-    secret may fill the host."""
-
-    tag: ClassVar[str] = "<http>"
-
-    type: Literal["http"]
-    url_template: Annotated[Template, AfterValidator(check_url)]
-    method: Annotated[
-        Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"],
-        BeforeValidator(lambda method: method.upper() if isinstance(method, str) else method),
-    ] = "GET"
-    query: Table[QueryName, Template] = Field(default_factory=dict)
-    headers: Table[Header, Template] = Field(default_factory=dict)
-    body: Body = None
-    auth: Auth | None = None
-    response: ResponseSpec = ResponseSpec()
-    retries: Annotated[int, Field(ge=0, le=10)] | None = None
-    max_request_bytes: _Bytes | None = None
-    max_response_bytes: _Bytes | None = None
-
-    @model_validator(mode="after")
-    def _check_headers(self) -> HttpTool:
-        if len({name.lower() for name in self.headers}) < len(self.headers):
-            raise field_error("a header occurs twice; header names are not case-sensitive", "headers")
-        return self
-
-    def placeholders(self) -> Iterator[tuple[str, str]]:
-        parts = {"url_template": self.url_template, "query": self.query, "headers": self.headers, "body": self.body}
-        parts["auth"] = self.auth.model_dump(mode="json") if self.auth else None
-        for key, value in parts.items():
-            yield from ((key, name) for text in iterate_texts(value) for name in references(text))
-
-    def secret_keys(self) -> frozenset[str]:
-        return frozenset(["auth"])
-
-    def check_placeholders(self, secrets: frozenset[str]) -> None:
-        for name in references(host_of(self.url_template)):
-            if name not in secrets:
-                raise field_error(f"${{{name}}} would choose the host; only a declared secret may", "url_template")
-        super().check_placeholders(secrets)

@@ -31,8 +31,8 @@ _NO_JSON = (GatewayError, TypeError, ValueError, RecursionError)
 
 _NAMES = (
     *("id", "chat_id", "message_id", "parent_message_id", "tool_id", "tool_name", "category", "principal", "surface"),
-    *("client", "started_at", "process", "args", "status", "error", "error_code", "result", "render_plan"),
-    *("finished_at", "duration_ms", "pre_manifest_id", "post_manifest_id"),
+    *("client", "started_at", "process", "parent_call_id", "args", "status", "error", "error_code", "result"),
+    *("render_plan", "finished_at", "duration_ms", "pre_manifest_id", "post_manifest_id", "attempts"),
 )
 _COLUMNS = ", ".join(_NAMES)
 _Row = list[Any]
@@ -42,7 +42,7 @@ _RUNNING = f"{_INSERT}ON CONFLICT (id) DO NOTHING"
 _END = """ON CONFLICT (id) DO UPDATE SET
     args = excluded.args, status = excluded.status, error = excluded.error, error_code = excluded.error_code,
     result = excluded.result, render_plan = excluded.render_plan, finished_at = excluded.finished_at,
-    duration_ms = excluded.duration_ms, process = excluded.process,
+    duration_ms = excluded.duration_ms, process = excluded.process, attempts = excluded.attempts,
     pre_manifest_id = COALESCE(excluded.pre_manifest_id, tool_calls.pre_manifest_id),
     post_manifest_id = COALESCE(excluded.post_manifest_id, tool_calls.post_manifest_id)
 """
@@ -72,6 +72,7 @@ class CallRecord:
 
     `status` is `running`, `pending` (a person must answer first), `success` or `error`; a
     cancelled call is an error with the code CANCELLED, one whose process died with INTERRUPTED.
+    `parent_call_id` is the call whose step it is; `attempts` is how often the tool was called.
     """
 
     id: str
@@ -86,6 +87,7 @@ class CallRecord:
     client: str | None
     started_at: str
     process: str | None
+    parent_call_id: str | None
     args: str | None
     status: str
     error: str | None
@@ -96,6 +98,7 @@ class CallRecord:
     duration_ms: float | None
     pre_manifest_id: str | None
     post_manifest_id: str | None
+    attempts: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """The record with its documents opened."""
@@ -152,6 +155,7 @@ class CallRecords:
             None if asking else round(max(0.0, now - call.started_at) * 1000, 3),
             outcome.pre_manifest,
             outcome.post_manifest,
+            outcome.attempts,
         ]
         written: Awaitable[object] | None = None
         if not asking and not alone:
@@ -181,14 +185,17 @@ class CallRecords:
         tool: str | None = None,
         status: str | None = None,
         principal: str | None = None,
+        parent: str | None = None,
         before: str | None = None,
         limit: int = 50,
     ) -> list[CallRecord]:
-        """Newest first. `tool` is a tool's id; `before` is the id of the last record already seen."""
+        """Newest first. `tool` is a tool's id, `parent` the call whose steps are wanted; `before` is the id of the last
+        record already seen."""
         if not 1 <= limit <= PAGE_LIMIT:
             raise Invalid(f"limit must be between 1 and {PAGE_LIMIT}, not {limit}")
         wanted = {"chat_id = ?": chat, "tool_id = ?": tool, "status = ?": status, "principal = ?": principal}
-        chosen = {clause: value for clause, value in (wanted | {"id < ?": before}).items() if value is not None}
+        wanted |= {"parent_call_id = ?": parent, "id < ?": before}
+        chosen = {clause: value for clause, value in wanted.items() if value is not None}
         where = ["WHERE", " AND ".join(chosen)] if chosen else []
         sql = " ".join([_SELECT, *where, "ORDER BY id DESC LIMIT ?"])
         await self.wait()
@@ -228,6 +235,7 @@ class CallRecords:
             caller.client,
             timestamp(call.started_at),
             self._process,
+            None if call.parent is None else call.parent.id,
             arguments,
             status,
         ]

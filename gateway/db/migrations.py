@@ -195,6 +195,12 @@ SWITCHES: Migration = (
     """,
 )
 
+STEPS_AND_RETRIES: Migration = (
+    "ALTER TABLE tool_calls ADD COLUMN parent_call_id TEXT",  # the call whose step it is
+    "ALTER TABLE tool_calls ADD COLUMN attempts INTEGER",
+    "CREATE INDEX tool_calls_by_parent ON tool_calls (parent_call_id) WHERE parent_call_id IS NOT NULL",
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -203,6 +209,7 @@ MIGRATIONS: Sequence[Migration] = (
     SERVER_CONSENTS,
     TOOL_NAMES,
     SWITCHES,
+    STEPS_AND_RETRIES,
 )
 
 

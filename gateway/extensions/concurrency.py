@@ -24,7 +24,10 @@ CANCEL_SECONDS = 2.0
 
 class Concurrency(Extension):
     """Gives each call a slot and a deadline. Slots are counted per owner of tools, so that a slow upstream uses up only
-    its own. Each progress report of the tool puts the deadline off, until the call has run for `total` seconds."""
+    its own. Each progress report of the tool puts the deadline off, until the call has run for `total` seconds.
+
+    A tool of steps takes no slot, since its steps take their own, and has `total` seconds unless it declares a timeout:
+    a step may wait for a person."""
 
     passes_errors = True
 
@@ -41,10 +44,12 @@ class Concurrency(Extension):
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
         self._refuse_when_stopping()
         tool = call.target
-        limit = tool.timeout or self._timeout
-        slots = self._slots_of(tool.owner)
-        if not slots.take():
-            await slots.wait()
+        if tool.kind == "steps":
+            limit, slots = tool.timeout or self._total, None
+        else:
+            limit, slots = tool.timeout or self._timeout, self._slots_of(tool.owner)
+            if not slots.take():
+                await slots.wait()
         run = _Run()
         timer, total = self._timer(limit), None
         # A toolset reports also where the caller did not ask for it.
@@ -60,7 +65,8 @@ class Concurrency(Extension):
                 self._runs.add(run)
                 return await proceed(call)
         finally:
-            slots.release()
+            if slots is not None:
+                slots.release()
             timer.remove(run)
             if total is not None:
                 total.remove(run)

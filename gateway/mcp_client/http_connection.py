@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Callable
-from typing import cast
+from typing import ClassVar, cast
 
 import httptools
 
@@ -32,6 +32,10 @@ class HttpReply:
     response broke off, if it did."""
 
     __slots__ = ("begun", "body", "done", "headers", "media_type", "sink", "status", "streaming")
+
+    # Bytes of the body, and the content encodings that were requested.
+    limit = MESSAGE_LIMIT
+    encodings: ClassVar[frozenset[bytes]] = frozenset({b"identity"})
 
     def __init__(self, done: asyncio.Future[str | None], sink: Sink | None) -> None:
         self.status = 0
@@ -138,8 +142,8 @@ class HttpConnection(asyncio.Protocol):
             return
         response.status = self._parser.get_status_code()
         response.media_type = response.header(b"content-type").partition(";")[0].strip().lower()
-        if response.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise _RejectedResponse("compressed, though `identity` was requested")
+        if response.headers.get(b"content-encoding", b"identity").lower() not in response.encodings:
+            raise _RejectedResponse("compressed in a way that was not requested")
         response.streaming = (
             response.sink is not None and response.status == 200 and response.media_type == "text/event-stream"
         )
@@ -151,8 +155,8 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._events is None:
             response.body += data
-            if len(response.body) > MESSAGE_LIMIT:
-                raise _RejectedResponse(f"more than {MESSAGE_LIMIT} bytes")
+            if len(response.body) > response.limit:
+                raise _RejectedResponse(f"more than {response.limit} bytes")
             return
         try:
             for event in self._events.feed(data):

@@ -22,6 +22,8 @@ from gateway.protocol import (
 )
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+# Methods whose requests state the length of their content also where there is none (RFC 9110, 8.6).
+_WITH_CONTENT = ("POST", "PUT", "PATCH")
 _LINE_BREAK = re.compile(r"[\r\n\0]")
 _SAFE = "%/:=&?~+!$,;'@()*[]"
 # Headers that only the client sets; configured values of them are ignored.
@@ -97,7 +99,7 @@ def header_lines(headers: Iterable[tuple[str, str]]) -> bytes:
 def frame(method: str, path: str, headers: bytes, body: bytes) -> bytes:
     """Encode a whole request."""
     start = f"{method} {path} HTTP/1.1\r\n".encode("ascii")
-    length = b"content-length: %d\r\n\r\n" % len(body) if body or method == "POST" else b"\r\n"
+    length = b"content-length: %d\r\n\r\n" % len(body) if body or method in _WITH_CONTENT else b"\r\n"
     return b"".join((start, headers, length, body))
 
 

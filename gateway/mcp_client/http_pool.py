@@ -6,6 +6,7 @@ import asyncio
 import functools
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import replace
 
 import httpx2
@@ -29,6 +30,8 @@ FRESH_SECONDS = 4.0
 REDIRECTS = 3
 # Status codes after which the request may be sent once more: elsewhere, or with another token.
 _MAYBE_AGAIN = frozenset((301, 302, 303, 307, 308, 401, 403))
+
+MakeReply = Callable[[asyncio.Future[str | None], Sink | None], HttpReply]
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
@@ -91,10 +94,12 @@ class HttpPool:
         for connection in list(self._open):
             connection.abort()
 
-    async def _exchange(self, data: bytes, sink: Sink | None, repeatable: bool) -> HttpReply:
+    async def _exchange(
+        self, data: bytes, sink: Sink | None, repeatable: bool, make_reply: MakeReply = HttpReply
+    ) -> HttpReply:
         while True:
             idle = self._take_idle(IDLE_SECONDS if repeatable else FRESH_SECONDS)
-            connection, response = idle or await self._connect(), HttpReply(self._loop.create_future(), sink)
+            connection, response = idle or await self._connect(), make_reply(self._loop.create_future(), sink)
             connection.send(data, response)
             try:
                 problem = await response.done
@@ -124,17 +129,10 @@ class HttpPool:
         self._check_open()
         if len(self._open) + self._connecting >= CONNECTIONS:
             self._make_room()
-        origin = self.target.origin
         self._connecting += 1
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                transport, connection = await self._loop.create_connection(
-                    lambda: HttpConnection(self._add_idle, self._open.discard),
-                    origin.host,
-                    origin.port,
-                    ssl=self._tls,
-                    server_hostname=origin.host if self._tls else None,
-                )
+                transport, connection = await self._dial(self.target.origin.host)
         except TimeoutError:
             raise Unreachable(f"{self.label} did not accept a connection within {CONNECT_SECONDS:g} seconds") from None
         except ssl.SSLCertVerificationError as error:
@@ -157,6 +155,17 @@ class HttpPool:
         oldest = self._idle.pop(0)
         self._open.discard(oldest)
         oldest.abort()
+
+    async def _dial(self, address: str) -> tuple[asyncio.BaseTransport, HttpConnection]:
+        """Connect to a host or address; the certificate must be that of the target's host."""
+        origin = self.target.origin
+        return await self._loop.create_connection(
+            lambda: HttpConnection(self._add_idle, self._open.discard),
+            address,
+            origin.port,
+            ssl=self._tls,
+            server_hostname=origin.host if self._tls else None,
+        )
 
     def _check_open(self, connection: HttpConnection | None = None) -> None:
         if self._closed:

@@ -87,7 +87,7 @@ class Retry:
     def after_response(self, response: httpx2.Response, attempt: int) -> float | None:
         if response.status_code not in _STATUSES or attempt >= self.attempts:
             return None
-        seconds = _parse_retry_after(response.headers.get("retry-after"))
+        seconds = parse_retry_after(response.headers.get("retry-after"))
         if seconds is None:
             return self._pause(attempt)
         return seconds if seconds <= self.longest_seconds else None
@@ -100,7 +100,7 @@ class Retry:
 NEVER = Retry(attempts=1)
 
 
-def _parse_retry_after(header: str | None) -> float | None:
+def parse_retry_after(header: str | None) -> float | None:
     """The seconds of a `Retry-After` header, which is a number of seconds or a date."""
     if header is None:
         return None

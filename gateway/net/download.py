@@ -64,7 +64,7 @@ async def save(
         async with client.request("GET", url, headers=headers, limits=limits, retry=Retry()) as response:
             if response.status != HTTPStatus.OK:
                 raise _status_error(response)
-            written = await _write(response, file, progress)
+            written = await write_response(response, file, progress)
     except BaseException:
         with contextlib.suppress(OSError):
             file.seek(start)
@@ -73,7 +73,8 @@ async def save(
     return DownloadResult(response.url, written, response.content_type)
 
 
-async def _write(response: HttpResponse, file: BinaryIO, progress: Progress) -> int:
+async def write_response(response: HttpResponse, file: BinaryIO, progress: Progress) -> int:
+    """Write the body of a response to a file; return its size."""
     written = 0
     async for block in _blocks(response.chunks):
         await anyio.to_thread.run_sync(file.write, block)

@@ -15,27 +15,41 @@ from gateway.errors import Invalid
 
 # A place inside a value: .name  .0  [0]  ["a name with-other characters"]
 _STEP = r"""\.\w+|\[[0-9]+\]|\["[^"\]]*"\]|\['[^'\]]*'\]"""
-_EXPRESSION = re.compile(
-    rf"""\$(?:
-        (?P<dollar>\$)
-      | (?P<text>chat_id|workspace|toolset)(?!\w)
-      | (?P<tree>args|return)(?!\w)(?P<path>(?:{_STEP})*)
-    )""",
-    re.VERBOSE,
-)
+
+
+def _expression(trees: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"""\$(?:
+            (?P<dollar>\$)
+          | (?P<text>chat_id|workspace|toolset)(?!\w)
+          | (?P<tree>{trees})(?!\w)(?P<path>(?:{_STEP})*)
+        )""",
+        re.VERBOSE,
+    )
+
+
+_EXPRESSION = _expression("args|return")
+# In the steps of a tool.
+_STEPS_EXPRESSION = _expression("args|steps|item|index")
 _STEPS = re.compile(_STEP)
 _INDEX = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The values of expressions for one call; a directory is None if there is none."""
+    """The values of expressions for one call; a directory is None if there is none. `trees` are the values of `$steps`,
+    `$item` and `$index` in the steps of a tool, and None for a renderer, where these are plain text."""
 
     arguments: Mapping[str, Any]
     value: Any = None
     chat: str = ""
     workspace: str | None = None
     toolset: str | None = None
+    trees: Mapping[str, Any] | None = None
+
+    @property
+    def expression(self) -> re.Pattern[str]:
+        return _EXPRESSION if self.trees is None else _STEPS_EXPRESSION
 
 
 def interpolate(template: Any, scope: Scope) -> Any:
@@ -68,17 +82,20 @@ def literal_start(template: str) -> str:
 def _interpolate_text(template: str, scope: Scope) -> Any:
     if "$" not in template:
         return template
-    whole = _EXPRESSION.fullmatch(template)
+    whole = scope.expression.fullmatch(template)
     if whole is not None and not whole["dollar"]:
         return _value(whole, scope)
-    return _EXPRESSION.sub(lambda match: "$" if match["dollar"] else _format(_value(match, scope)), template)
+    return scope.expression.sub(lambda match: "$" if match["dollar"] else _format(_value(match, scope)), template)
 
 
 def _value(match: re.Match[str], scope: Scope) -> Any:
     if match["text"]:
         return {"chat_id": scope.chat, "workspace": scope.workspace, "toolset": scope.toolset}[match["text"]]
     keys = [_parse_key(step) for step in _STEPS.findall(match["path"])]
-    value = _arguments(scope.arguments, keys) if match["tree"] == "args" else scope.value
+    if match["tree"] == "args":
+        value: Any = _arguments(scope.arguments, keys)
+    else:
+        value = scope.value if scope.trees is None else scope.trees.get(match["tree"])
     for key in keys:
         value = _get(value, key)
     return value

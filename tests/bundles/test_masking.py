@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.bundles import HttpTool, ShellTool, dump, load, mask_secrets
+from gateway.bundles.http_tool import BearerAuth
 from gateway.bundles.secret_references import mask_url
 from gateway.secrets import is_shareable
 
@@ -71,7 +72,7 @@ tools:
     assert b.query == {"token": "${DEMO_TOKEN}", "page": "2"}
     assert b.headers == {"X-Key": "${DEMO_X_KEY}", "Content-Type": "text/plain"}
     assert (c.headers, d.headers) == ({"X-Key": "${DEMO_X_KEY}"}, {"X-Key": "${DEMO_X_KEY_2}"})
-    assert c.auth is not None
+    assert isinstance(c.auth, BearerAuth)
     assert c.auth.model_dump() == {"type": "bearer", "token": "${DEMO_TOKEN_2}"}
     expected = ["DEMO_API_KEY", "DEMO_TOKEN", "DEMO_TOKEN_2", "DEMO_USERNAME", "DEMO_X_KEY", "DEMO_X_KEY_2", "LANG"]
     assert masked.secrets == ("KNOWN", *expected)

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.bundles import HttpTool, PythonTool, Server, ShellTool, StepsTool, ToolOverride, Toolset, dump, load
+from gateway.bundles.http_tool import ApiKeyAuth
 from gateway.errors import Invalid
 from gateway.tools import Permission
 
@@ -96,7 +97,7 @@ def test_every_kind_of_tool_is_taken_in_both_spellings() -> None:
     assert isinstance(get_user, HttpTool)
     assert isinstance(both, StepsTool)
     assert toolset.permission is Permission.READ_ONLY
-    assert (get_user.method, get_user.auth and get_user.auth.type) == ("POST", "api_key")
+    assert (get_user.method, isinstance(get_user.auth, ApiKeyAuth)) == ("POST", True)
     assert both.steps[0].save_as == "user"
     assert load(dump(toolset)) == toolset
 
@@ -223,8 +224,35 @@ def test_a_mistake_at_the_top_is_named_with_line_key_and_fix(text: str, expected
             "{id: a, type: http, urlTemplate: 'http://h/', auth: {type: bearer, token: '${mine}'}}",
             "'tools.0.auth': ${mine} is not among the toolset's 'secrets'",
         ),
-        ("{id: a, type: http, urlTemplate: 'http://h/', response: {extract: '$(x)'}}", "is no place in a value"),
+        ("{id: a, type: http, urlTemplate: 'http://h/', response: {extract: 'items['}}", "is no JMESPath expression"),
+        ("{id: a, type: http, urlTemplate: /x}", "'tools.0.url_template': this path needs the toolset's 'http:"),
+        ("{id: a, type: http, urlTemplate: 'http://h/a/%2e%2E/b'}", "'.' and '..' cannot be segments"),
+        ("{id: a, type: http, urlTemplate: 'http://h/', auth: main}", "'main' is not among the toolset's 'http.auth'"),
+        ("{id: a, type: http, urlTemplate: 'http://h/', body: 1, form: {}}", "a request has one body; 'body' is there"),
+        (
+            "{id: a, type: http, urlTemplate: 'http://h/', path: {x: {style: label}}}",
+            "'tools.0.path.x': no ${x} in the path",
+        ),
+        (
+            "{id: a, type: http, urlTemplate: 'http://h/', auth: {type: hmac, secret: x, canonical: '{bdy}'}}",
+            "there is no {bdy} to sign; did you mean 'body'?",
+        ),
+        (
+            "{id: a, type: http, urlTemplate: 'http://h/', pagination: {type: cursor, parameter: c}}",
+            "name the place of the next cursor",
+        ),
+        (
+            "{id: a, type: http, urlTemplate: 'http://h/', method: POST, retry: {attempts: 2}}",
+            "'tools.0.retry': a second call may do it twice",
+        ),
         ("{id: a, type: steps, steps: []}", "'tools.0.steps'"),
+        ("{id: a, type: steps, steps: [{args: {}}]}", "a step has either a 'tool' to call or 'parallel' steps"),
+        ("{id: a, type: steps, steps: [{tool: b, when: 'steps.c'}]}", "no earlier step saves 'c'"),
+        (
+            "{id: a, type: steps, steps: [{parallel: [{tool: b, save_as: c}, {tool: b, args: {x: $steps.c}}]}]}",
+            "no earlier step saves 'c'",
+        ),
+        ("{id: a, type: steps, steps: [{parallel: [{tool: a}]}]}", "its steps form a cycle: demo:a → demo:a"),
         ("{id: a, type: steps, steps: [{tool: 'b c'}]}", "'tools.0.steps.0.tool': 'b c' names no tool"),
         ("{id: a, type: steps, steps: [{tool: b, args: {x: $steps.c}}]}", "no earlier step saves 'c'"),
         ("{id: a, type: steps, steps: [{tool: a}]}", "its steps form a cycle: demo:a → demo:a"),

@@ -84,6 +84,7 @@ def test_a_finished_call_is_recorded_whole(tmp_path: Path) -> None:
         client="desktop 1.0",
         started_at="2027-01-15T08:00:00.000+00:00",
         process="process-1",
+        parent_call_id=None,
         args='{"text":"hi"}',
         status="success",
         error=None,
@@ -94,6 +95,7 @@ def test_a_finished_call_is_recorded_whole(tmp_path: Path) -> None:
         duration_ms=1500.0,
         pre_manifest_id="before",
         post_manifest_id="after",
+        attempts=1,
     )
     assert record.to_dict()["result"] == {"id": 7}
 

@@ -569,6 +569,7 @@ async def test_what_is_no_answer_is_refused_and_named() -> None:
 
 async def test_a_body_or_event_over_the_limit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "MESSAGE_LIMIT", 100_000)
+    monkeypatch.setattr(http_connection.HttpReply, "limit", 100_000)
 
     async def answer(request: Request) -> None:
         if request.body["params"]["name"] == "body":

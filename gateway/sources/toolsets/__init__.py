@@ -1,17 +1,19 @@
-"""The source of toolset tools: listed from the library, run in sandboxed workers and programs."""
+"""The source of toolset tools: listed from the library, run in sandboxed workers and programs, as HTTP requests, and as
+steps."""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from gateway.bundles import BuiltinTool, PythonTool, ShellTool
+from gateway.bundles import BuiltinTool, HttpTool, PythonTool, ShellTool, StepsTool
 from gateway.bundles.installed import InstalledTool, InstalledToolset
 from gateway.bundles.library import ToolsetLibrary
 from gateway.calls import Call, Outcome
@@ -28,6 +30,10 @@ from gateway.workspace.hidden import Hidden, find_hidden, hidden_paths
 from gateway.workspace.protected import find_protected, paths_to_mount, relative
 from gateway.workspace.protected_copies import protect_files
 
+if TYPE_CHECKING:
+    from gateway.sources.http import CompiledTool, HttpRunner
+    from gateway.sources.steps import StepsRunner
+
 
 @dataclass(frozen=True)
 class _WorkspaceRights:
@@ -42,7 +48,7 @@ class _WorkspaceRights:
 
 class ToolsetSource:
     """Lists and runs the tools of installed toolsets; their declared secrets are read from `environment`. `builtins`
-    runs those that are builtins under another name."""
+    runs those that are builtins under another name, `http` and `steps` those of these kinds."""
 
     name = "toolsets"
 
@@ -55,7 +61,12 @@ class ToolsetSource:
         environment: Mapping[str, str] = os.environ,
         hides: HidesFor = hide_nothing_for,
         builtins: Source | None = None,
+        http: Callable[[], HttpRunner] | None = None,
+        steps: Callable[[], StepsRunner] | None = None,
     ) -> None:
+        self._http = http
+        self._steps = steps
+        self._compiled: Mapping[str, CompiledTool] = {}
         self._hides = hides
         self._builtins = builtins
         self._builtin_tools: Mapping[str, Tool] = {}
@@ -71,6 +82,7 @@ class ToolsetSource:
         installed = await self._library.list()
         await self._list_builtins()
         self._installed = {item.id: (toolset, item) for toolset in installed for item in toolset.tools}
+        self._compiled = {}  # at the first call of each
         tools = [tool for toolset in installed for tool in build_tools(toolset, self._builtin_tools)]
         self._hidden = {tool.id: self._hides(tool) for tool in tools}
         return tools
@@ -88,10 +100,15 @@ class ToolsetSource:
         toolset, item = self._find(call.target.id)
         if isinstance(item.spec, BuiltinTool) and self._builtins is not None:
             return await self._builtins.call_tool(call.replace(tool=self._builtin_tools[item.spec.tool]))
-        workspace = self._workspaces.path(call.chat)
+        if isinstance(item.spec, StepsTool) and self._steps is not None:
+            return await self._steps().run(item.spec, call, toolset.spec.full_id)
         env = {name: self._environment[name] for name in toolset.spec.secrets if name in self._environment}
         for value in env.values():
             KNOWN.add(value)
+        if isinstance(item.spec, HttpTool) and self._http is not None:
+            compiled = self._compiled.get(item.id) or self._compile(toolset, item.id, item.spec)
+            return await self._http().run(compiled, call, env, self._hidden[item.id])
+        workspace = self._workspaces.path(call.chat)
         reads_only = call.target.permission is Permission.READ_ONLY
         files = _WorkspaceRights(workspace, call.target.access is Access.WRITE and not reads_only)
         if not files.writable or not self._workspaces.is_attached(call.chat):
@@ -103,6 +120,13 @@ class ToolsetSource:
         async with protect_files(call.target.id, workspace, store, before, mounts, approved):
             files = _WorkspaceRights(workspace, True, attached=True, protected=mounts)
             return Outcome(await self._run(toolset, item, call, files, env))
+
+    def _compile(self, toolset: InstalledToolset, tool_id: str, tool: HttpTool) -> CompiledTool:
+        # Imported at the first use: it loads the HTTP client.
+        http = importlib.import_module("gateway.sources.http")
+        compiled: CompiledTool = http.CompiledTool.of(tool, toolset.spec.http, frozenset(toolset.spec.secrets))
+        self._compiled = {**self._compiled, tool_id: compiled}
+        return compiled
 
     async def _run(
         self,

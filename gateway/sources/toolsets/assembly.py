@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from watchfiles import awatch
 
@@ -37,6 +37,11 @@ from gateway.sources.toolsets.listing import HOME, WORKSPACE
 from gateway.sources.toolsets.shell import ShellRunner
 from gateway.tools import HidesFor
 from gateway.workspace import Workspaces
+from gateway.workspace.versions import Versions
+
+if TYPE_CHECKING:
+    from gateway.sources.http import HttpRunner
+    from gateway.sources.steps import CallStep, StepsRunner
 
 DOWNLOAD_SECONDS = 300.0
 
@@ -160,13 +165,28 @@ class ToolsetRuntime:
         workspaces: Workspaces,
         hides: HidesFor,
         builtins: Source,
+        versions: Versions,
+        call_step: CallStep,
     ) -> None:
         sandbox = self._choose
         limits = Limits(memory=settings.sandbox.memory_mb * _MEBIBYTE, cpu_seconds=settings.sandbox.cpu_seconds)
         self.runtime = WorkerRuntime(sandbox, settings.data_dir / "runtime", settings.sandbox)
         self.library = ToolsetLibrary(db, settings.data_dir, self.runtime, declare)
         shell = ShellRunner(sandbox, limits, settings.sandbox.timeout)
-        self.source = ToolsetSource(self.library, self.runtime, shell, workspaces, hides=hides, builtins=builtins)
+        self._http: HttpRunner | None = None
+        self._steps: StepsRunner | None = None
+        self._versions = versions
+        self._call_step = call_step
+        self.source = ToolsetSource(
+            self.library,
+            self.runtime,
+            shell,
+            workspaces,
+            hides=hides,
+            builtins=builtins,
+            http=self._http_runner,
+            steps=self._steps_runner,
+        )
         self._watcher = FolderWatcher(self.library)
         self._settings = settings
         self._workspaces = workspaces
@@ -213,6 +233,22 @@ class ToolsetRuntime:
         self._sandbox = await choose(self._settings.sandbox)
         return self._sandbox
 
+    # The modules of both are imported at the first use: they load the HTTP client and the MCP client.
+
+    def _http_runner(self) -> HttpRunner:
+        if self._http is None:
+            make = importlib.import_module("gateway.sources.http").HttpRunner
+            self._http = make(self._settings.http, self._workspaces, self._versions)
+        return self._http
+
+    def _steps_runner(self) -> StepsRunner:
+        if self._steps is None:
+            self._steps = importlib.import_module("gateway.sources.steps").StepsRunner(self._call_step)
+        return self._steps
+
     async def close(self) -> None:
         await self._watcher.close()
+        for runner in (self._http, self._steps):
+            if runner is not None:
+                await runner.close()
         await self.runtime.close()

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gateway.bundles import BuiltinTool, PythonTool, ShellTool
+from gateway.bundles import BuiltinTool, HttpTool, ShellTool, StepsTool, ToolSpec
+from gateway.bundles.field_types import references
 from gateway.bundles.installed import InstalledTool, InstalledToolset
 from gateway.errors import Invalid
 from gateway.render import declare
-from gateway.tools import Access, ConfirmationRule, Permission, Renderer, Tool, inline_references
+from gateway.tools import Access, ConfirmationRule, Permission, Renderer, RetryPolicy, Tool, inline_references
 
 # Default category.
 CATEGORY = "toolsets"
@@ -54,21 +55,24 @@ def _build_alias(toolset: InstalledToolset, item: InstalledTool, builtin: Tool) 
 
 def _build_tool(toolset: InstalledToolset, item: InstalledTool) -> Tool:
     field, spec = item.get_field, toolset.spec
+    permission = Permission(field("permission") or spec.permission or _default_permission(item.spec))
+    idempotent = bool(field("idempotent", isinstance(item.spec, HttpTool) and item.spec.is_idempotent))
+    advisory = isinstance(item.spec, HttpTool) and item.spec.response.schema_check == "advisory"
     return Tool(
         id=item.id,
         description=item.description,
         input_schema=_build_input_schema(item),
-        output_schema=field("output_schema"),
+        output_schema=None if advisory else field("output_schema"),
         kind=item.spec.type,  # type: ignore[attr-defined]  # each kind of tool has one
         owner=toolset.id,
         title=item.name,
         category=field("category") or spec.category or CATEGORY,
-        permission=Permission(field("permission") or spec.permission or Permission.READ_WRITE),
-        access=Access(field("access") or Access.WRITE),
+        permission=permission,
+        access=_access(item),
         requires_confirmation=item.requires_confirmation,
-        destructive=bool(field("destructive", False)),
-        idempotent=bool(field("idempotent", False)),
-        open_world=bool(field("open_world", False)),
+        destructive=bool(field("destructive", isinstance(item.spec, HttpTool) and item.spec.method == "DELETE")),
+        idempotent=idempotent,
+        open_world=bool(field("open_world", isinstance(item.spec, HttpTool))),
         tags=tuple(field("tags", ())),
         prefix=spec.prefix,
         timeout=field("timeout"),
@@ -76,14 +80,44 @@ def _build_tool(toolset: InstalledToolset, item: InstalledTool) -> Tool:
         renderer=_build_renderer(item),
         home=toolset.directory,
         withheld=_reason_withheld(toolset, item),
+        retry=_build_retry(item.spec, idempotent or permission is Permission.READ_ONLY),
     )
+
+
+def _default_permission(spec: ToolSpec) -> Permission:
+    reads = isinstance(spec, HttpTool) and spec.method in ("GET", "HEAD", "OPTIONS") and spec.response.output != "file"
+    return Permission.READ_ONLY if reads else Permission.READ_WRITE
+
+
+def _access(item: InstalledTool) -> Access:
+    """Return the use a tool makes of the workspace. The steps of a tool, and an HTTP tool that saves a file, take the
+    files for themselves when they need them."""
+    if isinstance(item.spec, HttpTool):
+        return Access.READ if item.spec.reads_files else Access.NONE
+    return Access.NONE if isinstance(item.spec, StepsTool) else Access(item.get_field("access") or Access.WRITE)
+
+
+def _build_retry(spec: ToolSpec, is_harmless: bool) -> RetryPolicy | None:
+    """Return the policy that a tool declares; by default an idempotent HTTP request is sent up to three times."""
+    declared = spec.retry
+    if declared is None:
+        if not isinstance(spec, HttpTool) or not is_harmless or spec.retries == 0:
+            return None
+        return RetryPolicy(1 + (2 if spec.retries is None else spec.retries))
+    if not is_harmless and not declared.repeatable:
+        return None
+    return RetryPolicy(declared.attempts, frozenset(declared.codes), declared.first_seconds, declared.longest_seconds)
 
 
 def _build_input_schema(item: InstalledTool) -> Mapping[str, Any]:
     schema: Mapping[str, Any] = item.get_field("input_schema") or {}
-    if schema or not isinstance(item.spec, ShellTool):
+    if schema or not isinstance(item.spec, ShellTool | HttpTool):
         return inline_references({"type": "object", **schema})
-    names = sorted({name for _, name in item.spec.placeholders() if not name.isupper()})
+    placeholders = list(item.spec.placeholders())
+    names = sorted({name for _, name in placeholders if not name.isupper()})
+    if isinstance(item.spec, HttpTool):  # what is missing is left out of the request, but for its path
+        required = {name for name in references(item.spec.url_template.partition("?")[0]) if not name.isupper()}
+        return {"type": "object", "properties": {name: {} for name in names}, "required": sorted(required)}
     return {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
 
 
@@ -105,6 +139,4 @@ def _reason_withheld(toolset: InstalledToolset, item: InstalledTool, known_built
         return f"it is turned off; turn it on with: toolgate toolset override {item.id} --enable"
     if isinstance(item.spec, BuiltinTool):
         return None if known_builtin else f"the gateway has no builtin tool {item.spec.tool!r}"
-    if not isinstance(item.spec, PythonTool | ShellTool):
-        return f"tools of type {item.spec.type!r} are not run by this version"  # type: ignore[attr-defined]
     return None

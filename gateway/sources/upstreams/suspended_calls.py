@@ -1,7 +1,7 @@
-"""Suspended calls: calls to a handshake-era server that wait for input from a modern client.
+"""Suspended calls: calls that ask something in the middle and wait for input from a modern client.
 
-Such a server asks in the middle of a call, which the modern protocol does not allow. The call to the server continues
-here in a task, while the client gets `input_required` and calls again with its answers.
+A handshake-era server and a tool of steps do that, which the modern protocol does not allow. The call continues here in
+a task, while the client gets `input_required` and calls again with its answers.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from gateway.calls import Ask, Call
+from gateway.calls import Ask, Call, ClientInfo
 from gateway.errors import Invalid, Unavailable
-
-if TYPE_CHECKING:  # `forward` imports this module
-    from gateway.sources.upstreams.forward import UpstreamRequest
 
 SUSPENDED_SECONDS = 600.0
 SUSPENDED_LIMIT = 1000
@@ -29,7 +26,25 @@ SUSPENDED_PER_PRINCIPAL = 100
 STATE = "toolgate-parked-"
 
 Result = dict[str, Any]
-Start = Callable[[Ask, "UpstreamRequest"], Coroutine[Any, Any, Result]]
+
+
+class SuspendableRequest(Protocol):
+    """A request whose call may be suspended. An answer is valid for the same `identity` only."""
+
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def client(self) -> ClientInfo: ...
+
+    @property
+    def identity(self) -> tuple[Any, ...]: ...
+
+    def by(self, call: Call) -> Any: ...
+
+
+Request = TypeVar("Request", bound=SuspendableRequest)
+Start = Callable[[Ask, Request], Coroutine[Any, Any, Result]]
 
 
 @dataclass(frozen=True)
@@ -44,13 +59,13 @@ class SuspendedCalls:
 
     def __init__(self, seconds: float = SUSPENDED_SECONDS) -> None:
         self._seconds = seconds
-        self._suspended: dict[str, _SuspendedCall] = {}
+        self._suspended: dict[str, _SuspendedCall[Any]] = {}
 
-    async def run(self, request: UpstreamRequest, start: Start) -> Result:
+    async def run(self, request: Request, start: Start[Request]) -> Result:
         """Run a request: its result, or `input_required` with the server's questions."""
         return await self._wait(_SuspendedCall(request, start))
 
-    async def resume(self, request: UpstreamRequest) -> Result:
+    async def resume(self, request: SuspendableRequest) -> Result:
         """Continue the call of this request's state with its answers. The state is used up unless it is refused."""
         response = request.client.answers
         state = str(response.get("requestState", ""))
@@ -73,7 +88,7 @@ class SuspendedCalls:
         self._suspended.clear()
         await asyncio.gather(*(call.end() for call in suspended))
 
-    async def _wait(self, suspended: _SuspendedCall) -> Result:
+    async def _wait(self, suspended: _SuspendedCall[Any]) -> Result:
         try:
             await suspended.wait_for_progress()
         except asyncio.CancelledError:
@@ -98,10 +113,10 @@ class SuspendedCalls:
             raise Unavailable("too many calls wait for answers; answer those first", code="OVERLOADED")
 
 
-class _SuspendedCall:
+class _SuspendedCall(Generic[Request]):
     """One call to a server, and the client call that waits for it now."""
 
-    def __init__(self, request: UpstreamRequest, start: Start) -> None:
+    def __init__(self, request: Request, start: Start[Request]) -> None:
         self.request = request
         self.call = request.call
         self._questions: dict[str, _PendingQuestion] = {}
@@ -166,7 +181,7 @@ class _SuspendedCall:
         finally:
             self._questions.pop(key, None)
 
-    def _server_request(self) -> UpstreamRequest:
+    def _server_request(self) -> Any:
         """The request to the server, whose progress and log go to the client call that waits at that moment."""
 
         async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
