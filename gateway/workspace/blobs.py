@@ -11,12 +11,14 @@ import io
 import itertools
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from gateway.errors import Invalid, Unavailable
 from gateway.files import lock, sync_directory, sync_file, sync_file_system
+from gateway.workspace.packs import Packs
 from gateway.workspace.tree import is_digest
 
 if TYPE_CHECKING:
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
 CHUNK = 256 * 1024
 
 _CLONE = 0x40049409  # FICLONE of linux/fs.h
-_FSYNC_LIMIT = 8  # for more files, syncing the whole file system is faster than one fsync each
+# Small blobs that are put before a `sync` as files of their own; the others go into a pack.
+LOOSE_LIMIT = 8
+# For more files, syncing the whole file system is faster than one fsync each, unless others write much.
+_FSYNC_LIMIT = 16
 
 
 class BlobStore(Protocol):
@@ -55,12 +60,14 @@ class BlobStore(Protocol):
 
 
 class FileBlobs:
-    """Blobs as files `ab/abcd…` of a directory, written under `tmp/` and renamed when complete."""
+    """Blobs as files `ab/abcd…` of a directory, written under `tmp/` and renamed when complete. Of many small ones that
+    are put before a `sync`, those after the first go into a pack."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.temporary = directory / "tmp"
         self.temporary.mkdir(0o700, parents=True, exist_ok=True)
+        self.packs = Packs(directory / "packs", self.temporary)
         self._unsynced: list[str] = []
         self._new_shard = False
         self._epoch = directory / "epoch"
@@ -75,13 +82,24 @@ class FileBlobs:
         try:
             return io.BufferedReader(_Verified(self.path(digest), digest), CHUNK)
         except FileNotFoundError:
+            content = self.packs.read(digest)
+        if content is None:
             raise blob_missing(digest) from None
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise blob_corrupt(digest)
+        return _as_file(content)
 
     def missing(self, digests: Iterable[str]) -> set[str]:
-        return {digest for digest in digests if not os.access(self.path(digest), os.R_OK)}
+        self.packs.list()
+        return {
+            digest
+            for digest in digests
+            if not os.access(self.path(digest), os.R_OK) and self.packs.find(digest) is None
+        }
 
     def sync(self) -> None:
         unsynced = self._unsynced
+        self.packs.finish()
         if len(unsynced) <= _FSYNC_LIMIT or not sync_file_system(self.directory):
             for path in unsynced:
                 sync_file(path)
@@ -119,7 +137,11 @@ class FileBlobs:
 
     def _put_piece(self, content: bytes) -> str:
         digest = hashlib.sha256(content).hexdigest()
-        if not self._refresh(digest, len(content)):
+        if self._refresh(digest, len(content)):
+            return digest
+        if len(self._unsynced) >= LOOSE_LIMIT:
+            self.packs.add(digest, content)
+        else:
             with self._writing() as (fd, temporary):
                 write_all(fd, content)
                 self._place(temporary, digest)
@@ -138,11 +160,14 @@ class FileBlobs:
         """Return whether the blob exists; if so, renew its age so that a sweep keeps it."""
         path = self.path(digest)
         if not os.access(path, os.F_OK):
-            return False
+            place = self.packs.find(digest)
+            if place is None:
+                return False
+            path, size = place.pack, -1
         with self.held(shared=True):
             try:
                 os.utime(path)
-                if os.stat(path).st_size == size:
+                if size < 0 or os.stat(path).st_size == size:
                     return True
                 os.unlink(path)  # truncated by a power loss before it was synced
             except FileNotFoundError:  # a sweep was first
@@ -175,6 +200,18 @@ class FileBlobs:
 
     def _new_temporary(self) -> str:
         return f"{self.temporary}/{secrets.token_hex(8)}"
+
+
+def _as_file(content: bytes) -> BinaryIO:
+    """Return a content as an open file with a descriptor, as readers of ranges need."""
+    file: BinaryIO
+    if hasattr(os, "memfd_create"):
+        file = os.fdopen(os.memfd_create("blob"), "w+b")
+    else:
+        file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the caller closes it
+    file.write(content)
+    file.seek(0)
+    return file
 
 
 def blob_missing(digest: str, path: str | None = None) -> Unavailable:

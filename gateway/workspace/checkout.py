@@ -13,7 +13,7 @@ from pathlib import Path
 from gateway.errors import Conflict, NotFound
 from gateway.workspace import index as indexes
 from gateway.workspace.blobs import BlobStore, blob_missing
-from gateway.workspace.index import RACY_NANOSECONDS, File, Index
+from gateway.workspace.index import IGNORE_FILES, RACY_NANOSECONDS, File, Index
 from gateway.workspace.openat import (
     DIRECTORY,
     READING,
@@ -148,7 +148,6 @@ _TICK_SECONDS = 0.005
 _CLOCK_ATTEMPTS = 20
 _ATTEMPTS = 10
 _CLOCK_LAG = 0.1  # seconds that a file system's clock may be behind ours
-_IGNORE_FILES = (".gitignore", ".toolgateignore")
 
 
 class Checkout:
@@ -216,7 +215,7 @@ class Checkout:
             now = self._scan_readable(before)
             if self._rename_self_ignoring(now, since):
                 continue
-            hiding = [path for path in diff(now.tree, old).files if path.rpartition("/")[2] in _IGNORE_FILES]
+            hiding = [path for path in diff(now.tree, old).files if path.rpartition("/")[2] in IGNORE_FILES]
             if not hiding:
                 return now.tree
             with suppress(Conflict):  # changed meanwhile: scan again
@@ -250,7 +249,7 @@ class Checkout:
         found = False
         with self._opened() as root:
             for folder in now.folders.values():
-                for name in folder.ignored.intersection(_IGNORE_FILES):
+                for name in folder.ignored.intersection(IGNORE_FILES):
                     parent = self._opener.open(root, tuple(folder.path.split("/")) if folder.path else (), DIRECTORY)
                     try:
                         status = os.stat(name, dir_fd=parent, follow_symlinks=False)

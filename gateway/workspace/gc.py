@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.openat import LISTING, Parts, PathOpener, choose_opener
+from gateway.workspace.packs import read_index
 from gateway.workspace.walk import TEMPORARY, WALK_LIMIT, remove_tree
 
 _SHARD = re.compile("[0-9a-f]{2}")
@@ -46,6 +47,7 @@ def sweep(blobs: FileBlobs, live: Collection[str], older_than: float, now: float
     before = now - older_than
     blobs.begin_epoch()
     removed = [_sweep_shard(shard, live, before, blobs) for shard in _shards(blobs)]
+    removed += [_sweep_packs(live, before, blobs)]
     leftovers = _remove_older(blobs.temporary.iterdir(), before)
     return SweepResult(sum(map(len, removed)), len(leftovers), sum(map(sum, removed)) + sum(leftovers))
 
@@ -73,16 +75,18 @@ def remove_leftovers(folder: Path, before: float, opener: PathOpener | None = No
 def size(blobs: FileBlobs) -> BlobsSize:
     found = [_stat(path) for shard in _shards(blobs) for path in shard.iterdir()]
     sizes = [stat.st_size for stat in found if stat is not None]
+    sizes += [place.size for path, _ in blobs.packs.by_pack() for place in read_index(str(path)).values()]
     return BlobsSize(len(sizes), sum(sizes))
 
 
 def sizes(chats: Path, limit: int = WALK_LIMIT) -> tuple[dict[str, BlobsSize], bool]:
     """Return the size of each chat's blobs, and whether all were counted: at most `limit` files are."""
     found: dict[str, list[int]] = {}
-    blobs = chats.glob("*/blobs/[0-9a-f][0-9a-f]/*")
+    blobs = itertools.chain(chats.glob("*/blobs/packs/*.pack"), chats.glob("*/blobs/[0-9a-f][0-9a-f]/*"))
     for path in itertools.islice(blobs, limit):
-        stat_result = _stat(path)
-        if stat_result is not None:
+        if path.suffix:
+            found.setdefault(path.parts[-4], []).extend(place.size for place in read_index(str(path)).values())
+        elif (stat_result := _stat(path)) is not None:
             found.setdefault(path.parts[-4], []).append(stat_result.st_size)
     return {chat: BlobsSize(len(counts), sum(counts)) for chat, counts in found.items()}, next(blobs, None) is None
 
@@ -124,6 +128,13 @@ def _shards(blobs: FileBlobs) -> list[Path]:
 def _sweep_shard(shard: Path, live: Collection[str], before: float, blobs: FileBlobs) -> list[int]:
     dead = [path for path in shard.iterdir() if path.name not in live]
     with blobs.held(shared=False):  # a writer that looks for one of them now waits, then does not find it
+        return _remove_older(dead, before)
+
+
+def _sweep_packs(live: Collection[str], before: float, blobs: FileBlobs) -> list[int]:
+    """Remove packs of which nothing is used."""
+    dead = [path for path, digests in blobs.packs.by_pack() if digests.isdisjoint(live)]
+    with blobs.held(shared=False):
         return _remove_older(dead, before)
 
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
+from gateway.workspace.index import IGNORE_FILES
 from gateway.workspace.openat import READING, PathOpener
-
-# Read in this order in every directory; the later takes precedence.
-FILES = (".gitignore", ".toolgateignore")
 
 # Expression, and whether it ignores or includes; the last line of a file first, since it takes precedence.
 Patterns = tuple[tuple[re.Pattern[str], bool], ...]
@@ -67,7 +65,7 @@ class GitIgnore:
     def inside(self, above: GitIgnoreRules | None, path: str, directory: int, opener: PathOpener) -> GitIgnoreRules:
         """Return the rules in the open directory `path`, given those of the directory above."""
         above = above or _NO_RULES
-        text = "\n".join(_read(directory, name, opener) for name in FILES)
+        text = "\n".join(_read(directory, name, opener) for name in IGNORE_FILES)
         if not text.strip():
             return above
         content = "\0".join([above.key, path, text]).encode("utf-8", "surrogateescape")

@@ -114,6 +114,9 @@ RACY_NANOSECONDS = 20_000_000
 
 _HEADER = b"toolgate-index-2"
 
+# Files with rules about the names beside and below them, the later with precedence.
+IGNORE_FILES = (".gitignore", ".toolgateignore")
+
 
 # A file whose stamp is unchanged has not changed.
 stamp_of: Callable[[os.stat_result], tuple[int, ...]] = attrgetter(
@@ -182,6 +185,10 @@ class Folder:
     def encoded_names(self) -> list[bytes]:
         """The files' names as bytes."""
         return [os.fsencode(name) for name in self.files]
+
+    @cached_property
+    def has_ignore_file(self) -> bool:
+        return any(name in place for name in IGNORE_FILES for place in (self.files, self.ignored, self.skipped))
 
     @property
     def names(self) -> dict[str, bool] | None:

@@ -136,9 +136,10 @@ class _Scan:
             _record_inaccessible(found, path, error)
             return
         try:
-            if self._ignore is not None:
+            status = os.fstat(directory)
+            if self._ignore is not None and (rules is None or not self._lacks_rules(path, status)):
                 rules = self._ignore.inside(rules, path, directory, self._opener)
-            folder = found[path] = self._visit(directory, path, rules)
+            folder = found[path] = self._visit(directory, path, status, rules)
             for name in folder.folders:
                 if depth == _OPEN_LIMIT:
                     pending.append((folder.below(name), rules))
@@ -169,10 +170,14 @@ class _Scan:
         finally:
             os.close(parent)
 
-    def _visit(self, directory: int, path: str, rules: IgnoreRules | None) -> Folder:
+    def _lacks_rules(self, path: str, found: os.stat_result) -> bool:
+        """Return whether a directory is known to have no ignore files: its names are unchanged."""
         known = self._known.get(path)
-        found = os.fstat(directory)
-        stamp = found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+        return known is not None and known.stamp == _stamp(found) and not known.has_ignore_file
+
+    def _visit(self, directory: int, path: str, found: os.stat_result, rules: IgnoreRules | None) -> Folder:
+        known = self._known.get(path)
+        stamp = _stamp(found)
         key, mode = rules.key if rules else "", stat.S_IMODE(found.st_mode)
         if known is not None and known.rules == key:
             if known.stamp == stamp:
@@ -265,6 +270,10 @@ class _Scan:
             return self._blobs.put(source)
         except OSError as error:
             raise to_gateway_error(error, (name,)) from error
+
+
+def _stamp(found: os.stat_result) -> Stamp:
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def _names(directory: int) -> dict[str, bool]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from gateway.workspace.blobs import FileBlobs
 from gateway.workspace.checkout import Checkout
 from gateway.workspace.index import RACY_NANOSECONDS
+from gateway.workspace.packs import read_index
 from gateway.workspace.snapshot import file_clock
 from gateway.workspace.tree import Tree, encode
 
@@ -95,4 +96,7 @@ def require_sound_blobs(directory: Path) -> int:
     """How many blobs there are; each has the name of its content."""
     found = [path for path in directory.glob("??/*") if path.is_file()]
     assert [path.name for path in found] == [sha(path.read_bytes()) for path in found]
-    return len(found)
+    packed = [place for pack in directory.glob("packs/*") for place in read_index(str(pack)).items()]
+    for digest, place in packed:
+        assert sha(Path(place.pack).read_bytes()[place.offset : place.offset + place.size]) == digest
+    return len({path.name for path in found} | {digest for digest, _ in packed})

@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.errors import Unavailable
-from gateway.workspace.blobs import CHUNK, FileBlobs
+from gateway.workspace.blobs import CHUNK, LOOSE_LIMIT, FileBlobs
+from gateway.workspace.gc import SweepResult, size, sweep
+from gateway.workspace.packs import read_index
 
-from .folders import require_sound_blobs, sha
+from .folders import new_checkout, require_sound_blobs, sha, walk, write
 
 pytestmark = pytest.mark.promise("T2")
 
@@ -87,6 +92,85 @@ def test_few_and_many_blobs_are_made_durable(tmp_path: Path, count: int) -> None
     blobs.sync()
     blobs.sync()
     assert require_sound_blobs(tmp_path) == count
+
+
+def sweep_all(blobs: FileBlobs, live: set[str]) -> SweepResult:
+    return sweep(blobs, live, 0, time.time() + 1)
+
+
+def test_packed_blobs_are_found_by_other_stores_and_swept_when_none_is_used(tmp_path: Path) -> None:
+    writer, reader = FileBlobs(tmp_path), FileBlobs(tmp_path)
+    contents = [b"%d" % number for number in range(100)]
+    digests = [writer.put(io.BytesIO(content)) for content in contents]
+    with writer.open(digests[-1]) as blob:  # before it is complete
+        assert blob.read() == contents[-1]
+    writer.sync()
+    assert len(list(tmp_path.glob("packs/*.pack"))) == 1
+    assert len(list(tmp_path.glob("??/*"))) == LOOSE_LIMIT
+    assert reader.missing(digests) == set()
+    for digest, content in zip(digests, contents, strict=True):
+        with reader.open(digest) as blob:
+            assert (os.fstat(blob.fileno()).st_size, blob.read()) == (len(content), content)
+    assert size(reader) == size(writer) and size(reader).blobs == 100
+    assert sweep_all(writer, {digests[50]}).blobs == LOOSE_LIMIT  # a pack stays whole
+    assert reader.missing(digests) == set(digests[:LOOSE_LIMIT])
+    assert sweep_all(writer, set()).blobs == 1
+    assert reader.missing(digests) == set(digests)
+    with pytest.raises(Unavailable, match="missing"):
+        reader.open(digests[50])
+
+
+def test_packed_blob_that_is_put_again_is_stored_once_and_kept(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path)
+    digests = [blobs.put(io.BytesIO(b"%d" % number)) for number in range(50)]
+    blobs.sync()
+    [pack] = tmp_path.glob("packs/*.pack")
+    os.utime(pack, (0, 0))
+    assert blobs.put(io.BytesIO(b"49")) == digests[-1]
+    blobs.sync()
+    assert pack.stat().st_mtime > 0
+    assert not Path(blobs.path(digests[-1])).exists()
+
+
+@pytest.mark.parametrize("damage", ["content", "index", "length"])
+def test_damaged_pack_is_noticed(tmp_path: Path, damage: str) -> None:
+    blobs = FileBlobs(tmp_path)
+    digests = [blobs.put(io.BytesIO(b"content %d" % number)) for number in range(50)]
+    blobs.sync()
+    [pack] = tmp_path.glob("packs/*.pack")
+    content = bytearray(pack.read_bytes())
+    place = read_index(str(pack))[digests[-1]]
+    if damage == "content":
+        content[place.offset] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes({"content": content, "index": content[:-20], "length": content[:3]}[damage])
+    with pytest.raises(Unavailable) as refused:
+        FileBlobs(tmp_path).open(digests[-1])
+    assert refused.value.code == ("BLOB_CORRUPT" if damage == "content" else "BLOB_MISSING")
+
+
+def test_first_snapshot_of_a_large_folder_creates_few_files(tmp_path: Path) -> None:
+    """Creating a file waits for the journal, for seconds while others write; reading and appending do not."""
+    folder = tmp_path / "files"
+    for number in range(600):
+        write(folder / f"d{number % 20}/{number}", b"%d" % number)
+    created = []
+    real = os.open
+
+    def count(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if flags & os.O_CREAT:
+            created.append(path)
+        return real(path, flags, *arguments, **options)
+
+    checkout = new_checkout(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", count)
+        tree = checkout.snapshot()
+    assert len(created) < 20
+    shutil.rmtree(folder)
+    folder.mkdir()
+    new_checkout(tmp_path).materialize(tree)
+    assert walk(folder) == tree
 
 
 LARGE = """

@@ -84,6 +84,22 @@ def test_a_change_of_the_rules_is_seen_at_once(tmp_path: Path) -> None:
     assert paths(checkout) == {"a.log", "src/deep/b.log", "src/c.py"}
 
 
+def test_unchanged_directories_keep_their_rules(tmp_path: Path) -> None:
+    """A directory whose names are unchanged is not searched for ignore files again."""
+    checkout, mine = attached(tmp_path), tmp_path / "mine"
+    for path in (".git/hooks/pre-commit", "src/a.py", "src/deep/b.log", "logs/c.log"):
+        write(mine / path)
+    write(mine / "logs/.gitignore", "*.log\n")
+    let_it_age(mine)
+    expected = {"src/a.py", "src/deep/b.log", "logs/.gitignore"}
+    assert [paths(checkout) for _ in range(3)] == [expected] * 3
+    write(mine / "src/.gitignore", "*.log\n")
+    assert paths(checkout) == {"src/a.py", "src/.gitignore", "logs/.gitignore"}
+    let_it_age(mine)
+    (mine / "logs/.gitignore").write_text("")
+    assert paths(checkout) == paths(checkout) == {"src/a.py", "src/.gitignore", "logs/.gitignore", "logs/c.log"}
+
+
 def test_an_ignore_file_that_is_a_link_or_unreadable_as_text_says_nothing(tmp_path: Path) -> None:
     checkout, mine = attached(tmp_path), tmp_path / "mine"
     write(tmp_path / "outside", "*\n")

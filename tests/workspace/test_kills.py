@@ -94,7 +94,7 @@ def test_a_snapshot_killed_at_any_step_leaves_only_whole_contents(tmp_path: Path
     fill(work, chance)
     killed, seen = 0, set[int]()
     for number in range(ROUNDS):
-        killed += run_and_kill(tmp_path, "snapshot", chance.randint(1, 1500))
+        killed += run_and_kill(tmp_path, "snapshot", chance.randint(1, 800))
         seen.add(require_sound_blobs(tmp_path / "blobs"))
         if number % 3 == 2:
             shutil.rmtree(tmp_path / "blobs")
