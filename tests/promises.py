@@ -63,7 +63,7 @@ PROMISES: dict[str, Promise] = {
         "one executor validates both ways; REST and usage counters come later",
     ),
     "B7": Promise("HTTP tools: a placeholder cannot change the host, nor a redirect reach a private address."),
-    "B8": Promise("An OpenAPI document imports as a toolset."),
+    "B8": Promise("An OpenAPI document imports as a toolset.", "built"),
     "B9": Promise(
         "What disappears is disabled, and comes back as it was.",
         "built",

@@ -123,7 +123,7 @@ async def install_toolset(
             live=bundle.is_folder and not copy,
             progress=progress,
         )
-        return await _with_catalog(gateway, installed)
+        return await add_installed(gateway, installed)
 
 
 async def check_toolset(
@@ -241,7 +241,7 @@ async def _info(gateway: Gateway, installed: InstalledToolset) -> ToolsetInfo:
     return ToolsetInfo(installed, tuple(await gateway.toolsets.source.describe_tools(installed)))
 
 
-async def _with_catalog(gateway: Gateway, installed: InstalledToolset) -> ToolsetInfo:
+async def add_installed(gateway: Gateway, installed: InstalledToolset) -> ToolsetInfo:
     """Mark the tools that categories or the profile withhold, with the reason and the remedy."""
     catalog = await gateway.refresh()
     tools = [

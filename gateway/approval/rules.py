@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import importlib
+import operator
 import re
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -228,6 +229,8 @@ def _canonical_address(host: str) -> str:
 # `Tool.kind` of upstream servers' tools.
 UPSTREAM = "mcp"
 
+_COMPARISON = re.compile(r"(<=|>=|<|>)\s*(-?[0-9]+(?:\.[0-9]+)?)")
+_COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _SHELL_CHARACTERS = frozenset(";&|$`<>(){}\n\r\\\0")
 
 # Describes what of a call matches; None if nothing does.
@@ -372,11 +375,17 @@ async def _match_overwrites(arguments: CallArguments, expected: bool) -> str | N
 
 
 async def _match_argument(arguments: CallArguments, name: str, patterns: Sequence[str], allows: bool) -> str | None:
-    """Describe the argument of that name if a pattern matches it. A rule that allows must match every value the name
-    may mean, and its `*` matches neither `..` nor shell syntax that the pattern does not contain."""
-    texts = [_text(value) for value in _find_values(arguments.call.arguments, name.split("."))]
+    """Describe the argument of that name if a pattern matches it. A number also matches a comparison such as `>100`. A
+    rule that allows must match every value the name may mean, and its `*` matches neither `..` nor shell syntax that
+    the pattern does not contain."""
+    values = list(_find_values(arguments.call.arguments, name.split(".")))
+    texts = [_text(value) for value in values]
     arguments.charge(sum(map(len, texts)) // 4 * len(patterns))
-    matching = [text for text in texts if _matches_argument(text, patterns, allows)]
+    matching = [
+        text
+        for text, value in zip(texts, values, strict=True)
+        if _matches_argument(text, patterns, allows) or _compares(value, patterns)
+    ]
     if not matching or (allows and len(matching) < len(texts)):
         return None
     return f"{name} is {matching[0][:200]!r}"
@@ -399,6 +408,14 @@ def _text(value: Any) -> str:
 
 def _matches_argument(text: str, patterns: Sequence[str], allows: bool) -> bool:
     return any(fnmatch.fnmatchcase(text, pattern) and not (allows and _exceeds(text, pattern)) for pattern in patterns)
+
+
+def _compares(value: Any, patterns: Sequence[str]) -> bool:
+    """Return whether a number fits a pattern that is a comparison."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    found = [match for pattern in patterns if (match := _COMPARISON.fullmatch(pattern.strip()))]
+    return any(_COMPARISONS[match[1]](value, float(match[2])) for match in found)
 
 
 def _exceeds(text: str, pattern: str) -> bool:

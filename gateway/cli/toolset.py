@@ -7,13 +7,16 @@ import sys
 import termios
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gateway.admin import toolsets
+from gateway.admin.openapi import describe_import, install_openapi, write_openapi
 from gateway.admin.toolsets import ServerInfo, ToolsetInfo
+from gateway.bundles.openapi import ImportOptions
 from gateway.cli.help import choose_color
 from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
 from gateway.cli.prompt import can_ask, person
@@ -230,6 +233,54 @@ def new(directory: Path, toolset_id: str | None) -> None:
         click.echo(str(path))
     folder = shlex.quote(str(directory))
     click.echo(f"\nNext: toolgate toolset check {folder}, then toolgate toolset install {folder}")
+
+
+@toolset.command("from-openapi")
+@click.argument("source", metavar="FILE|URL")
+@click.option("--id", "toolset_id", help="The toolset's id; by default made of the document's title.")
+@click.option("--tag", "tags", multiple=True, help="Import only operations with this tag; can be repeated.")
+@click.option("--server", metavar="URL", help="The API's base URL, instead of the document's servers.")
+@click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="Send a header with every request.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="The folder to write.")
+@click.option("--install", "installs", is_flag=True, help="Install it at once, without a folder unless -o names one.")
+@click.option("--dry-run", is_flag=True, help="Show what would be imported or changed, and write nothing.")
+@as_json
+@settings_options
+def from_openapi(
+    settings: Settings,
+    source: str,
+    toolset_id: str | None,
+    tags: tuple[str, ...],
+    server: str | None,
+    headers: tuple[str, ...],
+    output: Path | None,
+    installs: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Make a toolset of HTTP tools from an OpenAPI document, 3.0 or 3.1, in a folder you can edit.
+
+    A document imported again into its folder shows what changed, and keeps what you changed. Secrets stay out of the
+    folder: the tools refer to variables of the environment, also in --header 'Authorization: Bearer ${API_TOKEN}'.
+    """
+    pairs = [text.partition(":") for text in headers]
+    if wrong := next((text for text, (_, colon, _) in zip(headers, pairs, strict=True) if not colon), None):
+        raise click.BadParameter(f"{wrong!r} is no 'NAME: VALUE'", param_hint="--header")
+    given = {name.strip(): value.strip() for name, _, value in pairs}
+    options = ImportOptions(toolset_id, tags, server, given)
+    if installs and output is None:
+        report = run_admin(settings, lambda gateway: install_openapi(gateway, source, options, dry_run))
+    else:
+        report = run(lambda: write_openapi(source, options, settings.http, output, dry_run))
+        if installs and not dry_run:
+            folder = str(report.directory)
+            info = run_admin(settings, lambda gateway: toolsets.install_toolset(gateway, folder))
+            report = replace(report, installed=info)
+    if as_json:
+        print_json(report.to_dict())
+        return
+    for line in describe_import(report, dry_run):
+        click.echo(visible(line))
 
 
 def _get(settings: Settings, toolset_id: str) -> ToolsetInfo:

@@ -99,8 +99,9 @@ class ApprovalCondition(Section):
     hosts of URLs, each command of a line. A `path` matches what a call names, and the directories it names itself
     (`secrets/*` matches `secrets`); what it denies to `read_file` is left out of searches and diffs, and cannot be read
     as a resource. A `command` is a reminder, no confinement: a shell has more spellings than patterns can cover.
-    `arguments` matches named arguments (`{branch: main, "options.force": "true"}`). `overwrites` matches when one of
-    the paths is an existing file of the chat. Arguments too large to inspect match.
+    `arguments` matches named arguments (`{branch: main, "options.force": "true"}`), numbers also by comparison
+    (`{amount: ">100"}`). `overwrites` matches when one of the paths is an existing file of the chat. Arguments too
+    large to inspect match.
     """
 
     path: Patterns = []

@@ -169,7 +169,7 @@ CONTAINERS = {
         forge(Forged("toolset.yml", MANIFEST), Forged("toolset.yaml/x", b"x")),
         "are one path on some systems",
     ),
-    "a huge manifest": (bundle(manifest=MANIFEST + b"#" * MEBIBYTE), "is larger than 1024 KiB"),
+    "a huge manifest": (bundle(manifest=MANIFEST + b"#" * 8 * MEBIBYTE), "is larger than 8192 KiB"),
 }
 
 
