@@ -13,6 +13,7 @@ from gateway.approval.store import ApprovalStore
 from gateway.calls import Call
 from gateway.config import Settings
 from gateway.db import Database
+from gateway.db.api_keys import ApiKeys
 from gateway.db.approvals import Approvals
 from gateway.db.call_records import CallRecords
 from gateway.db.chats import Chats, Instance, settle_interrupted
@@ -31,12 +32,17 @@ from gateway.extensions.audit import Audit
 from gateway.extensions.concurrency import Concurrency
 from gateway.extensions.large_results import LargeResults
 from gateway.extensions.permissions import Ownership, Permissions
+from gateway.extensions.quotas import Quotas
 from gateway.extensions.rate_limit import RateLimit, RateTable
 from gateway.extensions.rendering import RELATIVE, Directories, Rendering
 from gateway.extensions.retry import CallRetry
 from gateway.extensions.telemetry import Telemetry
 from gateway.extensions.validation import Validation
 from gateway.extensions.versioning import Versioning
+from gateway.files import SharedCounter
+from gateway.identity.api_keys import ApiKeyStore
+from gateway.identity.authentication import Identity
+from gateway.identity.roles import Roles
 from gateway.serve.mcp.uris import file_uri
 from gateway.sources import Source
 from gateway.sources.builtin.source import builtin_source
@@ -122,6 +128,10 @@ class GatewayParts:
         self.upstream_rows = Upstreams(db)
         self.pins = Pins(db)
         self.switches = Switches(db)
+        self.roles = Roles(settings.roles, settings.profiles)
+        # Counts changes of credentials, for all processes on the data directory.
+        self.credential_changes = Lazy(lambda: SharedCounter(settings.data_dir / "run" / "credentials"))
+        self.api_keys = ApiKeys(db, lambda: self.credential_changes.get().increment())
         self.telemetry = Telemetry()
         limits = settings.limits
         self.concurrency = Concurrency(limits.concurrency, limits.timeout, limits.total_timeout)
@@ -141,7 +151,7 @@ class GatewayParts:
         self.executor = Executor(self._extensions(extensions))
         self.approval_flow = ApprovalFlow(
             self.executor.call_tool,
-            self.find_tool,
+            self._find_called_tool,
             self.approvals,
             self.records.record_finished,
             RequestStateCodec(settings.approval.keys, settings.data_dir),
@@ -151,8 +161,24 @@ class GatewayParts:
         self.passthrough = Lazy(self._build_passthrough)
         self._upstreams_changed = upstreams_changed
 
+    def make_identity(self, anonymous: bool) -> Identity:
+        """Return what authenticates requests over HTTP. With `anonymous`, they need no key until one exists."""
+        auth, verifier = self.settings.auth, None
+        if auth.jwt is not None:
+            # Imported here: it imports a cryptographic library and an HTTP client.
+            from gateway.identity.jwt import JwtVerifier
+
+            verifier = JwtVerifier(auth.jwt, self.roles)
+        stores = [ApiKeyStore(self.api_keys)]
+        changes = self.credential_changes.get()
+        return Identity(self.roles, stores, changes, verifier, required=auth.required, anonymous=anonymous)
+
     def find_tool(self, name: str) -> Tool | None:
         entry = self.executor.catalog.get(name)
+        return entry.tool if entry is not None else None
+
+    def _find_called_tool(self, call: Call) -> Tool | None:
+        entry = self.executor.catalog.for_principal(call.caller.access).get(call.name)
         return entry.tool if entry is not None else None
 
     def set_categories(self, changes: Mapping[str, CategoryRow]) -> None:
@@ -230,6 +256,7 @@ class GatewayParts:
             lambda tool: any(policy.reads_arguments(tool) for policy in policies),
         )
         large_results = LargeResults(self.versions, self._large_result_bytes, limits.response_bytes, file_uri)
+        has_limits = any(role.limits is not None for role in settings.roles.values())
         versioning = Versioning(self.versions, approval.require_consent, limits.timeout)
         own: list[tuple[int, Extension]] = [
             (0, self.telemetry),  # measures, refusals included
@@ -237,6 +264,7 @@ class GatewayParts:
             (20, validation),  # do the arguments fit the schema?
             (25, Ownership(self.chats.claim)),  # is it this caller's chat?
             (30, Permissions(self.categories, self._permission)),  # is the caller allowed to?
+            (38, Quotas(has_limits, self.rate_limit.table)),  # more than the caller's role may use?
             (40, self.rate_limit),  # too many calls?
             (60, approval),  # does a person agree?
             (63, large_results),  # too large to return?

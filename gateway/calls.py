@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, dataclass_transform
 
 import orjson
 
+from gateway.access import AccessPolicy
 from gateway.errors import GatewayError, Invalid, NotFound
 from gateway.names import CHAT_LIMIT, new_id
 from gateway.tools import Permission, Tool
@@ -64,12 +65,14 @@ async def no_progress(done: float, total: float | None = None, message: str | No
 
 @dataclass(frozen=True)
 class Caller:
-    """The principal of a call, the surface and the name of the client it came through, and the most it may do."""
+    """The principal of a call, the surface and the name of the client it came through, and the most it may do.
+    `access` is what it may see and call; None for everything."""
 
     principal: str = LOCAL
     surface: str = "library"
     client: str | None = None
     permission: Permission = Permission.EXECUTE
+    access: AccessPolicy | None = None
 
 
 @frozen

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 from gateway import names
+from gateway.access import AccessPolicy, ToolGroup, group_of
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.sources import Source
 from gateway.tools import Category, Permission, Tool
@@ -77,12 +79,14 @@ class CatalogEntry:
 @dataclass(frozen=True)
 class CatalogPolicy:
     """The limits of a catalog: its categories, the highest permission, and the number of tools. `first` are patterns
-    over the names and ids of tools that are listed before all others."""
+    over the names and ids of tools that are listed before all others. `access` is what the profile of this process
+    leaves; None for everything."""
 
     categories: Mapping[str, Category]
     permission: Permission = Permission.EXECUTE
     limit: int = 5000
     first: Sequence[str] = ()
+    access: AccessPolicy | None = None
 
 
 class Catalog:
@@ -91,7 +95,7 @@ class Catalog:
     `aliases` are other names with the ids they may mean: names that a tool had before, and names without the prefix,
     which models and apps leave out. One that may mean several tools finds none of them. `withheld` says of each tool
     that exists but is not offered why; `problems` is what an operator should mend: bad schemas, tools above their
-    category's level, names that had to be changed.
+    category's level, names that had to be changed. Without `output_schemas`, lists leave those out.
     """
 
     def __init__(
@@ -100,15 +104,30 @@ class Catalog:
         withheld: Mapping[str, GatewayError] | None = None,
         problems: Sequence[GatewayError] = (),
         aliases: Mapping[str, Sequence[str]] | None = None,
+        output_schemas: bool = True,
     ) -> None:
+        self.output_schemas = output_schemas
         self._entries = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
         self._by_id = {entry.tool.id: entry for entry in self._entries.values()}
         self._withheld = dict(withheld or {})
-        self._aliases = dict(aliases or {})
+        self._aliases: Mapping[str, Sequence[str]] = dict(aliases or {})
+        self._views: dict[AccessPolicy, CatalogView] = {}
+        self.problems = tuple({str(problem): problem for problem in problems}.values())
+
+    @cached_property
+    def groups(self) -> Mapping[ToolGroup, Sequence[tuple[CatalogEntry, str]]]:
+        """Tools that differ only by their names, for access policies: each with its name and id on a line each."""
+        groups: dict[ToolGroup, list[tuple[CatalogEntry, str]]] = {}
+        for name, entry in self._entries.items():
+            groups.setdefault(group_of(entry.tool), []).append((entry, f"{name}\n{entry.tool.id}"))
+        return groups
+
+    @cached_property
+    def accepted(self) -> Mapping[str, CatalogEntry]:
+        """Every name by which a tool can be called."""
         unique = {name: ids[0] for name, ids in self._aliases.items() if len(ids) == 1}
         aliased = {name: self._by_id[tool_id] for name, tool_id in unique.items() if tool_id in self._by_id}
-        self.accepted: Mapping[str, CatalogEntry] = {**aliased, **self._by_id, **self._entries}
-        self.problems = tuple({str(problem): problem for problem in problems}.values())
+        return {**aliased, **self._by_id, **self._entries}
 
     def __iter__(self) -> Iterator[CatalogEntry]:
         return iter(self._entries.values())
@@ -120,6 +139,16 @@ class Catalog:
         return isinstance(other, Catalog) and self.accepted == other.accepted
 
     __hash__ = None  # type: ignore[assignment]  # compared by content, so it is no key
+
+    def for_principal(self, access: AccessPolicy | None) -> Catalog:
+        """Return what a principal may see and call: made once, and the same object for the same access. For anything
+        else it has no name, no reason and no hint, so that it cannot be told from what does not exist."""
+        if access is None:
+            return self
+        view = self._views.get(access)
+        if view is None:
+            view = self._views[access] = CatalogView(self, access)
+        return view
 
     def get(self, name: str) -> CatalogEntry | None:
         return self.accepted.get(name)
@@ -136,11 +165,13 @@ class Catalog:
         ids = self._aliases.get(name, ())
         offered = [self._by_id[tool_id].name for tool_id in ids if tool_id in self._by_id]
         if offered and name not in self._withheld:
-            listed = ", ".join(offered[:_CANDIDATES])
-            return NotFound(f"{len(ids)} tools are named {name!r}; call one of: {listed}", code="AMBIGUOUS_TOOL")
+            return _ambiguous_name(name, len(ids), offered)
         for known in (name, *ids):
             if known in self._withheld:
                 return self._withheld[known]
+        return self._unknown_name(name)
+
+    def _unknown_name(self, name: str) -> NotFound:
         shown = name if len(name) <= 100 else f"{name[:100]}…"
         hint = names.did_you_mean(name, self._entries) if len(name) <= 2 * names.WIRE_NAME_LIMIT else ""
         return NotFound(f"no tool is named {shown!r}{hint}", code="UNKNOWN_TOOL")
@@ -163,6 +194,39 @@ class Catalog:
 
     def to_anthropic_tools(self) -> list[dict[str, Any]]:
         return [anthropic_tool(entry.name, entry.tool) for entry in self]
+
+
+class CatalogView(Catalog):
+    """The part of a catalog that an access policy allows."""
+
+    def __init__(self, whole: Catalog, access: AccessPolicy) -> None:
+        allows = access.allows_name
+        groups = [entries for group, entries in whole.groups.items() if access.allows_group(group)]
+        found = {entry.name for entries in groups for entry, names in entries if allows(names)}
+        super().__init__(output_schemas=whole.output_schemas and access.output_schemas)
+        self._entries = {name: entry for name, entry in whole._entries.items() if name in found}
+        self._whole = whole
+
+    def get(self, name: str) -> CatalogEntry | None:
+        entry = self._whole.get(name)
+        if entry is None or entry.name not in self._entries:
+            visible = self._find_visible(name)
+            entry = visible[0] if len(visible) == 1 else None
+        return entry
+
+    def refusal(self, name: str) -> GatewayError:
+        visible = [entry.name for entry in self._find_visible(name)]
+        return _ambiguous_name(name, len(visible), visible) if visible else self._unknown_name(name)
+
+    def _find_visible(self, name: str) -> list[CatalogEntry]:
+        """The tools that an alias may mean, of those that are visible."""
+        found = (self._whole._by_id.get(tool_id) for tool_id in self._whole._aliases.get(name, ()))
+        return [entry for entry in found if entry is not None and entry.name in self._entries]
+
+
+def _ambiguous_name(name: str, count: int, offered: Sequence[str]) -> NotFound:
+    listed = ", ".join(offered[:_CANDIDATES])
+    return NotFound(f"{count} tools are named {name!r}; call one of: {listed}", code="AMBIGUOUS_TOOL")
 
 
 @dataclass
@@ -219,6 +283,9 @@ class Draft:
             raise Forbidden(
                 f"{tool.id} needs {tool.permission.value}; this profile allows {self.policy.permission.value}"
             )
+        access = self.policy.access
+        if access is not None and not access.allows(names.wire_name(tool.id, tool.prefix), tool):
+            raise Forbidden(f"{tool.id} is not among the tools of this profile", code="TOOL_DISABLED")
 
     @property
     def wishes(self) -> dict[str, str]:
@@ -235,7 +302,9 @@ class Draft:
             CatalogEntry(given[tool_id], tool, source, self._rank(given[tool_id], tool))
             for tool_id, (source, tool) in self.offered.items()
         )
-        return Catalog(entries, self.withheld, self.problems, self._find_aliases(owners))
+        aliases = self._find_aliases(owners)
+        schemas = self.policy.access is None or self.policy.access.output_schemas
+        return Catalog(entries, self.withheld, self.problems, aliases, schemas)
 
     def _rank(self, name: str, tool: Tool) -> int:
         if any(fnmatchcase(text, pattern) for pattern in self.policy.first for text in (name, tool.id)):

@@ -3,6 +3,7 @@
 GatewayError         a bug of ours; the caller sees INTERNAL and the call's id
 ├── NotFound         the caller named something that is not there
 ├── Invalid          the caller's input is wrong, and the caller can fix it
+├── Unauthenticated  the caller did not say who they are, or nobody by that name is known
 ├── Forbidden        the caller may not do this
 ├── Conflict         someone else changed it first
 ├── RateLimited      the caller may, but not yet
@@ -50,6 +51,11 @@ class NotFound(GatewayError):
 class Invalid(GatewayError):
     default_code = "INVALID_ARGUMENTS"
     status = 400
+
+
+class Unauthenticated(GatewayError):
+    default_code = "UNAUTHENTICATED"
+    status = 401
 
 
 class Forbidden(GatewayError):

@@ -41,10 +41,13 @@ class Executor:
         return self._catalog
 
     def call_tool(self, call: Call) -> Coroutine[Any, Any, Outcome]:
-        entry = self._catalog.get(call.name)
+        access, catalog = call.caller.access, self._catalog
+        if access is not None:
+            catalog = catalog.for_principal(access)
+        entry = catalog.get(call.name)
         if entry is None:
             pipeline = self._unknown_pipeline
-            call = call.replace(tool=None, public_name=None, refusal=self._catalog.refusal(call.name))
+            call = call.replace(tool=None, public_name=None, refusal=catalog.refusal(call.name))
         else:
             pipeline = self._pipelines.get(entry.name) or self._build(entry)
             call = call.replace(tool=entry.tool, public_name=entry.name, refusal=None, began=time.perf_counter())

@@ -7,8 +7,10 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import mmap
 import os
 import random
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -51,6 +53,32 @@ class FileLock:
 
     def close(self) -> None:
         os.close(self.descriptor)
+
+
+class SharedCounter:
+    """A number in a file that every process maps into its memory, to notice changes without a system call."""
+
+    _NUMBER = struct.Struct("=Q")
+
+    def __init__(self, path: Path) -> None:
+        self._lock = FileLock(path)
+        with self._lock:
+            size = os.fstat(self._lock.descriptor).st_size
+            if size < self._NUMBER.size:
+                os.pwrite(self._lock.descriptor, bytes(self._NUMBER.size - size), size)
+            self._memory = mmap.mmap(self._lock.descriptor, self._NUMBER.size)
+
+    def read(self) -> bytes:
+        """Return the number as bytes, to be compared with an earlier one."""
+        return self._memory[:]
+
+    def increment(self) -> None:
+        with self._lock:
+            self._NUMBER.pack_into(self._memory, 0, self._NUMBER.unpack(self._memory)[0] + 1)
+
+    def close(self) -> None:
+        self._memory.close()
+        self._lock.close()
 
 
 def create_file(path: Path, content: bytes, mode: int = 0o600) -> Path:

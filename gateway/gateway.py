@@ -77,6 +77,9 @@ class Gateway:
         self.executor = parts.executor
         self.find_tool = parts.find_tool
         self.installed_toolsets = parts.installed_toolsets
+        self.roles = parts.roles
+        self.api_keys = parts.api_keys
+        self.make_identity = parts.make_identity
         self._parts = parts
         # Revisions of toolsets, upstreams, pins and switches that the catalog was made of.
         self._revisions: tuple[int, ...] = ()
@@ -111,6 +114,7 @@ class Gateway:
         config.refuse_unavailable(resolved)
         async with AsyncExitStack() as stack:
             gateway = cls(resolved, await stack.enter_async_context(open_storage(resolved)), sources, extensions)
+            stack.callback(gateway._close_credentials)
             stack.push_async_callback(gateway.records.wait)
             await gateway.approvals.records.sweep()
             await gateway.versions.recover(gateway.chat)
@@ -209,10 +213,10 @@ class Gateway:
         """List the tools of all sources again and offer them. New problems for an operator to correct are logged."""
         async with self._refresh_lock:
             revisions, installed = await self._load_revisions(), await self.installed_toolsets()
-            profile = self.settings.effective_profile()
+            profile, access = self.settings.effective_profile(), self.roles.profile_access(self.settings.profile)
             self._parts.set_categories(await self.switches.load_categories())
             limit, first = self.settings.limits.tools, self.settings.tools.first
-            draft = Draft(CatalogPolicy(self._parts.categories, profile.permission, limit, first))
+            draft = Draft(CatalogPolicy(self._parts.categories, profile.permission, limit, first, access))
             for source in self._parts.sources:
                 await self._add_tools(draft, source)
             unlisted = await self._find_unlisted_servers(draft.known, installed)
@@ -247,6 +251,10 @@ class Gateway:
         for part in (self._parts.upstreams.peek(), self._parts.toolsets.peek()):
             if part is not None:
                 await part.close()
+
+    def _close_credentials(self) -> None:
+        if (changes := self._parts.credential_changes.peek()) is not None:
+            changes.close()
 
     async def _start_upstreams(self, stack: AsyncExitStack) -> None:
         first, again = await self.upstreams.start()

@@ -21,6 +21,7 @@ ROOMS = (
     "errors",
     "names",
     "tools",
+    "access",
     "calls",
     "files",
     "tasks",
@@ -39,6 +40,7 @@ ROOMS = (
     "protocol",
     "mcp_client",
     "oauth",
+    "identity",
     "sources",
     "catalog",
     "approval",
@@ -58,7 +60,7 @@ FORBIDDEN = {"serve": {"db", "sources"}, "cli": {"db", "sources", "workspace"}}
 # Imports inside functions, for the start-up time of the command; each has a comment that says so.
 LAZY = {
     "gateway/__init__.py": 1,
-    "gateway/app.py": 3,
+    "gateway/app.py": 4,
     "gateway/cli/clients.py": 1,
     "gateway/cli/serve.py": 1,
     "gateway/runtime/worker/__init__.py": 1,

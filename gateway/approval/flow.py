@@ -75,13 +75,14 @@ class AskMethod(enum.Enum):
 class ApprovalFlow:
     """Sends calls to the executor. A call that needs consent is asked about and sent again under the same call id.
 
-    `call_tool` and `find_tool` are the executor's; `record` gets calls that are refused before they reach it.
+    `call_tool` is the executor's; `find_tool` finds the tool of a call among those its caller may call; `record` gets
+    calls that are refused before they reach the executor.
     """
 
     def __init__(
         self,
         call_tool: Proceed,
-        find_tool: Callable[[str], Tool | None],
+        find_tool: Callable[[Call], Tool | None],
         store: ApprovalStore,
         record: Record,
         states: RequestStateCodec,
@@ -271,7 +272,7 @@ class ApprovalFlow:
 
     async def _resume(self, call: Call, state: str) -> Outcome:
         """Continue a call whose client returns our state."""
-        tool = self._find_tool(call.name)
+        tool = self._find_tool(call)
         call = call if tool is None else _repair(call, tool)
         claims = self.states.unseal(state)
         if tool is None or claims is None or not self._is_valid(claims, call, tool):

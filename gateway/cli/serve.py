@@ -19,6 +19,7 @@ from gateway.cli.options import settings_options
 from gateway.config import Settings
 from gateway.errors import Forbidden
 from gateway.gateway import Gateway
+from gateway.identity.authentication import Identity
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
 
@@ -41,7 +42,7 @@ MESSAGE_FACTOR = 4
 @click.option(
     "--port", default=8420, show_default=True, type=click.IntRange(0, 65535), help="HTTP: 0 takes a free one."
 )
-@click.option("--allow-remote", is_flag=True, help="HTTP: listen beyond loopback without authentication.")
+@click.option("--allow-remote", is_flag=True, help="HTTP: listen beyond loopback though no key exists.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -59,16 +60,11 @@ def serve(
     serves MCP's streamable HTTP at /mcp, by default on loopback.
     """
     logging.getLogger().setLevel(log_level.upper())
-    if "http" in transports and not _is_loopback(host) and not allow_remote:
-        raise Forbidden(
-            f"{host} is reachable by others and there is no authentication; listen on 127.0.0.1, or use --allow-remote "
-            "if a proxy in front of the gateway authenticates",
-            code="REMOTE_REFUSED",
-        )
-    anyio.run(partial(_serve, settings, transports, host, port), backend_options={"use_uvloop": "http" in transports})
+    options = {"use_uvloop": "http" in transports}
+    anyio.run(partial(_serve, settings, transports, host, port, allow_remote), backend_options=options)
 
 
-async def _serve(settings: Settings, transports: tuple[str, ...], host: str, port: int) -> None:
+async def _serve(settings: Settings, transports: tuple[str, ...], host: str, port: int, allow_remote: bool) -> None:
     """Serve one gateway over the transports; the first to end ends the other."""
     async with Gateway.open(settings, follow=True) as gateway, anyio.create_task_group() as tasks:
         stop = anyio.Event()
@@ -89,7 +85,7 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
         server = McpServer(handlers)
         async with anyio.create_task_group() as serving:
             if "http" in transports:
-                serving.start_soon(_serve_http_transport, gateway, server, host, port, stop)
+                serving.start_soon(_serve_http_transport, gateway, server, host, port, allow_remote, stop)
             if "stdio" in transports:
                 serving.start_soon(_serve_stdio_transport, gateway, server, stop)
         tasks.cancel_scope.cancel()
@@ -103,7 +99,10 @@ async def _serve_stdio_transport(gateway: Gateway, server: McpServer, stop: anyi
     stop.set()  # the client has disconnected
 
 
-async def _serve_http_transport(gateway: Gateway, server: McpServer, host: str, port: int, stop: anyio.Event) -> None:
+async def _serve_http_transport(
+    gateway: Gateway, server: McpServer, host: str, port: int, allow_remote: bool, stop: anyio.Event
+) -> None:
+    identity = await _open_identity(gateway, host, allow_remote)
     with exclude_from_gc():
         # Imported here: a start over stdio, which a person waits for, does not need it.
         from gateway.serve.http.app import HttpApp, RequestGuard, bind, parse_authority, serve_http
@@ -114,8 +113,12 @@ async def _serve_http_transport(gateway: Gateway, server: McpServer, host: str, 
     port = listening.getsockname()[1]
     limit = gateway.settings.limits.request_bytes * MESSAGE_FACTOR
     own = [address] if parse_authority(address) else []  # no client sends the zone of an address
-    guard = RequestGuard(limit, [*settings.allowed_hosts, *own], settings.allowed_origins)
-    web = HttpApp(server, gateway.ready, guard)
+    origins = list(settings.allowed_origins)
+    if settings.public_url is not None:
+        origins.append(settings.public_url.rstrip("/"))
+        own.append(settings.public_url.rstrip("/").partition("://")[2])
+    guard = RequestGuard(limit, [*settings.allowed_hosts, *own], origins, settings.trusted_proxies)
+    web = HttpApp(server, gateway.ready, guard, identity, public_url=settings.public_url)
 
     async def drain() -> None:
         await gateway.drain()
@@ -123,7 +126,25 @@ async def _serve_http_transport(gateway: Gateway, server: McpServer, host: str, 
 
     listening.listen(1024)
     _print_address(f"http://{address}:{port}/mcp", gateway)
-    await serve_http(web.app, web.fast_path, listening, stop, drain)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(identity.run)
+        await serve_http(web.app, web.fast_path, listening, stop, drain)
+        tasks.cancel_scope.cancel()
+
+
+async def _open_identity(gateway: Gateway, host: str, allow_remote: bool) -> Identity:
+    """Load the keys; refused where a request would need one and none exists."""
+    identity = gateway.make_identity(anonymous=_is_loopback(host) or allow_remote)
+    await identity.refresh()
+    if not identity.can_authenticate:
+        reason = "auth.required is set" if gateway.settings.auth.required else f"{host} is reachable by others"
+        raise Forbidden(
+            f"{reason} and there is no key yet; make one with: toolgate key create NAME (with the same --config and "
+            "--data-dir), or name your identity provider under auth.jwt; --allow-remote is for a proxy in front of the "
+            "gateway that authenticates",
+            code="REMOTE_REFUSED",
+        )
+    return identity
 
 
 async def _stop_on_signal(stop: anyio.Event) -> None:

@@ -327,9 +327,50 @@ class HttpSettings(Section):
     allow_private: bool = False
 
 
+# Signatures by a key pair only: one by a shared secret could be made by whoever knows the issuer's public key.
+_Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+class JwtSettings(Section):
+    """Tokens of your identity provider. `audience` is what it puts into them for this gateway. Without `jwks_url` the
+    issuer's metadata names its keys. `role_claim` is the claim, dotted if it is inside another, that names the role;
+    a token without a known role has `default_role`, or is refused."""
+
+    issuer: str = Field(pattern=r"^https?://[^\s?#]+$")
+    audience: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
+    jwks_url: str | None = Field(default=None, pattern=r"^https?://[^\s#]+$")
+    role_claim: str = "roles"
+    default_role: str | None = None
+    algorithms: list[_Algorithm] = ["RS256", "ES256", "EdDSA"]
+
+
 class AuthSettings(Section):
-    required: bool = False
-    jwt: dict[str, Any] | None = None
+    """Authentication over HTTP. With `required` unset, loopback needs no key until one exists; beyond it a key or a
+    token is always required. `authorization_server` is the built-in one, for clients that log in by OAuth."""
+
+    required: bool | None = None
+    jwt: JwtSettings | None = None
+    authorization_server: bool = True
+
+
+class RoleLimitSettings(Section):
+    """Limits of each principal of a role. Bytes are those of arguments and results."""
+
+    calls_per_minute: int | None = Field(default=None, ge=1)
+    concurrent_calls: int | None = Field(default=None, ge=1)
+    bytes_per_minute: int | None = Field(default=None, ge=1024)
+
+
+class RoleSettings(Section):
+    """Rights of the principals of a role. `categories` unset are all; `tools` are patterns over names and ids, where an
+    empty `allow` allows all; `servers` are patterns over upstreams. `admin` lets them change the gateway itself."""
+
+    permission: Permission = Permission.EXECUTE
+    categories: list[str] | None = None
+    tools: ToolFilterSettings = ToolFilterSettings()
+    servers: list[str] = ["*"]
+    admin: bool = False
+    limits: RoleLimitSettings | None = None
 
 
 class ExtensionPriority(enum.IntEnum):
@@ -358,8 +399,13 @@ class ExtensionSettings(Section):
 
 
 class ProfileSettings(Section):
+    """A view for a kind of client: the highest level, and patterns over the names and ids of tools. Without
+    `output_schemas`, lists leave out what tools return, for clients that pay for every token."""
+
     mode: Literal["full", "search"] = "full"
     permission: Permission = Permission.EXECUTE
+    tools: ToolFilterSettings = ToolFilterSettings()
+    output_schemas: bool = True
 
 
 class LimitSettings(Section):
@@ -376,10 +422,14 @@ class LimitSettings(Section):
 
 
 class ServerSettings(Section):
-    """The HTTP face. Hosts and origins beyond loopback must be named to be let in."""
+    """The HTTP face. Hosts and origins beyond loopback must be named to be let in. `public_url` is the address by which
+    clients reach the gateway, if a proxy stands in front of it; its host and origin are let in. What a request says
+    about the client it was forwarded for is believed only of `trusted_proxies`, addresses or networks."""
 
     allowed_hosts: list[str] = []
     allowed_origins: list[str] = []
+    public_url: str | None = Field(default=None, pattern=r"^https?://[^\s/?#]+/?$")
+    trusted_proxies: list[str] = []
     shutdown_grace: float = Field(default=5, ge=0)
 
 
@@ -398,8 +448,9 @@ class Settings(Section):
     web: WebSettings = WebSettings()
     http: HttpSettings = HttpSettings()
     auth: AuthSettings = AuthSettings()
+    roles: dict[str, RoleSettings] = {}
     extensions: list[ExtensionSettings] = []
-    profiles: dict[str, ProfileSettings] = {}
+    profiles: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], ProfileSettings] = {}
     limits: LimitSettings = LimitSettings()
     server: ServerSettings = ServerSettings()
     chat: str | None = None
@@ -454,7 +505,6 @@ class Settings(Section):
 def refuse_unavailable(settings: Settings) -> None:
     """Refuse settings this version cannot honour and that must not be ignored."""
     for is_set, key, instead in (
-        (settings.auth.required or settings.auth.jwt, "auth", "serve on loopback only, which needs none"),
         (settings.database_url, "database_url", "leave it out for SQLite in data_dir"),
         (settings.blob_store, "blob_store", "leave it out for files in data_dir"),
         *(

@@ -201,6 +201,24 @@ STEPS_AND_RETRIES: Migration = (
     "CREATE INDEX tool_calls_by_parent ON tool_calls (parent_call_id) WHERE parent_call_id IS NOT NULL",
 )
 
+API_KEYS: Migration = (
+    """
+    CREATE TABLE api_keys (
+        id           TEXT PRIMARY KEY,
+        name         TEXT NOT NULL,                  -- the principal
+        role         TEXT NOT NULL,
+        profile      TEXT,
+        digest       TEXT NOT NULL UNIQUE,           -- SHA-256 of the key, in hex
+        hint         TEXT NOT NULL,                  -- its first characters
+        created_at   TEXT NOT NULL,
+        created_by   TEXT NOT NULL,
+        expires_at   TEXT,
+        last_used_at TEXT,
+        revoked_at   TEXT
+    )
+    """,
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -210,6 +228,7 @@ MIGRATIONS: Sequence[Migration] = (
     TOOL_NAMES,
     SWITCHES,
     STEPS_AND_RETRIES,
+    API_KEYS,
 )
 
 

@@ -105,10 +105,11 @@ class RateTable:
         self._places[key] = place, digest
         return place
 
-    def full_at(self, place: int, now: float) -> float:
-        """Return when the bucket will be full; no later than in a minute, should the clock have been set back."""
+    def full_at(self, place: int, now: float, longest: float = WINDOW) -> float:
+        """Return when the bucket will be full; no later than in `longest` seconds, should the clock have been set
+        back."""
         full_at: float = _FULL_AT.unpack_from(self._memory, place + _KEY_BYTES)[0]
-        return now if full_at <= now else min(full_at, now + WINDOW)
+        return now if full_at <= now else min(full_at, now + longest)
 
     def set_full_at(self, place: int, full_at: float) -> None:
         _FULL_AT.pack_into(self._memory, place + _KEY_BYTES, full_at)
@@ -150,10 +151,14 @@ class RateLimit(Extension):
         limits = (self._per_tool.get(tool.id, tool.calls_per_minute), self._categories[tool.category].calls_per_minute)
         return limits != (None, None)
 
+    def table(self) -> RateTable:
+        """Return the table, opened at the first use."""
+        if self._table is None:
+            self._table = self._make_table()
+        return self._table
+
     def before_execute(self, call: Call) -> Awaitable[None] | None:
-        table = self._table
-        if table is None:
-            table = self._table = self._make_table()
+        table = self._table or self.table()
         if not table.is_shared():
             self._take_tokens(table, call)
             return None

@@ -20,14 +20,15 @@ import anyio.abc
 import anyio.to_thread
 import orjson
 
-from gateway.calls import to_json
+from gateway.calls import LOCAL, to_json
+from gateway.identity import OWNER
 from gateway.protocol import PROTOCOL_VERSION_META_KEY
 from gateway.protocol.jsonrpc import CONNECTION_CLOSED, INVALID_REQUEST, RequestId, find_id
 from gateway.serve.mcp import fastpath
 from gateway.serve.mcp.fastpath import FastPath, ParsedRequest
 from gateway.serve.mcp.handlers import McpServer
 from gateway.serve.mcp.notifications import Change
-from gateway.serve.mcp.request import caller_of, client_name, connection_chat, principal_of
+from gateway.serve.mcp.request import caller_of, client_name, connection_chat
 from gateway.serve.mcp.sessions import Session
 from gateway.tasks import CallScope
 
@@ -209,8 +210,8 @@ class FastRequests:
         params = fastpath.parse_initialize(message)
         if params is None:
             return False
-        result = self._handlers.initialize(params)
-        caller = caller_of(principal_of(None), client_name(params["clientInfo"]))
+        caller = caller_of(OWNER, client_name(params["clientInfo"]))
+        result = self._handlers.initialize(params, caller)
         self._session = Session(result["protocolVersion"], params["capabilities"], caller, self._send)
         self._handshake = [{**message, "id": OPENING}]
         self._spawn(message["id"], self._connection.write(fastpath.encode_result(message["id"], result)))
@@ -241,12 +242,12 @@ class FastRequests:
         return self._session is not None and self._session.take_reply(message)
 
     def _parse(self, message: Mapping[str, Any]) -> ParsedRequest | None:
-        chat = connection_chat(self._handlers.chat)
+        chat = connection_chat(LOCAL, self._handlers.chat)
         if self._session is not None:
             return fastpath.parse_in_session(message, self._session, chat, fastpath.STDIO_HANDSHAKE_METHODS)
         if not self._modern:
             return None
-        return fastpath.parse_modern(message, principal_of(None), chat, methods=fastpath.STDIO_MODERN_METHODS)
+        return fastpath.parse_modern(message, OWNER, chat, methods=fastpath.STDIO_MODERN_METHODS)
 
     def _start(self, parsed: ParsedRequest) -> None:
         scope = self._scopes[str(parsed.id)] = CallScope()

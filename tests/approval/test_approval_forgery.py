@@ -213,7 +213,7 @@ def test_request_state_expires_with_its_question(fixture: Fixture) -> None:
     state, before = fixture.ask(), fixture.pads.runs
     later = ApprovalFlow(
         fixture.gateway.executor.call_tool,
-        fixture.gateway.find_tool,
+        lambda call: fixture.gateway.find_tool(call.name),
         fixture.gateway.approvals,
         fixture.gateway.records.record_finished,
         fixture.states,

@@ -26,9 +26,11 @@ from uvicorn.server import ServerState
 from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.errors import ToolFailed, UpstreamFault
+from gateway.identity.authentication import Identity
 from gateway.protocol.jsonrpc import RpcError
 from gateway.serve import stdio
 from gateway.serve.http.app import PATH, HttpApp, RequestGuard
+from gateway.serve.http.authentication import Authentication
 from gateway.serve.http.protocol import FastHandler, FastHttpProtocol, HeaderCache
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
@@ -517,7 +519,8 @@ async def open_servers(directory: Path, **settings: Any) -> AsyncIterator[Server
         routes, _ = mcp_servers[1].sdk.http_app(PATH, LIMIT, [])
         async with mcp_servers[0].sdk.session_manager.run(), mcp_servers[1].sdk.session_manager.run():
             wire = ConnectionApp(served.app, served.fast_path)
-            yield Servers(gateway, source, mcp_servers[0], wire, RequestGuard(LIMIT).wrap(routes))
+            sdk = RequestGuard(LIMIT).wrap(Authentication(Identity(), PATH).wrap(routes))
+            yield Servers(gateway, source, mcp_servers[0], wire, sdk)
 
 
 class StdioClient:

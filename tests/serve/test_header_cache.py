@@ -32,12 +32,12 @@ class Echo:
     """Says what was sent, on the short way and on the long one, and which of the two it was. A body that begins with
     `late` is answered some turns later, one with `long` by the application, one with `gone` when nobody is left."""
 
-    path = b"/mcp"
+    paths = frozenset({b"/mcp"})
 
     def __init__(self) -> None:
         self.read: list[Mapping[bytes, bytes]] = []
 
-    def parse_head(self, _: bytes, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes] | None:
+    def parse_head(self, _path: bytes, _query: bytes, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes] | None:
         self.read.append(headers)
         return headers if headers.get(b"x-way") != b"long" else None
 

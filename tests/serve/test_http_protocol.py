@@ -577,7 +577,7 @@ class Failing:
     """A shortcut that breaks, before it answers, in the middle or at the end."""
 
     def __init__(self, usual: FastHandler, where: str) -> None:
-        self.path = usual.path
+        self.paths = usual.paths
         self.parse_head = usual.parse_head
         self._where = where
 

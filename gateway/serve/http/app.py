@@ -6,7 +6,7 @@ import asyncio
 import errno
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from ipaddress import AddressValueError, IPv6Address
@@ -17,18 +17,20 @@ import uvicorn
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import __version__
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
+from gateway.identity.authentication import Identity
 from gateway.protocol import MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
+from gateway.serve.http.authentication import Authentication, ForwardedHeaders, error_response
 from gateway.serve.http.fastpath import HttpFastPath
 from gateway.serve.http.protocol import FastHandler, FastHttpProtocol, HeaderCache
 from gateway.serve.mcp.event_streams import KEPT_SECONDS, SESSION_BYTES
 from gateway.serve.mcp.handlers import McpServer
-from gateway.serve.mcp.request import principal_of
+from gateway.serve.mcp.sdk import SdkTransport
 
 # Raises `Unavailable` while the gateway cannot serve.
 Ready = Callable[[], Awaitable[None]]
@@ -36,7 +38,7 @@ Ready = Callable[[], Awaitable[None]]
 PATH = "/mcp"
 # Answered for any host name: a probe uses the machine's address, and they tell nothing but that the server works.
 _HEALTH = frozenset({"/healthz", "/readyz"})
-_CHECKED = frozenset({b"host", b"origin", b"content-length"})
+_CHECKED = frozenset({b"host", b"origin", b"content-length", b"authorization"})
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -52,16 +54,30 @@ _NOT_KEPT = (
 
 
 class HttpApp:
-    """Everything that is served over HTTP, as the ASGI application `app` and the `fast_path` around it."""
+    """Everything that is served over HTTP, as the ASGI application `app` and the `fast_path` around it. `routes` are
+    more routes; their requests are authenticated like all others, except for the `public` paths."""
 
-    def __init__(self, mcp: McpServer, ready: Ready, guard: RequestGuard) -> None:
+    def __init__(
+        self,
+        mcp: McpServer,
+        ready: Ready,
+        guard: RequestGuard,
+        identity: Identity | None = None,
+        routes: Sequence[BaseRoute] = (),
+        public: Collection[str] = (),
+        public_url: str | None = None,
+    ) -> None:
+        identity = identity or Identity()
+        authentication = Authentication(identity, PATH, public, public_url)
         self._mcp = mcp
         self._ready = ready
         self._streams: set[anyio.CancelScope] = set()
         health = [Route("/healthz", self._healthz), Route("/readyz", self._readyz)]
-        routes, self._sessions = mcp.sdk.http_app(PATH, guard.body_limit, health)
-        self.app = guard.wrap(self._end_streams(self._resume_streams(routes)))
-        self.fast_path = HttpFastPath(mcp.handlers, self._sessions, guard.allows, PATH)
+        own = [*health, *authentication.routes(), *routes]
+        app, self._sessions = mcp.sdk.http_app(PATH, guard.body_limit, own)
+        self.routes: Sequence[BaseRoute] = app.routes
+        self.app = guard.wrap(authentication.wrap(self._end_streams(self._serve_sessions(app))))
+        self.fast_path = HttpFastPath(mcp.handlers, self._sessions, guard.allows, identity, PATH)
 
     def close(self) -> None:
         """End the streams on which clients only wait, so that the server need not abort them."""
@@ -76,41 +92,50 @@ class HttpApp:
         try:
             await self._ready()
         except GatewayError as refusal:
-            return _error_response(refusal)
+            return error_response(refusal)
         return JSONResponse({"ok": True})
 
-    def _resume_streams(self, app: ASGIApp) -> ASGIApp:
-        """Return the application with GET requests answered here that name the last event of a session's stream."""
+    def _serve_sessions(self, app: ASGIApp) -> ASGIApp:
+        """Return the application in which a session can only be used by the principal that opened it, with GET requests
+        answered here that name the last event of a session's stream."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or scope["method"] != "GET" or scope["path"] != PATH:
+            if scope["type"] != "http" or scope["path"] != PATH:
                 await app(scope, receive, send)
                 return
             headers = Headers(scope=scope)
-            last_id = headers.get("last-event-id")
             transport = self._sessions.find(headers.get("mcp-session-id", ""))
-            streams = None if transport is None else self._sessions.streams(transport)
-            if (
-                last_id is None
-                or transport is None
-                or streams is None
-                or "text/event-stream" not in headers.get("accept", "")
-                or self._sessions.principal(transport) != principal_of(headers)
-                or headers.get("mcp-protocol-version") in MODERN_PROTOCOL_VERSIONS
-            ):
-                await app(scope, receive, send)  # which words the error
-                return
-            found = streams.find(last_id)
-            if found is None:
-                response: Response = _rpc_error_response(_NOT_KEPT)
-            else:
-                stream, number = found
-                response = StreamingResponse(stream.follow(number), headers=_STREAM_HEADERS)
-            response.headers["mcp-session-id"] = transport.mcp_session_id or ""
-            with self._sessions.in_use(transport):
-                await response(scope, receive, send)
+            if transport is not None:
+                owner = self._sessions.owner(transport)
+                if owner is None or not owner.is_same(scope["state"]["principal"]):
+                    rest = [pair for pair in scope["headers"] if pair[0] != b"mcp-session-id"]
+                    scope = {**scope, "headers": [*rest, (b"mcp-session-id", b"unknown")]}
+                elif scope["method"] == "GET" and self._may_resume(headers):
+                    await self._resume(transport, headers["last-event-id"], scope, receive, send)
+                    return
+            await app(scope, receive, send)  # which words the errors
 
         return serve
+
+    @staticmethod
+    def _may_resume(headers: Headers) -> bool:
+        return (
+            "last-event-id" in headers
+            and "text/event-stream" in headers.get("accept", "")
+            and headers.get("mcp-protocol-version") not in MODERN_PROTOCOL_VERSIONS
+        )
+
+    async def _resume(self, transport: SdkTransport, last_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        streams = self._sessions.streams(transport)
+        found = None if streams is None else streams.find(last_id)
+        if found is None:
+            response: Response = _rpc_error_response(_NOT_KEPT)
+        else:
+            stream, number = found
+            response = StreamingResponse(stream.follow(number), headers=_STREAM_HEADERS)
+        response.headers["mcp-session-id"] = transport.mcp_session_id or ""
+        with self._sessions.in_use(transport):
+            await response(scope, receive, send)
 
     def _end_streams(self, app: ASGIApp) -> ASGIApp:
         """Return the application with its GET streams, which the handshake versions have, ended by `close`."""
@@ -135,11 +160,15 @@ class RequestGuard:
     """Refuses requests for other hosts, from web pages that may not use this server, and with too large a body.
 
     A page of any site can make a browser send requests to loopback; Host and Origin give those away. Both lists hold
-    names besides loopback, as `host`, `host:port` or an origin.
+    names besides loopback, as `host`, `host:port` or an origin. `proxies` are those whose word counts about whom a
+    request comes from.
     """
 
-    def __init__(self, body_limit: int, hosts: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
+    def __init__(
+        self, body_limit: int, hosts: Sequence[str] = (), origins: Sequence[str] = (), proxies: Sequence[str] = ()
+    ) -> None:
         self.body_limit = body_limit
+        self._forwarded = ForwardedHeaders(proxies)
         self._hosts = {parse_authority(host) for host in hosts}
         self._origins = {parse_origin(origin) for origin in origins}
         if None in self._hosts or None in self._origins:
@@ -152,10 +181,11 @@ class RequestGuard:
             if scope["type"] == "http":
                 # Spaces around a value are not part of it (RFC 9110, 5.5); the parser leaves those after it.
                 headers = scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+                self._forwarded.apply(scope)
                 try:
                     self._check(headers, any_host=scope["path"] in _HEALTH)
                 except GatewayError as refusal:
-                    await _error_response(refusal)(scope, receive, send)
+                    await error_response(refusal)(scope, receive, send)
                     return
             await app(scope, receive, self._reword_errors(scope, receive, send))
 
@@ -196,7 +226,7 @@ class RequestGuard:
         """Return our response for a chunked body over the limit, or for JSON that is not one message: the SDK would
         list what it lacks to be each kind of message."""
         if status == RequestTooLarge.status:
-            return _error_response(self._too_large())
+            return error_response(self._too_large())
         if body.startswith(_NO_MESSAGE):
             message = "this is not one JSON-RPC message; a batch is not taken; send one message per request"
             return _rpc_error_response(message)
@@ -275,11 +305,6 @@ def parse_origin(text: str) -> tuple[str, str, int] | None:
 def _rpc_error_response(message: str) -> Response:
     error = {"code": INVALID_REQUEST, "message": message}
     return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, 400)
-
-
-def _error_response(refusal: GatewayError) -> Response:
-    headers = {"Retry-After": "1"} if isinstance(refusal, Unavailable) else None
-    return JSONResponse({"ok": False, "error": refusal.to_dict()}, refusal.status, headers)
 
 
 # Seconds an idle connection stays open: longer than clients keep theirs, so that none is closed under a request.

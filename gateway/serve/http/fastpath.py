@@ -12,6 +12,8 @@ from starlette.datastructures import QueryParams
 from starlette.types import Receive, Send
 
 from gateway.calls import to_json
+from gateway.identity import Principal
+from gateway.identity.authentication import Identity, parse_credential
 from gateway.protocol import MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import REQUEST_CANCELLED
 from gateway.serve.mcp import fastpath
@@ -25,7 +27,7 @@ from gateway.serve.mcp.event_streams import (
 )
 from gateway.serve.mcp.fastpath import EncodedResponse, FastPath, ParsedRequest
 from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.request import connection_chat, principal_of
+from gateway.serve.mcp.request import connection_chat
 from gateway.serve.mcp.sdk import ERROR_STATUS, HttpSessions, SdkTransport, is_modern_request
 from gateway.serve.mcp.sessions import Session
 from gateway.tasks import CallScope, SharedTimer
@@ -51,46 +53,59 @@ _MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """The head of a request. `chat` is the one that the URL or the command line names."""
+    """The head of a request. `chat` is the one that the URL or the command line names, `profile` the one of the URL,
+    `credential` what the request is authenticated by, each time."""
 
     headers: Headers
     chat: str | None
     session_id: str | None
+    credential: bytes | None
+    profile: str | None
 
 
 class HttpFastPath:
-    """Answers the requests that `fastpath` can parse; the others are left to the SDK's application. `is_allowed` checks
-    the headers of a request."""
+    """Answers the requests that `fastpath` can parse; the others are left to the application, among them those that
+    cannot be authenticated at once. `is_allowed` checks the headers of a request."""
 
     def __init__(
-        self, handlers: Handlers, sessions: HttpSessions, is_allowed: Callable[[Headers], bool], path: str
+        self,
+        handlers: Handlers,
+        sessions: HttpSessions,
+        is_allowed: Callable[[Headers], bool],
+        identity: Identity,
+        path: str,
     ) -> None:
-        self.path = path.encode()
+        profiles = {f"{path}/{profile}".encode(): profile for profile in identity.roles.profiles}
+        self._profiles: Mapping[bytes, str | None] = {path.encode(): None, **profiles}
+        self.paths = frozenset(self._profiles)
+        self._identity = identity
         self._handlers = handlers
         self._sessions = sessions
         self._is_allowed = is_allowed
         self._fast = FastPath(handlers)
         self._timer = SharedTimer(WATCH_SECONDS)
 
-    def parse_head(self, query: bytes, headers: Headers) -> RequestHead | None:
+    def parse_head(self, path: bytes, query: bytes, headers: Headers) -> RequestHead | None:
         """Return the head of a request that may be answered here."""
         if not self._is_allowed(headers) or not _is_negotiated(headers.get(b"content-type"), headers.get(b"accept")):
             return None
         session_id = headers[b"mcp-session-id"].decode("latin-1") if b"mcp-session-id" in headers else None
         chat = QueryParams(query).get("chat") if query else None
-        head = RequestHead(headers, chat or self._handlers.chat, session_id)
+        credential, profile = parse_credential(headers), self._profiles[path]
+        head = RequestHead(headers, chat or self._handlers.chat, session_id, credential, profile)
         is_modern = headers.get(b"mcp-protocol-version") in _MODERN and headers.get(b"mcp-method") in _METHODS
         return head if is_modern or self._find_session(head) is not None else None
 
     def answer(self, head: RequestHead, body: bytes, receive: Receive, send: Send) -> Coroutine[Any, Any, None] | None:
         """Return a coroutine that answers the request, if it can be answered here."""
-        message = fastpath.parse(body)
-        if message is None:
+        principal = self._identity.find(head.credential, head.profile)
+        message = fastpath.parse(body) if principal is not None else None
+        if principal is None or message is None:
             return None
         if head.session_id is not None and (found := self._find_session(head)) is not None:
-            return self._answer_in_session(*found, message, head, send)
-        chat = connection_chat(head.chat)
-        parsed = fastpath.parse_modern(message, principal_of(head.headers), chat, relayed=True)
+            return self._answer_in_session(*found, principal, message, head, send)
+        chat = connection_chat(principal.id, head.chat)
+        parsed = fastpath.parse_modern(message, principal, chat, relayed=True)
         if parsed is None or not self._matches(parsed, head.headers, message):
             return None
         return self._answer_modern(parsed, receive, send)
@@ -106,7 +121,7 @@ class HttpFastPath:
         """Return whether headers and body name the same method, tool and version. The SDK words the error of a
         difference."""
         name = parsed.params.get("name", "")
-        if name and self._handlers.tools.header_schema(name) is not None:
+        if name and self._handlers.tools.header_schema(name, parsed.caller.access) is not None:
             return False
         if (
             headers.get(b"mcp-name", b"") == name.encode()
@@ -119,12 +134,21 @@ class HttpFastPath:
         )
 
     def _answer_in_session(
-        self, session: Session, transport: SdkTransport, message: Mapping[str, Any], head: RequestHead, send: Send
+        self,
+        session: Session,
+        transport: SdkTransport,
+        principal: Principal,
+        message: Mapping[str, Any],
+        head: RequestHead,
+        send: Send,
     ) -> Coroutine[Any, Any, None] | None:
+        owner = self._sessions.owner(transport)
+        if owner is None or not owner.is_same(principal):
+            return None
         session_id = head.headers[b"mcp-session-id"]
         if session.take_reply(message):
             return _accept(send, session_id)
-        chat = connection_chat(head.chat, session, message.get("method", ""))
+        chat = connection_chat(principal.id, head.chat, session, message.get("method", ""))
         parsed = fastpath.parse_in_session(message, session, chat)
         return None if parsed is None else self._call_in_session(session, transport, parsed, send, session_id)
 

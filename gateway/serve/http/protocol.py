@@ -43,12 +43,12 @@ log = logging.getLogger(__name__)
 
 
 class FastHandler(Protocol):
-    """Answers POST requests to one path without ASGI, where it can. `Any` is a request head as the handler parsed it,
+    """Answers POST requests to some paths without ASGI, where it can. `Any` is a request head as the handler parsed it,
     which is cached."""
 
-    path: bytes
+    paths: frozenset[bytes]
 
-    def parse_head(self, query: bytes, headers: Headers) -> Any | None:
+    def parse_head(self, path: bytes, query: bytes, headers: Headers) -> Any | None:
         """Return the parsed head of a request whose body should be read; None leaves the request to the application."""
         ...
 
@@ -59,7 +59,7 @@ class FastHandler(Protocol):
 
 class HeaderCache:
     """Parsed request heads, keyed by their raw bytes, with the length of the whole request. A handler checks for each
-    request what may change with time, such as whether a session is alive."""
+    request what may change with time, such as whether a session is alive or a key revoked."""
 
     def __init__(self) -> None:
         self._heads: dict[bytes, tuple[Any, int]] = {}
@@ -255,7 +255,7 @@ class FastHttpProtocol(HttpToolsProtocol):
     def _parse_head(self) -> bool:
         """Parse the head of a request for the fast path; return whether its body is to be read for it."""
         path, _, query = self.url.partition(b"?")
-        if path != self._handler.path or self.parser.get_method() != b"POST" or not self._is_idle:
+        if path not in self._handler.paths or self.parser.get_method() != b"POST" or not self._is_idle:
             return False
         if self.parser.should_upgrade() or self.expect_100_continue or b"#" in query:
             return False
@@ -263,7 +263,7 @@ class FastHttpProtocol(HttpToolsProtocol):
         self._headers = {name: value.strip(b" \t") for name, value in self.headers}
         if len(self._headers) != len(self.headers):  # a header is there twice
             return False
-        self._head = self._handler.parse_head(query, self._headers)
+        self._head = self._handler.parse_head(path, query, self._headers)
         return self._head is not None
 
     def _answer(self, head: Any, body: bytes, keep_alive: bool) -> bool:

@@ -16,6 +16,7 @@ import orjson
 
 from gateway.calls import Caller, ClientInfo, no_progress, to_json
 from gateway.errors import GatewayError
+from gateway.identity import Principal
 from gateway.protocol import (
     CLIENT_CAPABILITIES_META_KEY,
     CLIENT_INFO_META_KEY,
@@ -97,7 +98,7 @@ def parse(body: bytes) -> dict[str, Any] | None:
 
 def parse_modern(
     message: Mapping[str, Any],
-    principal: str,
+    principal: Principal,
     chat: str,
     relayed: bool = False,
     methods: frozenset[str] = METHODS,
@@ -194,7 +195,8 @@ class FastPath:
         """Answer a request. Messages of the call go through `notify`; those after the response are dropped."""
         if parsed.method == "tools/list" and self._handlers.first_lists() is None:
             with suppress(GatewayError):  # the handlers word the error
-                page = self._handlers.tools.page_json(parsed.params.get("cursor"), parsed.modern)
+                cursor, access = parsed.params.get("cursor"), parsed.caller.access
+                page = self._handlers.tools.page_json(cursor, parsed.modern, access)
                 return EncodedResponse(_response(parsed.id, page))
         if parsed.method == "ping":
             return EncodedResponse(_response(parsed.id, b"{}"))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gateway.calls import check_chat
+from gateway.calls import Caller, check_chat
 from gateway.catalog import Catalog
 from gateway.errors import GatewayError
 from gateway.executor import Executor
@@ -101,14 +101,14 @@ class Handlers:
         except Exception as error:
             raise convert_error(error, request.method, request.params, request.modern) from None
 
-    def initialize(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def initialize(self, params: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Return the result of a handshake: the version both sides support, and what this server offers."""
         wanted = params["protocolVersion"]
         return {
             "protocolVersion": wanted if wanted in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION,
             "capabilities": self.capabilities(),
             "serverInfo": SERVER_INFO,
-            "instructions": self.instructions,
+            "instructions": self.instructions(caller),
         }
 
     def capabilities(self) -> dict[str, Any]:
@@ -124,12 +124,11 @@ class Handlers:
     def relay(self) -> Relay:
         return self._relay() or _NO_RELAY
 
-    @property
-    def instructions(self) -> str:
+    def instructions(self, caller: Caller) -> str:
         """Ours, then a line for each server, with the names of its tools as they are offered."""
-        servers = self.relay.instructions()
+        servers = self.relay.instructions(caller)
         offered: dict[str, dict[str, str]] = {name: {} for name, _, _ in servers}
-        for entry in self._executor.catalog if servers else ():
+        for entry in self._executor.catalog.for_principal(caller.access) if servers else ():
             if entry.tool.owner in offered:
                 offered[entry.tool.owner][entry.tool.id.partition(":")[2]] = entry.name
         lines = [(f"{name}: {_rename(text, offered[name])}", uri) for name, uri, text in servers]
@@ -145,22 +144,22 @@ class Handlers:
 
     async def find_subscribable(self, reader: ResourceReader, uris: list[str]) -> tuple[dict[str, Address], list[str]]:
         """Return the URIs that the reader may subscribe to: files with their addresses, and resources of upstreams."""
-        upstream = [uri for uri in uris if self._is_upstream(uri)]
+        upstream = [uri for uri in uris if self._is_upstream(uri, reader.caller)]
         return await self._resources.find_subscribable(reader, [uri for uri in uris if uri not in upstream]), upstream
 
     def _catalog_changed(self, catalog: Catalog) -> None:
         self.tools.set_catalog(catalog)
         self.notifications.notify_tools()
 
-    def _is_upstream(self, uri: str) -> bool:
-        return not is_ours(uri) and self.relay.owns(uri)
+    def _is_upstream(self, uri: str, caller: Caller) -> bool:
+        return not is_ours(uri) and self.relay.owns(uri, caller)
 
-    async def _discover(self, _: Request) -> dict[str, Any]:
+    async def _discover(self, request: Request) -> dict[str, Any]:
         return {
             **_PAGE,
             "supportedVersions": list(MODERN_PROTOCOL_VERSIONS),
             "capabilities": self.capabilities(),
-            "instructions": self.instructions,
+            "instructions": self.instructions(request.caller),
         }
 
     async def _wait_for_lists(self, request: Request) -> None:
@@ -172,7 +171,7 @@ class Handlers:
 
     async def _list_tools(self, request: Request) -> dict[str, Any]:
         await self._wait_for_lists(request)
-        return self.tools.page(request.params.get("cursor"))
+        return self.tools.page(request.params.get("cursor"), request.caller.access)
 
     async def _list_resources(self, request: Request) -> dict[str, Any]:
         reader = self.reader(request)
@@ -185,11 +184,12 @@ class Handlers:
 
     async def _list_templates(self, request: Request) -> dict[str, Any]:
         await self._wait_for_lists(request)
-        return {**_PAGE, "resourceTemplates": [*self._resources.templates(), *self.relay.templates()]}
+        own = self._resources.templates(self.reader(request))
+        return {**_PAGE, "resourceTemplates": [*own, *self.relay.templates(request.caller)]}
 
     async def _read_resource(self, request: Request) -> dict[str, Any]:
         reader, uri = self.reader(request), request.params["uri"]
-        if not self._is_upstream(uri):
+        if not self._is_upstream(uri, request.caller):
             return await self._resources.read(reader, uri)
         return {**_PAGE, **await self.relay.read(uri, request.caller, reader.chat, request.client)}
 
@@ -202,7 +202,7 @@ class Handlers:
 
     async def _list_prompts(self, request: Request) -> dict[str, Any]:
         await self._wait_for_lists(request)
-        return {**_PAGE, "prompts": self.relay.prompts()}
+        return {**_PAGE, "prompts": self.relay.prompts(request.caller)}
 
     async def _get_prompt(self, request: Request) -> dict[str, Any]:
         reader, params = self.reader(request), request.params
@@ -224,7 +224,7 @@ class Handlers:
 
     async def _subscribe(self, request: Request) -> dict[str, Any]:
         reader, uri, subscriber = self.reader(request), request.params["uri"], _subscriber(request)
-        if self._is_upstream(uri):
+        if self._is_upstream(uri, request.caller):
             await self.notifications.subscribe_upstream(subscriber, uri, self.relay, reader)
         else:
             self.notifications.subscribe_file(subscriber, uri, await self._resources.resolve_subscription(reader, uri))

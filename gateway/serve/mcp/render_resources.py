@@ -20,7 +20,7 @@ from gateway.catalog import RENDERER
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.executor import Executor
 from gateway.serve.mcp.uris import SPAN_LIMIT, FileAddress, RenderAddress, Span, parse, render_uri
-from gateway.tools import READ_RENDER, READ_RESOURCE
+from gateway.tools import READ_RENDER, READ_RESOURCE, Tool
 from gateway.workspace.os_errors import is_directory, is_link
 from gateway.workspace.paths import Root
 from gateway.workspace.paths import parse as parse_path
@@ -62,6 +62,11 @@ class ResourceReader:
     @property
     def principal(self) -> str:
         return self.caller.principal
+
+    def allows(self, tool: Tool) -> bool:
+        """Return whether the caller may call the tool that stands for a request."""
+        access = self.caller.access
+        return access is None or access.allows(tool.id, tool)
 
     def call(self, method: str, chat: str, arguments: Mapping[str, Any], confirmed: bool = False) -> Call:
         """Return a request as the call that is checked and recorded."""
@@ -221,12 +226,12 @@ class RenderResources:
         self._executor = executor
         self._threads = anyio.CapacityLimiter(_PAGES_AT_ONCE)
 
-    async def latest(self, chat: str) -> list[dict[str, Any]]:
-        """Return the latest plans of the chat as resources, newest first."""
-        return [self._resource(call) for call in await self._list_plans(chat, LISTED)]
+    async def latest(self, reader: ResourceReader) -> list[dict[str, Any]]:
+        """Return the latest plans of the reader's chat as resources, newest first."""
+        return [self._resource(call) for call in await self._list_plans(reader, reader.chat, LISTED)]
 
-    async def latest_ids(self, chat: str) -> list[str]:
-        return [call.id for call in await self._list_plans(chat, COMPLETED)]
+    async def latest_ids(self, reader: ResourceReader, chat: str) -> list[str]:
+        return [call.id for call in await self._list_plans(reader, chat, COMPLETED)]
 
     async def read(self, reader: ResourceReader, uri: str, address: RenderAddress) -> dict[str, Any]:
         async def read(planned: PlannedCall) -> dict[str, Any]:
@@ -242,7 +247,7 @@ class RenderResources:
         work: Callable[[PlannedCall], Awaitable[Result]],
     ) -> Result:
         """Run `work` with a plan behind the extensions; refused when it is not the reader's."""
-        planned = await self._find(reader.principal, address.call_id)
+        planned = await self._find(reader, address.call_id)
         entry = self._executor.catalog.get(planned.tool_id)
         tool = replace(READ_RENDER, category=entry.tool.category) if entry is not None else READ_RENDER
         call = reader.call(method, planned.chat, {"call_id": planned.id, "view": address.view}, confirmed=True)
@@ -256,14 +261,21 @@ class RenderResources:
         content_slice = slice_content(page.html.encode(), uri, address.span)
         return read_result(uri, "text/html", content_slice, 0, {SANDBOX: page.sandbox})
 
-    async def _list_plans(self, chat: str, limit: int) -> Sequence[PlannedCall]:
-        return [] if self._plans is None else await self._plans.list_plans(chat, limit)
+    async def _list_plans(self, reader: ResourceReader, chat: str, limit: int) -> Sequence[PlannedCall]:
+        plans = [] if self._plans is None else await self._plans.list_plans(chat, limit)
+        return [call for call in plans if self._is_visible(reader, call)]
 
-    async def _find(self, principal: str, call_id: str) -> PlannedCall:
+    def _is_visible(self, reader: ResourceReader, call: PlannedCall) -> bool:
+        """Return whether the reader may call the tool whose outcome is shown."""
+        access = reader.caller.access
+        return access is None or self._executor.catalog.for_principal(access).get(call.tool_id) is not None
+
+    async def _find(self, reader: ResourceReader, call_id: str) -> PlannedCall:
         call = None if self._plans is None else await self._plans.find_plan(call_id)
         is_own = False
-        with suppress(Forbidden):  # others must not learn that it exists
-            is_own = call is not None and await self._versions.may_read(call.chat, principal)
+        if call is not None and self._is_visible(reader, call):
+            with suppress(Forbidden):  # others must not learn that it exists
+                is_own = await self._versions.may_read(call.chat, reader.principal)
         if call is None or not is_own:
             shown = call_id if len(call_id) <= 100 else f"{call_id[:100]}…"
             raise NotFound(f"no call {shown!r} has a render plan", code="RENDER_NOT_FOUND")

@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.calls import DEFAULT_CHAT, LOCAL, Caller, ClientInfo, Progress, no_progress
 from gateway.errors import Invalid
+from gateway.identity import Principal
 from gateway.serve.mcp.sessions import Session
 
 CHAT = "dev.toolgate/chat"
@@ -48,16 +49,10 @@ class Response:
     message: bytes | None = None
 
 
-def principal_of(_headers: Mapping[str, str] | Mapping[bytes, bytes] | None) -> str:
-    """Return the principal of a request, for every transport. `_headers` are those of an HTTP request; over stdio there
-    are none, and the caller owns the process."""
-    return LOCAL
-
-
-@lru_cache(maxsize=256)  # a few clients make all the calls
-def caller_of(principal: str, client: str | None) -> Caller:
+@lru_cache(maxsize=4096)  # a few clients of each principal make all the calls
+def caller_of(principal: Principal, client: str | None) -> Caller:
     """Return the caller of an MCP request. `client` is the client's own name for itself: recorded, never trusted."""
-    return Caller(principal=principal, surface="mcp", client=client)
+    return principal.caller("mcp", client)
 
 
 def client_name(info: Mapping[str, Any]) -> str:
@@ -65,9 +60,16 @@ def client_name(info: Mapping[str, Any]) -> str:
     return f"{info['name']} {info['version']}"[:200]
 
 
-def connection_chat(named: str | None, session: Session | None = None, method: str = "") -> str:
-    """Return the chat of a request that names none: the URL's or the command line's, the HTTP session's."""
-    return named or (session and session.chat_for(method)) or DEFAULT_CHAT
+def connection_chat(principal: str, named: str | None, session: Session | None = None, method: str = "") -> str:
+    """Return the chat of a request that names none: the URL's or the command line's, the HTTP session's, the
+    principal's default."""
+    return named or (session and session.chat_for(method)) or default_chat(principal)
+
+
+@lru_cache(maxsize=4096)
+def default_chat(principal: str) -> str:
+    """Return the chat of a principal's requests that name none. Chats belong to one principal each."""
+    return DEFAULT_CHAT if principal == LOCAL else _named_chat(DEFAULT_CHAT, principal, principal)
 
 
 def client_chat(principal: str, name: str, headers: Mapping[str, str], peer: str) -> str | None:
@@ -77,9 +79,12 @@ def client_chat(principal: str, name: str, headers: Mapping[str, str], peer: str
     """
     if principal == LOCAL and not (_is_loopback(peer) and _OTHER_USERS.isdisjoint(headers)):
         return None
+    return _named_chat("client", name, f"{principal}\0{name}")
+
+
+def _named_chat(kind: str, name: str, unique: str) -> str:
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
-    digest = sha256(f"{principal}\0{name}".encode()).hexdigest()
-    return f"client-{readable}-{digest[:8]}"
+    return f"{kind}-{readable}-{sha256(unique.encode()).hexdigest()[:8]}"
 
 
 def _is_loopback(peer: str) -> bool:

@@ -109,7 +109,8 @@ class Resources:
     """A chat's files, versions and render plans. Methods raise a `GatewayError`, also for somebody else's chat.
 
     Requests pass the extensions of the executor: reading a file like a call of `read_file`, a list or a version like
-    `list_directory`. A chat that nobody has used has no files, and reading does not create it.
+    `list_directory`; for a caller that may not call these, there are no files. A chat that nobody has used has no
+    files, and reading does not create it.
     """
 
     def __init__(self, executor: Executor, versions: Versions, renders: RenderResources) -> None:
@@ -127,16 +128,19 @@ class Resources:
             return page
         call = reader.call("resources/list", reader.chat, {}, confirmed=True)
         work = partial(self._versions.in_thread, _list_files, self._versions, reader.chat, after, self._refuses)
-        with suppress(Forbidden):  # render plans are listed also where files may not be
-            page |= await self._executor.request(call, LIST_RESOURCES, work)
+        if reader.allows(LIST_RESOURCES):
+            with suppress(Forbidden):  # render plans are listed also where files may not be
+                page |= await self._executor.request(call, LIST_RESOURCES, work)
         if "nextCursor" not in page:
-            page["resources"] = [*page["resources"], *await self._renders.latest(reader.chat)]
+            page["resources"] = [*page["resources"], *await self._renders.latest(reader)]
         return page
 
-    def templates(self) -> list[dict[str, Any]]:
+    def templates(self, reader: ResourceReader) -> list[dict[str, Any]]:
         """Return the URI templates, without those of files if the rules deny reading any."""
-        refused = self._executor.refuses(READ_RESOURCE, {})
-        return [template for template in TEMPLATES if not (refused and template["uriTemplate"] in (FILE, VERSION))]
+        refused = [] if reader.allows(LIST_RESOURCES) else [MANIFEST]
+        if not reader.allows(READ_RESOURCE) or self._executor.refuses(READ_RESOURCE, {}):
+            refused += [FILE, VERSION]
+        return [template for template in TEMPLATES if template["uriTemplate"] not in refused]
 
     def _refuses(self, path: str) -> bool:
         return self._executor.refuses(READ_RESOURCE, {"path": path})
@@ -147,8 +151,8 @@ class Resources:
             return await self._renders.read(reader, uri, address)
         if isinstance(address, ManifestAddress):
             return await self._request_manifest(reader, "resources/read", uri, address)
-        if not await self._is_used(address.chat, reader.principal):
-            raise NotFound(f"chat {address.chat!r} has no files yet", code="FILE_NOT_FOUND")
+        if not reader.allows(READ_RESOURCE) or not await self._is_used(address.chat, reader.principal):
+            raise _no_files(address.chat)
         call = reader.call("resources/read", address.chat, _arguments(address))
         return await self._executor.request(call, READ_RESOURCE, partial(self._read_file, uri, address))
 
@@ -160,6 +164,8 @@ class Resources:
             await self._renders.request(reader, method, address, lambda _: asyncio.sleep(0))
         elif isinstance(address, ManifestAddress):
             await self._request_manifest(reader, method, uri, address)
+        elif not reader.allows(READ_RESOURCE):
+            raise _no_files(address.chat)
         elif await self._is_used(address.chat, reader.principal):
             call = reader.call(method, address.chat, _arguments(address))
             await self._executor.request(call, READ_RESOURCE, partial(asyncio.sleep, 0))
@@ -193,7 +199,7 @@ class Resources:
         row = await self._versions.manifests.find(address.id)
         is_own = False
         with suppress(Forbidden):  # others must not learn that it exists
-            is_own = await self._versions.may_read(row.chat_id, reader.principal)
+            is_own = reader.allows(LIST_RESOURCES) and await self._versions.may_read(row.chat_id, reader.principal)
         if not is_own:
             raise NotFound(f"there is no manifest {address.id!r}", code="MANIFEST_NOT_FOUND")
         metadata = {
@@ -216,6 +222,10 @@ class Resources:
 
         call = reader.call(method, row.chat_id, {"manifest": row.id}, confirmed=True)
         return await self._executor.request(call, LIST_RESOURCES, read)
+
+
+def _no_files(chat: str) -> NotFound:
+    return NotFound(f"chat {chat!r} has no files yet", code="FILE_NOT_FOUND")
 
 
 def walk_files(root: Root, enter: Callable[[Entry], bool]) -> Walk:
@@ -318,21 +328,22 @@ class Completions:
         chat = check_chat(given.get("chat") or reader.chat)
         if variable == "chat":
             return _completion([reader.chat] if reader.chat.startswith(start) else [], True)
-        if not await self._versions.may_read(chat, reader.principal):
+        is_hidden = variable != "call_id" and not reader.allows(READ_RESOURCE if variable == "path" else LIST_RESOURCES)
+        if is_hidden or not await self._versions.may_read(chat, reader.principal):
             return _completion([], True)
         if variable == "path":
             hides = self._executor.hides(READ_RESOURCE)
             work = partial(self._versions.in_thread, _complete_path, self._versions, chat, start, hides)
         elif variable == "call_id":
-            work = partial(self._complete_call_id, chat, start)
+            work = partial(self._complete_call_id, reader, chat, start)
         else:
             work = partial(self._complete_manifest, chat, start)
         # `start` is not among the arguments: a rule hides the paths it denies, and does not refuse the completion.
         call = reader.call("completion/complete", chat, {"argument": variable}, confirmed=True)
         return await self._executor.request(call, READ_RENDER if variable == "call_id" else LIST_RESOURCES, work)
 
-    async def _complete_call_id(self, chat: str, start: str) -> dict[str, Any]:
-        ids = await self._renders.latest_ids(chat)
+    async def _complete_call_id(self, reader: ResourceReader, chat: str, start: str) -> dict[str, Any]:
+        ids = await self._renders.latest_ids(reader, chat)
         return _completion([call_id for call_id in ids if call_id.startswith(start)], len(ids) < COMPLETED)
 
     async def _complete_manifest(self, chat: str, start: str) -> dict[str, Any]:
@@ -364,11 +375,11 @@ def _completion(values: list[str], is_complete: bool) -> dict[str, Any]:
 class Relay(Protocol):
     """Prompts, resources and completions of upstreams under public names. Methods raise a `GatewayError`."""
 
-    def prompts(self) -> list[dict[str, Any]]: ...
+    def prompts(self, caller: Caller) -> list[dict[str, Any]]: ...
 
-    def templates(self) -> list[dict[str, Any]]: ...
+    def templates(self, caller: Caller) -> list[dict[str, Any]]: ...
 
-    def instructions(self) -> list[tuple[str, str, str]]: ...
+    def instructions(self, caller: Caller) -> list[tuple[str, str, str]]: ...
 
     async def resources(self, caller: Caller, chat: str, client: ClientInfo) -> list[dict[str, Any]]: ...
 
@@ -376,7 +387,7 @@ class Relay(Protocol):
         self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, client: ClientInfo
     ) -> dict[str, Any]: ...
 
-    def owns(self, uri: str) -> bool: ...
+    def owns(self, uri: str, caller: Caller) -> bool: ...
 
     async def read(self, uri: str, caller: Caller, chat: str, client: ClientInfo) -> dict[str, Any]: ...
 
@@ -392,13 +403,13 @@ class Relay(Protocol):
 class NoRelay:
     """For a gateway without upstreams."""
 
-    def prompts(self) -> list[dict[str, Any]]:
+    def prompts(self, caller: Caller) -> list[dict[str, Any]]:
         return []
 
-    def templates(self) -> list[dict[str, Any]]:
+    def templates(self, caller: Caller) -> list[dict[str, Any]]:
         return []
 
-    def instructions(self) -> list[tuple[str, str, str]]:
+    def instructions(self, caller: Caller) -> list[tuple[str, str, str]]:
         return []
 
     async def resources(self, caller: Caller, chat: str, client: ClientInfo) -> list[dict[str, Any]]:
@@ -409,7 +420,7 @@ class NoRelay:
     ) -> dict[str, Any]:
         raise NotFound(f"no prompt is named {name!r}", code="UNKNOWN_PROMPT")
 
-    def owns(self, uri: str) -> bool:
+    def owns(self, uri: str, caller: Caller) -> bool:
         return False
 
     async def read(self, uri: str, caller: Caller, chat: str, client: ClientInfo) -> dict[str, Any]:

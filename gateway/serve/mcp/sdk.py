@@ -41,12 +41,14 @@ from mcp.shared.message import SessionMessage
 from mcp.shared.subscriptions import event_to_notification
 from mcp_types import methods
 from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
 from gateway.calls import Ask, Caller, ClientInfo, Log
+from gateway.identity import CURRENT, OWNER, Principal
 from gateway.protocol import CLIENT_CAPABILITIES_META_KEY, LOG_LEVEL_META_KEY, LOG_LEVELS, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, RequestId, RpcError
 from gateway.serve.mcp.event_streams import EventStream, ReplayStore, SessionStreams
@@ -59,7 +61,7 @@ from gateway.serve.mcp.notifications import (
     Change,
     Subscriber,
 )
-from gateway.serve.mcp.request import Request, caller_of, client_chat, client_name, connection_chat, principal_of
+from gateway.serve.mcp.request import Request, caller_of, client_chat, client_name, connection_chat
 from gateway.serve.mcp.results import SERVER_INFO, shape
 from gateway.serve.mcp.sessions import Session, Sessions
 
@@ -109,7 +111,7 @@ class SdkServer(Server[Any]):
             version=SERVER_INFO["version"],
             title=SERVER_INFO["title"],
             # Without a lookup the SDK runs the whole tools/list handler before every call.
-            get_tool_input_schema=handlers.tools.header_schema,
+            get_tool_input_schema=lambda name: handlers.tools.header_schema(name, CURRENT.get().access),
             on_subscriptions_listen=self._listen,
         )
         self._handlers = handlers
@@ -128,17 +130,17 @@ class SdkServer(Server[Any]):
         announced = notification_options or NotificationOptions(
             tools_changed=True, resources_changed=True, prompts_changed=True
         )
-        self.instructions = self._handlers.instructions
+        self.instructions = self._handlers.instructions(caller_of(CURRENT.get(), None))
         return super().create_initialization_options(announced, experimental_capabilities, extensions)
 
-    def http_app(self, path: str, body_limit: int, routes: list[Route]) -> tuple[ASGIApp, HttpSessions]:
+    def http_app(self, path: str, body_limit: int, routes: list[BaseRoute]) -> tuple[Starlette, HttpSessions]:
         """Return the SDK's ASGI application with more routes, and its sessions."""
         app = self.streamable_http_app(
             streamable_http_path=path,
             max_request_body_size=body_limit,
             # `RequestGuard` has checked Host and Origin, for every route and not only this one.
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-            custom_starlette_routes=routes,
+            custom_starlette_routes=routes,  # type: ignore[arg-type]  # Starlette takes any
         )
         return app, HttpSessions(self.session_manager, self._handlers.sessions)
 
@@ -203,7 +205,7 @@ class SdkServer(Server[Any]):
             context.params or {},
             context.protocol_version,
             _caller(context),
-            connection_chat(named or self._handlers.chat, session, context.method),
+            connection_chat(_principal(context).id, named or self._handlers.chat, session, context.method),
             _client_info(context, session),
             session,
             context.session.report_progress,
@@ -238,11 +240,16 @@ def _is_modern(context: Context) -> bool:
     return context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
+def _principal(context: Context) -> Principal:
+    """Return the principal that the request was authenticated as; without HTTP the owner."""
+    http = context.request
+    return http.state.principal if isinstance(http, HttpRequest) else OWNER
+
+
 def _caller(context: Context) -> Caller:
-    http = context.request if isinstance(context.request, HttpRequest) else None
     parameters = context.session.client_params
     info = parameters and {"name": parameters.client_info.name, "version": parameters.client_info.version}
-    return caller_of(principal_of(http.headers if http is not None else None), client_name(info) if info else None)
+    return caller_of(_principal(context), client_name(info) if info else None)
 
 
 def _chats(context: Context) -> tuple[str | None, str | None]:
@@ -251,7 +258,7 @@ def _chats(context: Context) -> tuple[str | None, str | None]:
     if not isinstance(http, HttpRequest):
         return None, None
     own, name = http.headers.get("mcp-session-id"), parameters.client_info.name if parameters else ""
-    return own, client_chat(principal_of(http.headers), name, http.headers, http.client.host if http.client else "")
+    return own, client_chat(_principal(context).id, name, http.headers, http.client.host if http.client else "")
 
 
 def _client_info(context: Context, session: Session | None) -> ClientInfo:
@@ -405,6 +412,7 @@ class HttpSessions:
         self._manager = manager
         self._sessions = sessions
         self._clients: dict[str, tuple[str, str]] = {}  # by session id
+        self._owners: dict[str, Principal] = {}  # by session id
         self._replay = ReplayStore()
         # The SDK has no public hook for the moment in which it opens a session.
         self._serve = manager._serve_opening_request
@@ -419,9 +427,9 @@ class HttpSessions:
         """Return the streams of a session that can be resumed."""
         return self._replay.get(transport.mcp_session_id or "")
 
-    def principal(self, transport: SdkTransport) -> str | None:
+    def owner(self, transport: SdkTransport) -> Principal | None:
         """Return the principal that opened a session."""
-        return self._clients.get(transport.mcp_session_id or "", (None,))[0]
+        return self._owners.get(transport.mcp_session_id or "")
 
     @contextmanager
     def in_use(self, transport: SdkTransport) -> Iterator[None]:
@@ -441,7 +449,9 @@ class HttpSessions:
     async def _open(self, http_transport: SdkTransport, scope: Scope, receive: Receive, send: Send) -> None:
         sessions, new = self._manager._server_instances, http_transport.mcp_session_id or ""
         self._clients = {key: client for key, client in self._clients.items() if key in sessions}
-        client = principal_of(dict(scope["headers"])), _network(scope["client"][0] if scope["client"] else "")
+        self._owners = {key: owner for key, owner in self._owners.items() if key in sessions}
+        principal = self._owners[new] = scope["state"]["principal"]
+        client = principal.id, _network(scope["client"][0] if scope["client"] else "")
         ended = self._find_session_to_end(client, new)
         self._clients[new] = client
         if ended is not None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from gateway.access import AccessPolicy
 from gateway.calls import Call, Outcome, RawResult, check_chat, to_json
 from gateway.catalog import Catalog, mcp_tool
 from gateway.errors import GatewayError, NotFound
@@ -39,33 +40,46 @@ class ToolCaller(Protocol):
 
 
 class Tools:
-    """The tools of the executor's catalog. With `link_plans`, a result links to its render plan."""
+    """The tools of the executor's catalog, as each access leaves them. With `link_plans`, a result links to its render
+    plan."""
 
     def __init__(self, executor: Executor, caller: ToolCaller, link_plans: bool) -> None:
         self._caller = caller
         self._link_plans = link_plans
-        self._list = _ToolList(executor.catalog)
+        self.set_catalog(executor.catalog)
 
     def set_catalog(self, catalog: Catalog) -> None:
         """List the tools of this catalog from now on."""
+        self._catalog = catalog
         self._list = _ToolList(catalog)
+        self._views: dict[AccessPolicy, _ToolList] = {}
 
-    def header_schema(self, name: str) -> Mapping[str, Any] | None:
+    def header_schema(self, name: str, access: AccessPolicy | None) -> Mapping[str, Any] | None:
         """Return the input schema of a tool with arguments that are sent as HTTP headers too; None for any other."""
-        return self._list.header_schemas.get(name)
+        schema = self._list.header_schemas.get(name)
+        is_hidden = schema is not None and self._catalog.for_principal(access).get(name) is None
+        return None if is_hidden else schema
 
-    def page(self, cursor: str | None) -> dict[str, Any]:
-        return self._list.page(cursor)
+    def page(self, cursor: str | None, access: AccessPolicy | None) -> dict[str, Any]:
+        return self._list_for(access).page(cursor)
 
-    def page_json(self, cursor: str | None, modern: bool) -> bytes:
+    def page_json(self, cursor: str | None, modern: bool, access: AccessPolicy | None) -> bytes:
         """Return a page as JSON, encoded once."""
-        tools = self._list
+        tools = self._list_for(access)
         encoded = tools.encoded.get((cursor, modern))
         if encoded is None:
             encoded = to_json(shape(tools.page(cursor), modern))
             if cursor in tools.pages:  # a cursor of ours: their number is limited
                 tools.encoded[cursor, modern] = encoded
         return encoded
+
+    def _list_for(self, access: AccessPolicy | None) -> _ToolList:
+        if access is None:
+            return self._list
+        tools = self._views.get(access)
+        if tools is None:
+            tools = self._views[access] = _ToolList(self._catalog.for_principal(access), self._list)
+        return tools
 
     async def call(self, request: Request) -> Response:
         meta, params = request.client.meta, request.params
@@ -87,7 +101,9 @@ class Tools:
         wire, plan = outcome.wire, outcome.render_plan
         if type(wire) is RawResult and plan is None and outcome.content is wire.get("content") and not _is_ours(wire):
             return Response(call_id=call.id, message=wire.message)
-        result = tool_result(call, outcome, structured=call.name in self._list.structured)
+        access = call.caller.access
+        structured = call.name in self._list.structured and (access is None or access.output_schemas)
+        result = tool_result(call, outcome, structured=structured)
         if not is_version_at_least(request.version, RESOURCE_LINKS):
             result["content"] = [block for block in result.get("content", ()) if not _is_link(block)]
         elif plan is not None and self._link_plans:
@@ -118,17 +134,33 @@ def _is_ours(wire: Mapping[str, Any]) -> bool:
 
 
 class _ToolList:
-    """The tools of one catalog as MCP lists them, by their rank and name."""
+    """The tools of one catalog as MCP lists them, by their rank and name. A view takes them from the `whole`."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        accepted = catalog.accepted.items()
+    def __init__(self, catalog: Catalog, whole: _ToolList | None = None) -> None:
         entries = {f"{entry.rank}:{entry.name}": entry for entry in catalog}
         self._cursors = sorted(entries)
-        self._tools = [mcp_tool(entries[cursor].name, entries[cursor].tool) for cursor in self._cursors]
-        self.structured = frozenset(name for name, entry in accepted if entry.tool.output_schema is not None)
-        with_headers = {tool["name"] for tool in self._tools if "x-mcp-header" in str(tool["inputSchema"])}
-        self.header_schemas = {name: entry.tool.input_schema for name, entry in accepted if entry.name in with_headers}
+        if whole is None:
+            self._tools = [mcp_tool(entries[cursor].name, entries[cursor].tool) for cursor in self._cursors]
+        else:
+            listed = dict(zip(whole._cursors, whole._tools, strict=True))
+            self._tools = [listed[cursor] for cursor in self._cursors]
+        if not catalog.output_schemas:
+            self._tools = [{key: tool[key] for key in tool if key != "outputSchema"} for tool in self._tools]
         self.encoded: dict[tuple[str | None, bool], bytes] = {}
+        self._catalog = catalog
+
+    @cached_property
+    def structured(self) -> frozenset[str]:
+        """The names of tools whose results have structured content."""
+        accepted = self._catalog.accepted.items() if self._catalog.output_schemas else ()
+        return frozenset(name for name, entry in accepted if entry.tool.output_schema is not None)
+
+    @cached_property
+    def header_schemas(self) -> Mapping[str, Mapping[str, Any]]:
+        """The input schemas, by name, of tools with arguments that are sent as HTTP headers too."""
+        with_headers = {tool["name"] for tool in self._tools if "x-mcp-header" in str(tool["inputSchema"])}
+        accepted = self._catalog.accepted.items() if with_headers else ()
+        return {name: entry.tool.input_schema for name, entry in accepted if entry.name in with_headers}
 
     @cached_property
     def pages(self) -> dict[str | None, int]:

@@ -47,49 +47,51 @@ Refuses = Callable[[Tool, Mapping[str, Any]], bool]
 
 class UpstreamPassthrough:
     """Forwards each request to the server of its prompt or resource. `source` returns the upstreams' source, None while
-    there are none; requests run through `passing`. Lists leave out what `refuses` refuses."""
+    there are none; requests run through `passing`. Lists leave out what `refuses` refuses. For a caller that may not
+    use a server's prompts or resources they do not exist."""
 
     def __init__(self, source: Callable[[], UpstreamSource | None], passing: Pass, refuses: Refuses) -> None:
         self._source = source
         self._pass = passing
         self._refuses = refuses
 
-    def prompts(self) -> list[dict[str, Any]]:
+    def prompts(self, caller: Caller) -> list[dict[str, Any]]:
         """All prompts under their public names, sorted."""
         return [
             {**raw, "name": name}
-            for name, (upstream, raw) in sorted(self._prompts().items())
+            for name, (upstream, raw) in sorted(self._prompts(caller).items())
             if not self._refuses(_tool(upstream, "prompts/get"), {"name": raw["name"]})
         ]
 
-    def templates(self) -> list[dict[str, Any]]:
+    def templates(self, caller: Caller) -> list[dict[str, Any]]:
         return [
             {**raw, "uriTemplate": public_uri(_prefix(upstream), raw["uriTemplate"])}
-            for upstream in self._upstreams().values()
+            for upstream in self._upstreams(caller).values()
             for raw in upstream.templates
             if not self._refuses(_tool(upstream, "resources/read"), {"uri": raw["uriTemplate"]})
         ]
 
-    def instructions(self) -> list[tuple[str, str, str]]:
+    def instructions(self, caller: Caller) -> list[tuple[str, str, str]]:
         """The name of each server that has instructions, their URI, and their text."""
-        named = self._upstreams().items()
+        named = self._upstreams(caller).items()
         return [(name, _INSTRUCTIONS + quote(name, ""), each.instructions) for name, each in named if each.instructions]
 
     async def resources(self, caller: Caller, chat: str, client: ClientInfo) -> list[dict[str, Any]]:
         """The resources of all servers that answer in time. Refused when one of them may not be asked so often."""
         call = _call(caller, chat, client).replace(name=_LIST, confirmed=True)
-        lists = await asyncio.gather(*(self._resources(upstream, call) for upstream in self._upstreams().values()))
+        upstreams = self._upstreams(caller)
+        lists = await asyncio.gather(*(self._resources(upstream, call) for upstream in upstreams.values()))
         texts = [
             {"uri": uri, "name": f"instructions of {name}", "mimeType": "text/plain", "size": len(text.encode())}
-            for name, uri, text in self.instructions()
-            if not self._refuses(_tool(self._upstreams()[name], "resources/read"), {"uri": uri})
+            for name, uri, text in self.instructions(caller)
+            if not self._refuses(_tool(upstreams[name], "resources/read"), {"uri": uri})
         ]
         return [*texts, *(resource for listed in lists for resource in listed)]
 
     async def get_prompt(
         self, name: str, arguments: Mapping[str, Any], caller: Caller, chat: str, client: ClientInfo
     ) -> dict[str, Any]:
-        known = self._prompts()
+        known = self._prompts(caller)
         if name not in known:
             raise NotFound(f"no prompt is named {name!r}{names.did_you_mean(name, known)}", code="UNKNOWN_PROMPT")
         upstream, raw = known[name]
@@ -100,17 +102,17 @@ class UpstreamPassthrough:
             result["messages"] = [_public_message(_prefix(upstream), message) for message in messages]
         return result
 
-    def owns(self, uri: str) -> bool:
+    def owns(self, uri: str, caller: Caller) -> bool:
         """Return whether the URI belongs to an upstream, or names its instructions."""
-        return self._owner(uri) is not None or self._find_instructions(uri) is not None
+        return self._owner(uri, caller) is not None or self._find_instructions(uri, caller) is not None
 
     async def read(self, uri: str, caller: Caller, chat: str, client: ClientInfo) -> dict[str, Any]:
-        if (described := self._find_instructions(uri)) is not None:
+        if (described := self._find_instructions(uri, caller)) is not None:
             call = _call(caller, chat, client).replace(name="resources/read", arguments={"uri": uri})
             text = {"contents": [{"uri": uri, "mimeType": "text/plain", "text": described.instructions}]}
             await self._pass(call, _tool(described, call.name), partial(asyncio.sleep, 0, text))
             return text
-        owner = self._owner(uri)
+        owner = self._owner(uri, caller)
         if owner is None:
             raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
         upstream, own = owner
@@ -127,7 +129,7 @@ class UpstreamPassthrough:
 
     async def follow(self, uri: str, listener: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]:
         """Call `listener` when the resource changes, until the returned function is called."""
-        owner = self._owner(uri)
+        owner = self._owner(uri, caller)
         if owner is None:
             raise NotFound(f"no upstream has the resource {uri[:200]!r}", code="RESOURCE_NOT_FOUND")
         upstream, own = owner
@@ -146,13 +148,13 @@ class UpstreamPassthrough:
         """A server's completion for an argument of its prompt or template; None if the reference is unknown."""
         ref = params.get("ref") or {}
         if ref.get("type") == "ref/prompt":
-            found = self._prompts().get(str(ref.get("name")))
+            found = self._prompts(caller).get(str(ref.get("name")))
             if found is None:
                 raise NotFound(f"no prompt is named {ref.get('name')!r}", code="UNKNOWN_PROMPT")
             upstream, raw = found
             own: dict[str, Any] = {**ref, "name": raw["name"]}
         else:
-            owner = self._owner(str(ref.get("uri")))
+            owner = self._owner(str(ref.get("uri")), caller)
             if owner is None:
                 return None
             upstream, uri = owner
@@ -175,31 +177,42 @@ class UpstreamPassthrough:
         result: dict[str, Any] = await self._pass(passing, _tool(upstream, method), work)
         return result
 
-    def _upstreams(self) -> Mapping[str, Upstream]:
-        source = self._source()
-        return source.upstreams if source is not None else {}
+    def _upstreams(self, caller: Caller, method: str = "resources/read") -> Mapping[str, Upstream]:
+        """The servers of which the caller may use this method, by name."""
+        source, access = self._source(), caller.access
+        if source is None:
+            return {}
+        if access is None:
+            return source.upstreams
+        tools = {name: _tool(upstream, method) for name, upstream in source.upstreams.items()}
+        return {
+            name: upstream
+            for name, upstream in source.upstreams.items()
+            if access.allows(names.wire_name(tools[name].id, tools[name].prefix), tools[name])
+        }
 
-    def _prompts(self) -> dict[str, tuple[Upstream, dict[str, Any]]]:
+    def _prompts(self, caller: Caller) -> dict[str, tuple[Upstream, dict[str, Any]]]:
+        visible, source = self._upstreams(caller, "prompts/get").values(), self._source()
         found = {
             f"{upstream.spec.name}:{raw['name']}": (upstream, raw)
-            for upstream in self._upstreams().values()
+            for upstream in (source.upstreams.values() if source is not None else ())
             for raw in upstream.prompts
         }
         wishes = {each: names.wire_name(each, found[each][0].spec.settings.prefix) for each in found}
-        return {name: found[each] for each, name in names.assign(wishes, {}).items()}
+        return {name: found[each] for each, name in names.assign(wishes, {}).items() if found[each][0] in visible}
 
-    def _owner(self, uri: str) -> tuple[Upstream, str] | None:
+    def _owner(self, uri: str, caller: Caller) -> tuple[Upstream, str] | None:
         """The upstream of a URI, and its own URI; one without a prefix belongs to the first server without one."""
-        named = split_uri(uri)
-        for upstream in self._upstreams().values():
+        named, upstreams = split_uri(uri), self._upstreams(caller).values()
+        for upstream in upstreams:
             if named is not None and _prefix(upstream) == named[0] and named[0]:
                 return upstream, named[1]
-        return next(((upstream, uri) for upstream in self._upstreams().values() if not _prefix(upstream)), None)
+        return next(((upstream, uri) for upstream in upstreams if not _prefix(upstream)), None)
 
-    def _find_instructions(self, uri: str) -> Upstream | None:
+    def _find_instructions(self, uri: str, caller: Caller) -> Upstream | None:
         """The upstream whose instructions have this URI."""
         name = unquote(uri.removeprefix(_INSTRUCTIONS)) if uri.startswith(_INSTRUCTIONS) else ""
-        upstream = self._upstreams().get(name)
+        upstream = self._upstreams(caller).get(name)
         return upstream if upstream is not None and upstream.instructions else None
 
     async def _resources(self, upstream: Upstream, call: Call) -> list[dict[str, Any]]:
@@ -260,6 +273,7 @@ def _tool(upstream: Upstream, method: str) -> Tool:
         "",
         kind=KIND,
         owner=terms.server,
+        prefix=upstream.spec.settings.prefix,
         category=terms.category,
         permission=Permission.READ_ONLY,
         timeout=REQUEST_SECONDS,

@@ -1,0 +1,90 @@
+"""Access: the tools that a role, a profile or both of them leave, as rules that a catalog is filtered by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+
+from gateway.tools import Permission, Tool
+
+# Permission, category and upstream server of a tool; None for one that comes from no server.
+ToolGroup = tuple[Permission, str, str | None]
+
+
+@dataclass(frozen=True)
+class AccessLimits:
+    """Limits of one principal; None for no limit. Bytes are those of arguments and results."""
+
+    calls_per_minute: int | None = None
+    concurrent_calls: int | None = None
+    bytes_per_minute: int | None = None
+
+
+@dataclass(frozen=True)
+class AccessRule:
+    """One condition on a tool. `tools` and `denied` are patterns over its name and id, `servers` over the upstream it
+    comes from; None leaves the choice open."""
+
+    permission: Permission = Permission.EXECUTE
+    categories: frozenset[str] | None = None
+    tools: Sequence[str] | None = None
+    denied: Sequence[str] = ()
+    servers: Sequence[str] | None = None
+    output_schemas: bool = True
+
+
+class AccessPolicy:
+    """The tools that a principal may see and call: those that every rule allows. Compared by identity: one is made per
+    role and profile, and a catalog keeps one view for each."""
+
+    def __init__(self, rules: Sequence[AccessRule], limits: AccessLimits | None = None) -> None:
+        self.permission = min((rule.permission for rule in rules), key=list(Permission).index)
+        self.output_schemas = all(rule.output_schemas for rule in rules)
+        self.limits = limits
+        self._levels = frozenset(level for level in Permission if self.permission.allows(level))
+        categories = [rule.categories for rule in rules if rule.categories is not None]
+        self._categories = frozenset.intersection(*categories) if categories else None
+        self._servers = [_compile(rule.servers) for rule in rules if _is_choice(rule.servers)]
+        self._allowed = [_compile(rule.tools) for rule in rules if _is_choice(rule.tools)]
+        denied = [pattern for rule in rules for pattern in rule.denied]
+        self._denied = _compile(denied) if denied else None
+
+    def allows(self, name: str, tool: Tool) -> bool:
+        """Return whether a tool may be listed and called. `name` is its public name. A request to an upstream that is
+        no tool call, such as for a resource, is named like a tool of that server: `server__resources_read`."""
+        return self.allows_group(group_of(tool)) and self.allows_name(f"{name}\n{tool.id}")
+
+    def allows_group(self, group: ToolGroup) -> bool:
+        """Return whether tools of this permission, category and server are allowed, as far as their names allow it."""
+        permission, category, server = group
+        if permission not in self._levels or (self._categories is not None and category not in self._categories):
+            return False
+        return server is None or all(matches(f"{server}\n") for matches in self._servers)
+
+    def allows_name(self, names: str) -> bool:
+        """Return whether a tool with this name and id, on a line each, is allowed."""
+        for matches in self._allowed:
+            if not matches(names):
+                return False
+        return self._denied is None or not self._denied(names)
+
+
+def group_of(tool: Tool) -> ToolGroup:
+    return tool.permission, tool.category, tool.owner or "" if tool.kind == "mcp" else None
+
+
+def _is_choice(patterns: Sequence[str] | None) -> bool:
+    return patterns is not None and "*" not in patterns
+
+
+def _compile(patterns: Sequence[str] | None) -> Callable[[str], object]:
+    """Return a function that tells whether any of the patterns matches one of two lines."""
+    choices = "|".join(_translate(pattern) for pattern in patterns or ()) or "(?!)"
+    return re.compile(f"(?:.*\\n)?(?:{choices})(?:\\n|\\Z)").match
+
+
+def _translate(pattern: str) -> str:
+    """Return a shell pattern as a regular expression in which no wildcard matches the end of a line."""
+    return translate(pattern.replace("\n", "")).removeprefix("(?s:").removesuffix(")\\Z")

@@ -1,0 +1,48 @@
+"""API keys: made, listed and revoked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.calls import LOCAL
+from gateway.db.api_keys import ApiKey as ApiKey
+from gateway.errors import Invalid, NotFound
+from gateway.identity.api_keys import make_key
+from gateway.identity.roles import DEFAULT_ROLE
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+
+async def create_key(
+    gateway: Gateway,
+    name: str,
+    role: str = DEFAULT_ROLE,
+    *,
+    profile: str | None = None,
+    days: float | None = None,
+    by: str = LOCAL,
+) -> tuple[ApiKey, str]:
+    """Make a key and return it with its secret, which nobody can see again."""
+    key, secret = make_key(gateway.roles, name, role, profile, days, by)
+    await gateway.api_keys.add(key)
+    return key, secret
+
+
+async def list_keys(gateway: Gateway) -> list[ApiKey]:
+    """List every key, the oldest first."""
+    return await gateway.api_keys.list()
+
+
+async def revoke_key(gateway: Gateway, key_id: str) -> ApiKey:
+    """Revoke a key, named by its id, or by its name if only one active key has it. The next request with it is
+    refused, in every process."""
+    keys = [key for key in await gateway.api_keys.list() if key.status == "active" or key.id == key_id]
+    found = [key for key in keys if key.id == key_id] or [key for key in keys if key.name == key_id]
+    if not found:
+        raise NotFound(f"there is no key {key_id!r}; see: toolgate key list", code="UNKNOWN_KEY")
+    if len(found) > 1:
+        ids = ", ".join(key.id for key in found)
+        raise Invalid(f"{len(found)} keys are named {key_id!r}; revoke one by its id: {ids}", code="AMBIGUOUS_KEY")
+    await gateway.api_keys.revoke(found[0].id)
+    return found[0]

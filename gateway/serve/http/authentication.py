@@ -1,0 +1,164 @@
+"""Authentication of HTTP requests: who sends one, before anything else looks at it, and the profile of its URL."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.errors import GatewayError, Invalid, NotFound, RateLimited, Unauthenticated, Unavailable
+from gateway.identity import CURRENT
+from gateway.identity.authentication import Identity
+
+# Answered without a key.
+PUBLIC = frozenset({"/healthz"})
+PUBLIC_FOLDER = "/.well-known/"
+
+# RFC 9728: the path of the metadata, to which the path of the resource is added.
+RESOURCE_METADATA = "/.well-known/oauth-protected-resource"
+
+
+class Authentication:
+    """Authenticates every request except for `public` paths. MCP is served at `path` and, under a profile, at
+    `path/PROFILE`; the application sees only the first. `public_url` is the gateway's address for clients, without it
+    the one that each request was sent to."""
+
+    def __init__(
+        self, identity: Identity, path: str, public: Collection[str] = (), public_url: str | None = None
+    ) -> None:
+        self._identity = identity
+        self._path = path
+        self._public = PUBLIC.union(public)
+        self._public_url = public_url.rstrip("/") if public_url is not None else None
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """Return the application for authenticated requests; each has `scope["state"]["principal"]`."""
+
+        async def authenticate(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or self._is_public(scope["path"]):
+                await app(scope, receive, send)
+                return
+            parent, _, profile = scope["path"].rpartition("/")
+            is_profile = parent == self._path and bool(profile)
+            headers = dict(scope["headers"])
+            try:
+                principal = await self._identity.authenticate(headers, profile if is_profile else None)
+            except GatewayError as refusal:
+                await self._refuse(refusal, Request(scope))(scope, receive, send)
+                return
+            scope.setdefault("state", {})["principal"] = principal
+            CURRENT.set(principal)
+            if is_profile:
+                scope = {**scope, "path": self._path, "raw_path": self._path.encode()}
+            await app(scope, receive, send)
+
+        return authenticate
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the metadata that tells clients where to log in (RFC 9728)."""
+        return [
+            Route(RESOURCE_METADATA, self._describe_resource),
+            Route(RESOURCE_METADATA + self._path, self._describe_resource),
+            Route(RESOURCE_METADATA + self._path + "/{profile}", self._describe_resource),
+        ]
+
+    def base_url(self, request: Request) -> str:
+        """Return the gateway's address as the sender of a request knows it. The host has been checked."""
+        return self._public_url or f"{request.url.scheme}://{request.url.netloc}"
+
+    def authorization_servers(self, _: Request) -> list[str]:
+        """Return the issuers of tokens that are accepted."""
+        return [self._identity.issuer] if self._identity.issuer is not None else []
+
+    async def _describe_resource(self, request: Request) -> Response:
+        servers = self.authorization_servers(request)
+        if not servers:
+            return error_response(NotFound("this gateway takes API keys only; no server issues tokens for it"))
+        profile = request.path_params.get("profile")
+        resource = self.base_url(request) + self._path + (f"/{profile}" if profile else "")
+        return JSONResponse(
+            {
+                "resource": resource,
+                "authorization_servers": servers,
+                "bearer_methods_supported": ["header"],
+                "resource_name": "Toolgate",
+            }
+        )
+
+    def _is_public(self, path: str) -> bool:
+        return path in self._public or path.startswith(PUBLIC_FOLDER)
+
+    def _refuse(self, refusal: GatewayError, request: Request) -> JSONResponse:
+        response = error_response(refusal)
+        if isinstance(refusal, Unauthenticated):
+            parts = ['Bearer realm="toolgate"']
+            if "authorization" in request.headers:
+                parts.append('error="invalid_token"')
+            if self.authorization_servers(request):
+                path = request.url.path if request.url.path.startswith(self._path) else self._path
+                parts.append(f'resource_metadata="{self.base_url(request)}{RESOURCE_METADATA}{path}"')
+            response.headers["www-authenticate"] = ", ".join(parts)
+        return response
+
+
+class ForwardedHeaders:
+    """Takes the client's address and scheme from the headers of a proxy, if the request comes from one of `trusted`:
+    addresses, or networks like `10.0.0.0/8`."""
+
+    def __init__(self, trusted: Sequence[str]) -> None:
+        try:
+            self._trusted = [ip_network(each, strict=False) for each in trusted]
+        except ValueError as error:
+            raise Invalid(f"server.trusted_proxies: {error}", code="INVALID_CONFIG") from None
+
+    def apply(self, scope: Scope) -> None:
+        """Change the scope of a request that a trusted proxy forwarded."""
+        client = scope.get("client")
+        if not self._trusted or client is None or not self._is_trusted(client[0]):
+            return
+        headers = dict(scope["headers"])
+        address = self._find_client(headers)
+        if address is not None:
+            scope["client"] = address, 0
+        scheme = headers.get(b"x-forwarded-proto", b"").decode("latin-1").strip().lower()
+        if scheme in ("http", "https"):
+            scope["scheme"] = scheme
+
+    def _find_client(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """Return the last address that no trusted proxy has; those before it could be made up by the client."""
+        listed = [each.strip() for each in headers.get(b"x-forwarded-for", b"").decode("latin-1").split(",")]
+        for address in reversed(listed):
+            if not _is_address(address):
+                return None
+            if not self._is_trusted(address):
+                return address
+        return None
+
+    def _is_trusted(self, address: str) -> bool:
+        return _is_address(address) and any(_contains(network, address) for network in self._trusted)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _contains(network: IPv4Network | IPv6Network, address: str) -> bool:
+    parsed = ip_address(address)
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return (mapped or parsed) in network
+
+
+def error_response(refusal: GatewayError) -> JSONResponse:
+    """Return a refusal as a response, in the form of the REST API."""
+    response = JSONResponse({"ok": False, "error": refusal.to_dict()}, refusal.status)
+    if isinstance(refusal, Unavailable | RateLimited):
+        response.headers["retry-after"] = str(refusal.details.get("retry_after", 1))
+    return response

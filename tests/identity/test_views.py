@@ -1,0 +1,281 @@
+"""Views of a catalog: what a principal may not call does not exist for it, in any list, call or error."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.access import AccessPolicy, AccessRule
+from gateway.calls import Call, Outcome
+from gateway.catalog import Catalog, CatalogPolicy, Draft
+from gateway.config import ProfileSettings, RoleSettings
+from gateway.identity import OWNER
+from gateway.identity.roles import Roles
+from gateway.names import assign
+from gateway.tools import Category, Permission, Tool
+
+from .gateways import ERAS, ROADS, Guarded, Person, guarded
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("G7")]
+
+SERVERS = ["docs", "shop", "mail"]
+CATEGORIES = ["web", "editing", "filesystem"]
+WORDS = ["search", "delete_all", "read", "list"]
+PATTERNS = ["*", "docs__*", "shop:*", "*__delete_*", "*search", "read", "mail__?ead", "[ds]*", "nothing"]
+
+patterns = st.lists(st.sampled_from(PATTERNS), max_size=2)
+rules = st.builds(
+    AccessRule,
+    st.sampled_from(list(Permission)),
+    st.none() | st.frozensets(st.sampled_from(CATEGORIES)),
+    st.none() | patterns,
+    patterns,
+    st.none() | st.lists(st.sampled_from(["docs", "s*", "*"]), max_size=2),
+)
+tools = st.builds(
+    lambda server, word, category, permission: Tool(
+        f"{server}:{word}" if server else word,
+        "",
+        kind="mcp" if server else "builtin",
+        owner=server,
+        category=category,
+        permission=permission,
+    ),
+    st.none() | st.sampled_from(SERVERS),
+    st.sampled_from(WORDS),
+    st.sampled_from(CATEGORIES),
+    st.sampled_from(list(Permission)),
+)
+
+
+class Nowhere:
+    name = "nowhere"
+
+    async def list_tools(self) -> Sequence[Tool]:
+        return []
+
+    async def call_tool(self, call: Call) -> Outcome:
+        raise AssertionError(call)
+
+
+def make_catalog(offered: Sequence[Tool], owners: Mapping[str, str] | None = None) -> Catalog:
+    """Return a catalog. `owners` are the names that were given before."""
+    categories = {name: Category(name, Permission.EXECUTE) for name in CATEGORIES}
+    draft = Draft(CatalogPolicy(categories))
+    for tool in offered:
+        draft.consider(Nowhere(), tool)
+    names = assign(draft.wishes, owners or {})
+    return draft.finish(names, {**(owners or {}), **{name: tool_id for tool_id, name in names.items()}})
+
+
+@given(st.lists(tools, unique_by=lambda tool: tool.id, max_size=12), st.lists(rules, min_size=1, max_size=2))
+def test_view_is_the_catalog_of_a_gateway_that_has_only_the_visible_tools(
+    offered: list[Tool], given_rules: list[AccessRule]
+) -> None:
+    policy = AccessPolicy(given_rules)
+    whole = make_catalog(offered)
+    view = whole.for_principal(policy)
+    assert whole.for_principal(policy) is view and whole.for_principal(None) is whole
+    visible = [tool for tool in offered if policy.allows(whole.find(tool.id).name, tool)]
+    assert {entry.tool.id for entry in view} == {tool.id for tool in visible}
+    alone = make_catalog(visible, {entry.name: entry.tool.id for entry in whole})
+    assert view.to_mcp_tools() == alone.to_mcp_tools()
+    for name in {*whole.accepted, *WORDS, "nothing", "docs__serch"}:
+        expected, found = alone.get(name), view.get(name)
+        assert (found and found.tool) == (expected and expected.tool), name
+        if found is None:
+            assert str(view.refusal(name)) == str(alone.refusal(name)), name
+
+
+def is_allowed(rule: AccessRule, tool: Tool) -> bool:
+    """The rule in words of one case each, to compare with."""
+    from fnmatch import fnmatchcase
+
+    names = {tool.id, tool.id.replace(":", "__")}
+
+    def matches(given_patterns: Sequence[str]) -> bool:
+        return any(fnmatchcase(name, pattern) for name in names for pattern in given_patterns)
+
+    if not rule.permission.allows(tool.permission) or matches(rule.denied):
+        return False
+    if rule.categories is not None and tool.category not in rule.categories:
+        return False
+    if rule.tools is not None and not matches(rule.tools):
+        return False
+    on_server = tool.kind == "mcp" and rule.servers is not None
+    return not on_server or any(fnmatchcase(tool.owner or "", pattern) for pattern in rule.servers or ())
+
+
+@given(tools, st.lists(rules, min_size=1, max_size=3))
+def test_policy_allows_what_each_of_its_rules_allows(tool: Tool, given_rules: list[AccessRule]) -> None:
+    policy = AccessPolicy(given_rules)
+    assert policy.allows(tool.id.replace(":", "__"), tool) == all(is_allowed(rule, tool) for rule in given_rules)
+
+
+def test_views_of_5000_tools_for_100_roles_are_made_in_a_second() -> None:
+    offered = [
+        Tool(f"s{n % 50}:tool_{n}", "", kind="mcp", owner=f"s{n % 50}", category=CATEGORIES[n % 3]) for n in range(5000)
+    ]
+    whole = make_catalog(offered)
+    policies = [
+        AccessPolicy([AccessRule(tools=["s1*", f"*_{n}*", "s?__*"], denied=[f"*_{n}", "*__delete_*"])])
+        for n in range(100)
+    ]
+    began = time.process_time()
+    views = [whole.for_principal(policy) for policy in policies]
+    assert all(view.get("tool_1") is None or len(view) for view in views)
+    assert time.process_time() - began < 5, "1 s on a quiet machine"
+
+
+def test_roles_and_profiles_narrow_each_other() -> None:
+    roles = Roles(
+        {"agent": RoleSettings(permission=Permission.READ_WRITE, admin=True), "all": RoleSettings(admin=True)},
+        {"reader": ProfileSettings(permission=Permission.READ_ONLY), "wide": ProfileSettings()},
+    )
+    agent = roles.make_principal("ann", "agent")
+    assert (agent.permission, agent.admin) == (Permission.READ_WRITE, False)
+    assert roles.make_principal("bob", "agent").access is agent.access
+    reader = roles.narrow(agent, "reader")
+    assert (reader.permission, reader.profile, reader.admin) == (Permission.READ_ONLY, "reader", False)
+    assert roles.narrow(reader, "wide").permission is Permission.READ_ONLY, "no profile lifts another"
+    everything = roles.make_principal("ann", "all")
+    assert everything.access is None and everything.admin
+    assert roles.narrow(OWNER, "wide").access is None
+    assert roles.narrow(OWNER, "reader").access is not None
+
+
+ROLES = {
+    "reader": {"permission": "read-only"},
+    "echo": {"tools": {"allow": ["stall__echo", "stall:count"]}},
+    "quiet": {"tools": {"deny": ["stall__*"]}},
+    "files": {"categories": ["filesystem", "editing"]},
+    "nothing": {"tools": {"deny": ["*"]}},
+    "user": {},
+}
+
+
+async def survey(person: Person, whole: Sequence[str]) -> dict[str, Any]:
+    """Return all that a person finds out about the tools."""
+    listed = await person.tools()
+    codes = {}
+    for name in set(whole) - {"stall__ask", "stall__fault", "stall__save", "stall__wait"}:  # which do not answer
+        result = await person.call(name, {"bad argument": 1})
+        codes[name] = result["_meta"].get("dev.toolgate/error", {}).get("code")
+    return {"listed": listed, "codes": codes}
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("road", ROADS)
+async def test_hidden_tool_is_not_listed_and_refused_like_an_unknown_one(tmp_path: Path, road: str, era: str) -> None:
+    async with guarded(tmp_path, roles=ROLES) as fixture:
+        owner = await fixture.person("owner", "admin", road, era)
+        everything = await owner.tools()
+        for role in ROLES:
+            person = await fixture.person(f"a-{role}", role, road, era)
+            known = await survey(person, everything)
+            visible = set(known["listed"])
+            assert visible <= set(everything)
+            for name, code in known["codes"].items():
+                assert (code == "UNKNOWN_TOOL") == (name not in visible), (role, name, code)
+            if role == "nothing":
+                assert visible == set()
+        hidden = await (await fixture.person("x", "echo", road, era)).call("stall__typed", {"n": 1})
+        unknown = await (await fixture.person("x", "echo", road, era)).call("stall__nosuch", {"n": 1})
+        said = [each["content"][0]["text"].replace("stall__typed", "stall__nosuch") for each in (hidden, unknown)]
+        assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("road", ROADS)
+async def test_random_roles_of_two_principals_never_show_what_is_refused(tmp_path: Path, road: str, era: str) -> None:
+    chance = random.Random(f"{road} {era}")
+    names = ["read_*", "write_file", "stall__*", "stall:e*", "*e*", "list_directory", "nothing"]
+    roles = {
+        f"role{number}": {
+            "permission": chance.choice(["read-only", "read-write", "execute"]),
+            "tools": {"allow": chance.sample(names, 2), "deny": chance.sample(names, 1)},
+            "categories": chance.choice([None, ["filesystem"], ["filesystem", "editing", "toolsets", "upstream"]]),
+        }
+        for number in range(4)
+    }
+    async with guarded(tmp_path, roles=roles) as fixture:
+        everything = [entry.name for entry in fixture.gateway.catalog]
+        for role, other in itertools.pairwise(roles):
+            ann = await fixture.person("ann", role, road, era)
+            bob = await fixture.person("bob", other, road, era)
+            for person in (ann, bob):
+                known = await survey(person, everything)
+                for name, code in known["codes"].items():
+                    assert (code == "UNKNOWN_TOOL") == (name not in known["listed"]), (roles, name, code)
+                await check_resources(person, "read_file" in known["listed"])
+            await check_isolation(fixture, ann, bob)
+
+
+async def check_resources(person: Person, may_read: bool) -> None:
+    templates = (await person.result("resources/templates/list"))["resourceTemplates"]
+    assert any("workspace" in each["uriTemplate"] for each in templates) == may_read
+
+
+async def check_isolation(fixture: Guarded, ann: Person, bob: Person) -> None:
+    owner = await fixture.person("owner")
+    await owner.call("write_file", {"path": "secret.txt", "content": "mine"}, chat="owners")
+    for person in (ann, bob):
+        for name in await person.tools():
+            if name in ("read_file", "list_directory", "workspace_log", "write_file"):
+                arguments = {"path": "secret.txt", "content": ""} if name == "write_file" else {"path": "secret.txt"}
+                refused = await person.call(name, arguments, chat="owners")
+                assert refused["isError"], name
+                code = refused["_meta"]["dev.toolgate/error"]["code"]
+                assert code in ("CHAT_FORBIDDEN", "INVALID_ARGUMENTS"), (name, code)
+        answer = await person.ask("resources/read", {"uri": "workspace://owners/secret.txt"})
+        assert "error" in answer.message and "mine" not in answer.body.decode()
+        completing: dict[str, Any] = {"ref": {"type": "ref/resource", "uri": "workspace://{chat}/{+path}"}}
+        completing |= {"argument": {"name": "path", "value": ""}, "context": {"arguments": {"chat": "owners"}}}
+        assert "secret.txt" not in (await person.ask("completion/complete", completing)).body.decode()
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_role_without_read_file_has_no_files_as_resources(tmp_path: Path, era: str) -> None:
+    roles = {"writer": {"tools": {"allow": ["write_file"]}}, "user": {}}
+    async with guarded(tmp_path, roles=roles) as fixture:
+        writer, reader = await fixture.person("ann", "writer", era=era), await fixture.person("ann", "user", era=era)
+        for person in (writer, reader):
+            await person.call("write_file", {"path": "a.txt", "content": "text"}, chat="c")
+        meta = {"_meta": {"dev.toolgate/chat": "c"}}
+        uri = {"uri": "workspace://c/a.txt"}
+        assert [each["uri"] for each in (await reader.result("resources/list", meta))["resources"]] == [uri["uri"]]
+        assert (await writer.result("resources/list", meta))["resources"] == []
+        assert (await reader.result("resources/read", uri))["contents"][0]["text"] == "text"
+        refused = (await writer.ask("resources/read", uri)).message["error"]
+        unknown = (await writer.ask("resources/read", {"uri": "workspace://new/a.txt"})).message["error"]
+        assert refused["code"] == unknown["code"] and "FILE_NOT_FOUND" in refused["message"]
+        completing: dict[str, Any] = {"ref": {"type": "ref/resource", "uri": "workspace://{chat}/{+path}"}}
+        completing |= {"argument": {"name": "path", "value": ""}, "context": {"arguments": {"chat": "c"}}}
+        assert (await reader.result("completion/complete", completing))["completion"]["values"] == ["a.txt"]
+        assert (await writer.result("completion/complete", completing))["completion"]["values"] == []
+
+
+async def test_header_arguments_of_a_hidden_tool_are_not_checked(tmp_path: Path) -> None:
+    """The error about a missing header would tell that the tool exists."""
+    async with guarded(tmp_path, roles={"quiet": {"tools": {"deny": ["stall__*"]}}}) as fixture:
+        for road in ROADS:
+            quiet, user = await fixture.person("ann", "quiet", road), await fixture.person("bob", "user", road)
+            call = {"name": "stall__marked", "arguments": {"where": "here"}}
+            assert "error" in (await user.ask("tools/call", call)).message, "the header is missing"
+            assert await quiet.value("stall__marked", {"where": "here"}) == "UNKNOWN_TOOL"
+
+
+def test_catalog_without_output_schemas_is_its_profile() -> None:
+    tool = Tool("a", "", output_schema={"type": "object"}, category="web", permission=Permission.READ_ONLY)
+    whole = make_catalog([tool, replace(tool, id="b")])
+    assert whole.output_schemas
+    assert not whole.for_principal(AccessPolicy([AccessRule(output_schemas=False)])).output_schemas
