@@ -193,10 +193,10 @@ class HttpRunner:
                     code="BAD_ANSWER",
                 )
             items += found or []
+            seen.add(final.url)
             upcoming = _next_page(tool, page, final, headers, value, len(found or []), number)
             # A server that names the same page again would be asked for ever.
             following = upcoming if upcoming is not None and upcoming.url not in seen and left > 0 else None
-            seen.add(final.url)
         result = {"items": items, "pages": number, "complete": following is None and left > 0}
         return tool.reader.finish(result)
 

@@ -192,7 +192,7 @@ class RequestTemplate:
             style = self._path_styles.get(path[0], _SIMPLE)
             parts += _path_value(path[0], value, style), quote(literal, safe=_LITERAL)
         text = "".join(parts)
-        if text in (".", ".."):
+        if text in ("", ".", ".."):
             raise _path_error(segment.paths[0][0])
         return text
 
@@ -242,7 +242,7 @@ def _path_item(name: str, text: str) -> str:
 
 
 def _path_error(name: str) -> Invalid:
-    return Invalid(f"'{name}' is part of the URL's path and cannot be or contain the segment '.' or '..'")
+    return Invalid(f"'{name}' is part of the URL's path and cannot be empty, or have a segment '.' or '..' in it")
 
 
 _DELIMITERS = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
