@@ -15,11 +15,12 @@ from gateway.app import GatewayParts, Storage, open_storage
 from gateway.approval.question import Approver
 from gateway.approval.rules import check_tool_patterns
 from gateway.calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no_progress
-from gateway.catalog import Catalog, CatalogPolicy, Draft
+from gateway.catalog import Catalog, CatalogEntry, CatalogPolicy, Draft
 from gateway.config import Settings
 from gateway.db.switches import Switches
 from gateway.errors import GatewayError, Unavailable
 from gateway.extensions import Extension
+from gateway.search import CatalogSearch
 from gateway.sources import Source
 from gateway.tools import Category
 from gateway.workspace.workspaces import default_chat
@@ -90,6 +91,7 @@ class Gateway:
         self._installing: asyncio.Task[Any] | None = None
         self._first_lists: asyncio.Task[None] | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._search = CatalogSearch()
 
     @classmethod
     @asynccontextmanager
@@ -139,6 +141,10 @@ class Gateway:
     @property
     def catalog(self) -> Catalog:
         return self.executor.catalog
+
+    async def search(self, query: str, limit: int = 10, part: Catalog | None = None) -> list[CatalogEntry]:
+        """The tools of the catalog, or of a part of it, that fit a few words or a sentence, best first."""
+        return await self._search.find(self.catalog, query, limit, part)
 
     @property
     def categories(self) -> Mapping[str, Category]:

@@ -56,7 +56,11 @@ PROMISES: dict[str, Promise] = {
     "B4": Promise(
         "Builtins are immutable but for being enabled.", "partly", "one is turned off and on; REST comes later"
     ),
-    "B5": Promise("Search ranks prefix, whole word, fuzzy, then recency."),
+    "B5": Promise(
+        "Search ranks prefix, whole word, fuzzy, then recency.",
+        "partly",
+        "the index, the command line and the library; last use is not known to it yet, and MCP has no search mode",
+    ),
     "B6": Promise(
         "Invoking validates arguments and output and answers {ok, value} or {ok, error}, by the one executor.",
         "partly",

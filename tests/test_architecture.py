@@ -43,6 +43,7 @@ ROOMS = (
     "identity",
     "sources",
     "catalog",
+    "search",
     "approval",
     "extensions",
     "executor",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -43,13 +43,38 @@ def list_tools(settings: Settings, category: str | None, as_json: bool) -> None:
             if as_json:
                 print_json(catalog.to_mcp_tools())
                 return
-            rows = [
-                (entry.name, entry.tool.category, entry.tool.permission.value, entry.tool.description.split("\n")[0])
-                for entry in catalog
-            ]
-            print_table(("NAME", "CATEGORY", "LEVEL", "DESCRIPTION"), rows)
+            _print_tools(catalog)
 
     run(task)
+
+
+@tool.command()
+@click.argument("query", nargs=-1, required=True)
+@click.option("--limit", default=10, show_default=True, type=click.IntRange(1, 100), help="How many tools at most.")
+@as_json
+@settings_options
+def search(settings: Settings, query: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """Find tools by a few words or a sentence, best first."""
+
+    async def task() -> None:
+        async with _open(settings, connect="own") as gateway:
+            found = await gateway.search(" ".join(query), limit)
+            if as_json:
+                print_json([mcp_tool(entry.name, entry.tool) for entry in found])
+            elif found:
+                _print_tools(found)
+            else:
+                click.echo(f"No tool fits; 'toolgate tool list' lists all {len(gateway.catalog)}.")
+
+    run(task)
+
+
+def _print_tools(entries: Iterable[CatalogEntry]) -> None:
+    rows = [
+        (entry.name, entry.tool.category, entry.tool.permission.value, entry.tool.description.split("\n")[0])
+        for entry in entries
+    ]
+    print_table(("NAME", "CATEGORY", "LEVEL", "DESCRIPTION"), rows)
 
 
 @tool.command()
