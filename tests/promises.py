@@ -66,13 +66,13 @@ PROMISES: dict[str, Promise] = {
         "partly",
         "one executor validates both ways; REST and usage counters come later",
     ),
-    "B7": Promise("HTTP tools: a placeholder cannot change the host, nor a redirect reach a private address."),
+    "B7": Promise("HTTP tools: a placeholder cannot change the host, nor a redirect reach a private address.", "built"),
     "B8": Promise("An OpenAPI document imports as a toolset.", "built"),
     "B9": Promise(
         "What disappears is disabled, and comes back as it was.",
         "built",
     ),
-    "B10": Promise("Multi-step tools, declared in YAML, shown as one tool."),
+    "B10": Promise("Multi-step tools, declared in YAML, shown as one tool.", "built"),
     "B11": Promise("Limits on calls a minute, bytes in and out, and tools; the error names the limit.", "built"),
     # Specs, one executor, extensions
     "X1": Promise(
@@ -81,9 +81,8 @@ PROMISES: dict[str, Promise] = {
         "filters and exports; loaders from file, HTTP and database come later",
     ),
     "X2": Promise(
-        "One executor for every kind of tool: timeout, concurrency, cancellation, progress.",
-        "partly",
-        "all but retry, which comes with tools that can be retried",
+        "One executor for every kind of tool: timeout, retry, concurrency, cancellation, progress.",
+        "built",
     ),
     "X3": Promise(
         "Extensions stand around every call, by priority; a failing gate denies, a failing observer is passed by, "
