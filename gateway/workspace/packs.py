@@ -50,29 +50,33 @@ class Packs:
             path = f"{self._temporary}/{secrets.token_hex(8)}"
             self._writing = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444), path
         descriptor, path = self._writing
-        _write(descriptor, content)
+        _write(descriptor, content, self._size)
         self._new[digest] = Place(path, self._size, len(content))
         self._size += len(content)
         if self._size >= PACK_BYTES:
             self.finish()
 
     def finish(self) -> None:
-        """Make the pack that is being written durable, then visible."""
+        """Make the pack that is being written durable, then visible. If that fails, its contents are forgotten and have
+        to be put again."""
         if self._writing is None:
             return
-        descriptor, temporary = self._writing
-        os.makedirs(self._directory, 0o700, exist_ok=True)  # noqa: PTH103
-        index = orjson.dumps({digest: place[1:] for digest, place in self._new.items()})
-        _write(descriptor, index + _FOOTER.pack(len(index), _MAGIC))
-        os.fsync(descriptor)
+        (descriptor, temporary), new, size = self._writing, self._new, self._size
+        self._writing, self._new, self._size = None, {}, 0
+        try:
+            os.makedirs(self._directory, 0o700, exist_ok=True)  # noqa: PTH103
+            index = orjson.dumps({digest: place[1:] for digest, place in new.items()})
+            end = _write(descriptor, index + _FOOTER.pack(len(index), _MAGIC), size)
+            os.ftruncate(descriptor, end)  # a write that failed may have left something behind it
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         name = f"{secrets.token_hex(8)}.pack"
         path = f"{self._directory}/{name}"
         os.rename(temporary, path)
         sync_directory(self._directory)
-        self._places = {**self._places, **{digest: place._replace(pack=path) for digest, place in self._new.items()}}
+        self._places = {**self._places, **{digest: place._replace(pack=path) for digest, place in new.items()}}
         self._listed |= {name}
-        self._writing, self._new, self._size = None, {}, 0
-        os.close(descriptor)
 
     def find(self, digest: str) -> Place | None:
         """Return the place of a content, as far as the packs listed last have it."""
@@ -133,7 +137,10 @@ def _read(place: Place) -> bytes:
         os.close(descriptor)
 
 
-def _write(descriptor: int, content: bytes) -> None:
+def _write(descriptor: int, content: bytes, offset: int) -> int:
+    """Write at the offset, over what a failed write may have left there; return the offset after it."""
     rest = memoryview(content)
     while rest:
-        rest = rest[os.write(descriptor, rest) :]
+        written = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written
+    return offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -130,6 +131,40 @@ def test_packed_blob_that_is_put_again_is_stored_once_and_kept(tmp_path: Path) -
     blobs.sync()
     assert pack.stat().st_mtime > 0
     assert not Path(blobs.path(digests[-1])).exists()
+
+
+def test_full_disk_while_a_pack_is_written_spoils_no_other_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = FileBlobs(tmp_path)
+    for number in range(20):
+        blobs.put(io.BytesIO(b"before %d" % number))
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", _write_a_part_then_fail)
+        with pytest.raises(OSError, match="No space"):
+            blobs.put(io.BytesIO(b"does not fit at all"))
+    digests = [blobs.put(io.BytesIO(content)) for content in (b"fits", b"does not fit at all")]
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", _fail)
+        with pytest.raises(OSError, match="No space"):
+            blobs.sync()
+    assert blobs.missing(digests) == set(digests)  # nothing is acknowledged
+    digests = [blobs.put(io.BytesIO(b"after %d" % number)) for number in range(20)]
+    digests.append(blobs.put(io.BytesIO(b"fits")))
+    blobs.sync()
+    for digest in digests:
+        with FileBlobs(tmp_path).open(digest) as blob:
+            assert hashlib.sha256(blob.read()).hexdigest() == digest
+
+
+def _write_a_part_then_fail(descriptor: int, content: memoryview, offset: int) -> int:
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    os.write(descriptor, content[:5])
+    return _fail()
+
+
+def _fail(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("damage", ["content", "index", "length"])
