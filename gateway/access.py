@@ -87,4 +87,5 @@ def _compile(patterns: Sequence[str] | None) -> Callable[[str], object]:
 
 def _translate(pattern: str) -> str:
     """Return a shell pattern as a regular expression in which no wildcard matches the end of a line."""
-    return translate(pattern.replace("\n", "")).removeprefix("(?s:").removesuffix(")\\Z")
+    expression = translate(pattern.replace("\n", ""))
+    return expression[len("(?s:") : -len(r")\Z")]  # or \z, since Python 3.14
