@@ -239,6 +239,17 @@ class Gateway:
             self._revisions = revisions
             return catalog
 
+    def cancel_call(self, call_id: str, by: str) -> bool:
+        """Cancel a call that this process runs; False if it runs no such call."""
+        return self._parts.concurrency.cancel(call_id, by)
+
+    async def reload(self) -> None:
+        """Offer what was changed in the database: start to connect to new servers, and list all tools again."""
+        if await self._has_upstreams():
+            await self.upstreams.sync()
+            await self.upstreams.discover(0)
+        await self.refresh()
+
     async def ready(self) -> None:
         """Refuse while the database does not answer or the gateway is stopping."""
         if self._parts.concurrency.stopping:
@@ -308,14 +319,16 @@ class Gateway:
         """Offer what changes about toolsets and upstreams; runs until it is cancelled."""
         edited = asyncio.Event()
         followed = self._revisions  # a refresh alone does not connect to new servers
+        cancelled = await self.records.cancel_revision()
         while True:
             with suppress(GatewayError):  # a database that does not answer now may answer next time
                 if (revisions := await self._load_revisions()) != followed:
-                    if await self._has_upstreams():
-                        await self.upstreams.sync()
-                        await self.upstreams.discover(0)
-                    await self.refresh()
+                    await self.reload()
                     followed = revisions
+                if (requested := await self.records.cancel_revision()) != cancelled:
+                    cancelled = requested
+                    for call_id, by in await self.records.list_cancel_requests():
+                        self.cancel_call(call_id, by)
                 if self._revisions[0]:
                     await self.toolsets.watch(edited.set)
             with suppress(TimeoutError):

@@ -226,6 +226,13 @@ LIST_RESOURCES = Tool(
     permission=Permission.READ_ONLY,
     is_tool=False,
 )
+WRITE_RESOURCE = Tool(
+    "write_file",
+    "Change the files of a chat by hand",
+    category="editing",
+    permission=Permission.READ_WRITE,
+    is_tool=False,
+)
 # In the category of the tool whose call is shown.
 READ_RENDER = Tool(
     "read_render", "Read how the outcome of a call is shown", permission=Permission.READ_ONLY, is_tool=False

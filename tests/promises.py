@@ -43,7 +43,11 @@ PROMISES: dict[str, Promise] = {
         "Toolsets declare MCP servers, connected on install after consent; no secret value is stored or exported.",
         "built",
     ),
-    "T7": Promise("Management and workspace API, over REST and as MCP tools of an admin toolset."),
+    "T7": Promise(
+        "Management and workspace API, over REST and as MCP tools of an admin toolset.",
+        "partly",
+        "over REST; the admin toolset comes later",
+    ),
     "T8": Promise("A web console, and the same viewers inside any MCP Apps host."),
     "T9": Promise(
         "The app-builder toolset ships, works from Claude Desktop's settings, and starts and shows what it builds.",

@@ -63,7 +63,7 @@ LAZY = {
     "gateway/__init__.py": 1,
     "gateway/app.py": 4,
     "gateway/cli/clients.py": 1,
-    "gateway/cli/serve.py": 1,
+    "gateway/cli/serve.py": 2,
     "gateway/runtime/worker/__init__.py": 1,
     "gateway/serve/mcp/handlers.py": 1,
     "gateway/serve/mcp/render_resources.py": 1,

@@ -7,23 +7,28 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gateway.db.approvals import ApprovalRecord, RememberedApproval, Scope
-from gateway.errors import Invalid
+from gateway.errors import Invalid, NotFound
 from gateway.tools import Tool
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 
-async def list_approvals(gateway: Gateway, *, waiting: bool, limit: int) -> list[ApprovalRecord]:
-    """List questions, newest first: those that wait in the queue, or all."""
+async def list_approvals(
+    gateway: Gateway, *, waiting: bool, limit: int, principal: str | None = None, before: str | None = None
+) -> list[ApprovalRecord]:
+    """List questions, newest first: those that wait in the queue, or all; of one principal, or of all."""
     await gateway.approvals.records.sweep()
-    return await gateway.approvals.records.entries(waiting=waiting, limit=limit)
+    return await gateway.approvals.records.entries(waiting=waiting, principal=principal, before=before, limit=limit)
 
 
-async def show_approval(gateway: Gateway, approval_id: str) -> ApprovalRecord:
-    """Return one question; a unique beginning of the id is enough."""
+async def show_approval(gateway: Gateway, approval_id: str, principal: str | None = None) -> ApprovalRecord:
+    """Return one question, of `principal` if one is named; a unique beginning of the id is enough."""
     await gateway.approvals.records.sweep()
-    return await gateway.approvals.records.get(approval_id)
+    record = await gateway.approvals.records.get(approval_id)
+    if principal not in (None, record.principal):
+        raise NotFound(f"no approval has the id {approval_id[:80]!r}", code="UNKNOWN_APPROVAL")
+    return record
 
 
 async def allow(

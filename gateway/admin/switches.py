@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 async def enable_tool(gateway: Gateway, name: str, enabled: bool) -> str:
     """Turn one tool on or off; return its id. Of a builtin nothing else can change."""
-    tool_id = await _find_tool_id(gateway, name)
+    tool_id = await find_tool_id(gateway, name)
     if ":" not in tool_id:
         if not await gateway.switches.enable_builtin(tool_id, enabled):
             raise Forbidden(f"{tool_id} is a tool of this program, which offers it or not", code="NOT_SWITCHABLE")
@@ -39,12 +39,17 @@ def list_categories(gateway: Gateway) -> list[Category]:
     return [gateway.categories[name] for name in sorted(gateway.categories)]
 
 
-async def change_category(gateway: Gateway, name: str, changes: Mapping[str, Any]) -> Category:
-    """Change a category for this data directory: `name`, `description`, `enabled`, `permission`, `calls_per_minute`
-    (0 for no limit). Without changes, undo earlier ones. What is changed here wins over settings and flags."""
+def find_category(gateway: Gateway, name: str) -> Category:
     if name not in gateway.categories:
         near = did_you_mean(name, gateway.categories) or f"; there are {', '.join(sorted(gateway.categories))}"
         raise NotFound(f"there is no category {name!r}{near}", code="UNKNOWN_CATEGORY")
+    return gateway.categories[name]
+
+
+async def change_category(gateway: Gateway, name: str, changes: Mapping[str, Any]) -> Category:
+    """Change a category for this data directory: `name`, `description`, `enabled`, `permission`, `calls_per_minute`
+    (0 for no limit). Without changes, undo earlier ones. What is changed here wins over settings and flags."""
+    find_category(gateway, name)
     if changes:
         stored = (await gateway.switches.load_categories()).get(name, CategoryRow(name))
         await gateway.switches.set_category(replace(stored, **changes))
@@ -61,7 +66,7 @@ def describe_category(category: Category, catalog: Catalog) -> dict[str, Any]:
     return {**label, **values, "permission": category.permission.value, "tools": len(tools)}
 
 
-async def _find_tool_id(gateway: Gateway, name: str) -> str:
+async def find_tool_id(gateway: Gateway, name: str) -> str:
     """The id of a tool by its id or public name, whether or not it is on."""
     entry = gateway.catalog.get(name)
     if entry is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gateway.bundles.installed import InstalledToolset, describe_server
+from gateway.bundles.library import BundleDifference
 from gateway.bundles.lint import lint
 from gateway.bundles.scaffold import write_scaffold
 from gateway.bundles.spec import FILE_NAME, Server, load
@@ -112,18 +113,25 @@ class ToolsetInfo:
 
 
 async def install_toolset(
-    gateway: Gateway, source: str, *, copy: bool = False, progress: Progress = no_progress
+    gateway: Gateway, source: str, *, copy: bool = False, name: str | None = None, progress: Progress = no_progress
 ) -> ToolsetInfo:
-    """Install a folder, a ZIP file or a URL; a folder is followed unless `copy`. Its MCP servers are held back."""
+    """Install a folder, a ZIP file or a URL; a folder is followed unless `copy`. Its MCP servers are held back. `name`
+    is recorded as the source of an uploaded file."""
     async with fetch_bundle(source, gateway.settings.http, progress) as bundle:
         installed = await gateway.toolsets.library.install(
             bundle.path,
             source_type=bundle.type,
-            source_ref=bundle.ref,
+            source_ref=name or bundle.ref,
             live=bundle.is_folder and not copy,
             progress=progress,
         )
         return await add_installed(gateway, installed)
+
+
+async def compare_toolset(gateway: Gateway, source: str, progress: Progress = no_progress) -> BundleDifference:
+    """Return what installing a folder, a ZIP file or a URL would change; nothing is installed and no code runs."""
+    async with fetch_bundle(source, gateway.settings.http, progress) as bundle:
+        return await gateway.toolsets.library.compare(bundle.path)
 
 
 async def check_toolset(

@@ -34,9 +34,13 @@ from gateway.secrets import VARIABLE
 from gateway.sources.upstreams.client_configs import is_toolgate
 from gateway.sources.upstreams.secret_store import missing
 from gateway.sources.upstreams.spec import ADDED, Spec
+from gateway.tasks import TaskSet
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
+
+# Logins that wait for a browser.
+_LOGINS = TaskSet()
 
 # Asks a person for the value of a variable; an empty text for none.
 AskSecret = Callable[[str], str]
@@ -215,6 +219,25 @@ async def log_in(
         return LoginResult(login, await probe_upstream(setup, spec))
     except GatewayError as refusal:
         return LoginResult(login, refusal)
+
+
+async def start_login(gateway: Gateway, name: str) -> str:
+    """Begin to log in to a server and return the address to open in a browser; the login goes on by itself for a few
+    minutes, and a failure is remembered as the server's."""
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def finish() -> None:
+        try:
+            await log_in(gateway, name, address.set_result)
+            await gateway.reload()
+        except GatewayError as refusal:
+            if not address.done():
+                address.set_exception(refusal)
+                return
+            await gateway.upstreams.store.record_failure(name, refusal.message)
+
+    _LOGINS.start(finish())
+    return await asyncio.shield(address)
 
 
 async def log_out(gateway: Gateway, name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gateway.calls import DEFAULT_CHAT, LOCAL
 from gateway.errors import Invalid, NotFound
+from gateway.tools import Hides, hide_nothing
 from gateway.workspace import Entry, Parts, parse
 from gateway.workspace.blobs import CHUNK
 from gateway.workspace.diff import readable, summary
@@ -71,10 +72,11 @@ class CheckoutResult:
 
 
 class ChatWorkspace:
-    """The workspace of the gateway's chat. Open it with `open_workspace`."""
+    """The workspace of a chat. Open it with `open_workspace`, or as `ChatFiles` for a caller of another surface."""
 
-    def __init__(self, versions: Versions, chat: str) -> None:
+    def __init__(self, versions: Versions, chat: str, principal: str = LOCAL) -> None:
         self._versions = versions
+        self._principal = principal
         self.chat = chat
 
     async def list_files(self, path: str, *, manifest: str | None = None, recursive: bool = False) -> list[ListedFile]:
@@ -82,7 +84,7 @@ class ChatWorkspace:
         parts = parse(path)
         if manifest is None:
             return await self._versions.in_thread(self._list_on_disk, parts, recursive)
-        return _list_in_tree(await self._load_tree(manifest), parts, recursive)
+        return list_in_tree(await self.load_tree(manifest), parts, recursive)
 
     async def copy_file(self, path: str, output: BinaryIO, *, manifest: str | None = None) -> None:
         """Write a file's bytes to a stream, as they are now or in a version."""
@@ -90,7 +92,7 @@ class ChatWorkspace:
         if manifest is None:
             await self._versions.in_thread(self._copy_from_disk, parts, output)
             return
-        digest = _find_digest(await self._load_tree(manifest), parts)
+        digest = find_digest(await self.load_tree(manifest), parts)
         with await self._versions.open_blob(self.chat, digest) as blob:
             await self._versions.in_thread(shutil.copyfileobj, blob, output, CHUNK)
 
@@ -99,23 +101,25 @@ class ChatWorkspace:
         last = (await self._versions.find(self.chat, before)).id if before else None
         return await history(self._versions, self.chat, before=last, limit=limit)
 
-    async def compare(self, from_: str | None, to: str | None, paths: Sequence[str] = ()) -> VersionDiff:
+    async def compare(
+        self, from_: str | None, to: str | None, paths: Sequence[str] = (), hides: Hides = hide_nothing
+    ) -> VersionDiff:
         """Compare two versions. `to` may be `now`, and is the latest version by default; `from_` is the one before."""
-        before, after = await endpoints(self._versions, self.chat, LOCAL, from_, to)
+        before, after = await endpoints(self._versions, self.chat, self._principal, from_, to)
         old, new = [await self._versions.tree(self.chat, manifest) for manifest in (before, after)]
-        result = await self._versions.compare(self.chat, old, new, Selection(paths), DIFF_LIMIT)
+        result = await self._versions.compare(self.chat, old, new, Selection(paths, hides), DIFF_LIMIT)
         return VersionDiff(before, after, result.text, result.truncated, asdict(result))
 
     async def checkout(self, manifest: str, confirm: Confirm | None = None) -> CheckoutResult:
         """Restore the files of a version; the current ones are kept as a version first."""
         target = (await self._versions.find(self.chat, manifest)).id
-        async with self._versions.hold(self.chat, LOCAL) as files:
+        async with self._versions.hold(self.chat, self._principal) as files:
             current = await files.save("edit")
         return await self._restore(target, current, confirm)
 
     async def undo(self) -> CheckoutResult:
         """Restore the version before the current one; unsaved edits are undone first."""
-        async with self._versions.hold(self.chat, LOCAL) as files:
+        async with self._versions.hold(self.chat, self._principal) as files:
             current = await files.save("edit")
             target = await files.before()
         return await self._restore(target, current, None)
@@ -125,7 +129,7 @@ class ChatWorkspace:
         save a version of them."""
         target = parse(directory)
         copies = await self._versions.in_thread(_list_uploads, sources)
-        async with self._versions.hold(self.chat, LOCAL) as files:
+        async with self._versions.hold(self.chat, self._principal) as files:
             before = await files.save("edit")
             try:
                 await self._versions.in_thread(self._copy_to_disk, copies, target)
@@ -144,19 +148,19 @@ class ChatWorkspace:
         planned = await self._versions.in_thread(lambda: changes(old, diff(old, new)))
         if planned and confirm is not None:
             confirm(summary(planned))
-        async with self._versions.hold(self.chat, LOCAL) as files:
+        async with self._versions.hold(self.chat, self._principal) as files:
             return CheckoutResult(target, current, await files.checkout(target))
 
-    async def _load_tree(self, manifest: str) -> Tree:
+    async def load_tree(self, manifest: str) -> Tree:
         return await self._versions.tree(self.chat, (await self._versions.find(self.chat, manifest)).id)
 
     def _list_on_disk(self, parts: Parts, recursive: bool) -> list[ListedFile]:
         with self._versions.root(self.chat) as root:
             entry = root.find(parts) if parts else None
             if entry is not None and entry.kind != "directory":
-                return [_describe_entry(entry)]
+                return [describe_entry(entry)]
             with root.walk(parts, ANY_DEPTH if recursive else 1) as entries:
-                return [_describe_entry(entry) for entry in entries]
+                return [describe_entry(entry) for entry in entries]
 
     def _copy_to_disk(self, copies: Sequence[tuple[Path, Parts]], target: Parts) -> None:
         with self._versions.root(self.chat) as root:
@@ -207,13 +211,13 @@ def describe_changes(version: Version) -> str:
     return summary(version.changes)
 
 
-def _describe_entry(entry: Entry) -> ListedFile:
+def describe_entry(entry: Entry) -> ListedFile:
     executable = entry.kind == "file" and entry.stat.st_mode & 0o100
     size = entry.stat.st_size if entry.kind == "file" else None
     return ListedFile(entry.path, "executable" if executable else entry.kind, size)
 
 
-def _list_in_tree(tree: Tree, parts: Parts, recursive: bool) -> list[ListedFile]:
+def list_in_tree(tree: Tree, parts: Parts, recursive: bool) -> list[ListedFile]:
     path = "/".join(map(encode, parts))
     if path in tree.files:
         return [ListedFile(readable(path), _kind(tree, path))]
@@ -231,7 +235,7 @@ def _kind(tree: Tree, path: str) -> str:
     return _KINDS.get(tree.meta.get(path, ""), "file") if path in tree.files else "directory"
 
 
-def _find_digest(tree: Tree, parts: Parts) -> str:
+def find_digest(tree: Tree, parts: Parts) -> str:
     path = "/".join(map(encode, parts))
     if path in tree.files and tree.meta.get(path) != LINK:
         return tree.files[path]

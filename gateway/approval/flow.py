@@ -42,7 +42,8 @@ from gateway.approval.store import (
     run_approved,
 )
 from gateway.calls import Ask, Call, ClientInfo, Outcome, Proceed
-from gateway.errors import Conflict, GatewayError, InputRequired, Invalid, NotFound, Unavailable
+from gateway.db.approvals import ApprovalRecord
+from gateway.errors import Cancelled, Conflict, GatewayError, InputRequired, Invalid, NotFound, Unavailable
 from gateway.protocol.jsonrpc import RpcError
 from gateway.tools import Tool
 
@@ -59,6 +60,9 @@ Record = Callable[[Call, Outcome], Awaitable[None]]
 
 # Returns the call with a person's consent; None if this question must be asked elsewhere. Raises what refuses it.
 GetConsent = Callable[[Call, Question], Awaitable[Call | None]]
+
+# Gets the record of a question that was put into the queue.
+Notify = Callable[[ApprovalRecord], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +132,15 @@ class ApprovalFlow:
             return await self.call_tool(call)
         return await self.call_with_approver(call, call.approver)
 
+    async def call_and_wait(self, call: Call, notify: Notify) -> Outcome:
+        """Call a tool for a caller that shows the queue to a person: a question is put there, whatever the settings
+        say of clients, `notify` gets its record, and the call waits for the answer until the question expires."""
+        outcome = await self._call_tool(call)
+        if not isinstance(outcome.error, ConsentNeeded):
+            return outcome
+        wait = partial(self._wait_in_queue, seconds=self._store.settings.timeout, notify=notify)
+        return await _catch_refusal(self._call_until_settled(_repair(call, outcome.error.question.tool), outcome, wait))
+
     def choose_method(self, client: ClientInfo | None, question: Question) -> AskMethod:
         """Return the best way to ask this question of the client's person."""
         if question.route == "ask" and client is not None and _supports_forms(client):
@@ -196,16 +209,22 @@ class ApprovalFlow:
 
     # The queue: answered by `toolgate approval`, while the caller waits a moment or calls again later.
 
-    async def _wait_in_queue(self, call: Call, question: Question) -> Call:
+    async def _wait_in_queue(
+        self, call: Call, question: Question, seconds: float | None = None, notify: Notify | None = None
+    ) -> Call:
         """Return the call with the consent given in the queue, which is used up by it. Raise while there is none."""
         records = self._store.records
         pending = await self._find_or_queue(call.id, question)
-        deadline = asyncio.get_running_loop().time() + self._store.settings.queue_wait
+        if notify is not None:
+            await notify(pending.record)
+        deadline = asyncio.get_running_loop().time() + (seconds or self._store.settings.queue_wait)
         while True:
             revision = await records.revision()
             record = await records.get(pending.id)
             if record.status == "denied":
                 raise decline_error(record)
+            if record.status == "cancelled":
+                raise Cancelled(f"{record.decided_by} cancelled the call while it waited for a person")
             if record.status == "allowed" and await records.consume(pending.id):
                 edited = edited_arguments(record, pending.arguments)
                 return add_consent(

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Protocol
 
@@ -24,9 +24,9 @@ from gateway.bundles.installed import InstalledToolset, load_toolset, override_f
 from gateway.bundles.paths import quote_path
 from gateway.bundles.rows import BundleOrigin, PreparedVersion, SourceType, build_rows
 from gateway.bundles.secret_references import mask_url
-from gateway.bundles.spec import ToolOverride, Toolset
+from gateway.bundles.spec import Server, ToolOverride, Toolset
 from gateway.bundles.store import ToolsetStore, hold_version
-from gateway.bundles.tool_kinds import ObjectSchema, PythonTool, Schema, artifact_path
+from gateway.bundles.tool_kinds import ObjectSchema, PythonTool, Schema, ToolSpec, artifact_path
 from gateway.bundles.zip_reader import CHUNK
 from gateway.calls import Progress, no_progress, to_json
 from gateway.db import Database, timestamp
@@ -258,6 +258,36 @@ def _override_row(toolset_id: str, override: ToolOverride) -> UserOverrideRow:
     )
 
 
+@dataclass(frozen=True)
+class NameChanges:
+    added: tuple[str, ...]
+    changed: tuple[str, ...]
+    removed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, old: Mapping[str, object], new: Mapping[str, object]) -> NameChanges:
+        both = sorted(old.keys() & new.keys())
+        changed = tuple(name for name in both if old[name] != new[name])
+        return cls(tuple(sorted(new.keys() - old.keys())), changed, tuple(sorted(old.keys() - new.keys())))
+
+
+@dataclass(frozen=True)
+class BundleDifference:
+    """The difference that installing a bundle would make; `installed_version` is None for a new toolset."""
+
+    id: str
+    name: str
+    version: str
+    installed_version: str | None
+    changed: bool
+    files: NameChanges
+    tools: NameChanges
+    servers: NameChanges
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 log = logging.getLogger(__name__)
 
 
@@ -311,6 +341,28 @@ class ToolsetLibrary:
                 await self._install_version(bundle, origin, progress)
         masked = sorted(bundle.spec.variables() - given.spec.variables())
         return replace(await self.get(bundle.spec.id), changed=changed, masked=tuple(masked))
+
+    async def compare(self, source: Path) -> BundleDifference:
+        """Compare a ZIP file or folder with what is installed, and change nothing. It is checked as by `install`, but
+        its code is not loaded."""
+        with ExitStack() as opened:
+            _, bundle = await to_thread.run_sync(self._open, source, await self._rows.tool_ids(), opened)
+        check_ids(bundle, await self._rows.digests(), await self._rows.servers())
+        found = await self._rows.find(bundle.spec.id)
+        now = None if found is None else await to_thread.run_sync(self._load, found)
+        return BundleDifference(
+            id=bundle.spec.id,
+            name=bundle.spec.name,
+            version=bundle.spec.version,
+            installed_version=None if now is None else now.spec.version,
+            changed=found is None or found.toolset.digest != bundle.digest,
+            files=NameChanges.of(
+                {} if found is None else {row.path: row.sha256 for row in found.files},
+                {path: file.sha256 for path, file in bundle.files.items()},
+            ),
+            tools=NameChanges.of(_by_id(now.spec.tools if now else ()), _by_id(bundle.spec.tools)),
+            servers=NameChanges.of(_by_id(now.servers if now else ()), _by_id(bundle.spec.mcp_servers)),
+        )
 
     async def list(self) -> tuple[InstalledToolset, ...]:
         """Return every toolset, by id. One whose rows cannot be read is left out and logged."""
@@ -498,6 +550,10 @@ class ToolsetLibrary:
                 yield self._load(row)
             except Unavailable as problem:
                 log.warning("%s", problem)
+
+
+def _by_id(declared: Sequence[ToolSpec | Server]) -> dict[str, object]:
+    return {each.id: each for each in declared}
 
 
 def _is_enabled(toolset: InstalledToolset, tool_id: str) -> bool:

@@ -9,6 +9,7 @@ import signal
 import sys
 from functools import partial
 from textwrap import indent
+from typing import TYPE_CHECKING
 
 import anyio
 import click
@@ -22,6 +23,9 @@ from gateway.gateway import Gateway
 from gateway.identity.authentication import Identity
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
+
+if TYPE_CHECKING:
+    from gateway.serve.rest.app import RestApp
 
 # A message may be this many times the limit on arguments, so that escaped text reaches the check that names the tool
 # and the limit. A larger message is refused unread.
@@ -118,7 +122,8 @@ async def _serve_http_transport(
         origins.append(settings.public_url.rstrip("/"))
         own.append(settings.public_url.rstrip("/").partition("://")[2])
     guard = RequestGuard(limit, [*settings.allowed_hosts, *own], origins, settings.trusted_proxies)
-    web = HttpApp(server, gateway.ready, guard, identity, public_url=settings.public_url)
+    build_rest = partial(_build_rest, gateway, limit)
+    web = HttpApp(server, gateway.ready, guard, identity, public_url=settings.public_url, build_rest=build_rest)
 
     async def drain() -> None:
         await gateway.drain()
@@ -145,6 +150,13 @@ async def _open_identity(gateway: Gateway, host: str, allow_remote: bool) -> Ide
             code="REMOTE_REFUSED",
         )
     return identity
+
+
+def _build_rest(gateway: Gateway, body_limit: int) -> RestApp:
+    # Imported by the first request to REST: most gateways serve MCP only.
+    from gateway.serve.rest.routes import build_rest_app
+
+    return build_rest_app(gateway, body_limit)
 
 
 async def _stop_on_signal(stop: anyio.Event) -> None:

@@ -38,15 +38,20 @@ def toolset() -> None:
 @toolset.command()
 @click.argument("source", metavar="PATH|ZIP|URL|NAME")
 @click.option("--copy", is_flag=True, help="Install a folder as it is now, and do not follow its edits.")
+@click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @agree
 @as_json
 @settings_options
-def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: bool) -> None:
+def install(settings: Settings, source: str, copy: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Install a bundle, or a new version of one. `serve` follows the edits of a folder. The NAME of a toolset that
     comes with toolgate (app-builder, data-lab) is enough.
 
     MCP servers it brings are started only after you agreed to each, here or with `toolset allow`.
     """
+    if dry_run:
+        difference = run_admin(settings, lambda gateway: toolsets.compare_toolset(gateway, source, _show_progress))
+        _print_difference(difference.to_dict(), as_json)
+        return
     info = run_admin(
         settings, lambda gateway: toolsets.install_toolset(gateway, source, copy=copy, progress=_show_progress)
     )
@@ -60,6 +65,20 @@ def install(settings: Settings, source: str, copy: bool, yes: bool, as_json: boo
     click.echo(f"{installed.id} {installed.spec.version} is {done}")
     _print_tools(info)
     _ask_about_servers(settings, info, yes, as_json)
+
+
+def _print_difference(difference: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(difference)
+        return
+    before = difference["installed_version"] or "not installed"
+    click.echo(f"{difference['id']}: {before} -> {difference['version']}")
+    for subject in ("files", "tools", "servers"):
+        for change, names in difference[subject].items():
+            for name in names:
+                click.echo(f"  {change} {subject.removesuffix('s')} {visible(name)}")
+    if not difference["changed"]:
+        click.echo("  nothing would change")
 
 
 @toolset.command("list")

@@ -3,6 +3,7 @@
 from gateway.config.loader import (
     EffectiveSetting,
     anchor_path,
+    describe,
     explain,
     find,
     load,
@@ -46,6 +47,7 @@ __all__ = [
     "ToolSettings",
     "UpstreamSettings",
     "anchor_path",
+    "describe",
     "explain",
     "find",
     "load",

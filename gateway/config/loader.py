@@ -93,7 +93,11 @@ class EffectiveSetting(NamedTuple):
 
 def explain(path: Path | None) -> list[EffectiveSetting]:
     """Every setting as it applies, and of servers, rules and the like those that the file has."""
-    settings = load(path)
+    return describe(load(path), path)
+
+
+def describe(settings: Settings, path: Path | None = None) -> list[EffectiveSetting]:
+    """The same for settings that apply already; `path` is the file they came from."""
     values = settings.model_dump(mode="json", by_alias=True)
     given = settings.model_dump(mode="json", by_alias=True, exclude_unset=True)
     for key in ("mcpServers", "categories", "profiles", "extensions"):

@@ -216,13 +216,26 @@ class Approvals:
             raise Invalid(f"several approvals begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
         return ApprovalRecord(*rows[0])
 
-    async def entries(self, *, waiting: bool = True, limit: int = 100) -> list[ApprovalRecord]:
-        """Newest first: what waits in the queue, or with all of them everything that was ever asked."""
-        if not 1 <= limit <= PAGE_LIMIT:
+    async def entries(
+        self, *, waiting: bool = True, principal: str | None = None, before: str | None = None, limit: int = 100
+    ) -> list[ApprovalRecord]:
+        """Newest first: what waits in the queue, or with all of them everything that was ever asked, of one principal
+        or of all. `before` is the id of the last one already seen."""
+        if not 1 <= limit <= PAGE_LIMIT + 1:
             raise Invalid(f"limit must be between 1 and {PAGE_LIMIT}, not {limit}")
         where = "WHERE status = 'waiting' AND via = 'queue' AND expires_at > ?" if waiting else "WHERE ? <> ''"
+        values = [timestamp(self._clock())]
+        for clause, value in ((" AND principal = ?", principal), (" AND id < ?", before)):
+            if value is not None:
+                where, values = where + clause, [*values, value]
         sql = f"{_SELECT} {where} ORDER BY id DESC LIMIT ?"
-        return [ApprovalRecord(*row) for row in await self._db.fetch(sql, timestamp(self._clock()), limit)]
+        return [ApprovalRecord(*row) for row in await self._db.fetch(sql, *values, limit)]
+
+    async def find_waiting(self, call_id: str) -> ApprovalRecord | None:
+        """The question that a call waits for, wherever it was asked."""
+        sql = f"{_SELECT} WHERE call_id = ? AND status = 'waiting' ORDER BY id DESC LIMIT 1"
+        rows = await self._db.fetch(sql, call_id)
+        return ApprovalRecord(*rows[0]) if rows else None
 
     async def is_remembered(self, principal: str, chat: str, tool_id: str, tool_digest: str, grounds: str) -> bool:
         """Return whether this principal agreed to such calls of this very tool, in this chat or in all."""

@@ -57,6 +57,15 @@ _SELECT = f"SELECT {_COLUMNS} FROM tool_calls"  # noqa: S608 - constants only
 _BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? ORDER BY id LIMIT 2"
 _PLANNED = """SELECT id, chat_id, tool_id, tool_name, status, started_at, render_plan FROM tool_calls
     WHERE id = ? AND render_plan IS NOT NULL"""
+# The error code of a running call that another process wants cancelled; the end of the call overwrites it.
+CANCEL_REQUESTED = "CANCEL_REQUESTED"
+_REQUEST_CANCEL = "UPDATE tool_calls SET error_code = ?, error = ? WHERE id = ? AND status = 'running'"
+_CANCEL_REQUESTS = "SELECT id, error FROM tool_calls WHERE status = 'running' AND process = ? AND error_code = ?"
+_BUMP_CANCEL = Statement(
+    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
+    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
+    (CANCEL_REQUESTED,),
+)
 # In two steps: large columns come before the wanted ones in a row, so only the listed rows are read that far.
 _PLANS = f"""SELECT id, chat_id, tool_id, tool_name, status, started_at FROM tool_calls WHERE id IN (
         SELECT id FROM (
@@ -191,7 +200,7 @@ class CallRecords:
     ) -> list[CallRecord]:
         """Newest first. `tool` is a tool's id, `parent` the call whose steps are wanted; `before` is the id of the last
         record already seen."""
-        if not 1 <= limit <= PAGE_LIMIT:
+        if not 1 <= limit <= PAGE_LIMIT + 1:
             raise Invalid(f"limit must be between 1 and {PAGE_LIMIT}, not {limit}")
         wanted = {"chat_id = ?": chat, "tool_id = ?": tool, "status = ?": status, "principal = ?": principal}
         wanted |= {"parent_call_id = ?": parent, "id < ?": before}
@@ -210,6 +219,20 @@ class CallRecords:
         if len(rows) > 1 and rows[0][0] != id_or_prefix:
             raise Invalid(f"several calls begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
         return CallRecord(*rows[0])
+
+    async def request_cancel(self, call_id: str, by: str) -> None:
+        """Ask the process that runs a call to cancel it."""
+        await self._db.run(Statement(_REQUEST_CANCEL, (CANCEL_REQUESTED, by, call_id), 1), _BUMP_CANCEL)
+
+    async def cancel_revision(self) -> int:
+        """A number that grows with every request to cancel a call, by any process."""
+        rows = await self._db.fetch("SELECT revision FROM revisions WHERE subject = ?", CANCEL_REQUESTED)
+        return int(rows[0][0]) if rows else 0
+
+    async def list_cancel_requests(self) -> list[tuple[str, str]]:
+        """Calls that this process runs and somebody wants cancelled, with the name of who asked."""
+        rows = await self._db.fetch(_CANCEL_REQUESTS, self._process, CANCEL_REQUESTED)
+        return [(row[0], row[1]) for row in rows]
 
     async def find_plan(self, call_id: str) -> PlannedCall | None:
         """The call of exactly that id with its plan; None when there is none, or it has no plan."""

@@ -37,7 +37,7 @@ class Concurrency(Extension):
         self._total = total
         self._slots: dict[str | None, _Slots] = {}
         self._timers: dict[float, SharedTimer] = {}
-        self._runs: set[_Run] = set()
+        self._runs: dict[str, _Run] = {}  # by the id of their call
         self.stopping = False
         self._empty: asyncio.Event | None = None
 
@@ -62,7 +62,7 @@ class Concurrency(Extension):
                 timer.add(run, run.time_out)
                 if total is not None:
                     total.add(run, run.exceed_total)
-                self._runs.add(run)
+                self._runs[call.id] = run
                 return await proceed(call)
         finally:
             if slots is not None:
@@ -70,18 +70,30 @@ class Concurrency(Extension):
             timer.remove(run)
             if total is not None:
                 total.remove(run)
-            self._remove(run)
+            self._remove(call.id)
+        if run.cancelled_by is not None:
+            raise Cancelled(f"{tool.id}: {run.cancelled_by} cancelled the call")
         if run.ended == "total":
             raise _timeout_error(tool, self._total, "limits.total_timeout")
         if run.ended == "silent":
             raise _timeout_error(tool, limit)
         raise Cancelled(f"{tool.id}: the gateway stopped before the call ended", code="SHUTTING_DOWN")
 
+    def cancel(self, call_id: str, by: str) -> bool:
+        """Cancel a running call; False if this process runs no such call."""
+        run = self._runs.get(call_id)
+        if run is None:
+            return False
+        if not run.scope.cancel_called:
+            run.cancelled_by = by
+        run.scope.cancel()
+        return True
+
     async def drain(self, grace: float) -> None:
         """Refuse new calls; cancel those that still run after `grace` seconds."""
         self.stopping = True
         await self._wait_until_empty(grace)
-        for run in list(self._runs):
+        for run in list(self._runs.values()):
             run.scope.cancel()
         await self._wait_until_empty(CANCEL_SECONDS)
 
@@ -101,8 +113,8 @@ class Concurrency(Extension):
             timer = self._timers[limit] = SharedTimer(limit)
         return timer
 
-    def _remove(self, run: _Run) -> None:
-        self._runs.discard(run)
+    def _remove(self, call_id: str) -> None:
+        self._runs.pop(call_id, None)
         if not self._runs and self._empty:
             self._empty.set()
 
@@ -119,11 +131,12 @@ class Concurrency(Extension):
 class _Run:
     """A running call that can be cancelled."""
 
-    __slots__ = ("ended", "scope")
+    __slots__ = ("cancelled_by", "ended", "scope")
 
     def __init__(self) -> None:
         self.scope = CallScope()
         self.ended: Literal["silent", "total"] | None = None
+        self.cancelled_by: str | None = None
 
     def time_out(self, reason: Literal["silent", "total"] = "silent") -> None:
         if not self.scope.cancel_called:

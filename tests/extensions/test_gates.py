@@ -465,7 +465,7 @@ async def test_cancellation_from_outside_is_not_reported_as_a_timeout(first: str
     gate = Concurrency(1, timeout=TIMEOUT)
     task = asyncio.create_task(around(gate, asyncio.Event().wait)(call()))
     await anyio.wait_all_tasks_blocked()
-    [run] = gate._runs
+    [run] = gate._runs.values()
     if first == "timeout":  # both in one turn
         run.time_out()
         task.cancel()

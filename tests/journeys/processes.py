@@ -30,7 +30,9 @@ def serve_command(data_dir: Path, *options: str) -> list[str]:
 
 def environment(home: Path) -> dict[str, str]:
     """What a desktop client hands on, with a home of its own so that no configuration of ours leaks in."""
-    return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home)}
+    given = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home)}
+    # Set when the suite runs in another checkout than the one that is installed.
+    return given | ({"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {})
 
 
 class Process:

@@ -1,4 +1,4 @@
-"""The HTTP application: MCP at `/mcp`, health, and the checks every request passes first."""
+"""The HTTP application: MCP at `/mcp`, REST, health, and the checks every request passes first."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ from gateway.serve.mcp.sdk import SdkTransport
 Ready = Callable[[], Awaitable[None]]
 
 PATH = "/mcp"
+# First parts of the paths of REST.
+_REST = frozenset({"api", "tools", "openapi"})
 # Answered for any host name: a probe uses the machine's address, and they tell nothing but that the server works.
 _HEALTH = frozenset({"/healthz", "/readyz"})
 _CHECKED = frozenset({b"host", b"origin", b"content-length", b"authorization"})
@@ -55,7 +57,8 @@ _NOT_KEPT = (
 
 class HttpApp:
     """Everything that is served over HTTP, as the ASGI application `app` and the `fast_path` around it. `routes` are
-    more routes; their requests are authenticated like all others, except for the `public` paths."""
+    more routes; their requests are authenticated like all others, except for the `public` paths. `build_rest` returns
+    the application of REST; its modules are imported by the first request that needs them."""
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class HttpApp:
         routes: Sequence[BaseRoute] = (),
         public: Collection[str] = (),
         public_url: str | None = None,
+        build_rest: Callable[[], ASGIApp] | None = None,
     ) -> None:
         identity = identity or Identity()
         authentication = Authentication(identity, PATH, public, public_url)
@@ -76,7 +80,8 @@ class HttpApp:
         own = [*health, *authentication.routes(), *routes]
         app, self._sessions = mcp.sdk.http_app(PATH, guard.body_limit, own)
         self.routes: Sequence[BaseRoute] = app.routes
-        self.app = guard.wrap(authentication.wrap(self._end_streams(self._serve_sessions(app))))
+        inner = self._end_streams(self._serve_sessions(app))
+        self.app = guard.wrap(authentication.wrap(inner if build_rest is None else _mount_rest(inner, build_rest)))
         self.fast_path = HttpFastPath(mcp.handlers, self._sessions, guard.allows, identity, PATH)
 
     def close(self) -> None:
@@ -156,6 +161,24 @@ class HttpApp:
         return serve
 
 
+def _mount_rest(app: ASGIApp, build_rest: Callable[[], ASGIApp]) -> ASGIApp:
+    built: ASGIApp | None = None
+    building: asyncio.Task[ASGIApp] | None = None
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal built, building
+        if scope["type"] != "http" or scope["path"][1:].split("/", 1)[0] not in _REST:
+            await app(scope, receive, send)
+            return
+        if built is None:
+            if building is None:  # in a thread: calls in progress must not wait for the imports
+                building = asyncio.create_task(asyncio.to_thread(build_rest))
+            built = await asyncio.shield(building)
+        await built(scope, receive, send)
+
+    return serve
+
+
 class RequestGuard:
     """Refuses requests for other hosts, from web pages that may not use this server, and with too large a body.
 
@@ -187,7 +210,8 @@ class RequestGuard:
                 except GatewayError as refusal:
                     await error_response(refusal)(scope, receive, send)
                     return
-            await app(scope, receive, self._reword_errors(scope, receive, send))
+            is_mcp = scope.get("path", "").startswith(PATH)
+            await app(scope, receive, self._reword_errors(scope, receive, send) if is_mcp else send)
 
         return check_request
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote
 
 from starlette.types import Message, Receive, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -38,6 +39,10 @@ _LINE_ENDS = re.compile(rb"[\r\n]*")
 _COPIED = 64 * 1024
 
 _FAILED = b"Internal Server Error"
+_WITHOUT_BODY = (204, 304)
+
+# Beginnings of paths whose POST requests are given to the application whole.
+_REST = (b"/api/", b"/tools/", b"/openapi/")
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +260,8 @@ class FastHttpProtocol(HttpToolsProtocol):
     def _parse_head(self) -> bool:
         """Parse the head of a request for the fast path; return whether its body is to be read for it."""
         path, _, query = self.url.partition(b"?")
-        if path not in self._handler.paths or self.parser.get_method() != b"POST" or not self._is_idle:
+        is_known = path in self._handler.paths or path.startswith(_REST)
+        if not is_known or self.parser.get_method() != b"POST" or not self._is_idle:
             return False
         if self.parser.should_upgrade() or self.expect_100_continue or b"#" in query:
             return False
@@ -263,14 +269,23 @@ class FastHttpProtocol(HttpToolsProtocol):
         self._headers = {name: value.strip(b" \t") for name, value in self.headers}
         if len(self._headers) != len(self.headers):  # a header is there twice
             return False
-        self._head = self._handler.parse_head(path, query, self._headers)
+        if path in self._handler.paths:
+            self._head = self._handler.parse_head(path, query, self._headers)
+        elif b"expect" not in self._headers:
+            self._head = _WholeHead(unquote(path.decode("latin-1")), path, query, list(self._headers.items()))
+        else:
+            self._head = None
         return self._head is not None
 
     def _answer(self, head: Any, body: bytes, keep_alive: bool) -> bool:
         """Start to answer a request on the fast path; return whether that is possible."""
         cycle = _FastCycle(self, keep_alive)
+        answer: Coroutine[Any, Any, None] | None
         try:
-            answer = self._handler.answer(head, body, cycle.receive, cycle.send)
+            if type(head) is _WholeHead:
+                answer = self._give_to_application(head, body, cycle)
+            else:
+                answer = self._handler.answer(head, body, cycle.receive, cycle.send)
         except Exception:  # the parser would take it for an error of the client
             log.exception("the fast path failed; the request goes to the application")
             return False
@@ -282,12 +297,46 @@ class FastHttpProtocol(HttpToolsProtocol):
         self.tasks.add(task)
         return True
 
+    def _give_to_application(self, head: _WholeHead, body: bytes, cycle: _FastCycle) -> Coroutine[Any, Any, None]:
+        """Return the application's answer to a request that arrived whole, without uvicorn's events and queues."""
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+            "method": "POST",
+            "path": head.path,
+            "raw_path": head.raw_path,
+            "query_string": head.query,
+            "headers": head.headers,
+            "state": self.app_state.copy(),
+        }
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            return unread.pop() if unread else await cycle.receive()
+
+        answer: Coroutine[Any, Any, None] = self.app(scope, receive, cycle.send)
+        return answer
+
     def _leave_fast_path(self) -> None:
         """Give uvicorn the request from its beginning."""
         body, self._body = self._body, None
         super().on_headers_complete()
         if body:
             super().on_body(bytes(body))
+
+
+class _WholeHead(NamedTuple):
+    """The head of a request that the application gets whole."""
+
+    path: str
+    raw_path: bytes
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
 
 
 class _FastCycle:
@@ -373,7 +422,8 @@ class _FastCycle:
     def encode_head(self, start: Message) -> bytes:
         headers, body = [*self._protocol.server_state.default_headers, *start["headers"]], start.get("body")
         lines = [STATUS_LINE[start["status"]], *[b"%b: %b\r\n" % header for header in headers]]
-        self._chunked = body is None and not any(name == b"content-length" for name, _ in headers)
+        has_body = start["status"] not in _WITHOUT_BODY
+        self._chunked = body is None and has_body and not any(name == b"content-length" for name, _ in headers)
         if body is not None:
             lines.append(b"content-length: %d\r\n" % len(body))
         elif self._chunked:

@@ -33,11 +33,11 @@ _EVENT_ID = re.compile(r"([0-9]{1,15})-([0-9]{1,15})")
 Interrupt = Callable[[], Awaitable[None]]
 
 
-def encode_event(message: bytes, event_id: bytes | None = None) -> bytes:
+def encode_event(message: bytes, event_id: bytes | None = None, kind: bytes = b"message") -> bytes:
     # A line break would end the data. In JSON it can only be space between two tokens.
     data = message.replace(b"\r", b" ").replace(b"\n", b" ")
     head = b"" if event_id is None else b"id: %b\r\n" % event_id
-    return b"%bevent: message\r\ndata: %b\r\n\r\n" % (head, data)
+    return b"%bevent: %b\r\ndata: %b\r\n\r\n" % (head, kind, data)
 
 
 class EventStream:
@@ -63,10 +63,10 @@ class EventStream:
         self._last += 1
         return b"id: %b\r\nretry: %d\r\ndata: \r\n\r\n" % (self.last_id.encode(), RETRY)
 
-    def add(self, message: bytes, last: bool = False) -> bytes:
+    def add(self, message: bytes, last: bool = False, kind: bytes = b"message") -> bytes:
         """Keep a message and return it as an event. The `last` one is the response."""
         self._last += 1
-        event = encode_event(message, self.last_id.encode())
+        event = encode_event(message, self.last_id.encode(), kind)
         self.ended = self.ended or last
         self._session.keep(self, (self._last, time.monotonic(), event))
         self._changed.set()

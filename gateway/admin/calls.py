@@ -1,0 +1,61 @@
+"""The record of tool calls: list, show and cancel. Secrets are masked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gateway.db.approvals import Ending
+from gateway.errors import Conflict, NotFound
+from gateway.secrets import KNOWN
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+
+async def list_calls(
+    gateway: Gateway,
+    *,
+    chat: str | None = None,
+    tool: str | None = None,
+    status: str | None = None,
+    principal: str | None = None,
+    before: str | None = None,
+    limit: int = 50,
+) -> list[dict[str, Any]]:
+    """List calls, newest first. `tool` is an id or a name, `before` the id of the last call already seen."""
+    entry = gateway.catalog.get(tool) if tool else None
+    records = await gateway.records.list_calls(
+        chat=chat,
+        tool=entry.tool.id if entry else tool,
+        status=status,
+        principal=principal,
+        before=before,
+        limit=limit,
+    )
+    return [KNOWN.mask_value(record.to_dict()) for record in records]
+
+
+async def show_call(gateway: Gateway, call_id: str, principal: str | None = None) -> dict[str, Any]:
+    """Return one call, of `principal` if one is named; a unique beginning of the id is enough."""
+    record: dict[str, Any] = KNOWN.mask_value((await gateway.records.get(call_id)).to_dict())
+    if principal not in (None, record["principal"]):
+        raise NotFound(f"no call has the id {call_id[:80]!r}", code="UNKNOWN_CALL")
+    return record
+
+
+async def cancel_call(gateway: Gateway, call_id: str, by: str, principal: str | None = None) -> dict[str, Any]:
+    """Cancel a call that runs, in this process or in another one, or that waits for a person. Return its record, which
+    may still be running: the end of a call takes a moment, and up to a second in another process."""
+    record = await show_call(gateway, call_id, principal)
+    if record["status"] == "pending":
+        approvals = gateway.approvals.records
+        question = await approvals.find_waiting(record["id"])
+        ending = Ending("CANCELLED", f"{by} cancelled the call while it waited for a person")
+        if question is not None and await approvals.decide(question, "cancelled", by, ending=ending):
+            return await show_call(gateway, record["id"])
+    elif record["status"] == "running" and not gateway.cancel_call(record["id"], by):
+        await gateway.records.request_cancel(record["id"], by)
+    if record["status"] != "running":
+        current = await show_call(gateway, record["id"])
+        raise Conflict(f"call {record['id']} has ended: {current['status']}", code="NOT_RUNNING")
+    return await show_call(gateway, record["id"])

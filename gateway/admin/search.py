@@ -1,0 +1,73 @@
+"""Search over everything that has a name: tools, toolsets, upstream servers and categories."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gateway.access import AccessPolicy
+from gateway.admin import upstreams
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+_WORD = re.compile(r"[^\W_]+")
+# Similarity from which a word counts as misspelt.
+_NEAR = 0.75
+
+
+@dataclass(frozen=True)
+class Found:
+    """Something with a name; `tags` are further words it is found by."""
+
+    kind: Literal["tool", "toolset", "upstream", "category"]
+    id: str
+    name: str
+    description: str
+    tags: Sequence[str] = ()
+
+
+async def search(gateway: Gateway, query: str, access: AccessPolicy | None, admin: bool, limit: int) -> list[Found]:
+    """Return what matches, best first: names that begin with the query, then those that contain its words, then
+    descriptions that do, then misspelt names. Others than administrators find the tools they may call."""
+    subjects = [
+        Found("tool", entry.tool.id, entry.name, entry.tool.description, (entry.tool.title or "", *entry.tool.tags))
+        for entry in gateway.catalog.for_principal(access)
+    ]
+    if admin:
+        subjects += [subject async for subject in _list_others(gateway)]
+    wanted = _WORD.findall(query.lower())
+    ranked = [(rank, subject) for subject in subjects if (rank := _rank(subject, query.lower(), wanted)) is not None]
+    return [subject for _, subject in sorted(ranked, key=lambda pair: (pair[0], pair[1].name))[:limit]]
+
+
+async def _list_others(gateway: Gateway) -> AsyncIterator[Found]:
+    for toolset in await gateway.installed_toolsets():
+        yield Found("toolset", toolset.id, toolset.spec.name, toolset.spec.description or "")
+    for server in await upstreams.list_upstreams(gateway):
+        yield Found("upstream", server.name, server.name, server.origin)
+    for category in gateway.categories.values():
+        yield Found("category", category.name, category.title, category.description)
+
+
+def _rank(subject: Found, query: str, wanted: Sequence[str]) -> int | None:
+    names, tags = [subject.name.lower(), subject.id.lower()], [tag.lower() for tag in subject.tags]
+    if any(name.startswith(query) for name in names):
+        return 0
+    own = list(_words([*names, *tags]))
+    if not wanted:
+        return None
+    if {*own}.issuperset(wanted):
+        return 1
+    described = {*own, *_words([subject.description.lower()])}
+    if described.issuperset(wanted):
+        return 2
+    near = all(difflib.get_close_matches(word, own, 1, _NEAR) for word in wanted)
+    return 3 if near else None
+
+
+def _words(texts: Iterable[str]) -> Iterator[str]:
+    return (word for text in texts for word in _WORD.findall(text))

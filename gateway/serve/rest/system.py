@@ -1,0 +1,204 @@
+"""The gateway itself over REST: categories, keys, search, health, problems and settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gateway.admin import health, keys, search, switches
+from gateway.config import describe
+from gateway.serve.rest.endpoint import (
+    AnswerModel,
+    Endpoint,
+    ErrorInfo,
+    ListPage,
+    PageQuery,
+    RequestModel,
+    RestRequest,
+    slice_page,
+)
+
+
+class CategoryInfo(AnswerModel):
+    """`tools` is the number of its tools that are on."""
+
+    id: str
+    name: str
+    description: str
+    enabled: bool
+    permission: Literal["read-only", "read-write", "execute"]
+    calls_per_minute: int | None
+    tools: int
+
+
+class CategoryChanges(RequestModel):
+    """Changes to a category; `calls_per_minute: 0` means no limit."""
+
+    enabled: bool | None = None
+    permission: Literal["read-only", "read-write", "execute"] | None = None
+    calls_per_minute: Annotated[int | None, Field(ge=0, le=10**9)] = None
+    name: Annotated[str | None, Field(min_length=1, max_length=100)] = None
+    description: Annotated[str | None, Field(max_length=500)] = None
+
+
+class SearchQuery(RequestModel):
+    q: Annotated[str, Field(min_length=1, max_length=200)]
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+
+
+class SearchMatch(AnswerModel):
+    kind: Literal["tool", "toolset", "upstream", "category"]
+    id: str
+    name: str
+    description: str
+
+
+class SearchAnswer(AnswerModel):
+    items: list[SearchMatch]
+
+
+class CheckInfo(AnswerModel):
+    subject: str
+    state: Literal["ok", "note", "fail"]
+    message: str
+
+
+class HealthAnswer(AnswerModel):
+    """`ok` is false if a check failed; each message says what to do."""
+
+    ok: bool
+    checks: list[CheckInfo]
+
+
+class HealthQuery(RequestModel):
+    upstreams: Annotated[bool, Field(description="Connect to the upstream servers too, which takes a while.")] = False
+
+
+class SettingInfo(AnswerModel):
+    key: str
+    value: Any
+
+
+class KeyInfo(AnswerModel):
+    """A key without its secret; `hint` is the beginning that people recognise it by."""
+
+    id: str
+    name: str
+    role: str
+    profile: str | None
+    hint: str
+    status: Literal["active", "expired", "revoked"]
+    created_at: str
+    created_by: str
+    expires_at: str | None
+    last_used_at: str | None
+    revoked_at: str | None
+
+
+class NewKey(RequestModel):
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+    role: Annotated[str | None, Field(min_length=1, max_length=100)] = None
+    profile: Annotated[str | None, Field(min_length=1, max_length=100)] = None
+    days: Annotated[float | None, Field(gt=0, le=36_500, description="Until it expires.")] = None
+
+
+class CreatedKey(AnswerModel):
+    """`secret` is shown once."""
+
+    key: KeyInfo
+    secret: str
+
+
+async def list_categories(request: RestRequest, query: PageQuery) -> object:
+    """List categories of tools"""
+    gateway = request.gateway
+    found = [switches.describe_category(each, gateway.catalog) for each in switches.list_categories(gateway)]
+    return slice_page(found, lambda each: str(each["id"]), query, "categories")
+
+
+async def change_category(request: RestRequest, category_id: str, body: CategoryChanges) -> object:
+    """Change a category; what is changed here wins over settings and flags"""
+    changes = {name: value for name, value in body.model_dump().items() if value is not None}
+    if not changes:
+        return _describe_category(request, category_id)
+    await switches.change_category(request.gateway, category_id, changes)
+    return _describe_category(request, category_id)
+
+
+async def reset_category(request: RestRequest, category_id: str) -> object:
+    """Undo the changes to a category"""
+    await switches.change_category(request.gateway, category_id, {})
+    return _describe_category(request, category_id)
+
+
+def _describe_category(request: RestRequest, category_id: str) -> dict[str, Any]:
+    gateway = request.gateway
+    return switches.describe_category(switches.find_category(gateway, category_id), gateway.catalog)
+
+
+async def list_keys(request: RestRequest, query: PageQuery) -> object:
+    """List keys, the oldest first"""
+    return slice_page(await keys.list_keys(request.gateway), lambda key: key.id, query, "keys")
+
+
+async def create_key(request: RestRequest, body: NewKey) -> object:
+    """Make a key"""
+    given = {} if body.role is None else {"role": body.role}
+    key, secret = await keys.create_key(
+        request.gateway, body.name, **given, profile=body.profile, days=body.days, by=request.principal.id
+    )
+    return {"key": key, "secret": secret}
+
+
+async def revoke_key(request: RestRequest, key_id: str) -> object:
+    """Revoke a key; the next request with it is refused"""
+    await keys.revoke_key(request.gateway, key_id)
+    return None
+
+
+async def search_everything(request: RestRequest, query: SearchQuery) -> object:
+    """Search tools; administrators also find toolsets, upstream servers and categories"""
+    principal = request.principal
+    return {"items": await search.search(request.gateway, query.q, principal.access, principal.admin, query.limit)}
+
+
+async def get_health(request: RestRequest, query: HealthQuery) -> object:
+    """Check the database, the tools, the machine and, on request, the upstream servers"""
+    gateway = request.gateway
+    checks = [*await health.check_machine(gateway.settings), *await health.check_gateway(gateway)]
+    if query.upstreams:
+        checks += await health.check_upstreams(gateway)
+    return {"ok": all(check.state != "fail" for check in checks), "checks": checks}
+
+
+async def list_problems(request: RestRequest, query: PageQuery) -> object:
+    """List problems with tools that an operator should correct"""
+    problems = {str(problem): problem.to_dict() for problem in request.gateway.catalog.problems}
+    page = slice_page(problems, str, query, "problems")
+    return {**page, "items": [problems[key] for key in page["items"]]}
+
+
+async def list_settings(request: RestRequest, query: PageQuery) -> object:
+    """List the settings in effect, with secrets masked"""
+    found = [{"key": setting.key, "value": setting.value} for setting in describe(request.gateway.settings)]
+    return slice_page(found, lambda setting: str(setting["key"]), query, "settings")
+
+
+_CATEGORY = "/api/categories/{category_id}"
+CATEGORY_ENDPOINTS = [
+    Endpoint("GET", "/api/categories", list_categories, ListPage[CategoryInfo]),
+    Endpoint("PATCH", _CATEGORY, change_category, CategoryInfo, admin=True),
+    Endpoint("DELETE", _CATEGORY, reset_category, CategoryInfo, admin=True),
+]
+KEY_ENDPOINTS = [
+    Endpoint("GET", "/api/keys", list_keys, ListPage[KeyInfo], admin=True),
+    Endpoint("POST", "/api/keys", create_key, CreatedKey, status=201, admin=True, errors=(404, 409)),
+    Endpoint("DELETE", "/api/keys/{key_id}", revoke_key, admin=True, errors=(409,)),
+]
+SYSTEM_ENDPOINTS = [
+    Endpoint("GET", "/api/search", search_everything, SearchAnswer),
+    Endpoint("GET", "/api/health", get_health, HealthAnswer, admin=True),
+    Endpoint("GET", "/api/problems", list_problems, ListPage[ErrorInfo], admin=True),
+    Endpoint("GET", "/api/settings", list_settings, ListPage[SettingInfo], admin=True),
+]

@@ -1,0 +1,283 @@
+"""Tools over REST: list, show, switch, invoke, and the list in the formats of model APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import Field, JsonValue
+
+from gateway.admin import switches, toolsets
+from gateway.calls import Call, Outcome, check_chat, to_json
+from gateway.catalog import Catalog, CatalogEntry, anthropic_tool, mcp_tool, openai_tool
+from gateway.errors import InputRequired
+from gateway.names import CHAT_LIMIT
+from gateway.serve.rest.app import error_reply, make_etag
+from gateway.serve.rest.endpoint import (
+    AnswerModel,
+    Endpoint,
+    ListPage,
+    PageQuery,
+    Reply,
+    RequestModel,
+    RestRequest,
+    slice_page,
+)
+from gateway.tools import Tool
+
+# Encoded lists that are kept until the catalog changes.
+_CACHED_LISTS = 32
+_FORMATS: Mapping[str, Callable[[str, Tool], dict[str, Any]]] = {
+    "mcp": mcp_tool,
+    "openai": openai_tool,
+    "anthropic": anthropic_tool,
+}
+
+Chat = Annotated[str, Field(min_length=1, max_length=CHAT_LIMIT)]
+MessageId = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class ToolSummary(AnswerModel):
+    """`name` is the one that clients call; `id` is stable."""
+
+    id: str
+    name: str
+    title: str | None
+    description: str
+    kind: str
+    owner: str | None
+    category: str
+    permission: Literal["read-only", "read-write", "execute"]
+    requires_confirmation: Annotated[bool, Field(description="Whether a person may be asked first.")]
+    renderer: str | None
+    tags: list[str]
+
+
+class RendererInfo(AnswerModel):
+    kind: str
+    config: dict[str, Any]
+
+
+class ToolDetails(ToolSummary):
+    input_schema: dict[str, Any]
+    output_schema: dict[str, Any] | None
+    annotations: dict[str, Any] | None
+    render_config: RendererInfo | None
+
+
+class ToolQuery(PageQuery):
+    category: Annotated[str | None, Field(max_length=100)] = None
+    kind: Annotated[str | None, Field(max_length=100)] = None
+    tag: Annotated[str | None, Field(max_length=100)] = None
+
+
+class FormatQuery(PageQuery):
+    limit: Annotated[int, Field(ge=1, le=5000)] = 5000
+    format: Literal["mcp", "openai", "anthropic"] = "mcp"
+
+
+class AvailableTools(AnswerModel):
+    format: str
+    tools: list[dict[str, Any]]
+    next_page_token: str | None
+
+
+class ToolChanges(RequestModel):
+    """Changes to a tool; of a builtin only `enabled` can change. Null undoes an earlier change."""
+
+    enabled: bool | None = None
+    name_override: Annotated[str | None, Field(max_length=200)] = None
+    description_override: Annotated[str | None, Field(max_length=20_000)] = None
+    requires_confirmation: bool | None = None
+    renderer: Literal["code", "document", "html", "frame"] | None = None
+    renderer_config: dict[str, Any] | None = None
+
+
+class ToolState(AnswerModel):
+    """`withheld` is the reason why a tool is not offered."""
+
+    id: str
+    offered: bool
+    withheld: str | None
+
+
+class InvokeBody(RequestModel):
+    args: dict[str, JsonValue] = {}
+    chat: Chat | None = None
+    message_id: MessageId | None = None
+    parent_message_id: MessageId | None = None
+
+
+class InvokeAnswer(AnswerModel):
+    """The value of a call, and what a model would read of it as MCP content."""
+
+    ok: Literal[True]
+    call_id: str
+    value: Any
+    content: list[dict[str, Any]] | None
+    render_plan: dict[str, Any] | None
+    pre_manifest_id: str | None
+    post_manifest_id: str | None
+
+
+class ListCache:
+    """Encoded lists of the current catalogs. They are made once per catalog, as for MCP."""
+
+    def __init__(self) -> None:
+        self._catalog: Catalog | None = None
+        self._replies: dict[object, Reply] = {}
+
+    def get(self, request: RestRequest, key: object, encode: Callable[[Catalog], bytes]) -> Reply:
+        """Return the reply for a principal's view of the catalog; `key` names the rest of the request."""
+        if self._catalog is not request.gateway.catalog:
+            self._catalog, self._replies = request.gateway.catalog, {}
+        access = request.principal.access
+        reply = self._replies.get((access, key))
+        if reply is None:
+            body = encode(self._catalog.for_principal(access))
+            reply = Reply(encoded=body, etag=make_etag(body))
+            if len(self._replies) < _CACHED_LISTS:
+                self._replies[access, key] = reply
+        return reply
+
+
+_lists = ListCache()
+
+
+async def list_tools(request: RestRequest, query: ToolQuery) -> object:
+    """List the tools that you may call, of the program, toolsets and upstream servers"""
+
+    def encode(catalog: Catalog) -> bytes:
+        chosen = catalog.filter(kind=query.kind, category=query.category, tag=query.tag)
+        page = slice_page(chosen, lambda entry: entry.name, query, "tools")
+        return to_json({**page, "items": [summarize(entry) for entry in page["items"]]})
+
+    return _lists.get(request, query, encode)
+
+
+async def get_tool(request: RestRequest, tool_id: str) -> object:
+    """Get a tool by its id or name, with its schemas and how its outcomes are shown"""
+    return _describe(request.gateway.catalog.for_principal(request.principal.access).find(tool_id))
+
+
+async def change_tool(request: RestRequest, tool_id: str, body: ToolChanges) -> object:
+    """Turn a tool on or off, or change how a toolset's tool is named, described, confirmed and shown"""
+    gateway, changes = request.gateway, {name: getattr(body, name) for name in body.model_fields_set}
+    enabled = changes.pop("enabled", None)
+    tool_id = await switches.find_tool_id(gateway, tool_id)
+    if changes:
+        await toolsets.override_tool(gateway, tool_id, changes)
+    if enabled is not None:
+        await switches.enable_tool(gateway, tool_id, enabled)
+    await gateway.reload()
+    offered = gateway.catalog.get(tool_id) is not None
+    return {
+        "id": tool_id,
+        "offered": offered,
+        "withheld": None if offered else gateway.catalog.refusal(tool_id).message,
+    }
+
+
+async def invoke_tool(request: RestRequest, tool_id: str, body: InvokeBody) -> object:
+    """Call a tool
+
+    A call that needs consent is refused with 428 while it waits in the queue (`approval.without_elicitation: queue`):
+    decide at /api/approvals/{id}, then call again with the same arguments. The call goes on if you disconnect.
+    """
+    call = build_call(request, tool_id, body.args, body.chat, body.message_id, body.parent_message_id)
+    return encode_outcome(call, await request.gateway.approval_flow.call_tool(call))
+
+
+async def get_available_tools(request: RestRequest, query: FormatQuery) -> object:
+    """List the tools that you may call in the format of a model API"""
+
+    def encode(catalog: Catalog) -> bytes:
+        page = slice_page(catalog, lambda entry: entry.name, query, "available")
+        tools = [_FORMATS[query.format](entry.name, entry.tool) for entry in page.pop("items")]
+        return to_json({"format": query.format, "tools": tools, **page})
+
+    return _lists.get(request, query, encode)
+
+
+def build_call(
+    request: RestRequest,
+    tool: str,
+    arguments: Mapping[str, Any],
+    chat: str | None,
+    message: str | None = None,
+    parent_message: str | None = None,
+    **more: Any,
+) -> Call:
+    return Call(
+        name=tool,
+        arguments=arguments,
+        chat=check_chat(chat) if chat is not None else request.default_chat,
+        message=message,
+        parent_message=parent_message,
+        caller=request.caller,
+        **more,
+    )
+
+
+def encode_outcome(call: Call, outcome: Outcome) -> Reply:
+    """Return the reply for a call that has ended."""
+    call_id = outcome.call_id or call.id
+    if outcome.error is not None:
+        error = outcome.error
+        if isinstance(error, InputRequired) and outcome.wire is not None:  # a server's question, which we cannot relay
+            error = InputRequired(error.message, reason="the server asks for input, which only an MCP client can give")
+        return error_reply(error, call_id=call_id)
+    return Reply(encoded=to_json(describe_outcome(call_id, outcome)))
+
+
+def describe_outcome(call_id: str, outcome: Outcome) -> dict[str, Any]:
+    """Return the answer of a call that succeeded, as `InvokeAnswer` has it."""
+    return {
+        "ok": True,
+        "call_id": call_id,
+        "value": orjson.Fragment(outcome.value_json),
+        "content": outcome.content,
+        "render_plan": outcome.render_plan,
+        "pre_manifest_id": outcome.pre_manifest,
+        "post_manifest_id": outcome.post_manifest,
+    }
+
+
+def summarize(entry: CatalogEntry) -> dict[str, Any]:
+    """Return a tool as `ToolSummary` has it."""
+    tool = entry.tool
+    return {
+        "id": tool.id,
+        "name": entry.name,
+        "title": tool.title,
+        "description": tool.description,
+        "kind": tool.kind,
+        "owner": tool.owner,
+        "category": tool.category,
+        "permission": tool.permission.value,
+        "requires_confirmation": bool(tool.requires_confirmation),
+        "renderer": None if tool.renderer is None else tool.renderer.kind,
+        "tags": list(tool.tags),
+    }
+
+
+def _describe(entry: CatalogEntry) -> dict[str, Any]:
+    listed, tool = mcp_tool(entry.name, entry.tool), entry.tool
+    return {
+        **summarize(entry),
+        "input_schema": listed["inputSchema"],
+        "output_schema": listed.get("outputSchema"),
+        "annotations": listed.get("annotations"),
+        "render_config": None if tool.renderer is None else tool.renderer,
+    }
+
+
+CALL_ERRORS = (403, 404, 409, 422, 428, 429, 499)
+ENDPOINTS = [
+    Endpoint("GET", "/api/tools", list_tools, ListPage[ToolSummary]),
+    Endpoint("GET", "/api/tools/{tool_id}", get_tool, ToolDetails, errors=(403,)),
+    Endpoint("PATCH", "/api/tools/{tool_id}", change_tool, ToolState, admin=True),
+    Endpoint("POST", "/api/tools/{tool_id}/invoke", invoke_tool, InvokeAnswer, errors=CALL_ERRORS),
+    Endpoint("GET", "/api/available-tools", get_available_tools, AvailableTools),
+]

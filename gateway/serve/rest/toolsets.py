@@ -1,0 +1,224 @@
+"""Toolsets over REST: list, show, import, export, switch, uninstall, and consent to the servers they bring."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData, UploadFile
+from starlette.responses import StreamingResponse
+
+from gateway.admin import toolsets
+from gateway.errors import Invalid
+from gateway.serve.rest.endpoint import (
+    AnswerModel,
+    Endpoint,
+    ListPage,
+    PageQuery,
+    RequestModel,
+    RestRequest,
+    refuse_unreachable,
+    slice_page,
+)
+
+CHUNK = 256 * 1024
+
+
+class ToolsetTool(AnswerModel):
+    """A tool of a toolset; `withheld` is the reason why it is not offered."""
+
+    id: str
+    title: str | None
+    description: str
+    category: str
+    permission: str
+    requires_confirmation: bool
+    renderer: str | None
+    withheld: str | None
+
+
+class ToolsetSummary(AnswerModel):
+    id: str
+    name: str
+    version: str
+    description: str | None
+    enabled: bool
+    live: bool
+    source_type: str
+    source_ref: str | None
+    installed_at: str
+    digest: str
+    mcp_servers: list[str]
+
+
+class ToolsetDetails(ToolsetSummary):
+    """`servers` need the consent of a person, by their digests, before they are started."""
+
+    dependencies: Any
+    variables: list[str]
+    tools: list[ToolsetTool]
+    servers: list[dict[str, Any]]
+
+
+class NamesChanged(AnswerModel):
+    added: list[str]
+    changed: list[str]
+    removed: list[str]
+
+
+class ToolsetDifference(AnswerModel):
+    id: str
+    name: str
+    version: str
+    installed_version: str | None
+    changed: bool
+    files: NamesChanged
+    tools: NamesChanged
+    servers: NamesChanged
+
+
+class ImportAnswer(AnswerModel):
+    """`toolset` is null after a dry run. `hints` name what a person must still do."""
+
+    dry_run: bool
+    difference: ToolsetDifference
+    toolset: ToolsetDetails | None
+    hints: list[str]
+
+
+class ImportQuery(RequestModel):
+    dry_run: Annotated[bool, Field(description="Only answer what would change.")] = False
+
+
+class ImportUrl(RequestModel):
+    url: Annotated[str, Field(pattern=r"^https?://[^\s/]+", max_length=4000)]
+
+
+class Switch(RequestModel):
+    enabled: bool
+
+
+class ServerDigests(RequestModel):
+    """The servers to allow, each by the digest that was shown."""
+
+    digests: Annotated[dict[str, str], Field(min_length=1, max_length=100)]
+
+
+class ConsentAnswer(AnswerModel):
+    """`results` says of each server how many tools it has, or why it did not answer."""
+
+    toolset: ToolsetDetails
+    results: dict[str, str]
+
+
+async def list_toolsets(request: RestRequest, query: PageQuery) -> object:
+    """List installed toolsets"""
+    infos = await toolsets.list_toolsets(request.gateway)
+    return slice_page([info.to_dict() for info in infos], lambda info: info["id"], query, "toolsets")
+
+
+async def get_toolset(request: RestRequest, toolset_id: str) -> object:
+    """Get a toolset with its tools"""
+    return (await toolsets.show_toolset(request.gateway, toolset_id)).to_dict()
+
+
+async def import_toolset(
+    request: RestRequest, query: ImportQuery, body: ImportUrl | None, form: FormData | None
+) -> object:
+    """Install a toolset from an uploaded ZIP file or a URL, or a new version of one
+
+    Send the ZIP as the part `file` of a multipart form, or JSON with a `url`. MCP servers that it brings wait for
+    consent.
+    """
+    if body is not None:
+        with refuse_unreachable():
+            return await _install(request, body.url, None, query.dry_run)
+    upload = form.get("file") if form is not None else None
+    if not isinstance(upload, UploadFile):
+        raise Invalid("the form has no file part named 'file'", code="INVALID_FORM")
+    with tempfile.NamedTemporaryFile(prefix="toolgate-", suffix=".zip") as file:
+        await run_in_threadpool(shutil.copyfileobj, upload.file, file, CHUNK)
+        file.flush()
+        name = Path((upload.filename or "").replace("\\", "/")).name[:200] or "an upload"
+        return await _install(request, file.name, name, query.dry_run)
+
+
+async def _install(request: RestRequest, source: str, name: str | None, dry_run: bool) -> dict[str, Any]:
+    gateway = request.gateway
+    difference = await toolsets.compare_toolset(gateway, source)
+    if dry_run:
+        return {"dry_run": True, "difference": difference, "toolset": None, "hints": []}
+    info = await toolsets.install_toolset(gateway, source, copy=True, name=name)
+    await gateway.reload()
+    return {"dry_run": False, "difference": difference, "toolset": info.to_dict(), "hints": list(info.hints)}
+
+
+async def export_toolset(request: RestRequest, toolset_id: str) -> object:
+    """Download a toolset as a ZIP file, without secret values"""
+    info = await toolsets.show_toolset(request.gateway, toolset_id)
+    file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed once it is sent
+    try:
+        await toolsets.export_toolset(request.gateway, toolset_id, file)
+    except BaseException:
+        file.close()
+        raise
+    return send_zip(file, f"{info.id}-{info.installed.spec.version}.zip")
+
+
+def send_zip(file: BinaryIO, name: str) -> StreamingResponse:
+    """Return a response that sends a temporary file and closes it."""
+    size = file.tell()
+    file.seek(0)
+
+    def read() -> Iterator[bytes]:
+        with file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+    headers = {"content-disposition": f'attachment; filename="{name}"', "content-length": str(size)}
+    return StreamingResponse(read(), media_type="application/zip", headers=headers)
+
+
+async def enable_toolset(request: RestRequest, toolset_id: str, body: Switch) -> object:
+    """Turn a toolset on or off"""
+    await toolsets.enable_toolset(request.gateway, toolset_id, body.enabled)
+    await request.gateway.reload()
+    return (await toolsets.show_toolset(request.gateway, toolset_id)).to_dict()
+
+
+async def uninstall_toolset(request: RestRequest, toolset_id: str) -> object:
+    """Remove a toolset, its files and the changes to its tools"""
+    await toolsets.uninstall_toolset(request.gateway, toolset_id)
+    await request.gateway.reload()
+    return None
+
+
+async def allow_toolset_servers(request: RestRequest, toolset_id: str, body: ServerDigests) -> object:
+    """Consent to MCP servers of a toolset, and connect to each once"""
+    info, results = await toolsets.allow_servers(request.gateway, toolset_id, body.digests, request.principal.id)
+    return {"toolset": info.to_dict(), "results": results}
+
+
+async def disallow_toolset_servers(request: RestRequest, toolset_id: str) -> object:
+    """Withdraw consent to the MCP servers of a toolset"""
+    await toolsets.disallow_servers(request.gateway, toolset_id)
+    await request.gateway.reload()
+    return (await toolsets.show_toolset(request.gateway, toolset_id)).to_dict()
+
+
+_ONE = "/api/toolsets/{toolset_id}"
+ENDPOINTS = [
+    Endpoint("GET", "/api/toolsets", list_toolsets, ListPage[ToolsetSummary], admin=True),
+    Endpoint("GET", _ONE, get_toolset, ToolsetDetails, admin=True),
+    Endpoint("POST", "/api/toolsets/import", import_toolset, ImportAnswer, admin=True, errors=(404, 409, 422)),
+    Endpoint("GET", f"{_ONE}/export", export_toolset, media="application/zip", admin=True),
+    Endpoint("POST", f"{_ONE}/enable", enable_toolset, ToolsetDetails, admin=True),
+    Endpoint("POST", f"{_ONE}/uninstall", uninstall_toolset, admin=True),
+    Endpoint("POST", f"{_ONE}/servers/allow", allow_toolset_servers, ConsentAnswer, admin=True, errors=(409,)),
+    Endpoint("POST", f"{_ONE}/servers/disallow", disallow_toolset_servers, ToolsetDetails, admin=True),
+]

@@ -1,0 +1,238 @@
+"""Upstream servers over REST: add, test, switch, review, secrets and logins."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, JsonValue
+
+from gateway.admin import upstream_review, upstreams
+from gateway.errors import GatewayError, Invalid
+from gateway.serve.rest.endpoint import (
+    AnswerModel,
+    Endpoint,
+    ErrorInfo,
+    ListPage,
+    PageQuery,
+    RequestModel,
+    RestRequest,
+    refuse_unreachable,
+    slice_page,
+)
+from gateway.serve.rest.toolsets import Switch
+
+Subject = Annotated[str, Field(pattern=r"^[^:]+:.+@[0-9a-f]{8,64}$", max_length=1000)]
+
+
+class UpstreamTool(AnswerModel):
+    name: str
+    state: str
+    reason: str | None
+    description: str
+    category: str
+    permission: str
+
+
+class UpstreamSummary(AnswerModel):
+    """A server as it was when it last answered. `missing` are variables without a value, `waiting` counts definitions
+    that wait for review."""
+
+    name: str
+    state: str
+    era: str | None
+    origin: str
+    sandbox: str
+    seen_at: str | None
+    error: str | None
+    missing: list[str]
+    waiting: int
+
+
+class UpstreamAnswer(UpstreamSummary):
+    """`settings` are as in `mcpServers`, `secrets` the names of those that are kept."""
+
+    tools: list[UpstreamTool]
+    settings: dict[str, Any]
+    secrets: list[str]
+
+
+class ProbeAnswer(AnswerModel):
+    """`result` is what the server has, or `error` why it did not answer; both are null if it was not tested."""
+
+    ok: bool
+    result: dict[str, Any] | None
+    error: ErrorInfo | None
+
+
+class NewUpstream(RequestModel):
+    """`settings` are as in `mcpServers`; write secrets as `${VARIABLE}` and their values into `secrets`."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    settings: Annotated[dict[str, JsonValue], Field(max_length=50)]
+    secrets: Annotated[dict[str, str], Field(max_length=50)] = {}
+    test: bool = True
+
+
+class AddedUpstream(AnswerModel):
+    upstream: UpstreamAnswer
+    probe: ProbeAnswer
+
+
+class SecretBody(RequestModel):
+    value: Annotated[str, Field(min_length=1, max_length=64 * 1024)]
+
+
+class ReviewInfo(AnswerModel):
+    """A definition to decide on; name it `kind:name@digest`."""
+
+    server: str
+    kind: str
+    name: str
+    state: str
+    digest: str
+    accepted_digest: str | None
+    held_at: str | None
+    difference: str
+    findings: list[dict[str, Any]]
+
+
+class ReviewBody(RequestModel):
+    """Definitions as `kind:name@digest`, by the digests that were shown."""
+
+    subjects: Annotated[list[Subject], Field(min_length=1, max_length=1000)]
+
+
+class LoginAnswer(AnswerModel):
+    """The address to open in a browser on the gateway's machine; the server's state shows when the login is done."""
+
+    url: str
+
+
+async def list_upstreams(request: RestRequest, query: PageQuery) -> object:
+    """List upstream servers"""
+    infos = await upstreams.list_upstreams(request.gateway)
+    return slice_page([info.to_dict() for info in infos], lambda info: info["name"], query, "upstreams")
+
+
+async def get_upstream(request: RestRequest, name: str) -> object:
+    """Get an upstream server with its tools and settings"""
+    return (await upstreams.show_upstream(request.gateway, name)).to_dict()
+
+
+async def add_upstream(request: RestRequest, body: NewUpstream) -> object:
+    """Add an upstream server, and test it unless `test` is false
+
+    A server that does not answer is not added, unless it wants a login first.
+    """
+    gateway = request.gateway
+    with refuse_unreachable():
+        result = await upstreams.add_upstream(
+            gateway,
+            body.name,
+            body.settings,
+            test=body.test,
+            ask_secret=lambda variable: body.secrets.get(variable, ""),
+        )
+    await gateway.reload()
+    shown = (await upstreams.show_upstream(gateway, body.name)).to_dict()
+    return {"upstream": shown, "probe": _describe_probe(result)}
+
+
+async def remove_upstream(request: RestRequest, name: str) -> object:
+    """Remove an upstream server that was added by hand, with its login, secrets and pinned definitions"""
+    await upstreams.remove_upstream(request.gateway, name)
+    await request.gateway.reload()
+    return None
+
+
+async def enable_upstream(request: RestRequest, name: str, body: Switch) -> object:
+    """Turn an upstream server that was added by hand on or off"""
+    await upstreams.enable_upstream(request.gateway, name, body.enabled)
+    await request.gateway.reload()
+    return (await upstreams.show_upstream(request.gateway, name)).to_dict()
+
+
+async def test_upstream(request: RestRequest, name: str) -> object:
+    """Connect to an upstream server and list what it has"""
+    [(_, result)] = await upstreams.probe_upstreams(request.gateway, name)
+    await request.gateway.reload()
+    return _describe_probe(result)
+
+
+async def set_upstream_secret(request: RestRequest, name: str, variable: str, body: SecretBody) -> object:
+    """Keep the value of a variable for an upstream server; it is used at the next connect"""
+    await upstreams.keep_secret(request.gateway, name, variable, lambda _: body.value)
+    return None
+
+
+async def forget_upstream_secret(request: RestRequest, name: str, variable: str) -> object:
+    """Forget the value of a variable"""
+    await upstreams.forget_secret(request.gateway, name, variable)
+    return None
+
+
+async def review_upstream(request: RestRequest, name: str, query: PageQuery) -> object:
+    """List definitions of an upstream server that wait for a decision"""
+    items = await upstream_review.list_waiting(request.gateway, name)
+    return slice_page(
+        [item.to_dict() for item in items], lambda item: f"{item['kind']}:{item['name']}", query, "review"
+    )
+
+
+async def accept_definitions(request: RestRequest, name: str, body: ReviewBody) -> object:
+    """Offer definitions of an upstream server from now on"""
+
+    def refuse(_: object) -> None:
+        raise Invalid("name each definition with its digest: kind:name@digest", code="INVALID_REQUEST")
+
+    items = await upstream_review.accept(request.gateway, name, body.subjects, request.principal.id, refuse)
+    await request.gateway.reload()
+    return {"items": [item.to_dict() for item in items]}
+
+
+async def reject_definitions(request: RestRequest, name: str, body: ReviewBody) -> object:
+    """Withhold definitions of an upstream server until they are accepted"""
+    items = await upstream_review.reject(request.gateway, name, body.subjects, request.principal.id)
+    await request.gateway.reload()
+    return {"items": [item.to_dict() for item in items]}
+
+
+async def start_upstream_login(request: RestRequest, name: str) -> object:
+    """Start to log in to an upstream server
+
+    Open the answered address in a browser on the gateway's machine. The login waits for five minutes.
+    """
+    with refuse_unreachable():
+        return {"url": await upstreams.start_login(request.gateway, name)}
+
+
+async def log_out_of_upstream(request: RestRequest, name: str) -> object:
+    """Forget the login to an upstream server, and revoke its tokens if that is possible"""
+    with refuse_unreachable():
+        await upstreams.log_out(request.gateway, name)
+    await request.gateway.reload()
+    return None
+
+
+def _describe_probe(result: Any) -> dict[str, Any]:
+    if isinstance(result, GatewayError):
+        return {"ok": False, "result": None, "error": result.to_dict()}
+    return {"ok": True, "result": result.to_dict() if result is not None else None, "error": None}
+
+
+_ONE = "/api/upstreams/{name}"
+ENDPOINTS = [
+    Endpoint("GET", "/api/upstreams", list_upstreams, ListPage[UpstreamSummary], admin=True),
+    Endpoint("POST", "/api/upstreams", add_upstream, AddedUpstream, status=201, admin=True, errors=(409, 422)),
+    Endpoint("GET", _ONE, get_upstream, UpstreamAnswer, admin=True),
+    Endpoint("DELETE", _ONE, remove_upstream, admin=True, errors=(409,)),
+    Endpoint("POST", f"{_ONE}/enable", enable_upstream, UpstreamAnswer, admin=True, errors=(409,)),
+    Endpoint("POST", f"{_ONE}/test", test_upstream, ProbeAnswer, admin=True),
+    Endpoint("PUT", f"{_ONE}/secrets/{{variable}}", set_upstream_secret, admin=True, errors=(409,)),
+    Endpoint("DELETE", f"{_ONE}/secrets/{{variable}}", forget_upstream_secret, admin=True, errors=(409,)),
+    Endpoint("GET", f"{_ONE}/review", review_upstream, ListPage[ReviewInfo], admin=True),
+    Endpoint("POST", f"{_ONE}/accept", accept_definitions, ListPage[ReviewInfo], admin=True, errors=(409,)),
+    Endpoint("POST", f"{_ONE}/reject", reject_definitions, ListPage[ReviewInfo], admin=True, errors=(409,)),
+    Endpoint("POST", f"{_ONE}/login", start_upstream_login, LoginAnswer, admin=True, errors=(422,)),
+    Endpoint("POST", f"{_ONE}/logout", log_out_of_upstream, admin=True, errors=(422,)),
+]

@@ -1,0 +1,258 @@
+"""REST beside MCP and the command line: one record, one queue of approvals, one catalog, in every process."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from click.testing import CliRunner
+from eventually import async_eventually, eventually
+from journeys.clients import call, over_http, over_stdio, refusal, value
+from journeys.wire import ERAS
+
+from gateway.cli import toolgate
+
+from .conftest import Rest
+from .test_section7 import install
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("T7")]
+
+# What differs between two calls of the same tool by different people at different times.
+OWN = {"id", "surface", "client", "started_at", "finished_at", "duration_ms", "process"}
+
+
+def command(data: Path, *arguments: str) -> Any:
+    done = CliRunner().invoke(toolgate, [*arguments, "--data-dir", str(data), "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.promise("B6")
+@pytest.mark.parametrize("era", ERAS)
+async def test_rest_and_mcp_and_cli_calls_leave_the_same_record(rest: Rest, chat: str, era: str) -> None:
+    rest.ok("PUT", f"/api/chats/{chat}/files/a.txt", 201, content=b"hello\n")
+    arguments = {"path": "a.txt"}
+    answer = rest.ok("POST", "/api/tools/read_file/invoke", json={"args": arguments, "chat": chat})
+    async with over_http(rest.gateway.url, era) as client:
+        assert await value(client, "read_file", arguments, chat) == answer["value"]
+    line = ["tool", "call", "read_file", "path=a.txt", "--chat", chat]
+    assert (await anyio.to_thread.run_sync(command, rest.data, *line))["value"] == answer["value"]
+    calls = rest.ok("GET", f"/api/calls?chat={chat}&tool=read_file")["items"]
+    records = [rest.ok("GET", f"/api/calls/{each['id']}") for each in calls if each["tool_name"] == "read_file"]
+    assert {record["surface"] for record in records} == {"rest", "mcp", "cli"}
+    same = [{key: value for key, value in record.items() if key not in OWN} for record in records]
+    assert same[0] == same[1] == same[2]
+    assert same[0]["args"] == arguments
+
+
+@pytest.mark.promise("C5")
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("decision", ["allow", "deny"])
+async def test_rest_decides_an_approval_asked_over_mcp_while_the_client_waits(
+    waiting: Rest, chat: str, era: str, decision: str
+) -> None:
+    arguments = {"path": "ask-a.txt", "content": "one"}
+    results: list[Any] = []
+
+    async def ask() -> None:
+        async with over_http(waiting.gateway.url, era) as client:
+            results.append(await call(client, "write_file", arguments, chat))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+
+        async def find() -> Any:
+            items = (await anyio.to_thread.run_sync(waiting.ok, "GET", "/api/approvals"))["items"]
+            return [item for item in items if item["chat_id"] == chat]
+
+        [asked] = await async_eventually(find)
+        assert asked["args"] == arguments
+        body = {"decision": decision, **({"arguments": {"content": "two"}} if decision == "allow" else {})}
+        decided = await anyio.to_thread.run_sync(lambda: waiting.ok("POST", f"/api/approvals/{asked['id']}", json=body))
+        assert decided["status"] in ("allowed", "used", "denied")
+    [result] = results
+    assert result.is_error is (decision == "deny")
+    if decision == "allow":
+        assert waiting.get(f"/api/chats/{chat}/files/ask-a.txt").content == b"two"
+    error = waiting.refused("POST", f"/api/approvals/{asked['id']}", 409, json={"decision": "allow"})
+    assert error["code"] == "NOT_WAITING"
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A gateway whose callers wait for a person."""
+    from .conftest import SETTINGS, serve
+
+    approval = SETTINGS["approval"] | {"queue_wait": 60}
+    with serve(tmp_path_factory.mktemp("rest-waiting"), approval=approval) as served:
+        yield served
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_rest_change_is_announced_to_mcp_clients_and_seen_by_other_processes(
+    own: Rest, tmp_path: Path, chat: str, era: str
+) -> None:
+    heard: list[str] = []
+
+    async def hear(message: Any) -> None:
+        heard.append(type(getattr(message, "root", message)).__name__)
+
+    toolset = f"greeter-{chat[-8:]}"
+    name = f"{toolset}__greet"
+    (tmp_path / "data").symlink_to(own.data)
+    async with over_http(own.gateway.url, era, hear) as near, over_stdio(tmp_path, era) as far:
+
+        async def has(client: Any) -> bool:
+            return name in {tool.name for tool in (await client.list_tools()).tools}
+
+        assert not await has(near)
+        heard.clear()
+        await anyio.to_thread.run_sync(install, own, toolset)
+        assert await has(near)
+        if era == ERAS[-1]:  # a modern client has to listen first
+            await async_eventually(lambda: any("ToolListChanged" in each for each in heard))
+        await async_eventually(lambda: has(far))
+        await anyio.to_thread.run_sync(
+            lambda: own.ok("POST", f"/api/toolsets/{toolset}/enable", json={"enabled": False})
+        )
+        assert not await has(near)
+        await refusal(near, name, {"name": "x"})
+
+
+async def test_rest_invoke_that_needs_consent_waits_in_the_queue_and_is_remembered(rest: Rest, chat: str) -> None:
+    body = {"args": {"path": "ask-a.txt", "content": "x"}, "chat": chat}
+    error = rest.refused("POST", "/api/tools/write_file/invoke", 428, json=body)
+    approval = error["details"]["approval"]
+    assert rest.ok("GET", f"/api/approvals/{approval}")["status"] == "waiting"
+    rest.ok("POST", f"/api/approvals/{approval}", json={"decision": "allow", "remember": "chat"})
+    rest.ok("POST", "/api/tools/write_file/invoke", json=body)
+    rest.ok("POST", "/api/tools/write_file/invoke", json=body | {"args": {"path": "ask-b.txt", "content": "y"}})
+    [remembered] = [each for each in rest.ok("GET", "/api/approvals/remembered")["items"] if each["chat_id"] == chat]
+    assert rest.delete(f"/api/approvals/remembered/{remembered['id']}").status_code == 204
+    rest.refused(
+        "POST", "/api/tools/write_file/invoke", 428, json=body | {"args": {"path": "ask-c.txt", "content": "z"}}
+    )
+
+
+def test_rest_cancel_of_a_call_that_waits_for_a_person_ends_it(waiting: Rest, chat: str) -> None:
+    body = {"tool": "write_file", "args": {"path": "ask-a.txt", "content": "x"}}
+    with waiting.stream("POST", f"/api/chats/{chat}/stream", json=body) as answer:
+        lines = answer.iter_lines()
+        asked = next(line for line in lines if '"approval_id"' in line)
+        call_id = json.loads(asked.removeprefix("data: "))["call_id"]
+        assert waiting.ok("POST", f"/api/calls/{call_id}/cancel", 202)["error_code"] == "CANCELLED"
+        assert any("CANCELLED" in line for line in lines)
+
+
+async def test_rest_cancels_a_call_that_runs_in_another_process(own: Rest, tmp_path: Path, chat: str) -> None:
+    own.ok("PATCH", "/api/categories/development", json={"enabled": True})
+    (tmp_path / "data").symlink_to(own.data)
+    errors: list[Any] = []
+
+    async def run() -> None:
+        async with over_stdio(tmp_path, ERAS[0]) as client:
+            code = {"code": "import time; time.sleep(300)", "language": "python"}
+            errors.append(await refusal(client, "run_code", code, chat))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+
+        async def find() -> Any:
+            return (await anyio.to_thread.run_sync(own.ok, "GET", f"/api/calls?chat={chat}&status=running"))["items"]
+
+        [running] = await async_eventually(find)
+        await anyio.to_thread.run_sync(own.ok, "POST", f"/api/calls/{running['id']}/cancel", 202)
+    assert errors[0]["code"] == "CANCELLED"
+
+
+def test_rest_write_with_a_stale_entity_tag_is_refused(rest: Rest, chat: str) -> None:
+    url = f"/api/chats/{chat}/files/a.txt"
+    first = rest.put(url, content=b"1", headers={"if-none-match": "*"})
+    assert first.status_code == 201
+    assert rest.refused("PUT", url, 412, content=b"2", headers={"if-none-match": "*"})["code"] == "PRECONDITION_FAILED"
+    etag = rest.get(url).headers["etag"]
+    assert first.headers["etag"] == etag
+    assert rest.put(url, content=b"2", headers={"if-match": etag}).status_code == 200
+    rest.refused("PUT", url, 412, content=b"3", headers={"if-match": etag})
+    assert rest.get(url).content == b"2"
+    rest.refused("PUT", f"{url}.gone", 412, content=b"3", headers={"if-match": etag})
+
+
+def test_rest_history_diff_restore_undo_branch_and_download(rest: Rest, chat: str) -> None:
+    files = f"/api/chats/{chat}/files"
+    one = rest.ok("PUT", f"{files}/a.txt", 201, content=b"1\n")["manifest_id"]
+    two = rest.ok("PUT", f"{files}/a.txt", 200, content=b"2\n")["manifest_id"]
+    first = rest.ok("GET", f"/api/chats/{chat}/versions?limit=1")
+    rest.ok("PUT", f"{files}/b.txt", 201, content=b"3\n")
+    second = rest.ok("GET", f"/api/chats/{chat}/versions?limit=1&page_token={first['next_page_token']}")
+    assert [page["items"][0]["id"] for page in (first, second)] == [two, one]
+    difference = rest.ok("GET", f"/api/chats/{chat}/diff?from={one}&to={two}&path=a.txt")
+    assert "-1\n+2" in difference["diff"]
+    restored = rest.ok("POST", f"/api/chats/{chat}/restore", json={"manifest": one})
+    assert restored["changes"] == {"added": [], "changed": ["a.txt"], "deleted": ["b.txt"]}
+    assert rest.get(f"{files}/a.txt").content == b"1\n"
+    rest.ok("POST", f"/api/chats/{chat}/branch", json={"manifest": two, "message_id": "m2"})
+    assert rest.get(f"{files}/a.txt").content == b"2\n"
+    assert rest.ok("GET", f"/api/chats/{chat}/manifest?message_id=m2")["files"].keys() == {"a.txt"}
+    rest.ok("PUT", f"{files}/a.txt", 200, content=b"4\n")
+    rest.ok("POST", f"/api/chats/{chat}/undo")
+    assert rest.get(f"{files}/a.txt").content == b"2\n"
+    form = {"file": ("c.txt", b"uploaded", "text/plain")}
+    uploaded = rest.ok("POST", f"/api/chats/{chat}/upload", files=form, data={"directory": "in"})
+    assert uploaded["changes"]["added"] == ["in/c.txt"]
+    with zipfile.ZipFile(io.BytesIO(rest.get(f"/api/chats/{chat}/archive").content)) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == {"a.txt": b"2\n", "in/c.txt": b"uploaded"}
+    with zipfile.ZipFile(io.BytesIO(rest.get(f"/api/chats/{chat}/archive?manifest={one}").content)) as archive:
+        assert archive.namelist() == ["a.txt"]
+
+
+def test_rest_adds_tests_switches_and_removes_an_upstream(own: Rest) -> None:
+    settings = {"command": sys.executable, "args": ["-m", "mcp_server_time"]}
+    added = own.ok("POST", "/api/upstreams", 201, json={"name": "clock", "settings": settings})
+    assert added["probe"]["ok"] is True
+    assert {"get_current_time"} <= {tool["name"] for tool in added["upstream"]["tools"]}
+
+    def offered() -> bool:
+        return own.get("/api/tools/clock__get_current_time").status_code == 200
+
+    eventually(offered)
+    assert own.refused("POST", "/api/upstreams", 409, json={"name": "clock", "settings": settings})["code"]
+    own.ok("POST", "/api/upstreams/clock/enable", json={"enabled": False})
+    assert not offered()
+    own.ok("POST", "/api/upstreams/clock/enable", json={"enabled": True})
+    assert own.ok("POST", "/api/upstreams/clock/test")["ok"] is True
+    assert own.ok("GET", "/api/upstreams/clock/review") == {"items": [], "next_page_token": None}
+    assert own.delete("/api/upstreams/clock").status_code == 204
+    own.refused("GET", "/api/upstreams/clock", 404)
+    unreachable = {"name": "gone", "settings": {"command": sys.executable, "args": ["-c", "raise SystemExit('no')"]}}
+    assert "nothing was added" in own.refused("POST", "/api/upstreams", 422, json=unreachable)["message"]
+
+
+def test_rest_changes_categories_and_tools_and_finds_them(own: Rest) -> None:
+    changed = own.ok("PATCH", "/api/categories/web", json={"enabled": False, "calls_per_minute": 7})
+    assert (changed["enabled"], changed["calls_per_minute"], changed["tools"]) == (False, 7, 0)
+    assert own.ok("DELETE", "/api/categories/web")["enabled"] is True
+    own.refused("PATCH", "/api/categories/none", 404, json={"enabled": True})
+    off = own.ok("PATCH", "/api/tools/delete_file", json={"enabled": False})
+    assert (off["offered"], "turned off" in off["withheld"]) == (False, True)
+    own.refused("POST", "/api/tools/delete_file/invoke", 403, json={})
+    assert own.ok("PATCH", "/api/tools/delete_file", json={"enabled": True})["offered"] is True
+    error = own.refused("PATCH", "/api/tools/delete_file", 403, json={"name_override": "x"})
+    assert error["code"] == "BUILTIN_IMMUTABLE"
+    found = own.ok("GET", "/api/search?q=read")["items"]
+    assert found[0]["name"].startswith("read")
+    assert {"kind": "category", "id": "web"}.items() <= own.ok("GET", "/api/search?q=web")["items"][0].items()
+    assert own.ok("GET", "/api/search?q=raed_file")["items"][0]["name"] == "read_file"
+
+
+def test_rest_health_has_checks_and_problems(own: Rest) -> None:
+    health = own.ok("GET", "/api/health")
+    assert {"database", "tools", "toolgate"} <= {check["subject"] for check in health["checks"]}
+    assert own.ok("GET", "/api/problems")["next_page_token"] is None

@@ -1,0 +1,84 @@
+"""The OpenAPI document against the gateway it describes: generated requests, with a key and without."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, cast
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from .conftest import Rest, serve
+
+pytestmark = [pytest.mark.promise("T7"), pytest.mark.slow]
+
+NIGHTLY = bool(os.environ.get("TOOLGATE_NIGHTLY"))
+# Requests to each operation: more than 5,000 in a night.
+EXAMPLES = 40 if NIGHTLY else 2
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    unsupported_method,
+]
+# Waits for a browser.
+SKIPPED = {"start_upstream_login"}
+# Kinds of callers; without a key in the suite only a few requests, each refused in the same place.
+CALLERS = ["owner", "reader", "nobody"] if NIGHTLY else ["owner", "nobody"]
+
+
+@pytest.fixture(scope="module", params=CALLERS)
+def caller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
+    """The owner of the gateway, a key of a role that may only read, and a client without a key."""
+    with serve(tmp_path_factory.mktemp("rest-schema")) as rest:
+        rest.ok("PUT", "/api/chats/default/files/a.txt", 201, content=b"x")
+        if request.param != "owner":
+            key = rest.ok("POST", "/api/keys", 201, json={"name": "first", "role": "reader"})
+            if request.param == "reader":
+                rest.headers["authorization"] = f"Bearer {key['secret']}"
+        yield rest
+
+
+def test_rest_answers_every_generated_request_as_documented(
+    caller: Rest, rest: Rest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = schemathesis.openapi.from_dict(rest.ok("GET", "/api/openapi.json"))
+    schema.config.update(base_url=str(caller.base_url).rstrip("/"))
+    headers = {"authorization": caller.headers["authorization"]} if "authorization" in caller.headers else {}
+    total = 0
+
+    def check(case: Any) -> None:
+        nonlocal total
+        total += 1
+        case.call_and_validate(checks=CHECKS, headers=headers, timeout=60)
+
+    options = settings(
+        max_examples=EXAMPLES,
+        database=None,
+        derandomize=not NIGHTLY,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    for result in schema.get_all_operations():
+        operation = cast(Any, result).ok()
+        if operation.definition.raw["operationId"] not in SKIPPED:
+            for mode in GenerationMode:
+                with suppress(Unsatisfiable):  # nothing can be wrong about a request without parameters
+                    options(given(case=operation.as_strategy(generation_mode=mode))(check))()
+    with capsys.disabled():
+        print(f" {total} requests ", end="")
