@@ -168,7 +168,9 @@ def _code(text: str, config: Mapping[str, Any]) -> str:
         code = highlight(text, config.get("language", "auto"), config.get("file")).html
     if not 0 < len(code) <= HIGHLIGHTED_LIMIT:
         code = html.escape(text, quote=False)
-    return f'<pre class="code" tabindex="0"><code>{code}</code></pre>'
+    lines = code.removesuffix("\n").split("\n")
+    rows = "\n".join(f'<span id="L{number}">{line}</span>' for number, line in enumerate(lines, 1))
+    return f'<pre class="code" tabindex="0"><code class="w{len(str(len(lines)))}">{rows}</code></pre>'
 
 
 def _artifact(plan: Mapping[str, Any], config: Mapping[str, Any], content: bytes) -> Page:
@@ -228,45 +230,65 @@ def _page(plan: Mapping[str, Any], body: str, file: str | None = None, policy: s
     )
 
 
-_STYLE = f"""
-:root {{ --paper: #fff; --ink: #1f2328; --faint: #59636e; --line: #d1d9e0; --tint: #f6f8fa; --link: #0969da;
-  --bad: #b3261e; --bad-tint: #fff0ee; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --paper: #0d1117; --ink: #e6edf3; --faint: #9198a1;
-  --line: #3d444d; --tint: #151b23; --link: #6cb0ff; --bad: #ff9d94; --bad-tint: #2d1513; }} }}
-@media (prefers-color-scheme: light) {{
-{stylesheet("default", "pre")}
-}}
-@media (prefers-color-scheme: dark) {{
-{stylesheet("github-dark", "pre")}
-}}
-* {{ box-sizing: border-box; }}
-html {{ background: var(--paper); color: var(--ink); }}
-body {{ margin: 0; font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }}
-header {{ display: flex; flex-wrap: wrap; gap: 0 .75rem; align-items: baseline; padding: .5rem 1rem;
-  border-bottom: 1px solid var(--line); color: var(--faint); font-size: .875rem; }}
-header h1 {{ margin: 0; font-size: inherit; color: var(--ink); overflow-wrap: anywhere; }}
-header code {{ overflow-wrap: anywhere; }}
-main {{ padding: 1rem; }}
-article {{ max-width: 46rem; margin: 0 auto; overflow-wrap: break-word; }}
-article > :first-child {{ margin-top: 0; }}
-h1, h2, h3, h4 {{ line-height: 1.25; margin: 1.5em 0 .5em; }}
-a {{ color: var(--link); }}
-img {{ max-width: 100%; height: auto; }}
-code, pre, kbd, samp {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: .875em; }}
-pre {{ margin: 0 0 1rem; padding: .75rem 1rem; overflow: auto; line-height: 1.5; tab-size: 4; border-radius: 6px;
-  background: var(--tint); color: var(--ink); }}
-pre code {{ font-size: inherit; }}
-:not(pre) > code {{ padding: .1em .3em; border-radius: 4px; background: var(--tint); }}
-blockquote {{ margin: 0 0 1rem; padding: 0 1rem; border-left: .25rem solid var(--line); color: var(--faint); }}
-table {{ border-collapse: collapse; display: block; overflow: auto; margin: 0 0 1rem; }}
-th, td {{ border: 1px solid var(--line); padding: .35rem .75rem; }}
-hr {{ border: 0; border-top: 1px solid var(--line); }}
-.note {{ color: var(--faint); font-style: italic; }}
-.error {{ padding: .75rem 1rem; margin: 0 0 1rem; border-left: .25rem solid var(--bad); background: var(--bad-tint);
-  border-radius: 6px; }}
-.error strong {{ color: var(--bad); }}
-.error p {{ margin: .25rem 0 0; white-space: pre-wrap; overflow-wrap: anywhere; }}
-.address {{ margin: 0 0 .5rem; font-size: .875rem; overflow-wrap: anywhere; }}
-iframe {{ display: block; width: 100%; height: calc(100vh - 7rem); min-height: 24rem; border: 1px solid var(--line);
-  border-radius: 6px; background: #fff; }}
+# The same in every page, the console and the shipped toolsets.
+_TOKENS = """
+:root { --surface: #ffffff; --sunken: #f3f5f8; --line: #e3e7ed; --line-strong: #ccd3dc; --ink: #1b2230;
+  --ink-2: #465164; --ink-3: #5d6879; --accent: #2a5bc4; --accent-tint: #e8effc; --bad: #b3261e;
+  --bad-tint: #fdebe9; --add-bg: #e6f6ec;
+  --del-bg: #fdecea; --syn-key: #8a2c8f; --syn-str: #1a6b3c; --syn-num: #a3420d; --syn-fn: #2a5bc4; --syn-type: #0f6674;
+  --syn-com: #5d6879; --mono: ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace; }
+@media (prefers-color-scheme: dark) { :root { --surface: #12161d; --sunken: #0e1218; --line: #262d38;
+  --line-strong: #3a4453; --ink: #e8ebf1; --ink-2: #b9c1ce; --ink-3: #98a2b3; --accent: #7ba6f5; --accent-tint: #18263f;
+  --bad: #ff948b; --bad-tint: #331715; --add-bg: #0f2a1d; --del-bg: #331816; --syn-key: #d7a1f0; --syn-str: #8fd6a5;
+  --syn-num: #f0a97a; --syn-fn: #8db4fa; --syn-type: #74c9d8; --syn-com: #98a2b3; } }
 """
+_LAYOUT = """
+* { box-sizing: border-box; }
+html { background: var(--surface); color: var(--ink); scroll-padding: 12px; }
+body { margin: 0; font: 14px/20px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans",
+  sans-serif; font-variant-numeric: tabular-nums; }
+header { display: flex; flex-wrap: wrap; gap: 0 12px; align-items: baseline; padding: 12px 20px;
+  border-bottom: 1px solid var(--line); color: var(--ink-3); }
+header h1 { margin: 0; font-size: 16px; line-height: 24px; font-weight: 600; color: var(--ink);
+  overflow-wrap: anywhere; }
+header code { overflow-wrap: anywhere; }
+main { padding: 16px 20px; }
+article { max-width: 46rem; margin: 0 auto; font-size: 15px; line-height: 24px; overflow-wrap: break-word; }
+article > :first-child { margin-top: 0; }
+h1, h2, h3, h4 { line-height: 1.3; font-weight: 600; margin: 24px 0 8px; }
+article h1 { font-size: 20px; } article h2 { font-size: 18px; } article h3, article h4 { font-size: 16px; }
+a { color: var(--accent); }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+img { max-width: 100%; height: auto; }
+code, pre, kbd, samp { font-family: var(--mono); font-size: 12px; font-variant-ligatures: none; }
+article :not(pre) > code { font-size: 13px; }
+pre { margin: 0 0 16px; padding: 8px 12px; overflow: auto; line-height: 20px; tab-size: 4;
+  border: 1px solid var(--line); border-radius: 6px; background: var(--sunken); color: var(--ink); }
+pre code { font-size: inherit; }
+pre.code { padding: 8px 0; }
+pre.code code { display: block; width: max-content; min-width: 100%; counter-reset: line; }
+pre.code code > span { display: inline-block; min-width: 100%; padding-right: 12px; counter-increment: line; }
+pre.code code > span::before { content: counter(line); position: sticky; left: 0; display: inline-block;
+  width: calc(var(--digits) * 1ch + 24px); margin-right: 12px; padding-right: 12px; text-align: right;
+  color: var(--ink-3); background: var(--sunken); border-right: 1px solid var(--line); user-select: none; }
+pre.code code > span:target, pre.code code > span:target::before { background: var(--accent-tint); }
+.w1, .w2 { --digits: 2; } .w3 { --digits: 3; } .w4 { --digits: 4; } .w5 { --digits: 5; } .w6 { --digits: 6; }
+:not(pre) > code { padding: 1px 4px; border-radius: 4px; background: var(--sunken); }
+blockquote { margin: 0 0 16px; padding: 0 16px; border-left: 3px solid var(--line-strong); color: var(--ink-2); }
+table { border-collapse: collapse; display: block; overflow: auto; margin: 0 0 16px; font-size: 13px; }
+th, td { border-bottom: 1px solid var(--line); padding: 7px 16px 7px 0; text-align: left; }
+th { color: var(--ink-3); font-weight: 550; }
+[align="right"] { text-align: right; } [align="center"] { text-align: center; }
+hr { border: 0; border-top: 1px solid var(--line); }
+.note { color: var(--ink-3); margin: 0 0 16px; }
+.error { padding: 12px 14px; margin: 0 0 16px; border: 1px solid var(--bad); border-radius: 8px;
+  background: var(--bad-tint); }
+.error strong { color: var(--bad); font-weight: 600; }
+.error p { margin: 4px 0 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+.address { margin: 0 0 8px; font-size: 13px; overflow-wrap: anywhere; }
+iframe { display: block; width: 100%; height: calc(100vh - 7rem); min-height: 24rem; border: 1px solid var(--line);
+  border-radius: 8px; background: #fff; }
+@media (max-width: 480px) { header { padding: 10px 14px; } main { padding: 14px; }
+  body { font-size: 15px; line-height: 21px; } }
+"""
+_STYLE = f"{_TOKENS}{stylesheet('pre')}{_LAYOUT}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,7 +105,34 @@ def test_code_over_the_highlight_limit_is_plain() -> None:
         make_page(planned(renderer, Outcome("x=1\n" * (length // 4)))).html for length in (400, HIGHLIGHT_LIMIT + 4)
     )
     assert 'class="hl-n"' in short and 'class="hl-n"' not in long
-    assert "x=1\nx=1" in long
+    assert '<span id="L1">x=1</span>\n<span id="L2">x=1</span>' in long
+
+
+@given(st.lists(st.sampled_from(['x = """', "text", '"""', "", "# <b>", "\tif x:"]), min_size=1, max_size=30))
+def test_code_has_a_numbered_line_for_each_line_of_the_text(lines: list[str]) -> None:
+    text = "\n".join([*lines, "end"])
+    renderer = declare("code", {"content": "$return", "language": "python"})
+    page = make_page(planned(renderer, Outcome(text))).html
+    rows = re.findall(r'<span id="L(\d+)">(.*?)</span>(?=\n<span id="L|</code>)', page)
+    assert [number for number, _ in rows] == [str(number) for number in range(1, len(lines) + 2)]
+    shown = [html.unescape(re.sub(r"<[^>]*>", "", row)) for _, row in rows]
+    assert shown == text.split("\n")
+    for _, row in rows:
+        assert row.count("<span") == row.count("</span")
+
+
+def test_every_page_has_the_same_colours_of_text_and_lines() -> None:
+    own = make_page(planned(declare("code", {"content": "x"}), Outcome(""))).html
+    root = Path(__file__).parents[2]
+    for page in (
+        root / "toolsets/data-lab/artifacts/chart.html",
+        root / "toolsets/data-lab/artifacts/profile.html",
+        root / "gateway/bundles/template/artifacts/words.html.template",
+    ):
+        colours = dict(zip(("ink", "quiet"), ("ink", "ink-3"), strict=True))
+        for theirs, ours in colours.items():
+            expected = re.findall(rf"--{ours}: (#\w+);", own)
+            assert re.findall(rf"--{theirs}: (#\w+);", page.read_text()) == expected, (page.name, theirs)
 
 
 def test_plan_of_unknown_shape_still_makes_a_page() -> None:

@@ -208,3 +208,13 @@ def test_frequent_values_survive_many_rare_ones(write):
     rows = [f"rare{index}" if index % 5 else "often" for index in range(100_000)]
     found = column(profile(write("a.csv", "v\n" + "\n".join(rows) + "\n")), "v")
     assert found["top"][0] == {"value": "often", "count": 20_000}
+
+
+def test_months_and_whole_numbers_are_counted_without_gaps(write):
+    months = [f"{2024 + month // 12}-{month % 12 + 1:02d}-01" for month in range(24)]
+    rows = "".join(f"{month},{number % 10}\n" for number, month in enumerate(months * 5))
+    year, digit = profile(write("a.csv", "month,digit\n" + rows))["columns"]
+    assert year["histogram"] == [10] * 12
+    assert digit["histogram"] == [12] * 10
+    [first] = profile(write("b.csv", "month\n" + "".join(f"{month}\n" for month in months[:12])))["columns"]
+    assert first["histogram"] == [1] * 12

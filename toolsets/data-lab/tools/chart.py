@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -101,13 +102,16 @@ def _check(kind: ChartKind, y: str | None, aggregate: Aggregate | None, period: 
 
 
 def _histogram(selection: Selection, x: str, title: str | None) -> Chart:
-    numbers, read = Numbers(), reader(selection.decimal_comma)
+    numbers, read, whole = Numbers(), reader(selection.decimal_comma), True
     for rows in selection.batches():
         found = [read(row[0]) for row in rows]
+        whole = whole and all(kind != "number" for kind, _ in found)
         numbers.add([value for kind, value in found if kind in ("integer", "number")])
     if not numbers.count:
         raise ValueError(f"there are no numbers in {x!r}; choose kind 'bar' to count its values")
-    counts = numbers.histogram(BINS)
+    # Whole numbers in parts of a broken width would show gaps that are not in the data.
+    steps = round(numbers.maximum - numbers.minimum) + 1 if whole else BINS
+    counts = numbers.histogram(math.ceil(steps / math.ceil(steps / BINS)))
     width = (numbers.maximum - numbers.minimum) / len(counts)
     points: list[Point] = [(plain(numbers.minimum + width * index), count) for index, count in enumerate(counts)]
     sampled = [f"estimated from {SAMPLE:,} of {numbers.count:,} numbers, chosen by chance"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -170,7 +171,18 @@ def _measure(column: Column, numbers: Numbers, ends: Kind, between: Kind) -> Non
     column.mean = _short(format_value(numbers.mean, between))
     shares = [_short(format_value(each, between)) for each in numbers.quantiles(0.05, 0.25, 0.5, 0.75, 0.95)]
     column.quantiles = Quantiles(**dict(zip(Quantiles.model_fields, shares, strict=True)))
-    column.histogram = numbers.histogram(BINS)
+    column.histogram = numbers.histogram(_bins(column, numbers))
+
+
+def _bins(column: Column, numbers: Numbers) -> int:
+    """Return into how many parts the values are counted: at most `BINS`, and each as many steps wide as the others.
+    Twelve months in sixteen parts would show gaps that are not in the data."""
+    steps = column.distinct
+    if column.type == "integer":
+        steps = round(numbers.maximum - numbers.minimum) + 1
+    elif column.type == "number" or column.distinct_is_estimate:
+        return BINS
+    return max(math.ceil(steps / math.ceil(steps / BINS)), 1)
 
 
 def _short(value: float | str) -> float | str:
