@@ -37,6 +37,12 @@ SECTIONS = {
     "HmacAuth": "`auth` of type `hmac`",
     "OAuth2Auth": "`auth` of type `oauth2`",
     "ResponseSpec": "`response`",
+    "Parameter": "A parameter with a style",
+    "PathStyle": "`path`",
+    "Part": "`parts`",
+    "Pagination": "`pagination`",
+    "HttpDefaults": "`http` of a toolset",
+    "RetrySpec": "`retry`",
     "Step": "`steps`",
 }
 _TABLE = re.compile(r"<!-- keys of (\w+) -->\n((?:\|.*\n)*)")
