@@ -10,6 +10,7 @@ from gateway.approval.flow import ApprovalFlow
 from gateway.approval.preview import WorkspacePreview
 from gateway.approval.request_state import RequestStateCodec
 from gateway.approval.store import ApprovalStore
+from gateway.authorization.store import GrantStore
 from gateway.calls import Call
 from gateway.config import Settings
 from gateway.db import Database
@@ -17,6 +18,7 @@ from gateway.db.api_keys import ApiKeys
 from gateway.db.approvals import Approvals
 from gateway.db.call_records import CallRecords
 from gateway.db.chats import Chats, Instance, settle_interrupted
+from gateway.db.grants import Grants
 from gateway.db.manifests import Manifests
 from gateway.db.pins import Pins
 from gateway.db.sqlite import SqliteDatabase
@@ -24,7 +26,7 @@ from gateway.db.switches import CategoryRow, Switches
 from gateway.db.tool_names import ToolNames
 from gateway.db.toolsets import Toolsets
 from gateway.db.upstreams import Upstreams
-from gateway.errors import Unavailable
+from gateway.errors import NotFound, Unavailable
 from gateway.executor import Executor
 from gateway.extensions import Extension, load_extension, place_extension
 from gateway.extensions.approval import Approval
@@ -41,8 +43,10 @@ from gateway.extensions.validation import Validation
 from gateway.extensions.versioning import Versioning
 from gateway.files import SharedCounter
 from gateway.identity.api_keys import ApiKeyStore
-from gateway.identity.authentication import Identity
+from gateway.identity.authentication import CredentialStore, Identity
 from gateway.identity.roles import Roles
+from gateway.protocol import HTTP_PATH
+from gateway.sealing import Sealer
 from gateway.serve.mcp.uris import file_uri
 from gateway.sources import Source
 from gateway.sources.builtin.source import builtin_source
@@ -52,7 +56,11 @@ from gateway.workspace.versions import Versions
 from gateway.workspace.workspaces import attached_folders
 
 if TYPE_CHECKING:
+    from gateway.authorization.provider import AuthorizationServers
     from gateway.bundles.installed import InstalledToolset
+    from gateway.identity.jwt import JwtVerifier
+    from gateway.oauth.store import LoginAccount
+    from gateway.oauth.web_login import WebLogins
     from gateway.sources.toolsets.assembly import ToolsetRuntime
     from gateway.sources.upstreams.passthrough import UpstreamPassthrough
     from gateway.sources.upstreams.registry import UpstreamRegistry
@@ -132,6 +140,7 @@ class GatewayParts:
         # Counts changes of credentials, for all processes on the data directory.
         self.credential_changes = Lazy(lambda: SharedCounter(settings.data_dir / "run" / "credentials"))
         self.api_keys = ApiKeys(db, lambda: self.credential_changes.get().increment())
+        self.grants = Grants(db, lambda: self.credential_changes.get().increment())
         self.telemetry = Telemetry()
         limits = settings.limits
         self.concurrency = Concurrency(limits.concurrency, limits.timeout, limits.total_timeout)
@@ -160,6 +169,8 @@ class GatewayParts:
         self.upstreams = Lazy(self._build_upstreams)
         self.passthrough = Lazy(self._build_passthrough)
         self._upstreams_changed = upstreams_changed
+        self._web_logins: WebLogins | None = None
+        self._jwt_verifier: JwtVerifier | None = None
 
     def make_identity(self, anonymous: bool) -> Identity:
         """Return what authenticates requests over HTTP. With `anonymous`, they need no key until one exists."""
@@ -168,10 +179,42 @@ class GatewayParts:
             # Imported here: it imports a cryptographic library and an HTTP client.
             from gateway.identity.jwt import JwtVerifier
 
-            verifier = JwtVerifier(auth.jwt, self.roles)
-        stores = [ApiKeyStore(self.api_keys)]
+            verifier = self._jwt_verifier = JwtVerifier(auth.jwt, self.roles)
+        stores: list[CredentialStore] = [ApiKeyStore(self.api_keys)]
+        if auth.authorization_server:
+            stores.append(GrantStore(self.grants, HTTP_PATH))
         changes = self.credential_changes.get()
         return Identity(self.roles, stores, changes, verifier, required=auth.required, anonymous=anonymous)
+
+    def make_sealer(self, purpose: str) -> Sealer:
+        return Sealer(purpose, self.settings.approval.keys, self.settings.data_dir)
+
+    def make_authorization(self, identity: Identity) -> AuthorizationServers:
+        """Return the built-in authorization server."""
+        # Imported at the first request of a client that logs in by OAuth: it imports the SDK.
+        from gateway.authorization.provider import AuthorizationServers
+
+        clients = self.settings.auth.clients
+        return AuthorizationServers(HTTP_PATH, self.grants, clients, self.make_sealer, identity, self._jwt_verifier)
+
+    def make_web_logins(self, base_url: str) -> WebLogins:
+        """Return the logins of people to upstream servers in their browsers; from now on calls ask for them."""
+        # Imported here: over stdio nobody logs in by a page.
+        from gateway.oauth.store import Logins
+        from gateway.oauth.web_login import WebLogins
+
+        logins = Logins(self.settings.data_dir, self.settings.approval.keys)
+        self._web_logins = WebLogins(base_url, self._find_account, logins, self.make_sealer("upstream login"))
+        if (upstreams := self.upstreams.peek()) is not None:
+            upstreams.source.forwarder.login_page = self._web_logins.ask
+        return self._web_logins
+
+    def _find_account(self, server: str, principal: str) -> LoginAccount:
+        upstream = self.upstreams.get().by_name.get(server)
+        account = upstream.account_for(principal) if upstream is not None else None
+        if account is None:
+            raise NotFound(f"there is no login to {server!r} any more", code="UNKNOWN_SERVER")
+        return account
 
     def find_tool(self, name: str) -> Tool | None:
         entry = self.executor.catalog.get(name)
@@ -230,6 +273,8 @@ class GatewayParts:
         from gateway.sources.upstreams.registry import UpstreamRegistry
 
         upstreams = UpstreamRegistry(self.db, self.settings, self._upstreams_changed, self.installed_toolsets)
+        if self._web_logins is not None:
+            upstreams.source.forwarder.login_page = self._web_logins.ask
         self.sources.append(upstreams.source)
         return upstreams
 

@@ -81,6 +81,9 @@ class Gateway:
         self.roles = parts.roles
         self.api_keys = parts.api_keys
         self.make_identity = parts.make_identity
+        self.make_authorization = parts.make_authorization
+        self.make_web_logins = parts.make_web_logins
+        self.make_sealer = parts.make_sealer
         self._parts = parts
         # Revisions of toolsets, upstreams, pins and switches that the catalog was made of.
         self._revisions: tuple[int, ...] = ()

@@ -74,7 +74,7 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
         stop = anyio.Event()
         tasks.start_soon(_stop_on_signal, stop)
         flow = gateway.approval_flow
-        flow.states.load_keys()  # refuse wrong keys at the start, not at the first question
+        flow.states.sealer.load_keys()  # refuse wrong keys at the start, not at the first question
         handlers = Handlers(
             gateway.executor,
             gateway.versions,
@@ -110,6 +110,7 @@ async def _serve_http_transport(
     with exclude_from_gc():
         # Imported here: a start over stdio, which a person waits for, does not need it.
         from gateway.serve.http.app import HttpApp, RequestGuard, bind, parse_authority, serve_http
+        from gateway.serve.http.upstream_login import make_person_routes
 
     settings = gateway.settings.server
     listening = bind(host, port)
@@ -122,8 +123,18 @@ async def _serve_http_transport(
         origins.append(settings.public_url.rstrip("/"))
         own.append(settings.public_url.rstrip("/").partition("://")[2])
     guard = RequestGuard(limit, [*settings.allowed_hosts, *own], origins, settings.trusted_proxies)
-    build_rest = partial(_build_rest, gateway, limit)
-    web = HttpApp(server, gateway.ready, guard, identity, public_url=settings.public_url, build_rest=build_rest)
+    routes, public = make_person_routes(gateway, identity, f"http://{address}:{port}")
+    web = HttpApp(
+        server,
+        gateway.ready,
+        guard,
+        identity,
+        routes,
+        public,
+        settings.public_url,
+        partial(_build_rest, gateway, limit),
+        gateway.settings.auth.authorization_server,
+    )
 
     async def drain() -> None:
         await gateway.drain()

@@ -14,6 +14,7 @@ from gateway.config.loader import (
 )
 from gateway.config.settings import (
     DEFAULT_CATEGORIES,
+    AuthClientSettings,
     ExtensionPriority,
     ExtensionSettings,
     HttpSettings,
@@ -32,6 +33,7 @@ from gateway.config.settings import (
 
 __all__ = [
     "DEFAULT_CATEGORIES",
+    "AuthClientSettings",
     "EffectiveSetting",
     "ExtensionPriority",
     "ExtensionSettings",

@@ -344,13 +344,31 @@ class JwtSettings(Section):
     algorithms: list[_Algorithm] = ["RS256", "ES256", "EdDSA"]
 
 
+class AuthClientSettings(Section):
+    """A client that the operator registered with the built-in authorization server. Only such a client may present
+    identity assertions."""
+
+    secret: str = Field(min_length=1)
+    name: str | None = Field(default=None, max_length=80)
+    redirect_uris: list[str] = []
+    auth_method: Literal["client_secret_post", "client_secret_basic"] = "client_secret_post"
+
+    @model_validator(mode="after")
+    def _require_secret_reference(self) -> AuthClientSettings:
+        if not VARIABLE.fullmatch(self.secret):
+            raise ValueError("'secret' is a secret; put it into the environment and write ${VARIABLE} here")
+        return self
+
+
 class AuthSettings(Section):
     """Authentication over HTTP. With `required` unset, loopback needs no key until one exists; beyond it a key or a
-    token is always required. `authorization_server` is the built-in one, for clients that log in by OAuth."""
+    token is always required. `authorization_server` is the built-in one, for clients that log in by OAuth; `clients`
+    are those registered with it by hand."""
 
     required: bool | None = None
     jwt: JwtSettings | None = None
     authorization_server: bool = True
+    clients: dict[str, AuthClientSettings] = {}
 
 
 class RoleLimitSettings(Section):

@@ -219,6 +219,36 @@ API_KEYS: Migration = (
     """,
 )
 
+OAUTH_GRANTS: Migration = (
+    # A client that a person allowed to act as them, and its tokens as SHA-256 in hex. Times in seconds since 1970.
+    """
+    CREATE TABLE oauth_grants (
+        id          TEXT PRIMARY KEY,
+        principal   TEXT NOT NULL,
+        key_digest  TEXT,                            -- of the key it was given with; it ends with the key
+        role        TEXT,                            -- without a key, from an identity assertion
+        client_id   TEXT NOT NULL,
+        client_name TEXT NOT NULL,
+        resource    TEXT NOT NULL,
+        permission  TEXT NOT NULL,
+        created_at  REAL NOT NULL,
+        expires_at  REAL,
+        revoked_at  REAL
+    )
+    """,
+    """
+    CREATE TABLE oauth_tokens (
+        digest     TEXT PRIMARY KEY,
+        grant_id   TEXT NOT NULL REFERENCES oauth_grants (id) ON DELETE CASCADE,
+        kind       TEXT NOT NULL CHECK (kind IN ('code', 'access', 'refresh', 'assertion')),
+        expires_at REAL NOT NULL,
+        used_at    REAL,
+        details    TEXT NOT NULL                     -- of a code: its challenge and redirect URI
+    )
+    """,
+    "CREATE INDEX oauth_tokens_by_grant ON oauth_tokens (grant_id)",
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -229,6 +259,7 @@ MIGRATIONS: Sequence[Migration] = (
     SWITCHES,
     STEPS_AND_RETRIES,
     API_KEYS,
+    OAUTH_GRANTS,
 )
 
 

@@ -21,7 +21,9 @@ class Principal:
 
     `id` owns chats, files, approvals and records. `permission` is the highest level of role and profile together;
     `admin` lets it change the gateway. `expires_at` is in seconds since 1970. `access` is what it may see and call:
-    pass it on as `Caller.access`, and list with `catalog.for_principal(access)`; None means everything.
+    pass it on as `Caller.access`, and list with `catalog.for_principal(access)`; None means everything. `resource` is
+    the path that a token is good for; None for a credential that is good everywhere. `restrictions` name all profiles
+    and permissions in force, of which `profile` is the last.
     """
 
     id: str = LOCAL
@@ -31,6 +33,8 @@ class Principal:
     admin: bool = False
     expires_at: float | None = None
     access: AccessPolicy | None = None
+    resource: str | None = None
+    restrictions: frozenset[str] = frozenset()
 
     def caller(self, surface: str, client: str | None = None) -> Caller:
         """Return this principal as the caller of tools through a surface (`mcp`, `rest`, …)."""

@@ -13,12 +13,14 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.files import SharedCounter
 from gateway.identity import OWNER, Principal
 from gateway.identity.roles import Roles
+from gateway.tools import Permission
 
 # How often the last use of keys is stored, and changes are looked for that nobody announced, in seconds.
 SYNC_SECONDS = 5.0
@@ -35,7 +37,8 @@ log = logging.getLogger(__name__)
 
 
 class Credential(NamedTuple):
-    """A stored secret by its SHA-256, and whom it stands for. `refusal` says why it is not valid any more."""
+    """A stored secret by its SHA-256, and whom it stands for. `refusal` says why it is not valid any more. A token may
+    be limited to a `permission`, and to the path `resource`, whose profile then applies besides its own."""
 
     digest: bytes
     principal: str
@@ -43,6 +46,9 @@ class Credential(NamedTuple):
     profile: str | None = None
     expires_at: float | None = None
     refusal: str | None = None
+    permission: Permission | None = None
+    resource: str | None = None
+    resource_profile: str | None = None
 
 
 class CredentialStore(Protocol):
@@ -156,9 +162,7 @@ class Identity:
                 try:
                     if row.refusal is not None:
                         raise Unauthenticated(row.refusal)
-                    principals[row.digest] = self.roles.make_principal(
-                        row.principal, row.role, row.profile, row.expires_at
-                    )
+                    principals[row.digest] = self._make_principal(row)
                 except GatewayError as refusal:
                     refusals[row.digest] = refusal
             exists = bool(rows) or self._verifier is not None
@@ -187,6 +191,19 @@ class Identity:
         if [await store.revision() for store in self._stores] != self._revisions:
             self._seen = None
             await self.refresh()
+
+    async def recognize(self, digest: bytes) -> Principal | None:
+        """Return the principal of a stored credential by its SHA-256, if it is valid now in any process."""
+        await self.refresh()
+        return self.find(digest)
+
+    def _make_principal(self, row: Credential) -> Principal:
+        principal = self.roles.make_principal(row.principal, row.role, row.profile, row.expires_at)
+        if row.resource_profile is not None:
+            principal = self.roles.narrow(principal, row.resource_profile)
+        if row.permission is not None:
+            principal = self.roles.limit(principal, row.permission)
+        return principal if row.resource is None else replace(principal, resource=row.resource)
 
     async def _verify(self, credential: bytes | None, headers: Mapping[bytes, bytes]) -> Principal:
         if credential is None:

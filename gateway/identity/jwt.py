@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,19 +48,25 @@ class JwtVerifier:
 
     async def verify(self, token: str) -> Principal:
         """Return the principal of a token; `Unauthenticated` with the reason when it is not valid."""
+        return self.make_principal(await self.decode(token, self._settings.audience))
+
+    async def decode(self, token: str, audience: Sequence[str], kind: str | None = None) -> Mapping[str, Any]:
+        """Return the claims of a token of the issuer for one of these audiences. `kind` is the required `typ`."""
         try:
             header = jwt.get_unverified_header(token)
         except jwt.PyJWTError as error:
             raise _invalid(f"the token is neither a key of this gateway nor a JWT: {error}") from None
         if header.get("alg") not in self._settings.algorithms:
             raise _invalid(f"the token is signed with {header.get('alg')!r}, which auth.jwt.algorithms does not allow")
+        if kind is not None and str(header.get("typ")).lower() != kind:
+            raise _invalid(f"the token is not of the type {kind}")
         key = await self._find_key(header.get("kid"))
         try:
             claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key,
                 algorithms=list(self._settings.algorithms),
-                audience=self._settings.audience,
+                audience=list(audience),
                 issuer=self._settings.issuer,
                 leeway=LEEWAY,
                 options={"require": ["exp", "iss", "aud", "sub"]},
@@ -69,6 +75,10 @@ class JwtVerifier:
             raise Unauthenticated("the token has expired; log in again", code="CREDENTIAL_EXPIRED") from None
         except jwt.PyJWTError as error:
             raise _invalid(f"the token is not valid here: {error}") from None
+        return claims
+
+    def make_principal(self, claims: Mapping[str, Any]) -> Principal:
+        """Return the principal of verified claims."""
         subject = claims["sub"]
         if not isinstance(subject, str) or not 0 < len(subject) <= _SUBJECT or not subject.isprintable():
             raise _invalid(f"the token's subject is not a text of 1 to {_SUBJECT} characters")

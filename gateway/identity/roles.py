@@ -15,6 +15,8 @@ from gateway.tools import Permission
 # Roles that exist without being set; settings of the same name replace them.
 BUILTIN_ROLES = {"admin": RoleSettings(admin=True), "user": RoleSettings()}
 DEFAULT_ROLE = "user"
+# Stands before the name of a permission among the restrictions of a principal; no profile has a colon in its name.
+_LIMIT = "permission:"
 
 
 class Roles:
@@ -37,7 +39,7 @@ class Roles:
         return self._apply(Principal(principal_id, role, admin=self.roles[role].admin, expires_at=expires_at), profile)
 
     def narrow(self, principal: Principal, profile: str) -> Principal:
-        """Return the principal under another profile; one it has already stays in force."""
+        """Return the principal under another profile; those it has already stay in force."""
         if profile not in self.profiles:
             hint = did_you_mean(profile, self.profiles)
             raise NotFound(f"there is no profile {profile!r}{hint}", code="UNKNOWN_PROFILE")
@@ -47,8 +49,13 @@ class Roles:
         """Return what a profile leaves to somebody who may do everything."""
         return self._find_access(None, frozenset() if profile is None else frozenset({profile}))
 
+    def limit(self, principal: Principal, permission: Permission) -> Principal:
+        """Return the principal with at most this permission."""
+        limited = replace(principal, restrictions=principal.restrictions | {f"{_LIMIT}{permission.value}"})
+        return self._apply(limited, None)
+
     def _apply(self, principal: Principal, profile: str | None) -> Principal:
-        names = frozenset(name for name in (principal.profile, profile) if name is not None)
+        names = principal.restrictions if profile is None else principal.restrictions | {profile}
         access = self._find_access(principal.role, names)
         permission = Permission.EXECUTE if access is None else access.permission
         return replace(
@@ -57,12 +64,13 @@ class Roles:
             permission=permission,
             admin=principal.admin and permission is Permission.EXECUTE,
             access=access,
+            restrictions=names,
         )
 
     def _find_access(self, role: str | None, profiles: frozenset[str]) -> AccessPolicy | None:
         key = role, profiles
         if key not in self._accesses:
-            rules = [_profile_rule(self.profiles[name]) for name in sorted(profiles)]
+            rules = [self._rule(name) for name in sorted(profiles)]
             limits = None
             if role is not None:
                 settings = self.roles[role]
@@ -71,6 +79,11 @@ class Roles:
             is_limited = limits is not None or any(rule != AccessRule() for rule in rules)
             self._accesses[key] = AccessPolicy(rules, limits) if is_limited else None
         return self._accesses[key]
+
+    def _rule(self, name: str) -> AccessRule:
+        if name.startswith(_LIMIT):
+            return AccessRule(Permission(name.removeprefix(_LIMIT)))
+        return _profile_rule(self.profiles[name])
 
 
 def _role_rule(settings: RoleSettings) -> AccessRule:

@@ -260,7 +260,7 @@ async def _register(http: OAuthHttp, server: AuthorizationServer, redirect: str,
         "grant_types": ["authorization_code", "refresh_token"],
         "response_types": ["code"],
         "token_endpoint_auth_method": next((method for method in _METHODS if method in offered), "none"),
-        "application_type": "native",
+        "application_type": "native" if redirect.startswith("http:") else "web",
     }
     if scope:
         request["scope"] = scope

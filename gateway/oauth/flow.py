@@ -8,16 +8,19 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlencode
 
 from mcp.client.auth.oauth2 import PKCEParameters
 from mcp.client.auth.utils import union_scopes
+from mcp.shared.auth import OAuthMetadata
 
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, Timeout, Unavailable
 from gateway.oauth.callback_server import PATH, CallbackPage, serve_callback
 from gateway.oauth.discovery import (
     WRONG_ISSUER,
     AuthorizationServer,
+    Challenge,
     discover,
     identify_client,
     registers_client,
@@ -54,24 +57,70 @@ async def sign_in(
             code="NOTHING_TO_SIGN_IN",
         )
     async with open_http(account.url) as http:
-        challenge = await request_challenge(account.endpoint)
-        server = await discover(http, account.url, challenge, account.oauth.issuer)
-        _require_pkce(server)
-        state, scope = secrets.token_urlsafe(32), _choose_scope(account, server, logins, scopes)
-        async with serve_callback(state, port, _callback_path(account, server)) as page:
+        server = await find_server(http, account)
+        state = secrets.token_urlsafe(32)
+        async with serve_callback(state, port, PATH + issuer_path(account, server)) as page:
             try:
-                client = await identify_client(http, account, server, page.uri, scope)
-                request = _AuthorizationRequest(server, client, page.uri, scope, state)
+                request = await make_request(http, account, server, logins, page.uri, state, scopes)
                 show(request.url)
-                code = _parse_code(server, await _wait_for_redirect(account, page, seconds or LOGIN_SECONDS))
-                login = _build_login(account, request, await request.exchange_code(http, code))
-                async with logins.lock(account.server, account.principal):
-                    await asyncio.to_thread(logins.save, login)
+                params = await _wait_for_redirect(account, page, seconds or LOGIN_SECONDS)
+                login = await finish_login(http, account, logins, request, params)
             except GatewayError as error:
                 page.finish(error.message)
                 raise
             page.finish()
             return login
+
+
+async def find_server(http: OAuthHttp, account: LoginAccount) -> AuthorizationServer:
+    """Return the authorization server of an account; refused when it does not protect logins as MCP requires."""
+    challenge = await request_challenge(account.endpoint)
+    server = await discover(http, account.url, challenge, account.oauth.issuer)
+    _require_pkce(server)
+    return server
+
+
+async def make_request(
+    http: OAuthHttp,
+    account: LoginAccount,
+    server: AuthorizationServer,
+    logins: Logins,
+    redirect: str,
+    state: str,
+    scopes: Sequence[str] = (),
+) -> AuthorizationRequest:
+    """Return the request to authorize us, as a registered client."""
+    scope = _choose_scope(account, server, logins, scopes)
+    client = await identify_client(http, account, server, redirect, scope)
+    return AuthorizationRequest(server, client, redirect, scope, state)
+
+
+def restore_request(claims: Mapping[str, Any]) -> AuthorizationRequest:
+    """Return a request whose parts were kept by the browser, see `web_login`."""
+    metadata = OAuthMetadata.model_validate(claims["metadata"])
+    return AuthorizationRequest(
+        AuthorizationServer(claims["resource"], metadata, None, Challenge()),
+        OAuthClient(**claims["client"]),
+        claims["redirect"],
+        claims["scope"],
+        claims["state"],
+        PKCEParameters(code_verifier=claims["verifier"], code_challenge=claims["challenge"]),
+    )
+
+
+async def finish_login(
+    http: OAuthHttp,
+    account: LoginAccount,
+    logins: Logins,
+    request: AuthorizationRequest,
+    params: Mapping[str, str],
+) -> Login:
+    """Exchange the code in the redirect's parameters, store the login and return it."""
+    code = _parse_code(request.server, params)
+    login = _build_login(account, request, await request.exchange_code(http, code))
+    async with logins.lock(account.server, account.principal):
+        await asyncio.to_thread(logins.save, login)
+    return login
 
 
 async def sign_out(account: LoginAccount | None, server: str, logins: Logins) -> bool:
@@ -85,7 +134,7 @@ async def sign_out(account: LoginAccount | None, server: str, logins: Logins) ->
 
 
 @dataclass(frozen=True)
-class _AuthorizationRequest:
+class AuthorizationRequest:
     """A request for authorization: first by the browser, then by us with the code it returned."""
 
     server: AuthorizationServer
@@ -139,7 +188,7 @@ async def _wait_for_redirect(account: LoginAccount, page: CallbackPage, seconds:
         ) from None
 
 
-def _build_login(account: LoginAccount, request: _AuthorizationRequest, granted: TokenGrant) -> Login:
+def _build_login(account: LoginAccount, request: AuthorizationRequest, granted: TokenGrant) -> Login:
     server, client = request.server, request.client
     revocation = server.metadata.revocation_endpoint
     return Login(
@@ -194,12 +243,12 @@ def _choose_scope(
     return union_scopes(scope, " ".join(more))
 
 
-def _callback_path(account: LoginAccount, server: AuthorizationServer) -> str:
-    """Return the path of the redirect URI. Each server that registers a client has its own (RFC 9700, section 4.4.2):
-    none gets a code that another granted to the client of the settings, whose path is known."""
+def issuer_path(account: LoginAccount, server: AuthorizationServer) -> str:
+    """Return the end of the redirect URI's path. Each server that registers a client has its own (RFC 9700, section
+    4.4.2): none gets a code that another granted to the client of the settings, whose path is known."""
     if not registers_client(account, server):
-        return PATH
-    return f"{PATH}/{hashlib.sha256(server.issuer.encode()).hexdigest()[:16]}"
+        return ""
+    return f"/{hashlib.sha256(server.issuer.encode()).hexdigest()[:16]}"
 
 
 def _require_pkce(server: AuthorizationServer) -> None:

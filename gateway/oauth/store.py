@@ -1,4 +1,4 @@
-"""Stored logins: one private file each, renewed by one process at a time."""
+"""Stored logins: one private, encrypted file each, renewed by one process at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -19,6 +19,7 @@ from gateway.config import OAuthSettings, resolve_variables
 from gateway.errors import Forbidden, Invalid, Unavailable
 from gateway.files import FileLock, replace_private
 from gateway.mcp_client import HttpEndpoint
+from gateway.sealing import Sealer
 
 DIRECTORY = "logins"
 SIZE_LIMIT = 256 * 1024
@@ -66,8 +67,9 @@ class Login:
 class Logins:
     """The logins of one data directory, shared by all processes that use it."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory / DIRECTORY
+    def __init__(self, data_dir: Path, keys: Sequence[str] = ()) -> None:
+        self.directory = data_dir / DIRECTORY
+        self._sealer = Sealer("login", keys, data_dir)
 
     def path(self, server: str, principal: str = LOCAL) -> Path:
         digest = hashlib.sha256(json.dumps([principal, server]).encode()).hexdigest()[:40]
@@ -87,7 +89,7 @@ class Logins:
         path = self.path(server, principal)
         try:
             with path.open("rb") as file:
-                return _validate(Login(**json.loads(file.read(SIZE_LIMIT), parse_int=float)))
+                return self._parse(file.read(2 * SIZE_LIMIT))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -110,10 +112,11 @@ class Logins:
 
     def save(self, login: Login) -> None:
         """Replace the stored login, under its `lock`. When this returns, it is on the disk."""
-        content = json.dumps(asdict(login), indent=2).encode() + b"\n"
+        content = json.dumps(asdict(login)).encode()
         if len(content) > SIZE_LIMIT:
             raise Invalid(f"a login of more than {SIZE_LIMIT // 1024} KiB cannot be stored", code="TOO_LARGE")
         try:
+            content = json.dumps({"sealed": self._sealer.seal(content)}).encode()
             self._prepare()
             path = self.path(login.server, login.principal)
             for temporary in self.directory.glob(f".{path.name}.*"):  # of a process that was killed while writing
@@ -145,6 +148,16 @@ class Logins:
             except OSError as error:
                 raise self._unwritable(error) from error
             yield
+
+    def _parse(self, content: bytes) -> Login:
+        """Return a stored login. Those of earlier versions are not encrypted until they are stored again."""
+        stored = json.loads(content, parse_int=float)
+        if "sealed" in stored:
+            plain = self._sealer.unseal(stored["sealed"])
+            if plain is None:
+                raise ValueError("sealed with another key")
+            stored = json.loads(plain, parse_int=float)
+        return _validate(Login(**stored))
 
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -189,6 +202,8 @@ class LoginAccount:
     @property
     def remedy(self) -> str:
         """Advice about a login that does not work."""
+        if not self.unattended and self.principal != LOCAL:
+            return "log in to it with your own account, at the link that your client shows"
         if not self.unattended:
             return f"run `{self.command}`"
         return f"check its oauth settings; `toolgate upstream logout {shlex.quote(self.server)}` starts over"

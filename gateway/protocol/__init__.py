@@ -31,6 +31,9 @@ X_MCP_HEADER_KEY = "x-mcp-header"
 # Methods with the parameter that is repeated in the `Mcp-Name` header.
 NAME_BEARING_METHODS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
+# The path of streamable HTTP; profiles are below it.
+HTTP_PATH = "/mcp"
+
 LOG_LEVELS = frozenset({"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"})
 
 _ORDER = (*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS)

@@ -426,9 +426,10 @@ async def test_revision_watcher_polls_once_for_all_and_not_at_all_for_nobody() -
 
 
 def test_own_key_is_generated_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
-    codecs = [RequestStateCodec([], tmp_path) for _ in range(2)]
-    assert {id(codec._codec) for codec in codecs} and (tmp_path / "approval.key").stat().st_mode & 0o777 == 0o600
+    first, second = (RequestStateCodec([], tmp_path).sealer for _ in range(2))
+    assert second.unseal(first.seal(b"secret")) == b"secret"
+    assert (tmp_path / "approval.key").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["approval.key"]
     (tmp_path / "approval.key").chmod(0o644)
     with pytest.raises(Invalid, match="can be read by others"):
-        RequestStateCodec([], tmp_path).unseal("toolgate-approval.v1.AAAA")
+        RequestStateCodec([], tmp_path).unseal(f"toolgate-approval.{first.seal(b'')}")

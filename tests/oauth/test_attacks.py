@@ -7,6 +7,7 @@ import json
 import resource
 import shlex
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -306,9 +307,9 @@ async def test_a_file_that_cannot_be_read_is_no_news_until_it_changes(world: Wor
     ids=["time", "number", "lines", "none", "list", "deep"],
 )
 async def test_a_login_that_was_mended_by_hand_breaks_nothing(world: World, tmp_path: Path, broken: Any) -> None:
-    _, logins = await logged_in(world, tmp_path)
+    login, logins = await logged_in(world, tmp_path)
     path = logins.path("lab")
-    text = broken if isinstance(broken, str) else json.dumps({**json.loads(path.read_bytes()), **broken})
+    text = broken if isinstance(broken, str) else json.dumps({**asdict(login), **broken})
     path.write_text(text)
     with pytest.raises(GatewayError) as refused:
         await bearer(world, logins).refresh_header()

@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import __version__
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
 from gateway.identity.authentication import Identity
-from gateway.protocol import MODERN_PROTOCOL_VERSIONS
+from gateway.protocol import HTTP_PATH, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
-from gateway.serve.http.authentication import Authentication, ForwardedHeaders, error_response
+from gateway.serve.http.authentication import Authentication, ForwardedHeaders, Origin, error_response
 from gateway.serve.http.fastpath import HttpFastPath
 from gateway.serve.http.protocol import FastHandler, FastHttpProtocol, HeaderCache
 from gateway.serve.mcp.event_streams import KEPT_SECONDS, SESSION_BYTES
@@ -35,7 +35,7 @@ from gateway.serve.mcp.sdk import SdkTransport
 # Raises `Unavailable` while the gateway cannot serve.
 Ready = Callable[[], Awaitable[None]]
 
-PATH = "/mcp"
+PATH = HTTP_PATH
 # First parts of the paths of REST.
 _REST = frozenset({"api", "tools", "openapi"})
 # Answered for any host name: a probe uses the machine's address, and they tell nothing but that the server works.
@@ -70,9 +70,10 @@ class HttpApp:
         public: Collection[str] = (),
         public_url: str | None = None,
         build_rest: Callable[[], ASGIApp] | None = None,
+        issues_tokens: bool = False,
     ) -> None:
         identity = identity or Identity()
-        authentication = Authentication(identity, PATH, public, public_url)
+        authentication = Authentication(identity, PATH, public, Origin(public_url), issues_tokens)
         self._mcp = mcp
         self._ready = ready
         self._streams: set[anyio.CancelScope] = set()

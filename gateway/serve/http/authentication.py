@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import GatewayError, Invalid, NotFound, RateLimited, Unauthenticated, Unavailable
-from gateway.identity import CURRENT
+from gateway.identity import CURRENT, Principal
 from gateway.identity.authentication import Identity
 
 # Answered without a key.
@@ -22,18 +23,39 @@ PUBLIC_FOLDER = "/.well-known/"
 RESOURCE_METADATA = "/.well-known/oauth-protected-resource"
 
 
+class Origin:
+    """The gateway's address as clients and browsers know it: `public_url`, without it the one that a request was sent
+    to, whose host has been checked."""
+
+    def __init__(self, public_url: str | None = None) -> None:
+        self.public_url = public_url.rstrip("/").lower() if public_url is not None else None
+
+    def of(self, request: Request) -> str:
+        return self.public_url or f"{request.url.scheme}://{request.url.netloc.lower()}"
+
+    def is_https(self, request: Request) -> bool:
+        return self.of(request).startswith("https:")
+
+
 class Authentication:
-    """Authenticates every request except for `public` paths. MCP is served at `path` and, under a profile, at
-    `path/PROFILE`; the application sees only the first. `public_url` is the gateway's address for clients, without it
-    the one that each request was sent to."""
+    """Authenticates every request except for `public` paths, and those below one that ends in a slash. MCP is served at
+    `path` and, under a profile, at `path/PROFILE`; the application sees only the first. `issues_tokens` says whether
+    this gateway is its own authorization server."""
 
     def __init__(
-        self, identity: Identity, path: str, public: Collection[str] = (), public_url: str | None = None
+        self,
+        identity: Identity,
+        path: str,
+        public: Collection[str] = (),
+        origin: Origin | None = None,
+        issues_tokens: bool = False,
     ) -> None:
         self._identity = identity
         self._path = path
         self._public = PUBLIC.union(public)
-        self._public_url = public_url.rstrip("/") if public_url is not None else None
+        self._folders = (PUBLIC_FOLDER, *(path for path in public if path.endswith("/")))
+        self._origin = origin or Origin()
+        self._issues_tokens = issues_tokens
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """Return the application for authenticated requests; each has `scope["state"]["principal"]`."""
@@ -47,6 +69,7 @@ class Authentication:
             headers = dict(scope["headers"])
             try:
                 principal = await self._identity.authenticate(headers, profile if is_profile else None)
+                self._check_resource(principal, scope["path"])
             except GatewayError as refusal:
                 await self._refuse(refusal, Request(scope))(scope, receive, send)
                 return
@@ -60,26 +83,24 @@ class Authentication:
 
     def routes(self) -> list[Route]:
         """Return the routes of the metadata that tells clients where to log in (RFC 9728)."""
-        return [
-            Route(RESOURCE_METADATA, self._describe_resource),
-            Route(RESOURCE_METADATA + self._path, self._describe_resource),
-            Route(RESOURCE_METADATA + self._path + "/{profile}", self._describe_resource),
-        ]
+        # Also for clients in a browser, whose pages `RequestGuard` has checked.
+        endpoint = CORSMiddleware(
+            request_response(self._describe_resource), allow_origins=["*"], allow_headers=["mcp-protocol-version"]
+        )
+        paths = ("", self._path, f"{self._path}/{{profile}}")
+        return [Route(RESOURCE_METADATA + path, endpoint) for path in paths]
 
-    def base_url(self, request: Request) -> str:
-        """Return the gateway's address as the sender of a request knows it. The host has been checked."""
-        return self._public_url or f"{request.url.scheme}://{request.url.netloc}"
-
-    def authorization_servers(self, _: Request) -> list[str]:
+    def authorization_servers(self, request: Request) -> list[str]:
         """Return the issuers of tokens that are accepted."""
-        return [self._identity.issuer] if self._identity.issuer is not None else []
+        own = [self._origin.of(request)] if self._issues_tokens else []
+        return [self._identity.issuer, *own] if self._identity.issuer is not None else own
 
     async def _describe_resource(self, request: Request) -> Response:
         servers = self.authorization_servers(request)
         if not servers:
             return error_response(NotFound("this gateway takes API keys only; no server issues tokens for it"))
         profile = request.path_params.get("profile")
-        resource = self.base_url(request) + self._path + (f"/{profile}" if profile else "")
+        resource = self._origin.of(request) + self._path + (f"/{profile}" if profile else "")
         return JSONResponse(
             {
                 "resource": resource,
@@ -90,7 +111,12 @@ class Authentication:
         )
 
     def _is_public(self, path: str) -> bool:
-        return path in self._public or path.startswith(PUBLIC_FOLDER)
+        return path in self._public or path.startswith(self._folders)
+
+    def _check_resource(self, principal: Principal, path: str) -> None:
+        """Refuse a token outside of MCP (RFC 8707). The profile of its resource applies wherever it is used."""
+        if principal.resource is not None and path != self._path and not path.startswith(f"{self._path}/"):
+            raise Unauthenticated(f"this token is for {principal.resource} only; use a key", code="WRONG_RESOURCE")
 
     def _refuse(self, refusal: GatewayError, request: Request) -> JSONResponse:
         response = error_response(refusal)
@@ -100,7 +126,7 @@ class Authentication:
                 parts.append('error="invalid_token"')
             if self.authorization_servers(request):
                 path = request.url.path if request.url.path.startswith(self._path) else self._path
-                parts.append(f'resource_metadata="{self.base_url(request)}{RESOURCE_METADATA}{path}"')
+                parts.append(f'resource_metadata="{self._origin.of(request)}{RESOURCE_METADATA}{path}"')
             response.headers["www-authenticate"] = ", ".join(parts)
         return response
 

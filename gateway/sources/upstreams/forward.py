@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from gateway.calls import Ask, Call, ClientInfo, Log, frozen, to_json
-from gateway.errors import GatewayError, Timeout, ToolFailed, Unavailable
-from gateway.mcp_client import McpClient
+from gateway.errors import Forbidden, GatewayError, Timeout, ToolFailed, Unavailable
+from gateway.mcp_client import McpClient, Unauthorized
+from gateway.names import new_id
+from gateway.oauth.store import LoginAccount
 from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import ConnectionBusy, UpstreamConnection
 from gateway.sources.upstreams.labels import (
@@ -28,6 +30,9 @@ from gateway.sources.upstreams.labels import (
 from gateway.sources.upstreams.suspended_calls import STATE, SuspendedCalls
 from gateway.sources.upstreams.upstream import Upstream
 from gateway.sources.upstreams.uris import UI_EXTENSION
+
+if TYPE_CHECKING:
+    from gateway.oauth.web_login import PendingLogin
 
 
 @frozen
@@ -172,23 +177,60 @@ ROUNDS = 16
 # Time for one answer of the client, during a request with a timeout.
 ANSWER_SECONDS = 600.0
 
+# Time for a person to log in to a server, and between looks whether they have.
+LOGIN_SECONDS = 300.0
+LOGIN_POLL_SECONDS = 0.5
+ELICIT = "elicitation/create"
+UNAUTHORIZED = Unauthorized.default_code
+
 _PRIVATE_META = ("io.modelcontextprotocol/", "dev.toolgate/")
 
 Result = dict[str, Any]
+LoginPage = Callable[[LoginAccount], "PendingLogin"]
 
 
 class RequestForwarder:
     """Forwards requests. A handshake-era client is asked while its request runs; a modern one gets the questions as
-    its result, and calls again with its answers."""
+    its result, and calls again with its answers. `login_page` returns the address at which a person logs in to a
+    server; there is none without HTTP."""
 
     def __init__(self, parking: SuspendedCalls | None = None) -> None:
         self._parking = parking or SuspendedCalls()
+        self.login_page: LoginPage | None = None
 
     async def answer(self, upstream: Upstream, request: UpstreamRequest) -> Result:
-        """The server's result; its own error as `UpstreamFault`. Only a modern client gets `input_required`."""
+        """The server's result; its own error as `UpstreamFault`. Only a modern client gets `input_required`. A person
+        whose login is missing is asked to log in."""
+        try:
+            return await self._answer(upstream, request)
+        except Unavailable as error:
+            account = upstream.account_for(request.call.caller.principal) if error.code == UNAUTHORIZED else None
+            if account is None or self.login_page is None or _is_resumed(request.client):  # asked once is enough
+                raise
+            page = self.login_page(account)
+            if not can_ask(request.client, ELICIT, {"mode": "url"}):
+                link = f"log in to {upstream.spec.name!r} at {page.url} with your own account, then call again"
+                raise Unauthorized(link, server=upstream.spec.name, login_url=page.url) from None
+        return await self._ask_to_log_in(upstream, request, page)
+
+    async def _ask_to_log_in(self, upstream: Upstream, request: UpstreamRequest, page: PendingLogin) -> Result:
+        async def relay(ask: Ask | None, request: UpstreamRequest) -> Result:
+            assert ask is not None  # noqa: S101 - `can_ask` found one
+            await _wait_for_login(ask, request, page)
+            return await _relay(upstream, ask, request)
+
+        # The response to this request is not the server's: a modern client gets it with another request.
+        client = replace(request.client, reply_to=None)
+        request = request.by(replace(request.call, client=client))
+        try:
+            return await (self._parking.run(request, relay) if client.modern else relay(client.ask, request))
+        except RpcError as fault:
+            raise label_fault(request.server, fault, request.trusted) from None
+
+    async def _answer(self, upstream: Upstream, request: UpstreamRequest) -> Result:
         client = request.client
         try:
-            if client.answers and str(client.answers.get("requestState", "")).startswith(STATE):
+            if _is_resumed(client):
                 return await self._parking.resume(request)
             if (
                 client.modern
@@ -207,6 +249,32 @@ class RequestForwarder:
     async def close(self) -> None:
         """Cancel calls that wait for answers."""
         await self._parking.close()
+
+
+async def _wait_for_login(ask: Ask, request: UpstreamRequest, page: PendingLogin) -> None:
+    """Ask a person to log in, and wait until they have."""
+    params = {"mode": "url", "message": page.message, "url": page.url}
+    if not request.client.modern:  # removed in 2026-07-28
+        params["elicitationId"] = new_id()
+    answer = await ask(ELICIT, params)
+    if answer.get("action") != "accept":
+        raise Forbidden(
+            f"{request.about} needs a login to {request.server!r}, which was declined", code="LOGIN_DECLINED"
+        )
+    for _ in range(int(LOGIN_SECONDS / LOGIN_POLL_SECONDS)):
+        if page.is_done():
+            return
+        await request.call.progress(0, None, f"waiting for the login to {request.server!r}")  # puts the deadline off
+        await asyncio.sleep(LOGIN_POLL_SECONDS)
+    raise Timeout(
+        f"nobody logged in to {request.server!r} within {LOGIN_SECONDS / 60:g} minutes; call again",
+        code="LOGIN_TIMED_OUT",
+    )
+
+
+def _is_resumed(client: ClientInfo) -> bool:
+    """Return whether a modern client brings the answers to a question of a suspended call."""
+    return bool(client.answers) and str(client.answers.get("requestState", "")).startswith(STATE)
 
 
 async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) -> Result:

@@ -111,7 +111,7 @@ class UpstreamRegistry:
         self.store = Upstreams(db)
         self.pins = Pins(db)
         self.secrets = SecretStore(settings.data_dir)
-        self.logins = Logins(settings.data_dir)
+        self.logins = Logins(settings.data_dir, settings.approval.keys)
         self._settings = settings
         self._changed = changed
         self._toolsets = toolsets

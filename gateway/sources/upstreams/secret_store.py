@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gateway.calls import LOCAL
 from gateway.config import OAuthSettings, Settings
 from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
 from gateway.files import FileLock, replace_private
@@ -239,9 +241,13 @@ class _ServerMasking:
         return f"${{{name}}}"
 
 
+# Principals whose tokens of one server are kept in memory.
+BEARERS_LIMIT = 1000
+
+
 class UpstreamCredentials:
-    """The endpoint and the login of one upstream, shared by all connections to it. A configured `Authorization` header
-    is used instead of a login. `settings` are needed for servers in the sandbox."""
+    """The endpoint of one upstream and the logins to it, one per principal, shared by all their connections. A
+    configured `Authorization` header is used instead of a login. `settings` are needed for servers in the sandbox."""
 
     def __init__(
         self,
@@ -254,11 +260,11 @@ class UpstreamCredentials:
         self._settings = settings
         self._environment = environment
         self._logins = logins
-        self._bearer: BearerToken | None = None
+        self._bearers: dict[str, BearerToken] = {}
 
-    def account(self) -> LoginAccount | None:
-        """Return the account of a login; None for a server that has none."""
-        return self._account(self._spec.endpoint(self._environment))
+    def account(self, principal: str = LOCAL) -> LoginAccount | None:
+        """Return the account of a principal's login; None for a server that has none."""
+        return self._account(self._spec.endpoint(self._environment), principal)
 
     def lacks_login(self, error: str | None) -> bool:
         """Return whether somebody must log in first, as far as is known. `error` is the last one of the server."""
@@ -272,33 +278,42 @@ class UpstreamCredentials:
             return False
         return self._spec.settings.oauth is not None or account.command in (error or "")
 
-    def endpoint(self) -> Endpoint:
-        """Return the endpoint with resolved variables and the stored login."""
+    def endpoint(self, principal: str = LOCAL) -> Endpoint:
+        """Return the endpoint with resolved variables and the stored login of a principal."""
         endpoint = self._spec.endpoint(self._environment)
         if isinstance(endpoint, StdioEndpoint) and self._spec.sandbox is not None:
             if self._settings is None:
                 raise Unavailable("there are no settings for the sandbox of the server", code="SANDBOX_UNAVAILABLE")
             return replace(endpoint, sandbox=self._spec.confinement(self._environment, self._settings))
-        account = self._account(endpoint)
+        account = self._account(endpoint, principal)
         if account is None or self._logins is None:
             return endpoint
-        if self._bearer is None or self._bearer.account != account:
-            self._bearer = BearerToken(account, self._logins)
-        self._bearer.reload()
-        return replace(account.endpoint, authorizer=self._bearer)
+        bearer = self._bearers.get(account.principal)
+        if bearer is None or bearer.account != account:
+            bearer = self._bearers[account.principal] = BearerToken(account, self._logins)
+            while len(self._bearers) > BEARERS_LIMIT:  # a connection keeps its own
+                del self._bearers[next(iter(self._bearers))]
+        bearer.reload()
+        return replace(account.endpoint, authorizer=bearer)
 
-    def has_changed(self) -> bool:
-        """Return whether somebody has logged in or out since the server was last tried."""
+    def has_changed(self, principal: str = LOCAL) -> bool:
+        """Return whether a principal has logged in or out since the server was last tried."""
         try:
-            return self._bearer is not None and self._bearer.changed
+            bearer = self._bearers.get(LOCAL if self._is_unattended else principal)
+            return bearer is not None and bearer.changed
         except GatewayError:  # reported by the next connection
             return False
 
     async def close(self) -> None:
-        if self._bearer is not None:
-            await self._bearer.close()
+        await asyncio.gather(*(bearer.close() for bearer in self._bearers.values()))
 
-    def _account(self, endpoint: Endpoint) -> LoginAccount | None:
+    @property
+    def _is_unattended(self) -> bool:
+        return self._spec.settings.oauth is not None and self._spec.settings.oauth.grant == "client_credentials"
+
+    def _account(self, endpoint: Endpoint, principal: str) -> LoginAccount | None:
         if isinstance(endpoint, StdioEndpoint) or any(name.lower() == "authorization" for name in endpoint.headers):
             return None
-        return LoginAccount(self._spec.name, endpoint, self._spec.settings.oauth or OAuthSettings(), self._environment)
+        oauth = self._spec.settings.oauth or OAuthSettings()
+        owner = LOCAL if self._is_unattended else principal  # the gateway logs in as itself, for everybody
+        return LoginAccount(self._spec.name, endpoint, oauth, self._environment, owner)

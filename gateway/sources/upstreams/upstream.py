@@ -18,7 +18,7 @@ from gateway.db.upstreams import Upstreams
 from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, Unavailable
 from gateway.mcp_client import ClientIdentity, ConnectionLost, Endpoint, InvalidResponse, McpClient, open_client
 from gateway.mcp_client.http_headers import load_header_rules
-from gateway.oauth.store import Logins
+from gateway.oauth.store import LoginAccount, Logins
 from gateway.protocol import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import UpstreamConnection
@@ -204,6 +204,11 @@ class Upstream:
             self._tasks.start(self._keep_connected())
         await self._attempted.wait()
 
+    def account_for(self, principal: str) -> LoginAccount | None:
+        """Return the account with which calls of a principal reach the server; None if a login would not help."""
+        account = self._access.account(LOCAL if self.spec.settings.sharing == "all" else principal)
+        return None if account is None or account.unattended else account
+
     def connection_for(self, call: Call) -> UpstreamConnection:
         """The connection of this call; `sharing` says who shares one. A connection that waits for user input is
         passed over for another."""
@@ -280,7 +285,7 @@ class Upstream:
             partial(self._on_opened, key),
             None if is_kept else IDLE_SECONDS,
             self._forget,
-            self._access.has_changed,
+            partial(self._access.has_changed, key.principal or LOCAL),
         )
         return connection
 
@@ -330,26 +335,27 @@ class Upstream:
         try:
             face = self._face if key.ui else _without_extensions(self._face)
             is_mirroring = key.handshake and self._mirrors
-            link = await self._open_mirroring(face) if is_mirroring else await self._open_newest(face)
+            endpoint = self._access.endpoint(key.principal or LOCAL)
+            link = await (self._open_mirroring if is_mirroring else self._open_newest)(endpoint, face)
         except (GatewayError, RpcError) as error:
-            await self._store.record_failure(self.spec.name, error.message)
+            if key[:2] == self._main[:2]:  # the login that another person lacks is no failure of the server
+                await self._store.record_failure(self.spec.name, error.message)
             raise
         link.shared = self.spec.settings.sharing == "all"
         return link
 
-    async def _open_newest(self, face: ClientIdentity) -> McpClient:
-        link = await open_newest(self.spec, self._access.endpoint(), face, self._era)
+    async def _open_newest(self, endpoint: Endpoint, face: ClientIdentity) -> McpClient:
+        link = await open_newest(self.spec, endpoint, face, self._era)
         self._set_era(link.protocol_version)
         return link
 
-    async def _open_mirroring(self, face: ClientIdentity) -> McpClient:
+    async def _open_mirroring(self, endpoint: Endpoint, face: ClientIdentity) -> McpClient:
         """Open a connection in the handshake era of a client. A server that turns out to be modern only is spoken to
         in the modern era by everybody from then on."""
         try:
-            endpoint = self._access.endpoint()
             link = await open_client(endpoint, identity=face, timeout=START_SECONDS, version=LATEST_HANDSHAKE_VERSION)
         except (RpcError, InvalidResponse, ConnectionLost):
-            link = await self._open_newest(face)
+            link = await self._open_newest(endpoint, face)
         if link.modern:
             self._modern_only, self._mirrors = True, False
         return link
