@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,10 +73,11 @@ async def serve_issuer() -> AsyncIterator[Issuer]:
     server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_config=None, lifespan="off"))
     server.capture_signals = _no_signals  # type: ignore[method-assign]
     listening.listen()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(server.serve, [listening])
-        yield issuer
-        server.should_exit = True
+    with closing(listening):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [listening])
+            yield issuer
+            server.should_exit = True
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journeys.servers import labs
+from serve.servers import HANDSHAKE
 
 from gateway.access import AccessPolicy, AccessRule
 from gateway.calls import Call, Outcome
@@ -279,3 +281,42 @@ def test_catalog_without_output_schemas_is_its_profile() -> None:
     whole = make_catalog([tool, replace(tool, id="b")])
     assert whole.output_schemas
     assert not whole.for_principal(AccessPolicy([AccessRule(output_schemas=False)])).output_schemas
+
+
+UPSTREAM_ROLES = {
+    "user": {},
+    "quiet": {"servers": []},
+    "tools": {"tools": {"deny": ["lab:resources/read", "lab__prompts_get"]}},
+    "other": {"categories": ["filesystem"]},
+    "all": {"tools": {"allow": ["lab__*"]}},
+}
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_prompts_and_resources_of_a_hidden_server_do_not_exist(tmp_path: Path, era: str) -> None:
+    servers = {"lab": labs.on_stdio("modern", LAB_FILE=str(tmp_path / "notes"))}
+    async with guarded(tmp_path, roles=UPSTREAM_ROLES, mcpServers=servers) as fixture:
+        user = await fixture.person("user", "user", era=era)
+        uris = [each["uri"] for each in (await user.result("resources/list"))["resources"]]
+        [prompt, *_] = [each["name"] for each in (await user.result("prompts/list"))["prompts"]]
+        completing = {"ref": {"type": "ref/prompt", "name": prompt}, "argument": {"name": "x", "value": ""}}
+        assert uris and prompt.startswith("lab__")
+        for role in UPSTREAM_ROLES:
+            person, visible = await fixture.person(role, role, era=era), role in ("user", "all")
+            listed = await person.result("resources/list")
+            assert bool([each for each in listed["resources"] if each["uri"] in uris]) == visible, role
+            assert bool((await person.result("prompts/list"))["prompts"]) == visible, role
+            assert any(name.startswith("lab__") for name in await person.tools()) == (visible or role == "tools"), role
+            if visible:
+                continue
+            for method, params, unknown in (
+                ("prompts/get", {"name": prompt}, {"name": "lab__nosuch"}),
+                ("resources/read", {"uri": uris[0]}, {"uri": "nosuch+x://y"}),
+                ("completion/complete", completing, {**completing, "ref": {"type": "ref/prompt", "name": "no"}}),
+            ):
+                answers = [(await person.ask(method, each)).message for each in (params, unknown)]
+                codes = [answer["error"].get("data", {}).get("code") for answer in answers]
+                assert codes[0] == codes[1], (role, method, answers)
+            if era == HANDSHAKE:
+                refused = (await person.ask("resources/subscribe", {"uri": uris[0]})).message
+                assert "error" in refused, refused

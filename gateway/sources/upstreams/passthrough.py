@@ -184,11 +184,10 @@ class UpstreamPassthrough:
             return {}
         if access is None:
             return source.upstreams
-        tools = {name: _tool(upstream, method) for name, upstream in source.upstreams.items()}
         return {
             name: upstream
             for name, upstream in source.upstreams.items()
-            if access.allows(names.wire_name(tools[name].id, tools[name].prefix), tools[name])
+            if access.allows(f"{_prefix(upstream)}__{method.replace('/', '_')}", _tool(upstream, method))
         }
 
     def _prompts(self, caller: Caller) -> dict[str, tuple[Upstream, dict[str, Any]]]:
@@ -273,7 +272,6 @@ def _tool(upstream: Upstream, method: str) -> Tool:
         "",
         kind=KIND,
         owner=terms.server,
-        prefix=upstream.spec.settings.prefix,
         category=terms.category,
         permission=Permission.READ_ONLY,
         timeout=REQUEST_SECONDS,
