@@ -81,8 +81,7 @@ PROMISES: dict[str, Promise] = {
     # Specs, one executor, extensions
     "X1": Promise(
         "Specs are data, filtered by kind, category and tag, and exported in OpenAI's, MCP's and Anthropic's shapes.",
-        "partly",
-        "filters and exports; loaders from file, HTTP and database come later",
+        "built",
     ),
     "X2": Promise(
         "One executor for every kind of tool: timeout, retry, concurrency, cancellation, progress.",
@@ -120,7 +119,7 @@ PROMISES: dict[str, Promise] = {
         "built",
     ),
     "P3": Promise("Per-category rate limits, and a queryable record of every call.", "built"),
-    "P4": Promise("The customer-support toolset as a worked example."),
+    "P4": Promise("The customer-support toolset as a worked example.", "built"),
     # The gateway itself
     "G1": Promise(
         "Upstreams over stdio, SSE and streamable HTTP, supervised; a dead one blocks nobody.",

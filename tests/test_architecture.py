@@ -53,6 +53,7 @@ ROOMS = (
     "serve",
     "app",
     "gateway",
+    "specs",
     "cli",
     "__main__",
 )

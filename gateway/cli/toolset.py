@@ -44,7 +44,7 @@ def toolset() -> None:
 @settings_options
 def install(settings: Settings, source: str, copy: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Install a bundle, or a new version of one. `serve` follows the edits of a folder. The NAME of a toolset that
-    comes with toolgate (app-builder, data-lab) is enough.
+    comes with toolgate (app-builder, customer-support, data-lab) is enough.
 
     MCP servers it brings are started only after you agreed to each, here or with `toolset allow`.
     """

@@ -121,7 +121,11 @@ class Checker:
         return parameter.get("schema") if content is None else next(iter(content.items()))[1].get("schema")
 
     def _kind(self, schema: Node) -> str | None:
-        value = self._document.resolve(schema).value
+        schema = self._document.resolve(schema)
+        value = schema.value
+        choices = [choice for key in ("anyOf", "oneOf") for choice in schema.get(key) or Node([], "")]
+        if choices and "type" not in value:
+            return next((kind for kind in map(self._kind, choices) if kind), None)
         kind = value.get("type")
         kinds = [item for item in kind if item != "null"] if isinstance(kind, list) else [kind]
         return kinds[0] if kinds and isinstance(kinds[0], str) else "object" if "properties" in value else None
@@ -225,7 +229,7 @@ class Checker:
         ):
             yield f"{what}: {str(value)[:40]!r} is no {kinds}"
             return
-        if isinstance(rules.get("enum"), list) and value not in rules["enum"] and str(value) not in rules["enum"]:
+        if rules.get("enum") and value not in rules["enum"] and str(value) not in rules["enum"]:
             yield f"{what}: {str(value)[:40]!r} is not in the enum"
         if isinstance(value, dict):
             yield from self._validate_object(value, schema, what, depth)

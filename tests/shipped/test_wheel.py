@@ -41,7 +41,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.promise("T9")
 def test_wheel_holds_the_shipped_toolsets_and_no_leftovers(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"gateway/shipped/app-builder/toolset.yaml", "gateway/shipped/data-lab/toolset.yaml"} <= set(names)
+    shipped = {f"gateway/shipped/{name}/toolset.yaml" for name in ("app-builder", "customer-support", "data-lab")}
+    assert shipped <= set(names)
     assert not [name for name in names if name.endswith(".pyc")]
     assert not [name for name in names if name.startswith("gateway/") and len(name.split("/")) > 8]
 

@@ -340,7 +340,7 @@ class OperationConverter:
             is_file = self._is_file(schema)
             if is_file:
                 description = schema.get("description") if isinstance(schema, dict) else None
-                schema = {**_FILE, "description": f"{description or ''} {_FILE['description']}".strip()}
+                schema = {**_FILE, "description": f"{_FILE['description']} {description or ''}".strip()}
                 request.files = True
             reference = request.add(name, "body", schema, required and name in wanted)
             own = (encoding or {}).get(name)

@@ -11,7 +11,7 @@ from gateway.bundles.openapi.document import OpenApiDocument, UnresolvedReferenc
 
 SCHEMAS_LIMIT = 400  # in one tool; a larger schema is cut at a smaller depth
 ENUM_LIMIT = 200
-_DEPTHS = (12, 8, 6, 5, 4, 3, 2, 1)
+_DEPTHS = (12, 8, 6, 5, 4, 3, 2, 1, 0)
 _DESCRIPTION_LIMIT = 300
 _EXAMPLE_LIMIT = 80
 _LARGEST = 2**63  # a limit beyond what programs can count to is none
@@ -129,8 +129,7 @@ class SchemaConverter:
             return self._annotate(rest, {})
         if reference in self._open:
             self._note(f"the schema {name!r} contains itself; it is cut there")
-            kind = target.get("type") if isinstance(target, dict) else None
-            return self._annotate({"description": f"as {name} above", **rest}, {"type": kind} if kind in _TYPES else {})
+            return self._annotate({"description": f"as {name} above", **rest}, _only_kind(target))
         self._open.append(reference)
         try:
             converted = self._convert(target, depth)
@@ -141,8 +140,8 @@ class SchemaConverter:
     def _convert_plain(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
         converted = self._copy_limits(schema)
         if depth >= self._depth:
-            converted = {key: value for key, value in converted.items() if key in ("type", "enum", "const")}
-            return self._annotate(schema, converted)
+            limits = {key: value for key, value in converted.items() if key in ("type", "enum", "const")}
+            return self._annotate(schema, {**_only_kind(schema), **limits})
         if isinstance(properties := schema.get("properties"), dict):
             kept = {key: value for key, value in properties.items() if not self._is_read_only(value)}
             converted["properties"] = {key: self._convert(value, depth + 1) for key, value in kept.items()}
@@ -213,6 +212,14 @@ class SchemaConverter:
         except UnresolvedReference:
             return False
         return isinstance(resolved, dict) and resolved.get("readOnly") is True
+
+
+def _only_kind(schema: Any) -> dict[str, Any]:
+    """The kind of value of a schema that is cut."""
+    if not isinstance(schema, dict) or any(key in schema for key in _CHOICES):
+        return {}
+    kind = schema.get("type", "object" if "properties" in schema or "allOf" in schema else None)
+    return {"type": kind} if isinstance(kind, str) and kind in _TYPES else {}
 
 
 def _allow_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -9,23 +9,26 @@ import asyncio
 import importlib
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from watchfiles import awatch
 
+from gateway.bundles import spec
 from gateway.bundles.archive import LIMITS
 from gateway.bundles.library import ToolsetLibrary
 from gateway.bundles.paths import is_skipped
 from gateway.bundles.rows import SourceType
 from gateway.bundles.spec import FILE_NAME
+from gateway.bundles.tools_file import SUFFIXES, make_toolset, read_tools_file, write_bundle
 from gateway.calls import Call, Progress, no_progress
 from gateway.config import HttpSettings, Settings
 from gateway.db import Database
-from gateway.errors import GatewayError
+from gateway.errors import Conflict, GatewayError
 from gateway.net.policy import NetworkPolicy
 from gateway.render import declare
 from gateway.runtime import WorkerRuntime
@@ -52,16 +55,17 @@ _PACKAGE = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class FetchedBundle:
-    """A bundle on disk, and where it came from. The edits of a folder are followed, unless it came with the gateway."""
+    """A bundle on disk, and where it came from. The edits of a folder are followed, unless it came with the gateway or
+    was made of a `tools.yaml`."""
 
     path: Path
     type: SourceType
     ref: str
-    is_shipped: bool = False
+    is_copy: bool = False
 
     @property
     def is_folder(self) -> bool:
-        return self.type == "local" and not self.is_shipped
+        return self.type == "local" and not self.is_copy
 
 
 def find_shipped(toolset_id: str) -> Path | None:
@@ -81,7 +85,11 @@ async def fetch_bundle(
         path = Path(source).expanduser().resolve()
         shipped = None if path.exists() else find_shipped(source)
         if shipped is not None:
-            yield FetchedBundle(shipped, "local", str(shipped), is_shipped=True)
+            yield FetchedBundle(shipped, "local", str(shipped), is_copy=True)
+            return
+        if path.suffix in SUFFIXES and path.is_file():
+            with _convert_tools_file(path.read_bytes(), path.name, path.parent) as folder:
+                yield FetchedBundle(folder, "local", str(path), is_copy=True)
             return
         yield FetchedBundle(path, "local" if path.is_dir() else "zip", str(path))
         return
@@ -91,7 +99,21 @@ async def fetch_bundle(
         policy = NetworkPolicy(any_host=True, allow_private=http.allow_private)
         await download(source, file, limit=LIMITS.zip_bytes, timeout=DOWNLOAD_SECONDS, policy=policy, progress=progress)
         file.flush()
+        if urlsplit(source).path.endswith(SUFFIXES):
+            with _convert_tools_file(Path(file.name).read_bytes(), source, None) as folder:
+                yield FetchedBundle(folder, "url", source, is_copy=True)
+            return
         yield FetchedBundle(Path(file.name), "url", source)
+
+
+@contextmanager
+def _convert_tools_file(content: bytes, name: str, code: Path | None) -> Iterator[Path]:
+    """Yield a temporary bundle that runs the specifications of a `tools.yaml`; their code is in the folder `code`."""
+    specs = read_tools_file(content, name)
+    with tempfile.TemporaryDirectory(prefix="toolgate-tools-") as folder:
+        toolset = make_toolset(specs.tools, specs.id, specs.secrets)
+        write_bundle(Path(folder), toolset, [] if code is None else [code], specs.tools)
+        yield Path(folder)
 
 
 log = logging.getLogger(__name__)
@@ -198,6 +220,7 @@ class ToolsetRuntime:
         for source in self._settings.toolsets:
             try:
                 async with fetch_bundle(source, self._settings.http) as bundle:
+                    await self._check_pinned(bundle)
                     await self.library.install(
                         bundle.path, source_type=bundle.type, source_ref=bundle.ref, live=bundle.is_folder
                     )
@@ -205,6 +228,20 @@ class ToolsetRuntime:
                 log.warning("toolset %s: %s", source, refusal)
                 problems.append(refusal)
         return problems
+
+    async def _check_pinned(self, bundle: FetchedBundle) -> None:
+        """Refuse specifications from a URL that differ from those installed from it: a person must look at them."""
+        if bundle.type != "url" or not bundle.is_copy:
+            return
+        offered = spec.load((bundle.path / FILE_NAME).read_bytes())
+        for toolset in await self.library.list():
+            pinned = spec.load((toolset.directory / FILE_NAME).read_bytes())
+            if toolset.source_ref == bundle.ref and pinned != offered:
+                raise Conflict(
+                    f"the tools at {bundle.ref} have changed since they were installed, and stay as they were; "
+                    f"see 'toolgate toolset check {bundle.ref}', then accept them with 'toolgate toolset install'",
+                    code="SPEC_CHANGED",
+                )
 
     async def watch(self, edited: Callable[[], None]) -> None:
         """Install every edit of live toolsets, from now until `close`."""
