@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Mapping
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -302,14 +303,55 @@ def _blamed_argument(error: jsonschema_rs.ValidationError, arguments: Mapping[st
 
 
 def _complaint(validator: jsonschema_rs.Validator, value: Any, schema: Mapping[str, Any]) -> str:
-    error = next(iter(validator.iter_errors(value)))
-    where = ".".join(str(part) for part in error.instance_path)
-    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Required):
-        missing = f"{where}.{error.kind.property}" if where else error.kind.property
-        return f"'{missing}' is required"
-    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.AdditionalProperties):
-        unknown = error.kind.unexpected[0]
-        known = schema.get("properties", {}) if not where else {}
-        return f"'{unknown}' is not an argument{did_you_mean(unknown, known)}"
+    """Return the first few things that are wrong, in plain words."""
+    errors = list(itertools.islice(validator.iter_errors(value), _COMPLAINTS + 1))
+    complaints = list(dict.fromkeys(_describe_error(error, schema) for error in errors[:_COMPLAINTS]))
+    return "; ".join([*complaints, "and more"] if len(errors) > _COMPLAINTS else complaints)
+
+
+def _describe_error(error: jsonschema_rs.ValidationError, schema: Mapping[str, Any]) -> str:
+    where, kind = ".".join(str(part) for part in error.instance_path), error.kind
+    if isinstance(kind, jsonschema_rs.ValidationErrorKind.Required):
+        return f"'{where}.{kind.property}' is required" if where else f"'{kind.property}' is required"
+    if isinstance(kind, jsonschema_rs.ValidationErrorKind.AdditionalProperties):
+        unknown = kind.unexpected[0]
+        known = list(schema.get("properties", {})) if not where else []
+        listed = f"; the arguments are {', '.join(known[:_NAMED])}" if known else ""
+        return f"'{unknown}' is not an argument{did_you_mean(unknown, known)}{listed}"
+    if types := _accepted_types([error]):
+        return f"'{where}' must be {' or '.join(_TYPE_NAMES.get(each, each) for each in types)}"
+    if isinstance(kind, jsonschema_rs.ValidationErrorKind.Enum):
+        return f"'{where}' must be one of {', '.join(map(str, kind.options))}"[:300]
     message = error.message if len(error.message) <= 300 else f"{error.message[:300]}…"
     return f"'{where}': {message}" if where else message
+
+
+def _accepted_types(errors: Sequence[jsonschema_rs.ValidationError]) -> list[str]:
+    """Return the types that a value may have, if its type is all that is wrong in every alternative."""
+    types: list[str] = []
+    for error in errors:
+        kind = error.kind
+        if isinstance(kind, jsonschema_rs.ValidationErrorKind.Type) and error.instance_path:
+            types += kind.types
+        elif isinstance(kind, _ALTERNATIVES):
+            inner = [_accepted_types(alternative) for alternative in kind.context]
+            if not all(inner):
+                return []
+            types += [each for found in inner for each in found]
+        else:
+            return []
+    return list(dict.fromkeys(types))
+
+
+_ALTERNATIVES = (jsonschema_rs.ValidationErrorKind.AnyOf, jsonschema_rs.ValidationErrorKind.OneOfNotValid)
+# Complaints about one call, and arguments that are named to whoever used another.
+_COMPLAINTS = 3
+_NAMED = 20
+_TYPE_NAMES = {
+    "string": "a string",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object",
+}

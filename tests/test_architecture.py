@@ -65,8 +65,11 @@ FORBIDDEN = {"serve": {"db", "sources"}, "cli": {"db", "sources", "workspace"}}
 LAZY = {
     "gateway/__init__.py": 1,
     "gateway/app.py": 7,
-    "gateway/cli/clients.py": 1,
-    "gateway/cli/serve.py": 3,
+    "gateway/cli/browser.py": 1,
+    "gateway/cli/call.py": 2,
+    "gateway/cli/clients.py": 8,
+    "gateway/cli/options.py": 1,
+    "gateway/cli/serve.py": 6,
     "gateway/runtime/worker/__init__.py": 1,
     "gateway/serve/mcp/handlers.py": 1,
     "gateway/serve/mcp/render_resources.py": 1,

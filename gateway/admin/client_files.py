@@ -23,6 +23,9 @@ from gateway.errors import Conflict, Forbidden, Invalid, Unavailable
 from gateway.files import create_file
 from gateway.sources.upstreams.client_configs import blank_comments, parse_file, to_plain_json
 
+# Backups kept of one file; each change makes one.
+_BACKUPS = 10
+
 
 def merge(file: Path, before: bytes | None, snippet: Snippet) -> tuple[bytes, str | None]:
     """Return the file's content with the entry in it, and the text of another entry that was replaced, if any.
@@ -40,6 +43,48 @@ def merge(file: Path, before: bytes | None, snippet: Snippet) -> tuple[bytes, st
     return mark + text.encode(), replaced
 
 
+def remove(file: Path, before: bytes, snippet: Snippet) -> bytes:
+    """Return the file's content without the entry of that name, unchanged if there is none.
+
+    Refused, with the position of the error, when the content cannot be parsed or the entry cannot be cut out.
+    """
+    mark = codecs.BOM_UTF8 if before.startswith(codecs.BOM_UTF8) else b""
+    cut = _CUT.get(snippet.file.suffix, _cut_json)
+    key = CLIENTS[snippet.client].key
+    try:
+        text = _decode(before.removeprefix(mark))
+        after = cut(text, key, snippet.name)
+        if after != text:
+            path = _path(_JsonText(text).value, key) if cut is _cut_json else [key]
+            _verify(snippet.file.suffix, text, after, path, snippet.name, None)
+    except Invalid as refusal:
+        hint = f"the file was not changed. Remove {snippet.name!r} from its {key!r} by hand"
+        raise Invalid(f"{file}: {refusal.message}; {hint}", **refusal.details) from None
+    return mark + after.encode()
+
+
+def find_entry(file: Path, snippet: Snippet) -> JsonObject | None:
+    """Return the entry of that name in a client's file; None if it has none. Refused when the file cannot be read."""
+    content = read(file)
+    if content is None:
+        return None
+    try:
+        servers = parse_file(_decode(content.removeprefix(codecs.BOM_UTF8)), snippet.file.suffix)
+        for step in _path(servers or {}, CLIENTS[snippet.client].key):
+            servers = (servers or {}).get(step)
+        entry = (servers or {}).get(snippet.name)
+    except (Invalid, AttributeError) as error:
+        reason = error.message if isinstance(error, Invalid) else "it does not have the usual structure"
+        raise Invalid(f"{file}: {reason}; correct it in an editor") from None
+    return entry if isinstance(entry, dict) else None
+
+
+def find_backups(file: Path) -> list[Path]:
+    """The backups that were made of a client's file, newest first."""
+    pattern = re.compile(re.escape(file.name) + r"\.[0-9]{8}-[0-9]{6}-[0-9]{6}\.bak")
+    return sorted((path for path in file.parent.glob("*.bak") if pattern.fullmatch(path.name)), reverse=True)
+
+
 def _to_paste(snippet: Snippet) -> str:
     if snippet.file.suffix in _PUT:
         return f"\n{snippet.text}"
@@ -54,7 +99,8 @@ def read(file: Path) -> bytes | None:
 
 
 def write(file: Path, before: bytes | None, after: bytes, now: datetime) -> Path | None:
-    """Replace `before` by `after`, or refuse when the file has changed; return the backup. A link stays a link."""
+    """Replace `before` by `after`, or refuse when the file has changed; return the backup. A link stays a link. Of
+    earlier backups the newest ones are kept."""
     target = file.resolve()
     with _convert_os_errors(file), contextlib.ExitStack() as undo:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +115,8 @@ def write(file: Path, before: bytes | None, after: bytes, now: datetime) -> Path
             raise Conflict(f"{file} was changed by another program at the same time and was not written; try again")
         temporary.replace(target)
         undo.pop_all()
+        for old in find_backups(file)[_BACKUPS:]:
+            old.unlink(missing_ok=True)
         return backup
 
 
@@ -87,6 +135,7 @@ class _Member(NamedTuple):
     gap: str  # the white space before the key
     start: int
     end: int
+    key_start: int
 
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -128,7 +177,7 @@ class _JsonText:
             gap = plain[position:key_start]
             if gap != self.text[position:key_start]:  # it has a comment
                 gap = self.newline + gap.rpartition("\n")[2]
-            yield _Member(key, value, gap, start, end)
+            yield _Member(key, value, gap, start, end, key_start)
             position = _skip_space(plain, end)
             position += plain[position] == ","
 
@@ -150,6 +199,25 @@ class _JsonText:
         gap = self.newline if "//" in rest and "\n" not in gap else gap
         new = f"{gap}{json.dumps(key)}: {self.format(value, gap)}"
         return f"{self.text[:end]}{before}{rest}{new}{after}{self.text[end + len(rest) :]}"
+
+    def cut(self, opening: int, key: str) -> str:
+        """Return the text without the last member of that key, its line and its comma; other comments stay."""
+        members = [*self.members(opening)]
+        index = max(number for number, member in enumerate(members) if member.key == key)
+        member, previous = members[index], members[index - 1] if index else None
+        comma = self.plain.index(",", previous.end) if previous is not None else None
+        begin = opening + 1 if comma is None else comma + 1
+        line = self.text.rfind("\n", begin, member.key_start)
+        start = begin if line < 0 else line - (self.text[line - 1] == "\r")
+        after = _skip_space(self.plain, member.end)
+        following = (
+            after if self.plain[after] == "," else member.end + blank_comments(self.text[member.end : after]).find(",")
+        )
+        if following >= member.end:  # its own comma, perhaps a trailing one, goes with it
+            return self.text[:start] + self.text[following + 1 :]
+        if comma is None:
+            return self.text[:start] + self.text[member.end :]
+        return self.text[:comma] + self.text[comma + 1 : start] + self.text[member.end :]
 
     def _insert_first(self, opening: int, key: str, value: JsonObject) -> str:
         text, end, gap, outer = self.text, self.plain.index("}", opening), "", ""
@@ -211,6 +279,22 @@ def _put_into(document: _JsonText, path: Sequence[str], name: str, entry: JsonOb
     return text[: old.start] + document.format(entry, old.gap) + text[old.end :], text[old.start : old.end]
 
 
+def _cut_json(text: str, key: str, name: str) -> str:
+    """Cut every member `name` out of the object `key`."""
+    while text.strip():
+        document = _JsonText(text)
+        opening = _skip_space(document.plain, 0)
+        for step in _path(document.value, key):
+            servers = document.find_member(opening, step)
+            if servers is None or not isinstance(servers.value, dict):
+                return text
+            opening = servers.start
+        if document.find_member(opening, name) is None:
+            return text
+        text = document.cut(opening, name)
+    return text
+
+
 _TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 
 
@@ -220,11 +304,7 @@ def _put_toml(text: str, key: str, name: str, entry: JsonObject) -> tuple[str, s
     if isinstance(servers, dict) and servers.get(name) == entry:
         return text, None
     table = to_toml(key, name, entry).replace("\n", newline) + newline
-    part = r"""[ \t]*(?:{0}|"{0}"|'{0}')[ \t]*"""
-    header = re.compile(
-        rf"^[ \t]*\[{part.format(key)}\.{part.format(re.escape(name))}(?:\.[^\]]*)?\][ \t]*(?:#.*)?\r?$", re.MULTILINE
-    )
-    replaced = [(match.start(), _end_of_table(text, match.end())) for match in header.finditer(text)]
+    replaced = _find_tables(text, key, name)
     if replaced:
         result = text
         for start, end in reversed(replaced):
@@ -233,6 +313,21 @@ def _put_toml(text: str, key: str, name: str, entry: JsonObject) -> tuple[str, s
         result = text + (newline if text and not text.endswith("\n") else "") + (newline if text else "") + table
     _verify(".toml", text, result, [key], name, entry)
     return result, "".join(text[start:end] for start, end in replaced) or None
+
+
+def _cut_toml(text: str, key: str, name: str) -> str:
+    for start, end in reversed(_find_tables(text, key, name)):
+        text = text[:start].rstrip("\r\n") + (_newline(text) if text[:start].strip() else "") + text[end:]
+    return text
+
+
+def _find_tables(text: str, key: str, name: str) -> list[tuple[int, int]]:
+    """The places of a table and of those inside it."""
+    part = r"""[ \t]*(?:{0}|"{0}"|'{0}')[ \t]*"""
+    header = re.compile(
+        rf"^[ \t]*\[{part.format(key)}\.{part.format(re.escape(name))}(?:\.[^\]]*)?\][ \t]*(?:#.*)?\r?$", re.MULTILINE
+    )
+    return [(match.start(), _end_of_table(text, match.end())) for match in header.finditer(text)]
 
 
 def _end_of_table(text: str, start: int) -> int:
@@ -268,6 +363,18 @@ def _put_yaml(text: str, key: str, name: str, entry: JsonObject) -> tuple[str, s
     return result, replaced
 
 
+def _cut_yaml(text: str, key: str, name: str) -> str:
+    servers = (parse_file(text, ".yaml") or {}).get(key)
+    if not isinstance(servers, dict) or name not in servers:
+        return text
+    start, end, _ = _yaml_place(text, key, name)
+    if len(servers) == 1:
+        opening = _children(yaml.compose(text, Loader=yaml.SafeLoader))[key][0].end_mark.index + 1
+        return f"{text[:opening]} {{}}{text[end:]}"
+    following = text[end:].lstrip(" \t\r")
+    return text[:start] + following.removeprefix("\n")
+
+
 def _yaml_place(text: str, key: str, name: str) -> tuple[int, int, int]:
     """The part of the text that an entry replaces, empty for a new one, and its indentation."""
     top = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -299,25 +406,33 @@ def _end_of_node(node: Any) -> int:
     return _end_of_node(last[1] if isinstance(last, tuple) else last)
 
 
-def _verify(suffix: str, before: str, after: str, path: Sequence[str], name: str, entry: JsonObject) -> None:
-    """Refuse a result that does not parse as the content before with the entry in it."""
+def _verify(suffix: str, before: str, after: str, path: Sequence[str], name: str, entry: JsonObject | None) -> None:
+    """Refuse a result that does not parse as the content before with the entry in it, or without it for None."""
     expected = parse_file(before, suffix) if before.strip() else {}
     servers = expected = expected or {}
     for key in path:
         if not isinstance(servers.get(key), dict):
             servers[key] = {}
         servers = servers[key]
-    servers[name] = entry
+    if entry is None:
+        del servers[name]
+    else:
+        servers[name] = entry
     with contextlib.suppress(Invalid):
-        if parse_file(after, suffix) == expected:
+        parsed = parse_file(after, suffix) or {}
+        if not servers and suffix == ".toml":  # the table that only held the entry is gone with it
+            parsed.setdefault(path[0], {})
+        if parsed == expected:
             return
-    raise Invalid("its layout leaves no room for an entry")
+    raise Invalid("its layout leaves no room for an entry" if entry else "its layout does not let the entry be cut out")
 
 
 _PUT: dict[str, Callable[[str, str, str, JsonObject], tuple[str, str | None]]] = {
     ".toml": _put_toml,
     ".yaml": _put_yaml,
 }
+
+_CUT: dict[str, Callable[[str, str, str], str]] = {".toml": _cut_toml, ".yaml": _cut_yaml}
 
 
 def _newline(text: str) -> str:

@@ -17,6 +17,7 @@ from gateway.admin.clients import CLIENTS, make_snippets, serve_command
 from gateway.admin.upstream_setup import ProbeResult, UpstreamSetup, load_setup, probe_all
 from gateway.config import Settings
 from gateway.errors import GatewayError
+from gateway.mcp_client.connect import Step, ignore_step
 from gateway.sandbox.cgroups import find_cgroups
 from gateway.sandbox.detect import FIXES, survey
 from gateway.sandbox.monty import is_installed
@@ -67,12 +68,12 @@ async def check_gateway(gateway: Gateway) -> list[HealthCheck]:
     ]
 
 
-async def check_upstreams(gateway: Gateway) -> list[HealthCheck]:
+async def check_upstreams(gateway: Gateway, step: Step = ignore_step) -> list[HealthCheck]:
     """Probe the servers that are on; those of toolsets are reported as they were when they last answered."""
     setup = await load_setup(gateway)
     enabled = [spec for spec in setup.specs.values() if spec.settings.enabled]
     own = gateway.upstreams.own
-    results = await probe_all(setup, [spec for spec in enabled if spec.name in own])
+    results = await probe_all(setup, [spec for spec in enabled if spec.name in own], step)
     return [
         *(check for name, result in results for check in _check_probe(name, result)),
         *[await _check_unstarted(setup, spec) for spec in enabled if spec.name not in own],
@@ -172,6 +173,7 @@ def _check_files(settings: Settings, file: Path | None) -> Iterator[HealthCheck]
     low = free < _LOW_SPACE_MEBIBYTES
     advice = "; free some space" if low else ""
     yield HealthCheck("data", "fail" if low else "ok", f"{directory}, {free} MiB free{advice}")
+    yield HealthCheck("logs", "ok", f"{directory / 'logs'}: stderr of servers; `serve --log-file` logs there, too")
     if directory.stat().st_mode & 0o077:
         yield HealthCheck("data", "note", f"other users can read {directory}; chmod 700 prevents that")
 

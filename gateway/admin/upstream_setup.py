@@ -17,9 +17,11 @@ from gateway.config import Settings, UpstreamSettings
 from gateway.db.pins import Pin
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
 from gateway.mcp_client import ConnectionLost, McpClient, Unauthorized
+from gateway.mcp_client.connect import Step, ignore_step
 from gateway.names import did_you_mean
 from gateway.oauth.store import LoginAccount
 from gateway.protocol.jsonrpc import RpcError
+from gateway.runtime.package_errors import find_package_error, quote_cause
 from gateway.secrets import KNOWN
 from gateway.sources.upstreams.client_configs import NAME
 from gateway.sources.upstreams.definitions import Definition, Key, Kind, define_all, fetch_list
@@ -88,7 +90,8 @@ class UpstreamSetup:
         if name in self.specs:
             origin = self.specs[name].origin
             fix = f"remove it first: toolgate upstream remove {name}" if origin == ADDED else "choose another name"
-            raise Conflict(f"there is an upstream {name!r} already, from {origin}; {fix}", code="UPSTREAM_EXISTS")
+            place = "" if origin == ADDED else f" in {origin}"
+            raise Conflict(f"upstream {name!r} already exists{place}; {fix}", code="UPSTREAM_EXISTS")
         if name in self.held:
             fix = f"choose another name, or: toolgate toolset uninstall {self.held[name].id}"
             raise Conflict(f"a toolset brings an upstream {name!r}; {fix}", code="UPSTREAM_EXISTS")
@@ -126,9 +129,6 @@ def _read_settings(settings: Mapping[str, object], enabled: bool) -> UpstreamSet
         return UpstreamSettings(command="unreadable", enabled=False)
 
 
-# The end of a program's stderr that an error quotes.
-_STDERR_LINES = 3
-_STDERR_CHARACTERS = 300
 _CONCURRENT_PROBES = 8
 # Remembered lists, with the capability that announces each.
 _LISTS = {"tools": "tools", "prompts": "prompts", "templates": "resources"}
@@ -193,16 +193,17 @@ class ProbeResult:
         }
 
 
-async def probe_upstream(setup: UpstreamSetup, spec: Spec) -> ProbeResult:
+async def probe_upstream(setup: UpstreamSetup, spec: Spec, step: Step = ignore_step) -> ProbeResult:
     """Connect to a server and list what it has; refused with the reason when it does not answer. Its lists are
-    remembered and pinned, as when the gateway itself connects."""
+    remembered and pinned, as when the gateway itself connects. `step` is told what is done."""
     require_variables(setup, spec)
     store = setup.gateway.upstreams.store
     access = setup.access(spec)
     era = (await store.recall(spec.name)).era
     try:
         started = time.perf_counter()
-        link = await open_newest(spec, access.endpoint(), FACE, era)
+        link = await open_newest(spec, access.endpoint(), FACE, era, lambda text: step(f"{spec.name}: {text}"))
+        step(f"{spec.name}: listing its tools")
         connected = time.perf_counter()
         try:
             async with asyncio.timeout(LIST_SECONDS):
@@ -219,14 +220,16 @@ async def probe_upstream(setup: UpstreamSetup, spec: Spec) -> ProbeResult:
     return await _build_result(setup, spec, link, connected - started, answered - connected)
 
 
-async def probe_all(setup: UpstreamSetup, specs: Iterable[Spec]) -> list[tuple[str, ProbeResult | GatewayError]]:
+async def probe_all(
+    setup: UpstreamSetup, specs: Iterable[Spec], step: Step = ignore_step
+) -> list[tuple[str, ProbeResult | GatewayError]]:
     """Probe servers, a few at a time; each name with the result or the reason why it did not answer."""
     slots = asyncio.Semaphore(_CONCURRENT_PROBES)
 
     async def probe(spec: Spec) -> tuple[str, ProbeResult | GatewayError]:
         async with slots:
             try:
-                return spec.name, await probe_upstream(setup, spec)
+                return spec.name, await probe_upstream(setup, spec, step)
             except GatewayError as error:
                 return spec.name, error
 
@@ -236,9 +239,10 @@ async def probe_all(setup: UpstreamSetup, specs: Iterable[Spec]) -> list[tuple[s
 def require_variables(setup: UpstreamSetup, spec: Spec) -> None:
     """Refuse to start a server whose variables are not all set."""
     if names := missing(spec.settings.model_dump(), setup.environment(spec)):
+        store = f", or store a value with: toolgate upstream secret {spec.name} {names[0]}"
         raise Invalid(
-            f"{spec.name} needs {', '.join(names)}: set it in the environment, or store a value with: "
-            f"toolgate upstream secret {spec.name} {names[0]}",
+            f"{spec.name} needs {', '.join(names)}: set {'it' if len(names) == 1 else 'them'} in the environment"
+            f"{store if spec.origin == ADDED else ''}",
             code="MISSING_VARIABLE",
         )
 
@@ -308,9 +312,10 @@ def _reason(error: Exception) -> str:
 def _no_answer(spec: Spec, error: Exception) -> Unavailable:
     """Return the reason why a server did not answer, with the end of its program's stderr. That may be private: it is
     shown to whoever probes, and not stored."""
-    lines = error.stderr.strip().splitlines()[-_STDERR_LINES:] if isinstance(error, ConnectionLost) else []
-    stderr = KNOWN.mask(" / ".join(line.strip() for line in lines))[-_STDERR_CHARACTERS:]
+    stderr = error.stderr if isinstance(error, ConnectionLost) else ""
+    known = find_package_error(stderr)
+    cause = known.text if known else f"stderr: {quote}" if (quote := quote_cause(stderr)) else ""
     code = error.code if isinstance(error, GatewayError) else "UPSTREAM_UNAVAILABLE"
     login = {"login": spec.name} if isinstance(error, Unauthorized) and "login" in error.details else {}
-    message = f"{spec.name} does not answer: {_reason(error)}" + (f"; stderr: {stderr}" if stderr else "")
+    message = f"{spec.name} does not answer: {_reason(error)}" + (f"; {KNOWN.mask(cause)}" if cause else "")
     return Unavailable(visible(message), code=code, **login)

@@ -6,10 +6,13 @@ Only `add_upstream`, `probe_upstreams` and `log_in` connect to servers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -27,6 +30,7 @@ from gateway.admin.upstream_setup import (
 from gateway.config import UpstreamSettings
 from gateway.db.upstreams import Memory, encode_settings
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
+from gateway.mcp_client.connect import Step, ignore_step
 from gateway.oauth.flow import sign_in, sign_out
 from gateway.oauth.store import Login, LoginAccount
 from gateway.sandbox.supervisor_main import remove as remove_folder
@@ -44,6 +48,9 @@ _LOGINS = TaskSet()
 
 # Asks a person for the value of a variable; an empty text for none.
 AskSecret = Callable[[str], str]
+
+# How often a followed log is read.
+_FOLLOW_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,13 @@ async def show_upstream(gateway: Gateway, name: str) -> UpstreamDetails:
 
 
 async def add_upstream(
-    gateway: Gateway, name: str, settings: Mapping[str, Any], *, test: bool = True, ask_secret: AskSecret | None = None
+    gateway: Gateway,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    test: bool = True,
+    ask_secret: AskSecret | None = None,
+    step: Step = ignore_step,
 ) -> ProbeResult | GatewayError | None:
     """Add a server with settings as in `mcpServers`, and probe it if `test`.
 
@@ -153,7 +166,7 @@ async def add_upstream(
         secrets.keep(name, {variable: value for variable in variables if (value := ask_secret(variable))})
     await forget_history(gateway, name)
     try:
-        result = await _probe_before_login(setup, spec) if test else None
+        result = await _probe_before_login(setup, spec, step) if test else None
         await gateway.upstreams.store.add(name, settings)
     except GatewayError as refusal:
         await forget_history(gateway, name)
@@ -162,11 +175,13 @@ async def add_upstream(
     return result
 
 
-async def probe_upstreams(gateway: Gateway, name: str | None = None) -> list[tuple[str, ProbeResult | GatewayError]]:
+async def probe_upstreams(
+    gateway: Gateway, name: str | None = None, step: Step = ignore_step
+) -> list[tuple[str, ProbeResult | GatewayError]]:
     """Probe one server, or every one that is on; each name with the result or the reason why it did not answer."""
     setup = await load_setup(gateway)
     specs = [setup.get(name)] if name else [spec for spec in setup.specs.values() if spec.settings.enabled]
-    return await probe_all(setup, specs)
+    return await probe_all(setup, specs, step)
 
 
 async def forget_history(gateway: Gateway, name: str) -> None:
@@ -181,13 +196,62 @@ async def enable_upstream(gateway: Gateway, name: str, enabled: bool) -> None:
     await gateway.upstreams.store.enable(name, enabled)
 
 
+async def restart_upstream(gateway: Gateway, name: str) -> None:
+    """Have every gateway that runs end the server's connections and programs, and start it again."""
+    spec = (await load_setup(gateway)).get(name)
+    if not spec.settings.enabled:
+        fix = f"with: toolgate upstream enable {name}" if spec.origin == ADDED else f"in {spec.origin}"
+        raise Conflict(f"{name!r} is off; turn it on {fix}", code="UPSTREAM_OFF")
+    await gateway.upstreams.store.request_restart(name)
+
+
+async def find_log(gateway: Gateway, name: str) -> Path:
+    """The file with the stderr of a server's program; refused for a server that is reached by a URL."""
+    spec = (await load_setup(gateway)).get(name)
+    if spec.settings.command is None:
+        raise Invalid(
+            f"{name!r} is reached by a URL and keeps its log where it runs; try it with: toolgate upstream test {name}",
+            code="NO_LOG",
+        )
+    return spec.log(gateway.settings.data_dir)
+
+
+def read_log(log: Path, lines: int) -> list[str]:
+    """The last lines of a server's log, the older file included."""
+    parts = [
+        path.read_text(encoding="utf-8", errors="replace")
+        for path in (log.with_suffix(".log.1"), log)
+        if path.is_file()
+    ]
+    return "".join(parts).splitlines()[-lines:]
+
+
+def follow_log(log: Path) -> Iterator[str]:
+    """Yield the lines that are added to a server's log, endlessly; a full file is replaced by a new one."""
+    file, rest = log.open(encoding="utf-8", errors="replace") if log.is_file() else None, ""
+    if file is not None:
+        file.seek(0, os.SEEK_END)
+    while True:
+        chunk = file.read() if file is not None else ""
+        *lines, rest = (rest + chunk).split("\n")
+        yield from lines
+        if not chunk:
+            time.sleep(_FOLLOW_SECONDS)
+            with suppress(FileNotFoundError):
+                if file is None or log.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                    file = log.open(encoding="utf-8", errors="replace")
+
+
 async def remove_upstream(gateway: Gateway, name: str) -> None:
     """Remove a server that was added by hand, with its folder, pinned definitions, login and secrets."""
     setup, registry = await load_setup(gateway), gateway.upstreams
-    home = setup.get_added(name).home(gateway.settings.data_dir)
+    spec = setup.get_added(name)
+    home, log = spec.home(gateway.settings.data_dir), spec.log(gateway.settings.data_dir)
     account = setup.account(name)
     await registry.store.remove(name)
     await asyncio.to_thread(remove_folder, str(home))
+    for path in (log, log.with_suffix(".log.1")):
+        path.unlink(missing_ok=True)
     await registry.pins.forget(name)
     try:
         with suppress(NotFound):
@@ -315,10 +379,10 @@ def _check_settings(name: str, settings: Mapping[str, Any]) -> UpstreamSettings:
     return parsed
 
 
-async def _probe_before_login(setup: UpstreamSetup, spec: Spec) -> ProbeResult | GatewayError:
+async def _probe_before_login(setup: UpstreamSetup, spec: Spec, step: Step) -> ProbeResult | GatewayError:
     """Probe a server; that it wants a login first is a result, too."""
     try:
-        return await probe_upstream(setup, spec)
+        return await probe_upstream(setup, spec, step)
     except GatewayError as refusal:
         if "login" not in refusal.details:
             raise
@@ -329,10 +393,12 @@ def _explain_not_added(refusal: GatewayError) -> GatewayError:
     """Return the refusal with the hint that nothing was stored and what to do."""
     if isinstance(refusal, Conflict):
         return refusal
-    lacks_variable = refusal.code == "MISSING_VARIABLE"
-    fix = "nothing was added" + ("; use --no-test to add it first" if lacks_variable else " (--no-test adds it anyway)")
     kind = Unavailable if isinstance(refusal, Unavailable) else Invalid
-    return kind(f"{refusal.message}; {fix}", code=refusal.code)
+    if refusal.code == "MISSING_VARIABLE":
+        message = f"nothing was added; add it with --no-test; then {refusal.message}"
+    else:
+        message = f"{refusal.message}; nothing was added (--no-test adds it anyway)"
+    return kind(message, code=refusal.code)
 
 
 async def _require_variable(gateway: Gateway, name: str, variable: str) -> None:

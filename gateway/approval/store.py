@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from gateway.db.approvals import EXPIRED, ApprovalRecord, Approvals, Ending, Sco
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, Timeout
 from gateway.names import new_id
 from gateway.secrets import KNOWN
+from gateway.text import visible
 from gateway.tools import Tool
 
 # Questions about one call. An edit may raise another question, and files may change while a person thinks.
@@ -34,6 +36,8 @@ ROUNDS = 4
 
 # The stored values of `via`.
 ELICITATION, QUEUE, TERMINAL, CALLBACK = "elicitation", "queue", "terminal", "callback"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class ApprovalStore:
             nonce="" if via == QUEUE else secrets.token_urlsafe(24),
         )
         await self.records.ask(record, self.settings.pending)
+        _log_waiting(record)
         return PendingApproval(record, question.tool, question.arguments)
 
     async def decide(self, pending: PendingApproval, call: Call, reason: str, answer: Answer) -> Call | None:
@@ -175,6 +180,15 @@ class ApprovalStore:
         current = await self.records.get(record.id)
         by = f" by {current.decided_by}" if current.decided_by else ""
         return Conflict(f"approval {current.id} is no longer pending: it is {current.status}{by}", code="NOT_WAITING")
+
+
+def _log_waiting(record: ApprovalRecord) -> None:
+    """Say that a call waits for a person, and where it is answered."""
+    if record.via == QUEUE:
+        answer = f"answer with: toolgate approval allow {record.id}, or: toolgate approval deny {record.id}"
+    else:
+        answer = {ELICITATION: "its client asks", TERMINAL: "it is asked at a terminal"}.get(record.via, "it is asked")
+    log.info("%s waits for a person: %s; %s", record.tool_id, visible(record.reason).replace("\n", " "), answer)
 
 
 def _edit_arguments(record: ApprovalRecord, changes: Mapping[str, Any]) -> str:

@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(MaskingFormatter("toolgate: %(levelname)s: %(message)s"))
     if (sys.argv[1:] if arguments is None else arguments)[:1] != ["serve"]:
-        handler.addFilter(lambda record: record.name != "gateway.problems")  # `tool` counts these, `doctor` lists them
+        handler.addFilter(_is_shown)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         status = _run(arguments)
@@ -120,6 +120,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             raise
         _fail("INTERNAL", f"{type(error).__name__}: {error} (set TOOLGATE_DEBUG=1 for the traceback)", 1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    """Return whether a command other than `serve` shows a log record. Problems with tools and servers it counts or
+    prints itself, and `doctor` lists them."""
+    is_upstream = record.name.startswith("gateway.sources.upstreams") and record.levelno < logging.ERROR
+    return record.name != "gateway.problems" and not is_upstream
 
 
 def _run(arguments: list[str] | None) -> Any:

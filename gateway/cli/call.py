@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING
+
 import click
 
+from gateway.calls import Caller
+from gateway.cli.browser import open_page
 from gateway.cli.options import as_json, print_json, print_table, run, settings_options
 from gateway.config import Settings
 from gateway.gateway import Gateway
 from gateway.secrets import KNOWN
+
+if TYPE_CHECKING:
+    from gateway.db.call_records import CallRecord
 
 
 @click.group()
@@ -62,15 +70,35 @@ def list_calls(
     run(task)
 
 
+async def _open_page(gateway: Gateway, record: CallRecord) -> None:
+    """Show the page of a call whose tool has one, else its result."""
+    # Imported here: no other command shows pages.
+    from gateway.render.pages import make_page
+    from gateway.serve.mcp.render_resources import RenderResources, ResourceReader
+
+    if record.render_plan is not None:
+        renders = RenderResources(gateway.records, gateway.versions, gateway.executor)
+        page = await renders.page(ResourceReader(record.chat_id, Caller(surface="cli")), record.id)
+    else:
+        shown = json.dumps(KNOWN.mask_value(record.to_dict()), indent=2, ensure_ascii=False, default=str)
+        config = {"content": shown, "language": "json"}
+        page = make_page({"renderer": "code", "config": config, "tool": {"title": record.tool_name}})
+    open_page(page, f"{record.tool_name}, call {record.id}")
+
+
 @call.command()
 @click.argument("call_id", metavar="ID")
+@click.option("--open", "opens", is_flag=True, help="Show its page in your browser instead.")
 @as_json
 @settings_options
-def show(settings: Settings, call_id: str, as_json: bool) -> None:
+def show(settings: Settings, call_id: str, opens: bool, as_json: bool) -> None:
     """One call: its arguments, its result, who made it. A unique beginning of the ID is enough."""
 
     async def task() -> None:
         async with Gateway.open(settings, connect="none") as gateway:
+            if opens:
+                await _open_page(gateway, await gateway.records.get(call_id))
+                return
             record = KNOWN.mask_value((await gateway.records.get(call_id)).to_dict())
             if as_json:
                 print_json(record)

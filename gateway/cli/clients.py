@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import click
 
 from gateway.admin.clients import CLIENTS, Snippet, make_snippets, serve_command
-from gateway.errors import NotFound
+from gateway.errors import GatewayError, NotFound
+
+# Imported inside functions: parsers, settings and `serve`, of which most commands here need none.
 
 
 class _TrailingArguments(click.Command):
@@ -28,6 +31,26 @@ class _TrailingArguments(click.Command):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- SERVE_ARGUMENTS...]"]
+
+
+def _name_settings_file(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Add the settings file that is used here to the arguments of `serve`: a client starts it in another folder."""
+    from gateway import config
+
+    is_named = any(argument == "--config" or argument.startswith("--config=") for argument in arguments)
+    found = None if is_named else config.find()
+    if found is None or found.parent == config.user_directory():
+        return arguments
+    return ("--config", str(found.absolute()), *arguments)
+
+
+def _refuse_unusable(arguments: tuple[str, ...]) -> None:
+    """Refuse arguments or settings that `serve` would refuse: the client would only see that the gateway ended."""
+    from gateway import config
+    from gateway.cli.serve import serve
+
+    given = serve.make_context("toolgate serve", list(arguments)).params
+    config.read(given["config_file"], {"workspace": given["workspace"]} if given["workspace"] else {})
 
 
 def _require_match(pattern: str, hint: str) -> Any:
@@ -59,7 +82,8 @@ def client() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def config(name: str | None, entry_name: str, url: str | None, as_json: bool, serve: tuple[str, ...]) -> None:
     """Print the entry to paste and where it belongs, for one client or for all."""
-    every = make_snippets(serve_command(sys.executable, serve), url, name=entry_name)
+    arguments = serve if url else _name_settings_file(serve)
+    every = make_snippets(serve_command(sys.executable, arguments), url, name=entry_name)
     shown = [snippet for snippet in every if name in (None, snippet.client)]
     if as_json:
         data = [{"client": s.client, "file": str(s.file), "config": s.config, "note": s.note} for s in shown]
@@ -69,21 +93,59 @@ def config(name: str | None, entry_name: str, url: str | None, as_json: bool, se
         click.echo("\n\n".join(texts))
 
 
+_file_option = click.option(
+    "--file", "path", type=click.Path(path_type=Path, dir_okay=False), help="Use this file instead of the client's."
+)
+_dry_run = click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+
+
+@client.command("list")
+@_name_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def list_clients(entry_name: str, as_json: bool) -> None:
+    """Every client: whether it is on this machine, and whether the gateway is in its settings."""
+    from gateway.admin.client_files import find_entry
+    from gateway.cli.options import print_table
+
+    rows: list[dict[str, Any]] = []
+    for snippet in make_snippets(serve_command(sys.executable), None, name=entry_name):
+        entry, problem = None, ""
+        try:
+            entry = find_entry(snippet.file, snippet)
+        except GatewayError as refusal:
+            problem = refusal.message
+        here = snippet.folder.is_dir()
+        state = "unreadable" if problem else "added" if entry else "not added" if here else "not installed"
+        rows.append({"client": snippet.client, "state": state, "file": str(snippet.file), "problem": problem or None})
+    if as_json:
+        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    print_table(
+        ("CLIENT", "STATE", "FILE"), [(row["client"], row["state"], row["problem"] or row["file"]) for row in rows]
+    )
+    if missing := [row["client"] for row in rows if row["state"] == "not added"]:
+        click.echo(f"\nadd it with: toolgate client install {missing[0]}")
+
+
 @client.command(cls=_TrailingArguments)
 @click.argument("name", type=click.Choice(list(CLIENTS)))
-@click.option("--file", "path", type=click.Path(path_type=Path, dir_okay=False), help="Write this file instead.")
+@_file_option
 @_name_option
 @_url_option
-@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+@_dry_run
 def install(
     name: str, path: Path | None, entry_name: str, url: str | None, dry_run: bool, serve: tuple[str, ...]
 ) -> None:
-    """Write the entry into the client's own file, keeping a backup and everything else in it."""
-    # Imported here: `config` needs none of the parsers.
+    """Write the entry into the client's own file, keeping a backup and everything else in it.
+
+    The settings file that is used here is named in the entry. `toolgate client restore` brings the file back.
+    """
     from gateway.admin.client_files import merge, read, write
 
-    every = make_snippets(serve_command(sys.executable, serve), url, name=entry_name)
-    snippet = next(snippet for snippet in every if snippet.client == name)
+    if url is None:
+        _refuse_unusable(serve)
+        serve = _name_settings_file(serve)
+    snippet = _snippet(name, entry_name, url, serve)
     file = path or snippet.file
     before = read(file)
     if before is None and path is None:
@@ -95,8 +157,60 @@ def install(
     backup = None if dry_run else write(file, before, after, datetime.now())
     click.echo(f"{'would have ' if dry_run else ''}{'replaced' if replaced else 'added'} {entry_name} in {file}")
     # The entry before is not shown: its environment may hold secrets.
-    kept = f"the previous file is saved as {backup}" if backup else ""
-    click.echo(_lines(snippet.text, kept, snippet.note, "" if dry_run else CLIENTS[name].restart))
+    click.echo(_lines(snippet.text, _describe_backup(backup, name, path), snippet.note))
+    if not dry_run:
+        click.echo(CLIENTS[name].restart)
+
+
+@client.command()
+@click.argument("name", type=click.Choice(list(CLIENTS)))
+@_file_option
+@_name_option
+@_dry_run
+def uninstall(name: str, path: Path | None, entry_name: str, dry_run: bool) -> None:
+    """Remove the entry from the client's own file, keeping a backup and everything else in it."""
+    from gateway.admin.client_files import read, remove, write
+
+    snippet = _snippet(name, entry_name)
+    file = path or snippet.file
+    before = read(file)
+    after = None if before is None else remove(file, before, snippet)
+    if before is None or after is None or after == before:
+        raise NotFound(f"there is no entry {entry_name!r} in {file}; `toolgate client list` shows where it is")
+    backup = None if dry_run else write(file, before, after, datetime.now())
+    click.echo(f"{'would have ' if dry_run else ''}removed {entry_name} from {file}")
+    if not dry_run:
+        click.echo(_lines(_describe_backup(backup, name, path), f"Restart {CLIENTS[name].title} if it runs."))
+
+
+@client.command()
+@click.argument("name", type=click.Choice(list(CLIENTS)))
+@_file_option
+def restore(name: str, path: Path | None) -> None:
+    """Bring a client's file back to what it was before the last change by `install`, `uninstall` or `restore`."""
+    from gateway.admin.client_files import find_backups, read, write
+
+    file = path or _snippet(name, "toolgate").file
+    backups = find_backups(file)
+    if not backups:
+        raise NotFound(f"there is no backup of {file}; only changes by `toolgate client` make one")
+    content = read(backups[0]) or b""
+    write(file, read(file), content, datetime.now())
+    backups[0].unlink()
+    click.echo(f"{file} is as it was before the last change; the same command takes this back")
+    click.echo(f"Restart {CLIENTS[name].title} if it runs.")
+
+
+def _snippet(name: str, entry_name: str, url: str | None = None, serve: tuple[str, ...] = ()) -> Snippet:
+    every = make_snippets(serve_command(sys.executable, serve), url, name=entry_name)
+    return next(snippet for snippet in every if snippet.client == name)
+
+
+def _describe_backup(backup: Path | None, name: str, file: Path | None) -> str:
+    if backup is None:
+        return ""
+    option = f" --file {shlex.quote(str(file))}" if file else ""
+    return f"the previous file is saved as {backup}; to go back: toolgate client restore {name}{option}"
 
 
 def _require_installed(snippet: Snippet) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from gateway import config
 from gateway.admin import health
 from gateway.admin.health import HealthCheck
 from gateway.cli.options import as_json, print_json, run, settings_options, style_state
+from gateway.cli.progress import ProgressLine, show_progress
 from gateway.config import Settings
 from gateway.errors import GatewayError
 from gateway.gateway import Gateway
@@ -23,7 +23,6 @@ from gateway.secrets import KNOWN
 @settings_options
 def doctor(settings: Settings, as_json: bool) -> int:
     """Check everything the gateway needs. Exit 1 when something must be repaired."""
-    logging.getLogger("gateway.sources.upstreams").setLevel(logging.ERROR)  # its warnings are checks here
     file = config.find(click.get_current_context().params["config_file"])
     checks = run(lambda: _check(settings, file))
     if as_json:
@@ -35,13 +34,18 @@ def doctor(settings: Settings, as_json: bool) -> int:
 
 
 async def _check(settings: Settings, file: Path | None) -> list[HealthCheck]:
+    async with show_progress("checking this machine") as line:
+        return await _run_checks(settings, file, line)
+
+
+async def _run_checks(settings: Settings, file: Path | None, line: ProgressLine) -> list[HealthCheck]:
     checks = await health.check_machine(settings, file)
     try:
         # One after the other, so that no server runs twice at once.
         async with Gateway.open(settings, connect="own") as gateway:
             checks += await health.check_gateway(gateway)
         async with Gateway.open(settings, connect="none") as gateway:
-            checks += await health.check_upstreams(gateway)
+            checks += await health.check_upstreams(gateway, line.step)
     except GatewayError as error:
         checks.append(HealthCheck("gateway", "fail", str(error)))
     return [*checks, health.check_storage(settings), *health.check_clients()]

@@ -26,6 +26,7 @@ COMMON_OPTIONS = frozenset(
         "--profile",
         "--enable-tools",
         "--enable-tool-categories",
+        "--quiet",
         "--help",
     }
 )

@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import click
@@ -15,10 +15,21 @@ from gateway import config
 from gateway.config import Settings
 from gateway.gateway import Gateway
 
+if TYPE_CHECKING:
+    from gateway.cli.progress import ProgressLine
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+# The key of the context's `meta` that --quiet sets.
+QUIET = "toolgate.quiet"
+
+
+def _set_quiet(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    ctx.meta[QUIET] = value
 
 
 def settings_options(command: Command) -> Command:
@@ -36,6 +47,9 @@ def settings_options(command: Command) -> Command:
         click.option("--profile", help="A profile of the settings file."),
         click.option("--enable-tools/--no-enable-tools", default=None, help="All categories on, or all off."),
         click.option("--enable-tool-categories", metavar="A,B", help="Categories to turn on besides the default ones."),
+        click.option(
+            "--quiet", "-q", is_flag=True, expose_value=False, callback=_set_quiet, help="Do not print progress."
+        ),
     )
 
     @functools.wraps(command)
@@ -71,20 +85,30 @@ def run(task: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     return anyio.run(task)
 
 
-def run_admin(settings: Settings, action: Callable[[Gateway], Awaitable[Result]]) -> Result:
-    """Run an action on an open gateway that has started no upstream server."""
-
-    async def task() -> Result:
-        async with Gateway.open(settings, connect="none") as gateway:
-            return await action(gateway)
-
-    return run(task)
+def run_admin(settings: Settings, action: Callable[[Gateway], Awaitable[Result]], doing: str | None = None) -> Result:
+    """Run an action on an open gateway that has started no upstream server. `doing` is shown if it takes long."""
+    return run_shown(settings, lambda gateway, _: action(gateway), doing)
 
 
-def run_stored(settings: Settings, action: Callable[[Gateway], Awaitable[Result]]) -> Result:
+def run_stored(settings: Settings, action: Callable[[Gateway], Awaitable[Result]], doing: str | None = None) -> Result:
     """Run an action about what is stored. Toolsets that the settings name are not installed first either, so that
     nothing can delay it."""
-    return run_admin(settings.model_copy(update={"toolsets": []}), action)
+    return run_admin(settings.model_copy(update={"toolsets": []}), action, doing)
+
+
+def run_shown(
+    settings: Settings, action: Callable[[Gateway, ProgressLine], Awaitable[Result]], doing: str | None
+) -> Result:
+    """Run an action that reports its progress; without `doing` it is not shown."""
+    # Imported here: `serve` needs the options, but shows no progress.
+    from gateway.cli.progress import show_progress
+
+    async def task() -> Result:
+        async with show_progress(doing) as line, Gateway.open(settings, connect="none") as gateway:
+            line.watch_files(gateway.versions.files_read)
+            return await action(gateway, line)
+
+    return run(task)
 
 
 def print_json(value: Any) -> None:

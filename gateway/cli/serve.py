@@ -7,7 +7,9 @@ import json
 import logging
 import signal
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,8 @@ from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
 
 if TYPE_CHECKING:
+    from gateway.identity import Principal
+    from gateway.serve.http.status_page import GatewayStatus
     from gateway.serve.rest.app import RestApp
 
 # A message may be this many times the limit on arguments, so that escaped text reaches the check that names the tool
@@ -50,22 +54,51 @@ MESSAGE_FACTOR = 4
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    default="warning",
-    show_default=True,
-    help="What is logged to stderr.",
+    help="What is logged to stderr. The default is warning; over HTTP on a terminal also clients, calls and questions.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="The same as --log-level info.")
+@click.option(
+    "--log-file",
+    is_flag=False,
+    flag_value="",
+    metavar="[FILE]",
+    help="Log to this file too; without FILE to logs/toolgate.log in the data directory.",
 )
 @settings_options
 def serve(
-    settings: Settings, transports: tuple[str, ...], host: str, port: int, allow_remote: bool, log_level: str
+    settings: Settings,
+    transports: tuple[str, ...],
+    host: str,
+    port: int,
+    allow_remote: bool,
+    log_level: str | None,
+    verbose: bool,
+    log_file: str | None,
 ) -> None:
     """Run the gateway.
 
     Over stdio it serves the client that started it; stdout carries the protocol only. Over HTTP it
     serves MCP's streamable HTTP at /mcp, by default on loopback.
     """
-    logging.getLogger().setLevel(log_level.upper())
-    options = {"use_uvloop": "http" in transports}
-    anyio.run(partial(_serve, settings, transports, host, port, allow_remote), backend_options=options)
+    level = log_level or ("info" if verbose else None)
+    file = None if log_file is None else Path(log_file) if log_file else settings.data_dir / "logs" / "toolgate.log"
+    with _logging(level, file, terminal=sys.stderr.isatty() and "stdio" not in transports):
+        options = {"use_uvloop": "http" in transports}
+        anyio.run(partial(_serve, settings, transports, host, port, allow_remote), backend_options=options)
+
+
+def _logging(level: str | None, file: Path | None, *, terminal: bool) -> AbstractContextManager[None]:
+    """Log to stderr at this level, and to the file. By default a terminal shows events, too."""
+    logging.getLogger().setLevel("DEBUG" if level == "debug" else "WARNING")
+    logging.getLogger("gateway").setLevel((level or "warning").upper())
+    if not terminal and file is None:
+        return nullcontext()
+    # Imported here: a start over stdio, which a person waits for, does not need it.
+    from gateway.cli.logs import EVENTS, log_in_background
+
+    for name in EVENTS if level is None else ():
+        logging.getLogger(name).setLevel(logging.INFO)
+    return log_in_background(file, terminal=terminal, warnings_only=level is None)
 
 
 async def _serve(settings: Settings, transports: tuple[str, ...], host: str, port: int, allow_remote: bool) -> None:
@@ -110,6 +143,7 @@ async def _serve_http_transport(
     with exclude_from_gc():
         # Imported here: a start over stdio, which a person waits for, does not need it.
         from gateway.serve.http.app import HttpApp, RequestGuard, bind, parse_authority, serve_http
+        from gateway.serve.http.status_page import status_route
         from gateway.serve.http.upstream_login import make_person_routes
 
     settings = gateway.settings.server
@@ -123,13 +157,16 @@ async def _serve_http_transport(
         origins.append(settings.public_url.rstrip("/"))
         own.append(settings.public_url.rstrip("/").partition("://")[2])
     guard = RequestGuard(limit, [*settings.allowed_hosts, *own], origins, settings.trusted_proxies)
-    routes, public = make_person_routes(gateway, identity, f"http://{address}:{port}")
+    url = f"http://{address}:{port}"
+    shown = (settings.public_url or url).rstrip("/")
+    page = status_route(partial(_describe_status, gateway, f"{shown}/mcp"))
+    routes, public = make_person_routes(gateway, identity, url)
     web = HttpApp(
         server,
         gateway.ready,
         guard,
         identity,
-        routes,
+        [*routes, page],
         public,
         settings.public_url,
         partial(_build_rest, gateway, limit),
@@ -141,7 +178,7 @@ async def _serve_http_transport(
         web.close()
 
     listening.listen(1024)
-    _print_address(f"http://{address}:{port}/mcp", gateway)
+    _print_address(f"{url}/mcp", gateway)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(identity.run)
         await serve_http(web.app, web.fast_path, listening, stop, drain)
@@ -168,6 +205,23 @@ def _build_rest(gateway: Gateway, body_limit: int) -> RestApp:
     from gateway.serve.rest.routes import build_rest_app
 
     return build_rest_app(gateway, body_limit)
+
+
+async def _describe_status(gateway: Gateway, url: str, principal: Principal) -> GatewayStatus:
+    """Return the content of the page at `/`: servers and questions are for those who may change the gateway."""
+    # Imported here, like all that only HTTP needs.
+    from gateway.serve.http.status_page import ClientLines, GatewayStatus
+
+    servers = gateway.upstreams.by_name.items() if principal.admin and gateway.passthrough() is not None else ()
+    waiting = await gateway.approvals.records.entries(limit=20) if principal.admin else ()
+    snippets = make_snippets(serve_command(sys.executable), url)
+    return GatewayStatus(
+        url,
+        len(gateway.catalog.for_principal(principal.access)),
+        [(name, each.error or ("connected" if each.connected else "not connected now")) for name, each in servers],
+        [(each.id, each.reason) for each in waiting],
+        [ClientLines(CLIENTS[each.client].title, str(each.file), each.text) for each in snippets],
+    )
 
 
 async def _stop_on_signal(stop: anyio.Event) -> None:
@@ -203,6 +257,7 @@ def _print_address(url: str, gateway: Gateway) -> None:
     others = ", ".join(snippet.client for snippet in every if snippet not in shown)
     if others:
         _print(f"\nOther clients: toolgate client config NAME --url {url}  ({others})")
+    _print(f"\nIts state, in a browser: {url.removesuffix('mcp')}")
     _print(f"\nFor a workspace of your choice that stays: {url}?chat=NAME\n\nPress Ctrl-C to stop it.")
 
 

@@ -6,20 +6,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, Literal
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import click
 
 from gateway.admin import switches
-from gateway.approval.question import ConsentNeeded
+from gateway.approval.question import Answer, ConsentNeeded, Question
 from gateway.calls import Caller, Outcome
 from gateway.catalog import CatalogEntry, mcp_tool
 from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
+from gateway.cli.progress import show_progress
 from gateway.cli.prompt import ask_on_terminal
 from gateway.config import Settings
 from gateway.errors import InputRequired, Invalid
-from gateway.gateway import Gateway
+from gateway.gateway import DISCOVERY_SECONDS, Gateway
 from gateway.tools import Permission, Tool
 
 _ALTERNATIVES = 100
@@ -38,7 +39,7 @@ def list_tools(settings: Settings, category: str | None, as_json: bool) -> None:
     """Every tool that is on."""
 
     async def task() -> None:
-        async with _open(settings, connect="own") as gateway:
+        async with _open(settings) as gateway:
             catalog = gateway.catalog.filter(category=category)
             if as_json:
                 print_json(catalog.to_mcp_tools())
@@ -86,7 +87,7 @@ def show(settings: Settings, name: str, pipeline: bool, as_json: bool) -> None:
     """One tool: its description and arguments."""
 
     async def task() -> None:
-        async with _open(settings, connect="own") as gateway:
+        async with _open(settings) as gateway:
             entry = gateway.catalog.find(name)
             if pipeline:
                 _show_pipeline(gateway, entry, as_json)
@@ -123,11 +124,22 @@ def call(
     """Call a tool. If it needs consent, you are asked here, unless --yes."""
 
     async def task() -> Outcome:
-        async with _open(settings) as gateway:
+        async with show_progress(f"calling {name}") as line, Gateway.open(settings, connect="none") as gateway:
+            line.watch_files(gateway.versions.files_read)
+            if gateway.catalog.get(name) is None and gateway.passthrough() is not None:
+                await gateway.upstreams.discover(DISCOVERY_SECONDS)  # it may be of a server that was never connected
+                await gateway.refresh()
             entry = gateway.catalog.get(name)
             values = parse_arguments(entry.tool.input_schema if entry is not None else {}, arguments, json_args)
-            approver = ask_on_terminal if sys.stdin.isatty() and not yes else None
-            return await gateway.call(name, values, caller=Caller(surface="cli"), confirmed=yes, approver=approver)
+
+            async def ask(question: Question) -> Answer:
+                with line.paused():
+                    return await ask_on_terminal(question)
+
+            approver = ask if sys.stdin.isatty() and not yes else None
+            return await gateway.call(
+                name, values, caller=Caller(surface="cli"), confirmed=yes, approver=approver, progress=line
+            )
 
     outcome = run(task)
     if isinstance(outcome.error, ConsentNeeded):
@@ -235,12 +247,18 @@ def _category_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def _open(settings: Settings, connect: Literal["all", "own"] = "all") -> AsyncIterator[Gateway]:
-    """Open the gateway, and print one line if there are problems with its tools."""
-    async with Gateway.open(settings, connect=connect) as gateway:
-        if count := len(gateway.catalog.problems):
+async def _open(settings: Settings) -> AsyncIterator[Gateway]:
+    """Open the gateway with its own servers connected, and print one line if there are problems with its tools."""
+    async with AsyncExitStack() as stack:
+        async with show_progress("connecting to servers"):
+            gateway = await stack.enter_async_context(Gateway.open(settings, connect="own"))
+        silent = (
+            [name for name, each in gateway.upstreams.by_name.items() if each.error] if gateway.passthrough() else []
+        )
+        if count := len(gateway.catalog.problems) + len(silent):
             problems = "1 problem" if count == 1 else f"{count} problems"
-            click.echo(f"toolgate: {problems} with tools; 'toolgate doctor' lists them", err=True)
+            servers = f" (no answer from {', '.join(silent)})" if silent else ""
+            click.echo(f"toolgate: {problems} with tools{servers}; 'toolgate doctor' lists them", err=True)
         yield gateway
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,8 @@ from gateway.admin.openapi import describe_import, install_openapi, write_openap
 from gateway.admin.toolsets import ServerInfo, ToolsetInfo
 from gateway.bundles.openapi import ImportOptions
 from gateway.cli.help import choose_color
-from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
+from gateway.cli.options import as_json, print_json, print_table, run, run_admin, run_shown, settings_options
+from gateway.cli.progress import ProgressLine, show_progress
 from gateway.cli.prompt import can_ask, person
 from gateway.config import Settings
 from gateway.errors import InputRequired, ToolFailed
@@ -26,6 +27,9 @@ from gateway.gateway import Gateway
 from gateway.secrets import KNOWN
 from gateway.text import visible
 from gateway.tools import Tool
+
+if TYPE_CHECKING:
+    from gateway.sandbox.run import FinishedProgram
 
 agree = click.option("--yes", is_flag=True, help="Agree to its MCP servers without being asked.")
 
@@ -49,11 +53,17 @@ def install(settings: Settings, source: str, copy: bool, dry_run: bool, yes: boo
     MCP servers it brings are started only after you agreed to each, here or with `toolset allow`.
     """
     if dry_run:
-        difference = run_admin(settings, lambda gateway: toolsets.compare_toolset(gateway, source, _show_progress))
+        difference = run_shown(
+            settings,
+            lambda gateway, line: toolsets.compare_toolset(gateway, source, line),
+            f"reading {source}",
+        )
         _print_difference(difference.to_dict(), as_json)
         return
-    info = run_admin(
-        settings, lambda gateway: toolsets.install_toolset(gateway, source, copy=copy, progress=_show_progress)
+    info = run_shown(
+        settings,
+        lambda gateway, line: toolsets.install_toolset(gateway, source, copy=copy, progress=line),
+        f"installing {source}",
     )
     installed = info.installed
     if as_json:
@@ -123,7 +133,11 @@ def show(settings: Settings, toolset_id: str, as_json: bool) -> None:
 def export(settings: Settings, toolset_id: str, output: str | None) -> None:
     """Export a toolset as a ZIP file, without secret values."""
     target = sys.stdout.buffer if output == "-" else Path(output) if output else None
-    if written := run_admin(settings, lambda gateway: toolsets.export_toolset(gateway, toolset_id, target)):
+    if written := run_admin(
+        settings,
+        lambda gateway: toolsets.export_toolset(gateway, toolset_id, target),
+        None if output == "-" else f"exporting {toolset_id}",
+    ):
         click.echo(str(written))
 
 
@@ -204,9 +218,10 @@ def check(settings: Settings, source: str, as_json: bool) -> None:
     """Try a bundle as `install` would, in a sandbox and a temporary library, and warn about likely mistakes."""
 
     async def task() -> ToolsetInfo:
-        return await toolsets.check_toolset(
-            settings, source, lambda temporary: Gateway.open(temporary, connect="none"), _show_progress
-        )
+        async with show_progress(f"checking {source}") as line:
+            return await toolsets.check_toolset(
+                settings, source, lambda temporary: Gateway.open(temporary, connect="none"), line
+            )
 
     info = run(task)
     if as_json:
@@ -229,15 +244,14 @@ def test(settings: Settings, source: str, arguments: tuple[str, ...]) -> int:
     What follows is passed to pytest. Exit 1 when a test fails."""
     color = ("--color=yes",) if sys.stdout.isatty() and choose_color() is None else ()
 
-    def show(stream: str, output: bytes) -> None:
-        click.echo(output, nl=False, err=stream == "stderr")
+    async def run_tests(gateway: Gateway, line: ProgressLine) -> FinishedProgram:
+        def show(stream: str, output: bytes) -> None:
+            line.stop()
+            click.echo(output, nl=False, err=stream == "stderr")
 
-    finished = run_admin(
-        settings,
-        lambda gateway: toolsets.test_toolset(
-            gateway, source, (*color, *arguments), on_output=show, progress=_show_progress
-        ),
-    )
+        return await toolsets.test_toolset(gateway, source, (*color, *arguments), on_output=show, progress=line)
+
+    finished = run_shown(settings, run_tests, f"preparing the tests of {source}")
     if finished.exit.killed is not None:
         raise ToolFailed(f"the tests were ended: they went over the limit of {finished.exit.killed}")
     return min(finished.exit.code, 1)
@@ -311,11 +325,6 @@ def _switch(settings: Settings, toolset_id: str, enabled: bool) -> None:
     click.echo(f"{toolset_id} is {'on' if enabled else 'off'}")
 
 
-async def _show_progress(_: float, __: float | None = None, message: str | None = None) -> None:
-    if message and sys.stderr.isatty():
-        click.echo(f"… {message}", err=True)
-
-
 def _state(info: ToolsetInfo) -> str:
     if info.installed.enabled and info.pending_servers:
         return f"on; servers held back: {len(info.pending_servers)}"
@@ -378,7 +387,9 @@ def _ask_about_server(server: ServerInfo) -> bool:
 
 
 def _allow(settings: Settings, toolset_id: str, digests: dict[str, str], by: str, as_json: bool) -> ToolsetInfo:
-    info, results = run_admin(settings, lambda gateway: toolsets.allow_servers(gateway, toolset_id, digests, by))
+    info, results = run_admin(
+        settings, lambda gateway: toolsets.allow_servers(gateway, toolset_id, digests, by), "connecting to its servers"
+    )
     for name, result in results.items():
         click.echo(KNOWN.mask(visible(f"{name} is allowed; {result}")), err=as_json)
     return info

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shlex
 import sys
-import threading
-import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +16,9 @@ from gateway.admin import upstream_review, upstreams
 from gateway.admin.upstream_import import ImportResult, find_secrets, find_servers, import_servers, secrets_file
 from gateway.admin.upstream_review import ReviewItem
 from gateway.admin.upstream_setup import ProbeResult, ToolStatus
-from gateway.cli.options import as_json, print_json, print_table, run_stored, settings_options
+from gateway.cli.browser import open_url
+from gateway.cli.options import as_json, print_json, print_table, run_shown, run_stored, settings_options
+from gateway.cli.progress import clear_progress
 from gateway.config import Settings, anchor_path
 from gateway.errors import GatewayError, InputRequired, Invalid
 from gateway.text import visible
@@ -35,7 +34,14 @@ class _TrailingCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         cut = args.index("--") if "--" in args else len(args)
-        rest = super().parse_args(ctx, args[:cut])
+        try:
+            rest = super().parse_args(ctx, args[:cut])
+        except click.UsageError as error:
+            if cut < len(args) or "unexpected extra argument" not in error.format_message():
+                raise
+            raise click.UsageError(
+                "the program to start stands after `--`, as in: toolgate upstream add time -- uvx mcp-server-time", ctx
+            ) from None
         ctx.params["command"] = tuple(args[cut + 1 :])
         return rest
 
@@ -46,8 +52,6 @@ class _TrailingCommand(click.Command):
 @click.group()
 def upstream() -> None:
     """Add other MCP servers, and review what they offer."""
-    # Each command itself prints why a server does not answer, on one line.
-    logging.getLogger("gateway.sources.upstreams").setLevel(logging.ERROR)
 
 
 @upstream.command(cls=_TrailingCommand)
@@ -94,8 +98,12 @@ def add(settings: Settings, name: str, no_test: bool, as_json: bool, **options: 
     """Add a server: a program to start, after `--`, or a URL to connect to."""
     server = _server_settings(options)
     ask_secret = read_secret if sys.stdin.isatty() else None
-    result = run_stored(
-        settings, lambda gateway: upstreams.add_upstream(gateway, name, server, test=not no_test, ask_secret=ask_secret)
+    result = run_shown(
+        settings.model_copy(update={"toolsets": []}),
+        lambda gateway, line: upstreams.add_upstream(
+            gateway, name, server, test=not no_test, ask_secret=ask_secret, step=line.step
+        ),
+        f"adding {name}",
     )
     if as_json:
         print_json({"name": name, "settings": server, "answer": result and result.to_dict()})
@@ -166,7 +174,11 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
 @settings_options
 def test(settings: Settings, name: str | None, as_json: bool) -> int:
     """Connect to a server now and list what it has, or to every one that is on. Exit 1 when one does not answer."""
-    results = run_stored(settings, lambda gateway: upstreams.probe_upstreams(gateway, name))
+    results = run_shown(
+        settings.model_copy(update={"toolsets": []}),
+        lambda gateway, line: upstreams.probe_upstreams(gateway, name, line.step),
+        "connecting",
+    )
     failed = [result for _, result in results if isinstance(result, GatewayError)]
     if as_json:
         shapes = [_probe_dict(server, result) for server, result in results]
@@ -197,6 +209,32 @@ def enable(settings: Settings, name: str) -> None:
 def disable(settings: Settings, name: str) -> None:
     """Turn a server off. It stays configured, but is not connected."""
     _switch(settings, name, False)
+
+
+@upstream.command()
+@click.argument("name")
+@settings_options
+def restart(settings: Settings, name: str) -> None:
+    """End a server's program or connections and start it again, in every gateway that runs."""
+    run_stored(settings, lambda gateway: upstreams.restart_upstream(gateway, name))
+    click.echo(f"gateways that run restart {name} within a second; see: toolgate upstream logs {name}")
+
+
+@upstream.command()
+@click.argument("name")
+@click.option("-f", "--follow", is_flag=True, help="Go on printing what is added, until Ctrl-C.")
+@click.option("-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="Lines to begin with.")
+@settings_options
+def logs(settings: Settings, name: str, follow: bool, lines: int) -> None:
+    """Print what a server's program wrote to stderr, and when it was started and ended."""
+    path = run_stored(settings, lambda gateway: upstreams.find_log(gateway, name))
+    kept = upstreams.read_log(path, lines) if lines else []
+    if not kept and not follow:
+        click.echo(f"{name} was not started yet; start it with: toolgate upstream test {name}", err=True)
+    for line in kept:
+        click.echo(line)
+    for line in upstreams.follow_log(path) if follow else ():
+        click.echo(line)
 
 
 @upstream.command()
@@ -238,8 +276,7 @@ def login(
     def show_url(url: str) -> None:
         click.echo(f"Sign in to {name} here, within five minutes:\n\n  {url}\n", err=True)
         if not no_browser:
-            # In a thread of its own: a browser in this terminal would never return.
-            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+            open_url(url)
 
     result = run_stored(
         settings, lambda gateway: upstreams.log_in(gateway, name, show_url, scopes=scopes, port=port or 0)
@@ -429,6 +466,7 @@ def _parse_pair(text: str, key: str) -> tuple[str, str]:
 
 def read_secret(variable: str) -> str:
     """Ask for a value without echo, or read it from the standard input where that is no terminal."""
+    clear_progress()
     if sys.stdin.isatty():
         question = f"{variable} (stored for this server only)"
         return str(click.prompt(question, hide_input=True, err=True, default="", show_default=False))

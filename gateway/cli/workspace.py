@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
@@ -17,7 +18,9 @@ from gateway.admin.workspaces import (
     open_workspace,
     short_id,
 )
+from gateway.cli.browser import open_file
 from gateway.cli.options import Result, as_json, print_json, print_table, run_admin, settings_options
+from gateway.cli.progress import clear_progress
 from gateway.config import Settings
 from gateway.errors import InputRequired
 from gateway.gateway import Gateway
@@ -53,10 +56,16 @@ def ls(settings: Settings, path: str, manifest: str | None, recursive: bool, as_
 @workspace.command()
 @click.argument("path")
 @_manifest
+@click.option("--open", "opens", is_flag=True, help="Show it in your browser instead; markdown and code are rendered.")
 @settings_options
-def cat(settings: Settings, path: str, manifest: str | None) -> None:
+def cat(settings: Settings, path: str, manifest: str | None, opens: bool) -> None:
     """A file's bytes, as they are now or in a version."""
-    _run(settings, lambda files: files.copy_file(path, sys.stdout.buffer, manifest=manifest))
+    if opens:
+        content = io.BytesIO()
+        _run(settings, lambda files: files.copy_file(path, content, manifest=manifest))
+        open_file(path, content.getvalue())
+        return
+    _run(settings, lambda files: files.copy_file(path, sys.stdout.buffer, manifest=manifest), doing=None)
 
 
 @workspace.command()
@@ -116,7 +125,10 @@ def diff_command(settings: Settings, from_: str | None, to: str | None, paths: t
 @settings_options
 def checkout(settings: Settings, manifest: str, yes: bool, as_json: bool) -> None:
     """Restore a version's files; later changes continue from there. Nothing is lost: see `log`."""
-    _print_checkout(_run(settings, lambda files: files.checkout(manifest, None if yes else _confirm)), as_json)
+    _print_checkout(
+        _run(settings, lambda files: files.checkout(manifest, None if yes else _confirm), doing="restoring files"),
+        as_json,
+    )
 
 
 @workspace.command()
@@ -128,7 +140,7 @@ def undo(settings: Settings, as_json: bool) -> None:
 
     It does not ask: the version you leave is kept, and the command that goes back to it is printed.
     """
-    _print_checkout(_run(settings, ChatWorkspace.undo), as_json)
+    _print_checkout(_run(settings, ChatWorkspace.undo, doing="restoring files"), as_json)
 
 
 @workspace.command()
@@ -144,17 +156,23 @@ def sweep(settings: Settings, as_json: bool) -> None:
         click.echo(f"{counts} removed, {swept['bytes']} bytes")
 
 
-def _run(settings: Settings, action: Callable[[ChatWorkspace], Awaitable[Result]], create: bool = False) -> Result:
+def _run(
+    settings: Settings,
+    action: Callable[[ChatWorkspace], Awaitable[Result]],
+    create: bool = False,
+    doing: str | None = "reading the workspace",
+) -> Result:
     async def act(gateway: Gateway) -> Result:
         return await action(await open_workspace(gateway, create))
 
-    return run_admin(settings, act)
+    return run_admin(settings, act, doing)
 
 
 def _confirm(summary: str) -> None:
     if not sys.stdin.isatty():
         reason = f"this would change files: {summary}"
         raise InputRequired(f"{reason}; use --yes to agree", reason=reason)
+    clear_progress()
     click.confirm(f"This changes files: {summary}. Continue?", abort=True, err=True)
 
 

@@ -54,6 +54,7 @@ _BUMP = Statement(
     "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
     (SUBJECT,),
 )
+_RESTART = "restart:"
 _REVISION = Statement("SELECT revision FROM revisions WHERE subject = ?", (SUBJECT,))
 _SELECT = "SELECT name, settings, enabled, created_at, updated_at FROM upstreams"
 _ADD = "INSERT INTO upstreams (name, settings, enabled, created_at, updated_at) VALUES (?, ?, ?, ?, ?)"
@@ -122,6 +123,15 @@ class Upstreams:
         """Remove a server and all that is remembered of it."""
         forgotten = Statement("DELETE FROM upstream_memory WHERE server = ?", (name,))
         await self._touch(name, "DELETE FROM upstreams WHERE name = ?", also=forgotten)
+
+    async def request_restart(self, name: str) -> None:
+        """Have every gateway that runs restart a server, wherever it was set up."""
+        await self._db.run(Statement(_BUMP.sql, (_RESTART + name,)), _BUMP)
+
+    async def restarts(self) -> dict[str, int]:
+        """Return the number of restarts of each server."""
+        rows = await self._db.fetch("SELECT subject, revision FROM revisions WHERE subject LIKE ?", f"{_RESTART}%")
+        return {str(subject).removeprefix(_RESTART): int(revision) for subject, revision in rows}
 
     async def recall(self, server: str) -> Memory:
         """The stored listing of a server; an empty one when there is none."""

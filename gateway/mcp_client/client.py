@@ -291,10 +291,17 @@ class McpClient:
         params = params if isinstance(params, dict) else {}
         if not isinstance(method, str):
             self._receive_response(message, origin)
+        elif "id" in message and self._is_echo(message["id"], method):
+            self.lose(ConnectionLost(f"{self.label} is not an MCP server: it sends back what it is sent"))
         elif "id" in message:
             self._receive_request(message["id"], method, params, origin)
         else:
             self._receive_notification(method, params, origin)
+
+    def _is_echo(self, request_id: Any, method: str) -> bool:
+        """Return whether a request is our own, sent back. Servers send no such requests."""
+        pending = self._pending.get(request_id) if type(request_id) is int else None
+        return pending is not None and pending.method == method and method in ("initialize", "server/discover")
 
     def lose(self, reason: ConnectionLost) -> None:
         """End the connection: every pending request fails with the reason, and resources are released."""

@@ -6,6 +6,7 @@ Negotiation follows the rules of 2026-07-28: `server/discover` for a modern serv
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from gateway import protocol
@@ -29,39 +30,62 @@ PROBE_MODERN_SECONDS = 10.0
 # The status with which servers that know only the old HTTP+SSE answer a POST.
 _SSE_ONLY_STATUS = (400, 404, 405)
 
+# Is told what is done while a connection is opened.
+Step = Callable[[str], None]
+
+
+def ignore_step(_: str) -> None:
+    """Report nothing."""
+
 
 async def open_client(
-    endpoint: Endpoint, *, identity: ClientIdentity, timeout: float = 30.0, version: str | None = None
+    endpoint: Endpoint,
+    *,
+    identity: ClientIdentity,
+    timeout: float = 30.0,
+    version: str | None = None,
+    step: Step = ignore_step,
 ) -> McpClient:
     """Connect to a server and negotiate. `version` is the protocol version of the last time: it saves the probing, and
-    costs little when it is wrong.
+    costs little when it is wrong. `step` is told what is done.
 
     Raises an error of `mcp_client.messages`, `RpcError` or `Timeout`; then nothing is left running.
     """
+    stray: list[str] = []
     try:
         async with asyncio.timeout(timeout):
             if isinstance(endpoint, StdioEndpoint):
-                return await _open_stdio(endpoint, identity, version)
+                step(f"starting {endpoint.label}, and waiting for its answer")
+                return await _open_stdio(endpoint, identity, version, stray)
+            step(f"connecting to {endpoint.label}")
             if endpoint.transport == "sse":
                 return await _open_sse(endpoint, identity, version)
             return await _open_http(endpoint, identity, version)
     except TimeoutError:
-        raise Timeout(f"{endpoint.label} did not answer within {timeout:g} seconds") from None
+        message = f"{endpoint.label} did not answer within {timeout:g} seconds"
+        if stray:
+            message += f"; it wrote {stray[0]!r} to stdout, which is no MCP message, so it may not be an MCP server"
+        raise Timeout(message) from None
 
 
-async def _open_stdio(endpoint: StdioEndpoint, identity: ClientIdentity, version: str | None) -> McpClient:
+async def _open_stdio(
+    endpoint: StdioEndpoint, identity: ClientIdentity, version: str | None, stray: list[str]
+) -> McpClient:
     try:
-        return await _start_stdio(endpoint, identity, version)
+        return await _start_stdio(endpoint, identity, version, stray)
     except ConnectionLost:
         if version in protocol.HANDSHAKE_PROTOCOL_VERSIONS:
             raise
     # Some old servers end at the first message they do not know.
-    return await _start_stdio(endpoint, identity, protocol.LATEST_HANDSHAKE_VERSION)
+    return await _start_stdio(endpoint, identity, protocol.LATEST_HANDSHAKE_VERSION, stray)
 
 
-async def _start_stdio(endpoint: StdioEndpoint, identity: ClientIdentity, version: str | None) -> McpClient:
+async def _start_stdio(
+    endpoint: StdioEndpoint, identity: ClientIdentity, version: str | None, stray: list[str]
+) -> McpClient:
     client = McpClient(endpoint.label, identity)
     client.transport = transport = StdioTransport(client)
+    transport.stray_lines = stray
     await transport.start(endpoint)
     try:
         await _negotiate(client, version)

@@ -35,13 +35,15 @@ class Confinement:
 @dataclass(frozen=True)
 class StdioEndpoint:
     """A program that speaks MCP over stdin and stdout. Its environment is `env` and a few variables every program
-    needs. It starts in `cwd`, or in the gateway's working directory. With `sandbox` it runs in one."""
+    needs. It starts in `cwd`, or in the gateway's working directory. With `sandbox` it runs in one. Its stderr is kept
+    in the file `log`, if there is one."""
 
     command: str
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
     sandbox: Confinement | None = field(default=None, repr=False)
+    log: Path | None = field(default=None, repr=False, compare=False)
 
     @property
     def label(self) -> str:

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import shutil
+import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.errors import Unavailable
@@ -14,6 +16,8 @@ from gateway.mcp_client.endpoints import StdioEndpoint
 from gateway.mcp_client.messages import Unreachable
 from gateway.sandbox import Exit, OutputCallback, Process
 from gateway.sandbox.supervisor import start_supervised
+from gateway.secrets import KNOWN
+from gateway.text import visible
 
 # Variables of our environment that a server gets. All others may hold our secrets.
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "USER")
@@ -24,6 +28,9 @@ END_SECONDS = 2.0
 STDERR_LIMIT = 8 * 1024
 _STDERR_LINE_LIMIT = 2000
 
+# Bytes of the stderr that is kept of one server, and once more of what came before.
+LOG_LIMIT = 1024 * 1024
+
 
 class ServerProcess:
     """A server's process, in a sandbox or behind a supervisor: it and all it started die with the gateway.
@@ -31,18 +38,19 @@ class ServerProcess:
     `output_ended` is set when its stdout is closed. The limits of a sandbox are checked often while it is `busy`.
     """
 
-    def __init__(self, process: Process, label: str) -> None:
+    def __init__(self, process: Process, label: str, log: Path | None = None) -> None:
         assert process.stdin is not None  # noqa: S101 - it was requested
         self.stdin = process.stdin
         self.busy = True
         self.output_ended = asyncio.Event()
-        self.stderr = StderrLog(label)
+        self.stderr = StderrLog(label, log)
         self._process = process
         loop = asyncio.get_running_loop()
         self._exit: asyncio.Task[Exit] = loop.create_task(process.wait())
         self._reading = loop.create_task(process.stdout.read())
         for task in (self._exit, self._reading):
             task.add_done_callback(lambda _: self.output_ended.set())
+        self._exit.add_done_callback(self._note_exit)
 
     def set_busy(self, busy: bool) -> None:
         self.busy = self._process.busy = busy
@@ -51,6 +59,10 @@ class ServerProcess:
         """Wait for its end; None when it still runs after so many seconds. `Unavailable` when it never started."""
         await asyncio.wait([self._exit], timeout=seconds)
         return self._exit.result() if self._exit.done() else None
+
+    def _note_exit(self, exit_task: asyncio.Task[Exit]) -> None:
+        if not exit_task.cancelled() and exit_task.exception() is None:
+            self.stderr.note(f"ended with exit code {exit_task.result().code}")
 
     async def end(self) -> None:
         """Close its stdin, then send SIGTERM, then SIGKILL, until it has ended."""
@@ -67,10 +79,11 @@ class ServerProcess:
 
 
 class StderrLog:
-    """A server's stderr: written to our log, with its last lines kept in `tail`."""
+    """A server's stderr: written to our log and to a file of bounded size, with its last lines kept in `tail`."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, path: Path | None = None) -> None:
         self._log = logging.getLogger(f"gateway.upstream.{label.replace('.', '_')}")
+        self._path = path
         self._lines: deque[str] = deque()
         self._size = 0
         self._rest = b""
@@ -86,17 +99,43 @@ class StderrLog:
             lines.append(rest)
             rest = b""
         self._rest = rest
-        for line in lines:
-            self._add(line[:_STDERR_LINE_LIMIT].decode(errors="replace").rstrip())
+        texts = [line[:_STDERR_LINE_LIMIT].decode(errors="replace").rstrip() for line in lines]
+        shown = [text for text in texts if text]
+        for text in shown:
+            self._add(text)
+        self._write(shown)
+
+    def note(self, event: str) -> None:
+        """Add a line of our own to the file."""
+        self._write([f"[toolgate] {event}"])
 
     def _add(self, line: str) -> None:
-        if not line:
-            return
         self._log.debug("%s", line)
         self._lines.append(line)
         self._size += len(line)
         while self._size > STDERR_LIMIT:
             self._size -= len(self._lines.popleft())
+
+    def _write(self, lines: Sequence[str]) -> None:
+        """Append lines to the file. Several gateways may do so; the one that fills the file starts a new one."""
+        if self._path is None or not lines:
+            return
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        text = "".join(f"{moment} {visible(KNOWN.mask(line))}\n" for line in lines)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(self._path, "a", encoding="utf-8", opener=_open_private) as file:
+                file.write(text)
+                size = file.tell()
+            if size > LOG_LIMIT:
+                self._path.replace(self._path.with_suffix(".log.1"))
+        except OSError as error:  # the server works without its log
+            self._log.warning("%s cannot be written: %s", self._path, error.strerror)
+            self._path = None
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 async def start_process(endpoint: StdioEndpoint, on_output: OutputCallback) -> ServerProcess:
@@ -109,7 +148,8 @@ async def start_process(endpoint: StdioEndpoint, on_output: OutputCallback) -> S
         from gateway.mcp_client.sandboxed_process import start_sandboxed
 
         process = await start_sandboxed(endpoint, endpoint.sandbox)
-    server = ServerProcess(process, endpoint.label)
+    server = ServerProcess(process, endpoint.label, endpoint.log)
+    server.stderr.note(f"started {endpoint.label}")
     await process.listen(on_output, server.stderr.feed)
     return server
 

@@ -28,17 +28,23 @@ IDLE_CHECK_SECONDS = 0.5
 # Bytes kept of either end of a line over the limit.
 _END = 512
 
+# Lines on stdout that were no messages, of which the first are kept.
+_STRAY_LINES = 3
+_STRAY_BYTES = 200
+
 _log = logging.getLogger(__name__)
 
 
 class StdioTransport:
-    """A request of the server does not say which request of ours it belongs to; see `Attribution`."""
+    """A request of the server does not say which request of ours it belongs to; see `Attribution`. `stray_lines` are
+    the first lines on stdout that were no messages."""
 
     isolates_requests = False
     needs_pings = False  # nothing between the two processes ends a silent connection
 
     def __init__(self, client: McpClient) -> None:
         self._client = client
+        self.stray_lines: list[str] = []
         self._lines = LineSplitter(MESSAGE_LIMIT)
         self._loop = asyncio.get_running_loop()
         self._process: ServerProcess
@@ -83,9 +89,16 @@ class StdioTransport:
                 continue
             messages = decode(line)
             if not messages and line.strip():
-                _log.debug("%s wrote a line that is no message: %.200r", self._client.label, line)
+                self._note_stray(line)
             for message in messages:
                 self._client.receive(message)
+
+    def _note_stray(self, line: bytes) -> None:
+        text = line[:_STRAY_BYTES].decode(errors="replace").strip()
+        _log.debug("%s wrote a line that is no message: %r", self._client.label, text)
+        if len(self.stray_lines) < _STRAY_LINES:
+            self.stray_lines.append(text)
+            self._process.stderr.note(f"a line on stdout is no message: {text}")
 
     def _fail_request(self, line: OversizedLine) -> None:
         _log.warning("%s sent a message over %d bytes, which was dropped", self._client.label, MESSAGE_LIMIT)

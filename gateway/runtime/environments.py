@@ -20,6 +20,7 @@ from gateway.files import FileLock, sync_file_system, try_lock
 from gateway.runtime import uv, worker_packages
 
 _LOCK, _PACKAGES, _ASIDE = "lock.txt", "packages", ".aside"
+_UV_STEP = re.compile(r"(Download|Build|Built|Prepared|Installed|\+ )")
 _PINNED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
 
 
@@ -133,8 +134,13 @@ class PackageEnvironments:
         await run("compile", "--generate-hashes", "--no-header", "-c", limits.name, "-o", _LOCK, wanted.name)
         count = len(_PINNED.findall(locked.read_text(encoding="utf-8")))
         await progress(1, 2, f"installing {count} package{'' if count == 1 else 's'}…")
+
+        async def report(line: str) -> None:
+            if _UV_STEP.match(line):
+                await progress(1, 2, f"packages: {line}")
+
         how = ("--require-hashes", "--no-deps", "--compile-bytecode", "--link-mode", "copy")
-        await run("install", *how, "--target", _PACKAGES, "-r", _LOCK)
+        await run("install", *how, "--target", _PACKAGES, "-r", _LOCK, on_line=report)
         await progress(2, 2, "packages installed")
 
     def _remove_leftovers(self, digest: str) -> None:

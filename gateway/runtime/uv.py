@@ -9,11 +9,15 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from gateway.errors import GatewayError, Invalid, Unavailable
 from gateway.runtime import worker_packages
+from gateway.runtime.package_errors import find_package_error
+
+# Gets a line that uv writes.
+LineCallback = Callable[[str], Awaitable[None]]
 
 DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
 SECONDS = 600.0
@@ -33,8 +37,8 @@ class Uv:
         self._lock = lock
         self._options = (*options, "--no-config", "--no-progress", "--color", "never", "--cache-dir", str(cache))
 
-    async def __call__(self, command: str, *arguments: str) -> None:
-        """Run a command; fails with `DEPENDENCY_FAILED` and the first useful line of uv's error."""
+    async def __call__(self, command: str, *arguments: str, on_line: LineCallback | None = None) -> None:
+        """Run a command; fails with `DEPENDENCY_FAILED` and the cause. `on_line` gets what uv reports meanwhile."""
         python = ("--python", str(worker_packages.interpreter()), "--no-python-downloads")
         process = await asyncio.create_subprocess_exec(
             *(find(), "pip", command, *python, *self._options, *arguments),
@@ -48,7 +52,7 @@ class Uv:
         )
         try:
             async with asyncio.timeout(SECONDS):
-                stderr = await _read(process)
+                stderr = await _read(process, on_line)
                 code = await process.wait()
         except TimeoutError:
             message = f"installing packages took longer than {SECONDS / 60:.0f} minutes"
@@ -76,12 +80,16 @@ def inherits(name: str) -> bool:
     return _INHERITED.fullmatch(name) is not None
 
 
-async def _read(process: asyncio.subprocess.Process) -> str:
+async def _read(process: asyncio.subprocess.Process, on_line: LineCallback | None) -> str:
     """Read stderr to its end; return the last part."""
-    stderr = b""
+    stderr, rest = b"", b""
     assert process.stderr is not None  # noqa: S101 - it is a pipe
     while chunk := await process.stderr.read(_STDERR_BYTES):
         stderr = (stderr + chunk)[-_STDERR_BYTES:]
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if on_line is not None:
+                await on_line(line.decode("utf-8", "replace").strip())
     return stderr.decode("utf-8", "replace")
 
 
@@ -95,10 +103,12 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def _refusal(stderr: str) -> GatewayError:
     lines = [_CREDENTIALS.sub("//", _FRAME.sub("", line)).strip() for line in _error_lines(stderr)]
     lines = [line for line in lines if line] or ["uv failed without a message"]
-    first = lines[1] if len(lines) > 1 and lines[0].startswith("No solution found") else lines[0]
+    known = find_package_error("\n".join(lines))
+    is_unsolved = len(lines) > 1 and lines[0].startswith("No solution found")
+    cause = known.text if known else lines[1] if is_unsolved else ": ".join(lines)
     if "building from source is disabled" in stderr or "--no-build" in stderr:
-        first += "; allow building from source with sandbox.allow_source_packages, which runs the package's code"
-    message = f"the toolset's packages could not be installed: {first[:1000]}"
+        cause += "; allow building from source with sandbox.allow_source_packages, which runs the package's code"
+    message = f"the toolset's packages could not be installed: {cause[:1000]}"
     if _UNREACHABLE.search("\n".join(lines)):
         return Unavailable(message, code=DEPENDENCY_FAILED)
     return Invalid(message, code=DEPENDENCY_FAILED)

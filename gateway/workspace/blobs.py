@@ -61,9 +61,10 @@ class BlobStore(Protocol):
 
 class FileBlobs:
     """Blobs as files `ab/abcd…` of a directory, written under `tmp/` and renamed when complete. Of many small ones that
-    are put before a `sync`, those after the first go into a pack."""
+    are put before a `sync`, those after the first go into a pack. `taken` counts what was put, for reports."""
 
     def __init__(self, directory: Path) -> None:
+        self.taken = 0
         self.directory = directory
         self.temporary = directory / "tmp"
         self.temporary.mkdir(0o700, parents=True, exist_ok=True)
@@ -76,6 +77,7 @@ class FileBlobs:
 
     def put(self, source: BinaryIO) -> str:
         first = source.read(CHUNK)
+        self.taken += 1
         return self._put_piece(first) if len(first) < CHUNK else self._put_stream(source, first)
 
     def open(self, digest: str) -> BinaryIO:

@@ -335,6 +335,9 @@ class Versions:
         for opened in self._open.values():
             await self.in_thread(opened.checkout.save)
 
+    def files_read(self) -> int:
+        return sum(opened.blobs.taken for opened in self._open.values())
+
     async def in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await anyio.to_thread.run_sync(functools.partial(function, *arguments), limiter=self._threads)
 

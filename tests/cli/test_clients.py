@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admin.client_files import merge, read, write
+from gateway.admin.client_files import merge, read, remove, write
 from gateway.admin.clients import CLIENTS, Snippet, UserEnvironment, locate, make_snippets, serve_command
 from gateway.cli.clients import client
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, NotFound, Unavailable
@@ -644,3 +644,122 @@ def test_paths_for_serve_are_made_absolute_since_a_client_starts_us_elsewhere(tm
         "--chat",
         "x",
     ]
+
+
+# Taking it out again, and the way back
+
+
+@pytest.mark.parametrize("name", list(CLIENTS))
+@pytest.mark.parametrize("place", ["first", "middle", "last", "alone"])
+def test_an_uninstalled_entry_leaves_the_rest_of_the_file_as_it_was(name: str, place: str) -> None:
+    snippet = entry_for(name)
+    others = {"first": ["zz"], "middle": ["a", "zz"], "last": ["a"], "alone": []}[place]
+    names = [*others[: 1 if place == "middle" else 0 if place == "first" else None], "toolgate"]
+    names += [other for other in others if other not in names]
+    content = b""
+    for each in names:
+        content, _ = merge(snippet.file, content, snippet._replace(name=each, entry={**snippet.entry}))
+    without = remove(snippet.file, content, snippet)
+    key = CLIENTS[name].key
+    servers = (parse_file(without.decode(), snippet.file.suffix) or {}).get(key) or {}
+    assert sorted(servers) == sorted(others)
+    again, _ = merge(snippet.file, without, snippet)
+    assert parse_file(again.decode(), snippet.file.suffix) == parse_file(content.decode(), snippet.file.suffix)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            '{"mcpServers": {\n  // mine\n  "a": {}, // the first\n  "toolgate": {"command": "x"},\n  "b": {}\n}}\n',
+            '{"mcpServers": {\n  // mine\n  "a": {}, // the first\n  "b": {}\n}}\n',
+        ),
+        ('{"mcpServers": {"a": {}, "toolgate": {}}}', '{"mcpServers": {"a": {}}}'),
+        ('{"mcpServers": {"toolgate": {}, "a": {}}}', '{"mcpServers": { "a": {}}}'),
+        ('{"mcpServers": {"a": {},\n  "toolgate": {},\n}}', '{"mcpServers": {"a": {},\n}}'),
+        ('{"mcpServers": {"toolgate": 1, "toolgate": {}}}', '{"mcpServers": {}}'),
+        ('{"mcpServers": {"a": {}}}', '{"mcpServers": {"a": {}}}'),
+    ],
+)
+def test_uninstall_cuts_the_entry_out_of_json_with_comments(before: str, after: str) -> None:
+    assert remove(Path("mcp.json"), before.encode(), entry_for("cursor")).decode() == after
+
+
+def test_clients_are_listed_uninstalled_and_restored(run: Run, tmp_path: Path) -> None:
+    (tmp_path / ".cursor").mkdir()
+    (tmp_path / ".codex").mkdir()
+    (tmp_path / ".codex/config.toml").write_text("broken = [")
+    file = tmp_path / ".cursor/mcp.json"
+    file.write_text('{"mcpServers": {"mine": {"command": "x"}}}')
+
+    def states() -> dict[str, str]:
+        return {row["client"]: row["state"] for row in json.loads(run("list", "--json").output)}
+
+    assert (states()["cursor"], states()["zed"], states()["codex"]) == ("not added", "not installed", "unreadable")
+    before = file.read_bytes()
+    installed = run("install", "cursor")
+    assert "to go back: toolgate client restore cursor" in installed.output
+    assert states()["cursor"] == "added"
+    after = file.read_bytes()
+    removed = run("uninstall", "cursor")
+    assert removed.exit_code == 0, removed.output
+    assert json.loads(file.read_bytes()) == json.loads(before)
+    assert refused(run("uninstall", "cursor")).code == "NOT_FOUND"
+    assert run("restore", "cursor").exit_code == 0
+    assert file.read_bytes() == after
+    assert run("restore", "cursor").exit_code == 0
+    assert json.loads(file.read_bytes()) == json.loads(before)
+    assert "no backup" in refused(run("restore", "zed")).message
+
+
+def test_only_the_newest_backups_of_a_file_are_kept(run: Run, tmp_path: Path) -> None:
+    (tmp_path / ".cursor").mkdir()
+    for number in range(15):
+        assert run("install", "cursor", "--url", f"http://127.0.0.1:{8000 + number}/mcp").exit_code == 0
+    assert len(list((tmp_path / ".cursor").glob("*.bak"))) == 10
+
+
+def test_an_entry_names_the_settings_file_that_is_used_here(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".cursor").mkdir()
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    (project / "toolgate.yaml").write_text("chat: here\n")
+
+    def arguments() -> list[str]:
+        assert run("install", "cursor").exit_code == 0
+        entry = json.loads((tmp_path / ".cursor/mcp.json").read_text())["mcpServers"]["toolgate"]
+        return [*entry["args"][entry["args"].index("serve") :]]
+
+    assert arguments() == ["serve", "--config", str(project / "toolgate.yaml")]
+    (project / "toolgate.yaml").unlink()
+    assert arguments() == ["serve"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workspace", "nowhere"], "Directory 'nowhere' does not exist"),
+        (["--wrkspace", "x"], "No such option"),
+        (["--config", "nowhere.yaml"], "there is no settings file 'nowhere.yaml'"),
+    ],
+)
+def test_an_entry_that_serve_would_refuse_is_not_written(
+    run: Run, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / ".cursor").mkdir()
+    result = run("install", "cursor", "--", *arguments)
+    assert result.exit_code
+    assert message in f"{result.output}{result.exception}"
+    assert not (tmp_path / ".cursor/mcp.json").exists()
+
+
+def test_settings_inside_the_workspace_are_not_written_into_an_entry(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".cursor").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toolgate.yaml").touch()
+    assert refused(run("install", "cursor", "--", "--workspace", ".")).code == "UNTRUSTED_CONFIG"

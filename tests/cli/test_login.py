@@ -56,7 +56,7 @@ def state(run: Run) -> str:
 
 def test_a_server_that_wants_a_login_from_the_first_day_to_the_last(run: Run, world: World, tmp_path: Path) -> None:
     added = run("add", "lab", "--url", f"{world.base}/mcp")
-    assert added == "lab is added; it requires a login; run: toolgate upstream login lab\n"
+    assert added.partition("\n")[2] == "lab is added; it requires a login; run: toolgate upstream login lab\n"
     assert "not logged in" in run("list")
     refused = run("test", "lab", refused="UPSTREAM_UNAUTHORIZED")
     assert "you are not logged in to 'lab': run `toolgate upstream login lab`" in refused

@@ -162,7 +162,7 @@ def test_a_name_that_is_taken_is_refused(run: Run, home: Path) -> None:
     (home / "toolgate.yaml").write_text("mcpServers: {docs: {url: 'https://h/mcp'}}\n")
     run("add", "lab", "--no-test", "--", "x")
     assert "upstream remove lab" in run("add", "lab", "--no-test", "--", "x", refused="UPSTREAM_EXISTS")
-    assert "from the settings" in run("add", "docs", "--no-test", "--", "x", refused="UPSTREAM_EXISTS")
+    assert "exists in the settings" in run("add", "docs", "--no-test", "--", "x", refused="UPSTREAM_EXISTS")
     for command in ("remove", "disable", "enable"):
         assert "the settings" in run(command, "docs", refused="SET_UP_ELSEWHERE")
     assert [each["name"] for each in run("list", "--json")] == ["docs", "lab"]

@@ -26,6 +26,7 @@ from gateway.mcp_client import (
     stdio,
 )
 from gateway.protocol.jsonrpc import RpcError
+from gateway.secrets import KNOWN
 
 from .conftest import FACE, HANDSHAKE, MODERN, SERVERS, server
 
@@ -335,3 +336,45 @@ def test_lines_are_the_same_however_they_are_cut(size: int) -> None:
     found = [line for at in range(0, len(text), size) for line in splitter.feed(text[at : at + size])]
     kept = [line if isinstance(line, bytes) else line.request_number for line in found]
     assert kept == [b"one", b"", b"two words", b"x" * 90, 7, b"last"]
+
+
+async def test_a_program_that_sends_back_what_it_is_sent_is_no_server() -> None:
+    with pytest.raises(ConnectionLost, match="cat is not an MCP server: it sends back what it is sent"):
+        await open_client(StdioEndpoint("cat"), identity=FACE, timeout=TIMEOUT)
+
+
+async def test_what_a_silent_program_wrote_to_stdout_is_in_the_timeout() -> None:
+    program = StdioEndpoint(sys.executable, ("-c", "import time; print('hello there', flush=True); time.sleep(600)"))
+    for seconds in (1, 5, 50):
+        with pytest.raises(Timeout) as refused:
+            await open_client(program, identity=FACE, timeout=seconds)
+        if "stdout" in refused.value.message:
+            break
+    assert "it wrote 'hello there' to stdout, which is no MCP message" in refused.value.message
+
+
+async def test_the_kept_stderr_of_a_server_is_private_bounded_and_masked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LOG_LIMIT", 5000)
+    KNOWN.add("hunter2-and-more")
+    path = tmp_path / "logs/server.log"
+    log = process.StderrLog("server", path)
+    log.note("started server")
+    log.feed(b"password is hunter2-and-more\nhalf a ")
+    log.feed(b"line\x1b[2J\n")
+    lines = [line.partition(" ")[2] for line in path.read_text().splitlines()]
+    assert lines == ["[toolgate] started server", "password is [redacted]", "half a line<U+001B>[2J"]
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    for number in range(500):
+        log.feed(b"%d %s\n" % (number, b"x" * 40))
+    older = path.with_suffix(".log.1")
+    assert path.stat().st_size + older.stat().st_size < 11_000
+    assert older.exists()
+
+
+async def test_a_server_runs_although_its_log_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    log = process.StderrLog("server", tmp_path / "logs/server.log")
+    log.feed(b"a line\n")
+    assert log.tail == "a line"

@@ -19,9 +19,10 @@ from gateway.serve.mcp.render_resources import PlanStore, RenderResources, Resou
 from gateway.serve.mcp.request import CHAT, Request, Response, meta_text
 from gateway.serve.mcp.resources import Completions, NoRelay, Relay, Resources
 from gateway.serve.mcp.results import SERVER_INFO, rpc_error, unknown_cursor
-from gateway.serve.mcp.sessions import Sessions
+from gateway.serve.mcp.sessions import Session, Sessions
 from gateway.serve.mcp.tools import ToolCaller, Tools
 from gateway.serve.mcp.uris import Address, is_ours
+from gateway.text import visible
 from gateway.workspace.versions import Versions
 
 if TYPE_CHECKING:
@@ -40,7 +41,13 @@ _WORD = re.compile(r"(?<![\w./-])([`'\"]?)([A-Za-z0-9_][\w-]*)")
 _NO_RELAY = NoRelay()
 _PAGE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 
+# Modern clients whose names are remembered, so that each is logged once.
+_MODERN_CLIENTS = 1000
+
 log = logging.getLogger(__name__)
+
+# Clients that come and go, at INFO.
+CLIENTS = logging.getLogger("gateway.clients")
 
 
 class Handlers:
@@ -66,11 +73,8 @@ class Handlers:
         self._relay = relay
         self.tools = Tools(executor, caller or executor, plans is not None)
         self.notifications = Notifications(versions)
-        self.sessions = Sessions(
-            lambda session: self.notifications.add(session.subscriber),
-            lambda session: self.notifications.remove(session.subscriber),
-            end_chat,
-        )
+        self.sessions = Sessions(self._session_opened, self._session_closed, end_chat)
+        self._modern_clients: set[str] = set()
         renders = RenderResources(plans, versions, executor)
         self._resources = Resources(executor, versions, renders)
         self._completions = Completions(executor, versions, renders)
@@ -151,10 +155,26 @@ class Handlers:
         self.tools.set_catalog(catalog)
         self.notifications.notify_tools()
 
+    def _session_opened(self, session: Session) -> None:
+        CLIENTS.info("client connected: %s (protocol %s)", visible(session.caller.client or "unnamed"), session.version)
+        self.notifications.add(session.subscriber)
+
+    def _session_closed(self, session: Session) -> None:
+        CLIENTS.info("client left: %s", visible(session.caller.client or "unnamed"))
+        self.notifications.remove(session.subscriber)
+
+    def _log_modern_client(self, request: Request) -> None:
+        """Log the first discovery by a client: in the modern version it neither connects nor leaves."""
+        name = request.caller.client or "unnamed"
+        if name not in self._modern_clients and len(self._modern_clients) < _MODERN_CLIENTS:
+            self._modern_clients.add(name)
+            CLIENTS.info("client seen: %s (protocol %s)", visible(name), request.version)
+
     def _is_upstream(self, uri: str, caller: Caller) -> bool:
         return not is_ours(uri) and self.relay.owns(uri, caller)
 
     async def _discover(self, request: Request) -> dict[str, Any]:
+        self._log_modern_client(request)
         return {
             **_PAGE,
             "supportedVersions": list(MODERN_PROTOCOL_VERSIONS),

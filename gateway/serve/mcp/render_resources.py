@@ -239,6 +239,14 @@ class RenderResources:
 
         return await self.request(reader, "resources/read", address, read)
 
+    async def page(self, reader: ResourceReader, call_id: str) -> Page:
+        """Return the whole page of a call; refused like reading it."""
+
+        async def make(planned: PlannedCall) -> Page:
+            return await self._make_page(planned, orjson.loads(planned.plan or "{}"))
+
+        return await self.request(reader, "resources/read", RenderAddress(call_id, view=True), make)
+
     async def request(
         self,
         reader: ResourceReader,

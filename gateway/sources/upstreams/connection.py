@@ -62,6 +62,7 @@ class UpstreamConnection:
         self._since = 0.0
         self._not_before = 0.0
         self._error: str | None = None
+        self._logged: str | None = None
         self._code = "UPSTREAM_UNAVAILABLE"
         self._closed = False
         self.users = 0
@@ -161,7 +162,9 @@ class UpstreamConnection:
             return
         finally:
             self._opening = None
-        self._error, self._link, self._since = None, link, self._loop.time()
+        again = " again" if self._error is not None else ""
+        log.info("upstream %s is connected%s (protocol %s)", self._name, again, link.protocol_version)
+        self._error, self._link, self._since, self._logged = None, link, self._loop.time(), None
         self._opened(link)
         if not self.users:
             self.rest()
@@ -170,7 +173,12 @@ class UpstreamConnection:
         self._failures += 1
         self._error, self._code = reason, code or "UPSTREAM_UNAVAILABLE"
         self._not_before = self._loop.time() + backoff(self._failures, FIRST_WAIT, LONGEST_WAIT)
-        log.warning("upstream %s did not start: %s", self._name, reason)
+        # Once for each reason: attempts go on, with the same result.
+        log.log(
+            logging.DEBUG if reason == self._logged else logging.WARNING,
+            *("upstream %s did not start: %s", self._name, reason),
+        )
+        self._logged = reason
 
     def _record_loss(self) -> None:
         """Record how the last client ended: one that was lost early counts as a failed start."""

@@ -116,6 +116,7 @@ class UpstreamRegistry:
         self._changed = changed
         self._toolsets = toolsets
         self._pinned = 0
+        self._restarts: dict[str, int] | None = None
         self._tasks = TaskSet()
 
     @property
@@ -125,19 +126,28 @@ class UpstreamRegistry:
     async def sync(self) -> None:
         """Apply the current configuration: add new upstreams with their last listing, replace changed ones."""
         specs = {spec.name: spec for spec in await self.specs()}
+        restarted = await self._find_restarted()
         before = self.source.upstreams
-        kept = {name: each for name, each in before.items() if specs.get(name) == each.spec}
+        kept = {name: each for name, each in before.items() if specs.get(name) == each.spec and name not in restarted}
         fresh = {name: self._upstream(spec) for name, spec in specs.items() if name not in kept}
         self.source.upstreams = {name: kept.get(name) or fresh[name] for name in specs}
-        for name, each in before.items():
-            if name not in kept:
-                self._tasks.start(each.close())  # not awaited: closing may take long
+        # Not awaited, since closing may take long, unless the same server is started next.
+        closing = {name: self._tasks.start(each.close()) for name, each in before.items() if name not in kept}
         if len(kept) < len(before):
             self._changed()
         for each in fresh.values():
             await self._guard(each, each.load_cached())
+        for name in restarted:
+            if name in closing:
+                log.info("upstream %s is being restarted", name)
+                await asyncio.wait([closing[name]])
         if await self.pins.revision() != self._pinned:
             await self.apply_pins()
+
+    async def _find_restarted(self) -> Collection[str]:
+        """The servers that somebody restarted since the last time."""
+        known, self._restarts = self._restarts, await self.store.restarts()
+        return [name for name, count in self._restarts.items() if known is not None and count != known.get(name)]
 
     async def apply_pins(self) -> None:
         """Apply the pins again: offer what was accepted, withhold what was rejected."""

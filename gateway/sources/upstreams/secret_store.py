@@ -281,6 +281,8 @@ class UpstreamCredentials:
     def endpoint(self, principal: str = LOCAL) -> Endpoint:
         """Return the endpoint with resolved variables and the stored login of a principal."""
         endpoint = self._spec.endpoint(self._environment)
+        if isinstance(endpoint, StdioEndpoint) and self._settings is not None:
+            endpoint = replace(endpoint, log=self._spec.log(self._settings.data_dir))
         if isinstance(endpoint, StdioEndpoint) and self._spec.sandbox is not None:
             if self._settings is None:
                 raise Unavailable("there are no settings for the sandbox of the server", code="SANDBOX_UNAVAILABLE")

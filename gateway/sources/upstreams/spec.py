@@ -72,6 +72,10 @@ class Spec:
         digest = hashlib.sha256(f"{self.origin}\0{self.name}".encode()).hexdigest()[:12]
         return data_dir / "servers" / f"{re.sub('[^A-Za-z0-9_-]', '_', self.name)[:64]}-{digest}"
 
+    def log(self, data_dir: Path) -> Path:
+        """The file that keeps the stderr of the server's program."""
+        return data_dir / "logs" / "upstreams" / f"{self.home(data_dir).name}.log"
+
     def confinement(self, environment: Mapping[str, str], settings: Settings) -> Confinement | None:
         """The sandbox of the server's process, with variables resolved."""
         if (sandbox := self.sandbox) is None:

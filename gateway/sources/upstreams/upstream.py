@@ -17,6 +17,7 @@ from gateway.db.pins import Pins
 from gateway.db.upstreams import Upstreams
 from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, Unavailable
 from gateway.mcp_client import ClientIdentity, ConnectionLost, Endpoint, InvalidResponse, McpClient, open_client
+from gateway.mcp_client.connect import Step, ignore_step
 from gateway.mcp_client.http_headers import load_header_rules
 from gateway.oauth.store import LoginAccount, Logins
 from gateway.protocol import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
@@ -469,13 +470,15 @@ class Upstream:
                 self._changed()
 
 
-async def open_newest(spec: Spec, endpoint: Endpoint, face: ClientIdentity, known: str | None) -> McpClient:
+async def open_newest(
+    spec: Spec, endpoint: Endpoint, face: ClientIdentity, known: str | None, step: Step = ignore_step
+) -> McpClient:
     """Open a connection in the newest era of a server, or in that of its settings. `known` is its version of the last
     time."""
     protocol = spec.settings.protocol
     version = {"modern": LATEST_MODERN_VERSION, "handshake": LATEST_HANDSHAKE_VERSION}.get(protocol, known)
     try:
-        link = await open_client(endpoint, identity=face, timeout=START_SECONDS, version=version)
+        link = await open_client(endpoint, identity=face, timeout=START_SECONDS, version=version, step=step)
     except RpcError as error:
         if protocol == "auto":
             raise

@@ -1,0 +1,77 @@
+"""The log of `toolgate serve`: on the terminal, and in a file of bounded size."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import queue
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gateway.errors import Unavailable
+from gateway.secrets import MaskingFormatter
+
+# What a person at the terminal is shown: clients, calls, questions, upstreams.
+EVENTS = ("gateway.clients", "gateway.calls", "gateway.approval.store", "gateway.sources.upstreams")
+FILE_BYTES = 5 * 1024 * 1024
+FILES = 3
+# Records that wait for a terminal that is stopped; later ones are lost.
+QUEUED = 10_000
+
+
+class _TerminalFormatter(MaskingFormatter):
+    """An event is a line with its time; anything else also has its level."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = self.formatTime(record, "%H:%M:%S")
+        level = "" if record.levelno == logging.INFO else f"{record.levelname}: "
+        return f"{moment} {level}{super().format(record)}"
+
+
+@contextmanager
+def log_in_background(file: Path | None, *, terminal: bool, warnings_only: bool) -> Iterator[None]:
+    """Log from a thread: a terminal that is stopped with Ctrl-S, or a slow disk, must not stop the gateway. A stderr
+    that is no terminal gets `warnings_only`, where nothing else was asked for."""
+    handlers: list[logging.Handler] = []
+    if terminal:
+        handlers.append(logging.StreamHandler(sys.stderr))
+        handlers[-1].setFormatter(_TerminalFormatter("%(message)s"))
+    else:
+        handlers += logging.getLogger().handlers
+        for handler in handlers if warnings_only else ():
+            handler.setLevel(logging.WARNING)
+    if file is not None:
+        handlers.append(_open_file(file))
+    records: queue.Queue[logging.LogRecord] = queue.Queue(QUEUED)
+    listener = logging.handlers.QueueListener(records, *handlers, respect_handler_level=True)
+    queued = _QueueHandler(records)
+    root = logging.getLogger()
+    before, root.handlers = root.handlers, [queued]
+    listener.start()
+    try:
+        yield
+    finally:
+        root.handlers = before
+        listener.stop()
+
+
+class _QueueHandler(logging.handlers.QueueHandler):
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self.queue.put_nowait(record)
+        except queue.Full:
+            return
+
+
+def _open_file(path: Path) -> logging.Handler:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handler = logging.handlers.RotatingFileHandler(path, "a", FILE_BYTES, FILES - 1, encoding="utf-8")
+        path.chmod(0o600)
+    except OSError as error:
+        message = f"the log file {path} cannot be written: {error.strerror}; name another with --log-file"
+        raise Unavailable(message, code="LOG_UNUSABLE") from None
+    handler.setFormatter(MaskingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    return handler
