@@ -132,7 +132,8 @@ def test_every_setting_that_a_message_names_exists() -> None:
         (message.place, name) for message in messages() if " " in message.text for name in pattern.findall(message.text)
     ]
     assert len(named) > 15
-    assert not [f"{place}: {name}" for place, name in named if name not in known and "gateway/db/" not in place]
+    elsewhere = ("gateway/db/", "gateway/bundles/")  # columns of tables, keys of toolset.yaml
+    assert not [f"{place}: {name}" for place, name in named if name not in known and not place.startswith(elsewhere)]
 
 
 # Messages in their situation: what they recommend is done, and it helps.
