@@ -58,7 +58,7 @@ def search(settings: Settings, query: tuple[str, ...], limit: int, as_json: bool
     """Find tools by a few words or a sentence, best first."""
 
     async def task() -> None:
-        async with _open(settings, connect="own") as gateway:
+        async with _open(settings) as gateway:
             found = await gateway.search(" ".join(query), limit)
             if as_json:
                 print_json([mcp_tool(entry.name, entry.tool) for entry in found])
