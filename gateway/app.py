@@ -10,7 +10,7 @@ from gateway.approval.flow import ApprovalFlow
 from gateway.approval.preview import WorkspacePreview
 from gateway.approval.request_state import RequestStateCodec
 from gateway.approval.store import ApprovalStore
-from gateway.authorization.store import GrantStore
+from gateway.authorization import GrantStore
 from gateway.calls import Call
 from gateway.config import Settings
 from gateway.db import Database
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from gateway.authorization.provider import AuthorizationServers
     from gateway.bundles.installed import InstalledToolset
     from gateway.identity.jwt import JwtVerifier
+    from gateway.oauth.callback_server import WebLogins
     from gateway.oauth.store import LoginAccount
-    from gateway.oauth.web_login import WebLogins
     from gateway.sources.toolsets.assembly import ToolsetRuntime
     from gateway.sources.upstreams.passthrough import UpstreamPassthrough
     from gateway.sources.upstreams.registry import UpstreamRegistry
@@ -200,8 +200,8 @@ class GatewayParts:
     def make_web_logins(self, base_url: str) -> WebLogins:
         """Return the logins of people to upstream servers in their browsers; from now on calls ask for them."""
         # Imported here: over stdio nobody logs in by a page.
+        from gateway.oauth.callback_server import WebLogins
         from gateway.oauth.store import Logins
-        from gateway.oauth.web_login import WebLogins
 
         logins = Logins(self.settings.data_dir, self.settings.approval.keys)
         self._web_logins = WebLogins(base_url, self._find_account, logins, self.make_sealer("upstream login"))

@@ -143,8 +143,8 @@ async def _serve_http_transport(
     with exclude_from_gc():
         # Imported here: a start over stdio, which a person waits for, does not need it.
         from gateway.serve.http.app import HttpApp, RequestGuard, bind, parse_authority, serve_http
+        from gateway.serve.http.authorization import make_person_routes
         from gateway.serve.http.status_page import status_route
-        from gateway.serve.http.upstream_login import make_person_routes
 
     settings = gateway.settings.server
     listening = bind(host, port)

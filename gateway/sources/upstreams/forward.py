@@ -32,7 +32,7 @@ from gateway.sources.upstreams.upstream import Upstream
 from gateway.sources.upstreams.uris import UI_EXTENSION
 
 if TYPE_CHECKING:
-    from gateway.oauth.web_login import PendingLogin
+    from gateway.oauth.callback_server import PendingLogin
 
 
 @frozen
