@@ -1,5 +1,5 @@
-"""Packs: many small contents in one file. Creating thousands of files waits for the journal of the file system, for
-tens of seconds while others write; one file does not."""
+"""Packs: many small contents in one file. Creating a file waits for the journal of the file system, thousands of them
+for seconds while others write; appending to one file does not."""
 
 # ruff: noqa: PTH104, PTH208 - called for every file of an import, where creating a Path each time is measurable
 
