@@ -131,8 +131,9 @@ def describe_import(report: ImportReport, dry_run: bool = False) -> Iterator[str
     if dry_run:
         yield "nothing is written"
         return
-    if missing := sorted(name for name in toolset.variables() if name not in os.environ):
-        yield f"set in the environment: {', '.join(missing)}"
+    if variables := sorted(toolset.variables()):
+        states = [f"{name} ({'set' if name in os.environ else 'not set'})" for name in variables]
+        yield f"its requests carry variables of the environment: {', '.join(states)}"
     if imported.hosts:
         yield f"allow its hosts in toolgate.yaml: http: {{allowed_hosts: [{', '.join(imported.hosts)}]}}"
     if report.installed is not None:

@@ -47,7 +47,7 @@ def test_openapi_command_writes_a_folder_and_says_what_to_do_next(document: Path
     output = run("from-openapi", "pets.yaml")
     assert "pet-shop 1.2.0: 1 of 2 operations are tools (pets 1)" in output
     assert "not imported: TRACE /pets: TRACE echoes the request" in output
-    assert "set in the environment: PET_SHOP_TOKEN" in output
+    assert "its requests carry variables of the environment: PET_SHOP_TOKEN (not set)" in output
     assert "allowed_hosts: [pets.example]" in output
     document.write_text(DOCUMENT.replace("summary: List pets", "summary: List all pets"))
     assert "~ list_pets: name, description" in run("from-openapi", "pets.yaml", "--dry-run")

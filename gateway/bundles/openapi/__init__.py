@@ -230,7 +230,8 @@ class _Importer:
     def _add_remarks(self, tools: Collection[dict[str, Any]]) -> None:
         for name, problem in self._schemes.problems.items():
             self._remarks.append(f"security scheme {name!r}: {problem}")
-        if tools and not any("auth" in tool for tool in tools) and not self._schemes.variables:
+        has_credentials = self._schemes.variables or self._options.headers
+        if tools and not has_credentials and not any("auth" in tool for tool in tools):
             self._remarks.append("no operation has a security scheme; if the API needs a token, add --header")
         webhooks = self._document.root.get("webhooks")
         if webhooks:

@@ -14,6 +14,9 @@ from gateway.secrets import VARIABLE, variable_name
 AUTH_PARAMETERS = frozenset(
     ["authorization", "token", "access_token", "auth_token", "api_key", "apikey", "x_api_key", "x_auth_token"]
 )
+_KEY_RANKS = {"header": 1, "query": 4, "cookie": 5}
+_KEY_NAME = re.compile(r"[A-Za-z0-9_.~-]{1,128}")
+_TOKEN_URL = re.compile(r"https?://[\w.:-]+(?:/[^\s${}\\#]*)?")
 _SCHEME_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -84,14 +87,14 @@ class SecuritySchemes:
                 3,
                 {"type": "basic", "username": self._variable("USERNAME"), "password": self._variable("PASSWORD")},
             )
-        elif kind == "apiKey" and scheme.get("in") in ("header", "query", "cookie") and scheme.get("name"):
-            rank = {"header": 1, "query": 4, "cookie": 5}[scheme["in"]]
+        elif kind == "apiKey" and scheme.get("in") in _KEY_RANKS and _KEY_NAME.fullmatch(str(scheme.get("name"))):
+            rank = _KEY_RANKS[scheme["in"]]
             key = {"type": "api_key", "name": str(scheme["name"]), "value": self._variable(name)}
             self._schemes[name] = rank, key | ({"in": scheme["in"]} if scheme["in"] != "header" else {})
         elif kind == "oauth2":
             flow = (scheme.get("flows") or {}).get("clientCredentials")
             url = flow.get("tokenUrl") if isinstance(flow, dict) else None
-            if isinstance(url, str) and url.startswith(("http://", "https://")):
+            if isinstance(url, str) and _TOKEN_URL.fullmatch(url):
                 client = {"client_id": self._variable("CLIENT_ID"), "client_secret": self._variable("CLIENT_SECRET")}
                 self._schemes[name] = 1, {"type": "oauth2", "token_url": url, **client}
             else:

@@ -98,13 +98,13 @@ class RequestParts:
 
 
 class OperationConverter:
-    """Makes tools of a document's operations. `secrets` are the variables that the toolset declares."""
+    """Makes tools of a document's operations. Paths of tools are below `base_url`."""
 
     def __init__(self, document: OpenApiDocument, toolset_id: str, schemes: SecuritySchemes, base_url: str) -> None:
         self._document = document
         self._schemes = schemes
         self._base_url = base_url
-        self._name_limit = WIRE_NAME_LIMIT - len(SEPARATOR) - len(toolset_id)
+        self._name_limit = max(WIRE_NAME_LIMIT - len(SEPARATOR) - len(toolset_id), 16)
         self._names: set[str] = set()
         self._notes: dict[str, None] = {}
         self._schemas = SchemaConverter(document, lambda text: self._note(text))
@@ -130,6 +130,8 @@ class OperationConverter:
                     continue
                 if isinstance(resolved, dict):
                     yield Operation(method, path, resolved, shared)
+                else:
+                    yield f"{method.upper()} {path}", "it is not an object"
 
     def convert(self, operation: Operation, base_url: str) -> tuple[dict[str, Any], list[str]]:
         """The tool of an operation as in `toolset.yaml`, and notes on what was left out."""
@@ -297,7 +299,7 @@ class OperationConverter:
             return None
         return fields
 
-    def _find_form_fields(self, media: dict[str, Any], request: RequestParts) -> tuple[dict[str, Any], list[str]]:
+    def _find_form_fields(self, media: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """The fields of a form; where its schema is a choice, those of all choices."""
         properties, wanted = self._schemas.find_properties(media.get("schema")) or (
             self._schemas.find_choices(media.get("schema")),
@@ -309,7 +311,7 @@ class OperationConverter:
         return {name: properties[name] for name in names[:FIELDS_LIMIT]}, wanted
 
     def _add_form(self, media: dict[str, Any], required: bool, request: RequestParts) -> None:
-        properties, wanted = self._find_form_fields(media, request)
+        properties, wanted = self._find_form_fields(media)
         if not properties:
             text = {"type": "string", "description": "The body of the request, as a URL-encoded form."}
             request.body["content_type"] = "application/x-www-form-urlencoded"
@@ -331,7 +333,7 @@ class OperationConverter:
             form[name] = _style(reference, "query", own, False)
 
     def _add_parts(self, media: dict[str, Any], required: bool, request: RequestParts) -> None:
-        properties, wanted = self._find_form_fields(media, request)
+        properties, wanted = self._find_form_fields(media)
         if not properties:
             raise SkippedOperation("its multipart body has no named parts")
         encoding = media.get("encoding") if isinstance(media.get("encoding"), dict) else {}
@@ -362,11 +364,11 @@ class OperationConverter:
         else:
             request.files = True
             file = {"type": "string", "description": f"Path of the file in the workspace to send, as {kind}."}
-            request.body["body_file"] = request.add("file", "body", file, True)
+            request.body["body_file"] = request.add("file", "body", file, required)
 
     def _has_text_schema(self, schema: Any) -> bool:
         resolved = self._resolve_quietly(schema)
-        return resolved.get("type") == "string" and resolved.get("format") not in ("binary",)
+        return resolved.get("type") == "string" and resolved.get("format") != "binary"
 
     def _is_file(self, schema: Any) -> bool:
         resolved = self._resolve_quietly(schema)
