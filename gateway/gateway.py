@@ -74,6 +74,8 @@ class Gateway:
         self.approval_flow = parts.approval_flow
         self.workspaces = parts.workspaces
         self.versions = parts.versions
+        self.chats = parts.chats
+        self.sources = parts.sources
         self.builtins = parts.builtins
         self.executor = parts.executor
         self.find_tool = parts.find_tool

@@ -24,6 +24,7 @@ from gateway.admin.workspaces import (
     list_in_tree,
 )
 from gateway.calls import Call, Caller, check_chat
+from gateway.db.chats import ChatRow
 from gateway.errors import Forbidden, Invalid, NotFound
 from gateway.tools import LIST_RESOURCES, READ_RESOURCE, WRITE_RESOURCE, Tool
 from gateway.workspace import Entry, Parts, Root, parse
@@ -54,6 +55,11 @@ class FileWritten:
     etag: str
     created: bool
     manifest_id: str | None
+
+
+async def list_chats(gateway: Gateway, principal: str | None, before: str | None, limit: int) -> list[ChatRow]:
+    """List chats, newest first: those of a principal, or all; `before` is the `place` of the last one already seen."""
+    return await gateway.chats.list(principal, before, limit)
 
 
 class ChatFiles:

@@ -11,7 +11,7 @@ from gateway.catalog import Catalog
 from gateway.db.switches import CategoryRow
 from gateway.errors import Forbidden, NotFound
 from gateway.names import did_you_mean
-from gateway.tools import Category
+from gateway.tools import Category, Tool
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -33,6 +33,16 @@ async def enable_tool(gateway: Gateway, name: str, enabled: bool) -> str:
             code="NOT_SWITCHABLE",
         )
     return tool_id
+
+
+async def list_withheld(gateway: Gateway) -> list[tuple[Tool, str]]:
+    """List the tools that exist and are not offered, each with the reason and the remedy."""
+    known = [tool for source in gateway.sources for tool in await source.list_tools()]
+    return [
+        (tool, tool.withheld or gateway.catalog.refusal(tool.id).message)
+        for tool in known
+        if gateway.catalog.get(tool.id) is None
+    ]
 
 
 def list_categories(gateway: Gateway) -> list[Category]:

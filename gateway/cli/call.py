@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gateway.admin import calls
 from gateway.calls import Caller
 from gateway.cli.browser import open_page
-from gateway.cli.options import as_json, print_json, print_table, run, settings_options
+from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
+from gateway.cli.prompt import person
 from gateway.config import Settings
 from gateway.gateway import Gateway
 from gateway.secrets import KNOWN
@@ -110,3 +112,12 @@ def show(settings: Settings, call_id: str, opens: bool, as_json: bool) -> None:
                     click.echo(f"{key:20} {value}")
 
     run(task)
+
+
+@call.command()
+@click.argument("call_id", metavar="ID")
+@settings_options
+def cancel(settings: Settings, call_id: str) -> None:
+    """Cancel a call that runs in any gateway of this data directory, or that waits for a person."""
+    record = run_admin(settings, lambda gateway: calls.cancel_call(gateway, call_id, person()))
+    click.echo(f"{record['id']} of {record['tool_name']} is being cancelled")

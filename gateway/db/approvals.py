@@ -221,7 +221,7 @@ class Approvals:
     ) -> list[ApprovalRecord]:
         """Newest first: what waits in the queue, or with all of them everything that was ever asked, of one principal
         or of all. `before` is the id of the last one already seen."""
-        if not 1 <= limit <= PAGE_LIMIT + 1:
+        if not 1 <= limit <= PAGE_LIMIT:
             raise Invalid(f"limit must be between 1 and {PAGE_LIMIT}, not {limit}")
         where = "WHERE status = 'waiting' AND via = 'queue' AND expires_at > ?" if waiting else "WHERE ? <> ''"
         values = [timestamp(self._clock())]

@@ -200,7 +200,7 @@ class CallRecords:
     ) -> list[CallRecord]:
         """Newest first. `tool` is a tool's id, `parent` the call whose steps are wanted; `before` is the id of the last
         record already seen."""
-        if not 1 <= limit <= PAGE_LIMIT + 1:
+        if not 1 <= limit <= PAGE_LIMIT:
             raise Invalid(f"limit must be between 1 and {PAGE_LIMIT}, not {limit}")
         wanted = {"chat_id = ?": chat, "tool_id = ?": tool, "status = ?": status, "principal = ?": principal}
         wanted |= {"parent_call_id = ?": parent, "id < ?": before}

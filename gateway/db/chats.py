@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.db import Database, Insert, Statement, timestamp
@@ -13,6 +14,7 @@ from gateway.files import lock, try_lock
 from gateway.names import new_id
 
 _OWNER = "SELECT principal FROM chats WHERE id = ?"
+_LIST = "SELECT id, principal, created_at, active_manifest_id, active_leaf_message_id FROM chats"
 _ENSURE = "INSERT INTO chats (id, principal, created_at) VALUES {rows} ON CONFLICT (id) DO NOTHING"
 _ENSURE_ONE = _ENSURE.replace("{rows}", "(?, ?, ?)")
 
@@ -27,6 +29,22 @@ def ensure_all(chat: int, principal: int, at: int) -> Insert:
     return Insert(_ENSURE, (chat, principal, at))
 
 
+@dataclass(frozen=True, slots=True)
+class ChatRow:
+    """One chat: its owner, the version that its files are at, and its latest message."""
+
+    id: str
+    principal: str
+    created_at: str
+    manifest_id: str | None
+    message_id: str | None
+
+    @property
+    def place(self) -> str:
+        """Its place in the order of creation."""
+        return f"{self.created_at} {self.id}"
+
+
 class Chats:
     """The owners of chats."""
 
@@ -37,6 +55,14 @@ class Chats:
         """The principal that first used the chat; None while nobody has. Once given it never changes."""
         rows = await self._db.fetch(_OWNER, chat)
         return rows[0][0] if rows else None
+
+    async def list(self, principal: str | None, before: str | None, limit: int) -> list[ChatRow]:
+        """The chats of a principal or of all, newest first; `before` is the `place` of the last one already seen."""
+        clauses = {"principal = ?": principal, "created_at || ' ' || id < ?": before}
+        chosen = {clause: value for clause, value in clauses.items() if value is not None}
+        where = ["WHERE", " AND ".join(chosen)] if chosen else []
+        sql = " ".join([_LIST, *where, "ORDER BY created_at DESC, id DESC LIMIT ?"])
+        return [ChatRow(*row) for row in await self._db.fetch(sql, *chosen.values(), limit)]
 
     async def claim(self, chat: str, principal: str) -> str:
         """Make `principal` the owner of a chat nobody has used yet; the principal it belongs to now."""

@@ -75,9 +75,9 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
         yield served
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
-    """A gateway for the tests of one module, which may change it."""
+    """A gateway for tests that change it: each has a toolset, a server or a tool of its own."""
     with serve(tmp_path_factory.mktemp("rest-own")) as served:
         yield served
 

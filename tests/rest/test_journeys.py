@@ -243,6 +243,8 @@ def test_rest_changes_categories_and_tools_and_finds_them(own: Rest) -> None:
     off = own.ok("PATCH", "/api/tools/delete_file", json={"enabled": False})
     assert (off["offered"], "turned off" in off["withheld"]) == (False, True)
     own.refused("POST", "/api/tools/delete_file/invoke", 403, json={})
+    [withheld] = [each for each in own.ok("GET", "/api/withheld-tools")["items"] if each["id"] == "delete_file"]
+    assert "turned off" in withheld["reason"]
     assert own.ok("PATCH", "/api/tools/delete_file", json={"enabled": True})["offered"] is True
     error = own.refused("PATCH", "/api/tools/delete_file", 403, json={"name_override": "x"})
     assert error["code"] == "BUILTIN_IMMUTABLE"
@@ -250,6 +252,15 @@ def test_rest_changes_categories_and_tools_and_finds_them(own: Rest) -> None:
     assert found[0]["name"].startswith("read")
     assert {"kind": "category", "id": "web"}.items() <= own.ok("GET", "/api/search?q=web")["items"][0].items()
     assert own.ok("GET", "/api/search?q=raed_file")["items"][0]["name"] == "read_file"
+
+
+def test_rest_chats_are_listed_newest_first(rest: Rest, chat: str) -> None:
+    for number in range(3):
+        rest.ok("PUT", f"/api/chats/{chat}-{number}/files/a", 201, content=b"x")
+    first = rest.ok("GET", "/api/chats?limit=2")
+    second = rest.ok("GET", f"/api/chats?limit=1&page_token={first['next_page_token']}")
+    assert [each["id"] for each in (*first["items"], *second["items"])] == [f"{chat}-2", f"{chat}-1", f"{chat}-0"]
+    assert first["items"][0]["manifest_id"] == rest.ok("GET", f"/api/chats/{chat}-2/manifest")["id"]
 
 
 def test_rest_health_has_checks_and_problems(own: Rest) -> None:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.promise("T7"), pytest.mark.slow]
 
 NIGHTLY = bool(os.environ.get("TOOLGATE_NIGHTLY"))
 # Requests to each operation: more than 5,000 in a night.
-EXAMPLES = 40 if NIGHTLY else 2
+EXAMPLES = 20 if NIGHTLY else 1
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

@@ -75,6 +75,11 @@ class PageQuery(RequestModel):
         str | None, Field(min_length=1, max_length=2000, description="`next_page_token` of the page before.")
     ] = None
 
+    @property
+    def room(self) -> int:
+        """Items on a page of a list that is read with one more, and at most `PAGE_LIMIT` at once."""
+        return min(self.limit, PAGE_LIMIT - 1)
+
 
 class ListPage(AnswerModel, Generic[Item]):
     """A page of a list; `next_page_token` is null on the last one."""

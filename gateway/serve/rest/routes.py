@@ -9,7 +9,6 @@ from gateway.serve.rest import calls, system, tools, toolsets, upstreams, worksp
 from gateway.serve.rest.app import RestApp
 from gateway.serve.rest.endpoint import Endpoint
 from gateway.serve.rest.openapi import document_endpoints
-from gateway.serve.rest.streams import CallStreams
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -26,7 +25,7 @@ def list_endpoints() -> list[Endpoint]:
     tables = {
         "toolsets": toolsets.ENDPOINTS,
         "tools": tools.ENDPOINTS,
-        "chats": [*CallStreams().endpoints, *workspaces.ENDPOINTS],
+        "chats": [*calls.CallStreams().endpoints, *workspaces.ENDPOINTS],
         "calls": calls.CALL_ENDPOINTS,
         "approvals": calls.APPROVAL_ENDPOINTS,
         "upstreams": upstreams.ENDPOINTS,

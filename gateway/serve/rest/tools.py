@@ -66,6 +66,14 @@ class ToolDetails(ToolSummary):
     render_config: RendererInfo | None
 
 
+class WithheldTool(AnswerModel):
+    id: str
+    description: str
+    category: str
+    kind: str
+    reason: str
+
+
 class ToolQuery(PageQuery):
     category: Annotated[str | None, Field(max_length=100)] = None
     kind: Annotated[str | None, Field(max_length=100)] = None
@@ -154,6 +162,15 @@ async def list_tools(request: RestRequest, query: ToolQuery) -> object:
         return to_json({**page, "items": [summarize(entry) for entry in page["items"]]})
 
     return _lists.get(request, query, encode)
+
+
+async def list_withheld_tools(request: RestRequest, query: PageQuery) -> object:
+    """List the tools that exist and are not offered, with the reason and what to do"""
+    found = [
+        {"id": tool.id, "description": tool.description, "category": tool.category, "kind": tool.kind, "reason": reason}
+        for tool, reason in await switches.list_withheld(request.gateway)
+    ]
+    return slice_page(found, lambda tool: tool["id"], query, "withheld")
 
 
 async def get_tool(request: RestRequest, tool_id: str) -> object:
@@ -279,5 +296,6 @@ ENDPOINTS = [
     Endpoint("GET", "/api/tools/{tool_id}", get_tool, ToolDetails, errors=(403,)),
     Endpoint("PATCH", "/api/tools/{tool_id}", change_tool, ToolState, admin=True),
     Endpoint("POST", "/api/tools/{tool_id}/invoke", invoke_tool, InvokeAnswer, errors=CALL_ERRORS),
+    Endpoint("GET", "/api/withheld-tools", list_withheld_tools, ListPage[WithheldTool], admin=True),
     Endpoint("GET", "/api/available-tools", get_available_tools, AvailableTools),
 ]

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response, StreamingResponse
 
+from gateway.admin import chat_files
 from gateway.admin.chat_files import ChatFiles
 from gateway.admin.workspaces import CheckoutResult
 from gateway.errors import Invalid
@@ -38,6 +39,16 @@ _FILE_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src 
 
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 ManifestId = Annotated[str, Field(min_length=4, max_length=64, description="Id of a version, or a unique prefix.")]
+
+
+class ChatInfo(AnswerModel):
+    """A chat: its owner, the version that its files are at, and its latest message."""
+
+    id: str
+    principal: str
+    created_at: str
+    manifest_id: str | None
+    message_id: str | None
 
 
 class FileInfo(AnswerModel):
@@ -138,6 +149,15 @@ def _open(request: RestRequest, chat: str) -> ChatFiles:
     return ChatFiles(request.gateway, chat, request.caller, request.principal.admin)
 
 
+async def list_chats(request: RestRequest, query: PageQuery) -> object:
+    """List chats, newest first; all for administrators, your own otherwise"""
+    owner = None if request.principal.admin else request.principal.id
+    chats = await chat_files.list_chats(
+        request.gateway, owner, decode_token("chats", query.page_token), query.limit + 1
+    )
+    return make_page(chats, lambda chat: chat.place, query.limit, "chats")
+
+
 async def get_workspace_files(request: RestRequest, chat: Chat, query: FileQuery) -> object:
     """List the files in a chat's workspace, in the order of their paths"""
     after = decode_token("files", query.page_token) or ""
@@ -213,8 +233,8 @@ async def get_workspace_manifest(request: RestRequest, chat: Chat, query: Manife
 async def list_workspace_versions(request: RestRequest, chat: Chat, query: PageQuery) -> object:
     """List the versions of a chat's files, newest first, with what each changed"""
     before = decode_token("versions", query.page_token)
-    versions = await _open(request, chat).list_versions(before, min(query.limit + 1, 1000))
-    return make_page(versions, lambda version: version.id, min(query.limit, 999), "versions")
+    versions = await _open(request, chat).list_versions(before, query.room + 1)
+    return make_page(versions, lambda version: version.id, query.room, "versions")
 
 
 async def compare_workspace_versions(request: RestRequest, chat: Chat, query: DiffQuery) -> object:
@@ -262,6 +282,7 @@ def _describe(result: CheckoutResult) -> dict[str, Any]:
 _ONE = "/api/chats/{chat}"
 _WRITE = Permission.READ_WRITE
 ENDPOINTS = [
+    Endpoint("GET", "/api/chats", list_chats, ListPage[ChatInfo]),
     Endpoint("GET", f"{_ONE}/files", get_workspace_files, ListPage[FileInfo], errors=(403, 404)),
     Endpoint("GET", f"{_ONE}/files/{{+path}}", get_workspace_file, media="application/octet-stream", errors=(403,)),
     Endpoint(
