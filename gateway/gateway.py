@@ -152,6 +152,11 @@ class Gateway:
         return await self._search.find(self.catalog, query, limit, part)
 
     @property
+    def queued_calls(self) -> int:
+        """The number of calls that wait for a slot."""
+        return self._parts.concurrency.queued
+
+    @property
     def categories(self) -> Mapping[str, Category]:
         """Every category by its id, with what settings and people say about it."""
         return self._parts.categories

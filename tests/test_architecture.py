@@ -69,7 +69,7 @@ LAZY = {
     "gateway/cli/call.py": 2,
     "gateway/cli/clients.py": 8,
     "gateway/cli/options.py": 1,
-    "gateway/cli/serve.py": 6,
+    "gateway/cli/serve.py": 8,
     "gateway/runtime/worker/__init__.py": 1,
     "gateway/serve/mcp/handlers.py": 1,
     "gateway/serve/mcp/render_resources.py": 1,

@@ -144,6 +144,7 @@ async def _serve_http_transport(
         # Imported here: a start over stdio, which a person waits for, does not need it.
         from gateway.serve.http.app import HttpApp, RequestGuard, bind, parse_authority, serve_http
         from gateway.serve.http.authorization import make_person_routes
+        from gateway.serve.http.metrics import metrics_route
         from gateway.serve.http.status_page import status_route
 
     settings = gateway.settings.server
@@ -161,6 +162,8 @@ async def _serve_http_transport(
     shown = (settings.public_url or url).rstrip("/")
     page = status_route(partial(_describe_status, gateway, f"{shown}/mcp"))
     routes, public = make_person_routes(gateway, identity, url)
+    if gateway.settings.telemetry.prometheus:
+        routes.append(metrics_route(partial(_write_metrics, gateway), identity.roles))
     web = HttpApp(
         server,
         gateway.ready,
@@ -198,6 +201,13 @@ async def _open_identity(gateway: Gateway, host: str, allow_remote: bool) -> Ide
             code="REMOTE_REFUSED",
         )
     return identity
+
+
+async def _write_metrics(gateway: Gateway, accept: str) -> tuple[bytes, str]:
+    # Imported by the first request: most gateways are never asked.
+    from gateway.admin.metrics import write_metrics
+
+    return await write_metrics(gateway, accept)
 
 
 def _build_rest(gateway: Gateway, body_limit: int) -> RestApp:

@@ -381,13 +381,15 @@ class RoleLimitSettings(Section):
 
 class RoleSettings(Section):
     """Rights of the principals of a role. `categories` unset are all; `tools` are patterns over names and ids, where an
-    empty `allow` allows all; `servers` are patterns over upstreams. `admin` lets them change the gateway itself."""
+    empty `allow` allows all; `servers` are patterns over upstreams. `admin` lets them change the gateway itself,
+    `metrics` read /metrics."""
 
     permission: Permission = Permission.EXECUTE
     categories: list[str] | None = None
     tools: ToolFilterSettings = ToolFilterSettings()
     servers: list[str] = ["*"]
     admin: bool = False
+    metrics: bool = False
     limits: RoleLimitSettings | None = None
 
 
@@ -451,6 +453,12 @@ class ServerSettings(Section):
     shutdown_grace: float = Field(default=5, ge=0)
 
 
+class TelemetrySettings(Section):
+    """Measurements for others: `prometheus` serves /metrics over HTTP."""
+
+    prometheus: bool = True
+
+
 class Settings(Section):
     """Everything a user can set: each field is a key of `toolgate.yaml`."""
 
@@ -471,6 +479,7 @@ class Settings(Section):
     profiles: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], ProfileSettings] = {}
     limits: LimitSettings = LimitSettings()
     server: ServerSettings = ServerSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     chat: str | None = None
     workspace: Path | None = None
     profile: str | None = None

@@ -89,6 +89,11 @@ class Concurrency(Extension):
         run.scope.cancel()
         return True
 
+    @property
+    def queued(self) -> int:
+        """The number of calls that wait for a slot."""
+        return sum(slots.queued for slots in self._slots.values())
+
     async def drain(self, grace: float) -> None:
         """Refuse new calls; cancel those that still run after `grace` seconds."""
         self.stopping = True
@@ -178,6 +183,10 @@ class _Slots:
         self._number = number
         self._free = number
         self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
 
     def take(self) -> bool:
         """Take a slot if one is free."""

@@ -27,6 +27,16 @@ class ToolMetrics:
         self.seconds += seconds
         self.buckets[bisect_left(BUCKETS, seconds)] += 1
 
+    def include(self, other: ToolMetrics) -> None:
+        """Add what another one has counted."""
+        self.outcomes.update(other.outcomes)
+        self.seconds += other.seconds
+        self.buckets = [own + more for own, more in zip(self.buckets, other.buckets, strict=True)]
+
+
+# Tools that are counted apart from each other: servers may rename theirs for ever.
+_TOOLS = 10_000
+
 
 class Telemetry(Extension):
     """Measures every call, refusals and cancellations included. All unknown names are counted together, so that a
@@ -52,5 +62,7 @@ class Telemetry(Extension):
         self.running -= 1
         metrics = self.unknown if call.tool is None else self.tools.get(call.tool.id)
         if metrics is None:
-            metrics = self.tools[call.target.id] = ToolMetrics()
+            metrics = self.unknown if len(self.tools) >= _TOOLS else ToolMetrics()
+            if metrics is not self.unknown:
+                self.tools[call.target.id] = metrics
         metrics.add(code, time.perf_counter() - call.began)
