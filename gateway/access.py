@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
-from gateway.tools import Permission, Tool
+from gateway.tools import ADMIN_CATEGORY, Permission, Tool
 
 # Permission, category and upstream server of a tool; None for one that comes from no server.
 ToolGroup = tuple[Permission, str, str | None]
@@ -25,7 +25,7 @@ class AccessLimits:
 @dataclass(frozen=True)
 class AccessRule:
     """One condition on a tool. `tools` and `denied` are patterns over its name and id, `servers` over the upstream it
-    comes from; None leaves the choice open."""
+    comes from; None leaves the choice open. Without `admin`, tools that change the gateway itself are left out."""
 
     permission: Permission = Permission.EXECUTE
     categories: frozenset[str] | None = None
@@ -33,6 +33,7 @@ class AccessRule:
     denied: Sequence[str] = ()
     servers: Sequence[str] | None = None
     output_schemas: bool = True
+    admin: bool = True
 
 
 class AccessPolicy:
@@ -45,6 +46,7 @@ class AccessPolicy:
         self.limits = limits
         self._levels = frozenset(level for level in Permission if self.permission.allows(level))
         categories = [rule.categories for rule in rules if rule.categories is not None]
+        self._admin = all(rule.admin for rule in rules)
         self._categories = frozenset.intersection(*categories) if categories else None
         self._servers = [_compile(rule.servers) for rule in rules if _is_choice(rule.servers)]
         self._allowed = [_compile(rule.tools) for rule in rules if _is_choice(rule.tools)]
@@ -60,6 +62,8 @@ class AccessPolicy:
         """Return whether tools of this permission, category and server are allowed, as far as their names allow it."""
         permission, category, server = group
         if permission not in self._levels or (self._categories is not None and category not in self._categories):
+            return False
+        if category == ADMIN_CATEGORY and not self._admin:
             return False
         return server is None or all(matches(f"{server}\n") for matches in self._servers)
 

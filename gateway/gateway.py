@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -22,7 +23,7 @@ from gateway.errors import GatewayError, Unavailable
 from gateway.extensions import Extension
 from gateway.search import CatalogSearch
 from gateway.sources import Source
-from gateway.tools import Category
+from gateway.tools import ADMIN_CATEGORY, Category
 from gateway.workspace.workspaces import default_chat
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ NEXT_LIST_SECONDS = 4.0
 
 # How often `follow` asks whether another process has changed something.
 FOLLOW_SECONDS = 0.5
+
+# How long an empty soft-deleted toolset is kept, and how often that is checked.
+REAP_AFTER_SECONDS = 2 * 24 * 3600.0
+REAP_SECONDS = 3600.0
 
 
 class Gateway:
@@ -93,6 +98,7 @@ class Gateway:
         self._refresh_lock = asyncio.Lock()
         self._refresh_task: asyncio.Task[None] | None = None
         self._refresh_needed = False
+        self._has_admin_tools = False
         self._installing: asyncio.Task[Any] | None = None
         self._first_lists: asyncio.Task[None] | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -141,6 +147,7 @@ class Gateway:
             await gateway.refresh()
             if follow:
                 stack.push_async_callback(_cancel, asyncio.create_task(gateway._follow()))
+                stack.push_async_callback(_cancel, asyncio.create_task(gateway._reap()))
             yield gateway
 
     @property
@@ -232,6 +239,7 @@ class Gateway:
             profile, access = self.settings.effective_profile(), self.roles.profile_access(self.settings.profile)
             self._parts.set_categories(await self.switches.load_categories())
             limit, first = self.settings.limits.tools, self.settings.tools.first
+            self._add_admin_tools()
             draft = Draft(CatalogPolicy(self._parts.categories, profile.permission, limit, first, access))
             for source in self._parts.sources:
                 await self._add_tools(draft, source)
@@ -300,6 +308,15 @@ class Gateway:
         finally:
             self._first_lists = None
 
+    def _add_admin_tools(self) -> None:
+        if self._has_admin_tools or not self.categories[ADMIN_CATEGORY].enabled:
+            return
+        # Imported once they are turned on: few processes offer them.
+        from gateway.admin.admin_tools import AdminSource
+
+        self._parts.sources.append(AdminSource(self))
+        self._has_admin_tools = True
+
     async def _add_tools(self, draft: Draft, source: Source) -> None:
         tools = await source.list_tools()
         if source is self.builtins:  # the first source; a toolset's name for one of them is off with it
@@ -344,6 +361,14 @@ class Gateway:
             with suppress(TimeoutError):
                 await asyncio.wait_for(edited.wait(), FOLLOW_SECONDS)
             edited.clear()
+
+    async def _reap(self) -> None:
+        """Remove soft-deleted toolsets when their time is over; runs until it is cancelled."""
+        while True:
+            with suppress(GatewayError):  # tried again later
+                if await self._parts.toolset_rows.revision():
+                    await self.toolsets.library.reap(time.time() - REAP_AFTER_SECONDS)
+            await asyncio.sleep(REAP_SECONDS)
 
     async def _load_revisions(self) -> tuple[int, ...]:
         """Numbers that grow with every change, by any process, of toolsets, upstreams, accepted definitions and

@@ -11,7 +11,9 @@ import random
 import re
 import time
 import unicodedata
+import uuid
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from itertools import count
 
 SEPARATOR = "__"
@@ -105,6 +107,14 @@ def new_id() -> str:
     # An id is no secret. `random` is seeded anew in every process; a system call here would cost a thread switch.
     digits = (stamp | 0x7 << 76 | 0x2 << 62 | random.getrandbits(62)).to_bytes(16, "big").hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def derive_id(moment: str, text: str) -> str:
+    """The UUIDv7 of something that was made at an ISO 8601 time: the same in every process."""
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest())
+    milliseconds = int(datetime.fromisoformat(moment).timestamp() * 1000)
+    high = milliseconds << 80 | 0x7 << 76 | (digest >> 64 & 0xFFF) << 64
+    return str(uuid.UUID(int=high | 0x2 << 62 | digest & (1 << 62) - 1))
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:

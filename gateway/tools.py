@@ -51,6 +51,9 @@ class Permission(str, enum.Enum):
 # Nodes that a schema may have once its references are inlined; definitions of definitions could grow without end.
 _INLINED_NODES = 10_000
 
+# The category of the tools that change the gateway itself, which only roles with `admin` may see.
+ADMIN_CATEGORY = "administration"
+
 _LEVELS = {level: rank for rank, level in enumerate(Permission)}
 
 

@@ -43,32 +43,25 @@ PROMISES: dict[str, Promise] = {
         "Toolsets declare MCP servers, connected on install after consent; no secret value is stored or exported.",
         "built",
     ),
-    "T7": Promise(
-        "Management and workspace API, over REST and as MCP tools of an admin toolset.",
-        "partly",
-        "over REST; the admin toolset comes later",
-    ),
+    "T7": Promise("Management and workspace API, over REST and as MCP tools of an admin toolset.", "built"),
     "T8": Promise("A web console, and the same viewers inside any MCP Apps host."),
     "T9": Promise(
         "The app-builder toolset ships, works from Claude Desktop's settings, and starts and shows what it builds.",
         "built",
     ),
     # Bundles over REST, HTTP tools, search
-    "B1": Promise("Bundles over REST: PUT, PATCH, soft DELETE, GET with paging."),
-    "B2": Promise("Tools by slug and version over REST, invoked and searched there."),
-    "B3": Promise("Ids are UUIDv7; slugs and versions are unique also across processes."),
-    "B4": Promise(
-        "Builtins are immutable but for being enabled.", "partly", "one is turned off and on; REST comes later"
-    ),
+    "B1": Promise("Bundles over REST: PUT, PATCH, soft DELETE, GET with paging.", "built"),
+    "B2": Promise("Tools by slug and version over REST, invoked and searched there.", "built"),
+    "B3": Promise("Ids are UUIDv7; slugs and versions are unique also across processes.", "built"),
+    "B4": Promise("Builtins are immutable but for being enabled.", "built"),
     "B5": Promise(
         "Search ranks prefix, whole word, fuzzy, then recency.",
         "partly",
-        "the index, the command line and the library; last use is not known to it yet, and MCP has no search mode",
+        "the index, the command line, the library and /tools over REST; MCP has no search mode",
     ),
     "B6": Promise(
         "Invoking validates arguments and output and answers {ok, value} or {ok, error}, by the one executor.",
-        "partly",
-        "one executor validates both ways; REST and usage counters come later",
+        "built",
     ),
     "B7": Promise("HTTP tools: a placeholder cannot change the host, nor a redirect reach a private address.", "built"),
     "B8": Promise("An OpenAPI document imports as a toolset.", "built"),

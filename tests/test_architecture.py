@@ -70,6 +70,7 @@ LAZY = {
     "gateway/cli/clients.py": 8,
     "gateway/cli/options.py": 1,
     "gateway/cli/serve.py": 8,
+    "gateway/gateway.py": 1,
     "gateway/runtime/worker/__init__.py": 1,
     "gateway/serve/mcp/handlers.py": 1,
     "gateway/serve/mcp/render_resources.py": 1,

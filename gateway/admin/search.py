@@ -40,7 +40,9 @@ async def search(gateway: Gateway, query: str, access: AccessPolicy | None, admi
     if admin:
         subjects += [subject async for subject in _list_others(gateway)]
     wanted = _WORD.findall(query.lower())
-    ranked = [(rank, subject) for subject in subjects if (rank := _rank(subject, query.lower(), wanted)) is not None]
+    query = query.lower()
+    ranks = [rank_match((each.name, each.id), each.tags, each.description, query, wanted) for each in subjects]
+    ranked = [(rank, subject) for rank, subject in zip(ranks, subjects, strict=True) if rank is not None]
     return [subject for _, subject in sorted(ranked, key=lambda pair: (pair[0], pair[1].name))[:limit]]
 
 
@@ -53,8 +55,11 @@ async def _list_others(gateway: Gateway) -> AsyncIterator[Found]:
         yield Found("category", category.name, category.title, category.description)
 
 
-def _rank(subject: Found, query: str, wanted: Sequence[str]) -> int | None:
-    names, tags = [subject.name.lower(), subject.id.lower()], [tag.lower() for tag in subject.tags]
+def rank_match(
+    titles: Iterable[str], tags: Iterable[str], description: str, query: str, wanted: Sequence[str]
+) -> int | None:
+    """Return how well something matches, 0 best, None if not at all. The query and its words are in lower case."""
+    names, tags = [title.lower() for title in titles], [tag.lower() for tag in tags]
     if any(name.startswith(query) for name in names):
         return 0
     own = list(_words([*names, *tags]))
@@ -62,11 +67,16 @@ def _rank(subject: Found, query: str, wanted: Sequence[str]) -> int | None:
         return None
     if {*own}.issuperset(wanted):
         return 1
-    described = {*own, *_words([subject.description.lower()])}
+    described = {*own, *_words([description.lower()])}
     if described.issuperset(wanted):
         return 2
-    near = all(difflib.get_close_matches(word, own, 1, _NEAR) for word in wanted)
+    text = " ".join(own)
+    near = all((len(word) > 2 and word in text) or difflib.get_close_matches(word, own, 1, _NEAR) for word in wanted)
     return 3 if near else None
+
+
+def find_words(text: str) -> list[str]:
+    return _WORD.findall(text)
 
 
 def _words(texts: Iterable[str]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -88,7 +89,7 @@ class Bundle:
     absent: Mapping[str, str] = field(default_factory=dict)
     document: YamlDocument = field(default=YamlDocument(FILE_NAME, INVALID_TOOLSET), repr=False, compare=False)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The SHA-256 of the manifest's values and the files; comments and compression do not count."""
         whole = hashlib.sha256()

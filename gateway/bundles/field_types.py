@@ -115,6 +115,22 @@ def _check_tool_id(text: str) -> str:
     return text
 
 
+def check_slug(text: str, extra: str = "-") -> str:
+    """Return a slug: letters and digits of any script and dashes, at most 64; refused when it is none."""
+    if not 0 < len(text) <= 64 or not all(
+        character in extra or unicodedata.category(character)[0] == "L" or unicodedata.category(character) == "Nd"
+        for character in text
+    ):
+        allowed = "letters, digits, dashes and dots" if "." in extra else "letters, digits and dashes"
+        raise field_error(f"{text[:80]!r} must be 1 to 64 {allowed}")
+    return text
+
+
+def check_label(text: str) -> str:
+    """Return a version label: as a slug, with dots."""
+    return check_slug(text, "-.")
+
+
 def _check_any_tool(text: str) -> str:
     if not _ANY_TOOL.fullmatch(text):
         raise field_error(f"{text[:80]!r} names no tool; write 'tool', 'toolset:tool' or 'server:tool'")
@@ -215,6 +231,8 @@ def _check_expression(text: str) -> str:
 
 Id = Annotated[str, AfterValidator(_check_id)]
 ToolId = Annotated[str, AfterValidator(_check_tool_id)]
+Slug = Annotated[str, AfterValidator(check_slug)]
+VersionLabel = Annotated[str, AfterValidator(check_label)]
 AnyTool = Annotated[str, AfterValidator(_check_any_tool)]
 SemanticVersion = Annotated[str, AfterValidator(_check_version)]
 Variable = Annotated[str, AfterValidator(_check_variable)]

@@ -12,11 +12,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from gateway import yamldoc
 from gateway.bundles.spec import AnyToolSpec, SandboxRights, Server, ToolOverride, Toolset
-from gateway.bundles.tool_kinds import ToolSpec
+from gateway.bundles.tool_kinds import ToolSpec, artifact_path
 from gateway.calls import to_json
 from gateway.db.toolsets import ConsentRow, StoredToolset, ToolRow, UserOverrideRow
-from gateway.errors import Forbidden
+from gateway.errors import Forbidden, Invalid, NotFound
+from gateway.names import derive_id, did_you_mean
+from gateway.yamldoc import YamlDocument
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _DESCRIBED = frozenset(["id", "command", "args", "env", "url", "headers", "sandbox"])
@@ -102,6 +105,8 @@ class InstalledTool:
     override: ToolOverride
     missing: str | None = None
     confirmation_override: bool | None = None
+    created_at: str = ""
+    modified_at: str = ""
 
     @property
     def enabled(self) -> bool:
@@ -137,8 +142,8 @@ class InstalledToolset:
 
     `spec` is what an export would write: the tools present, with the person's overrides. `tools` includes missing
     ones; `overrides` has every override by full tool id, also for tools of servers. `consents` has the servers a
-    person agreed to in their current form. Only `install` sets `changed`, and `masked`: the variables that replaced
-    literal secrets and must be set in the environment.
+    person agreed to in their current form. `bundle_id` is its id for REST clients. Only `install` sets `changed`, and
+    `masked`: the variables that replaced literal secrets and must be set in the environment.
     """
 
     spec: Toolset
@@ -153,6 +158,8 @@ class InstalledToolset:
     tools: tuple[InstalledTool, ...]
     overrides: Mapping[str, ToolOverride]
     consents: Mapping[str, ConsentRow]
+    bundle_id: str = ""
+    deleted_at: str | None = None
     changed: bool = False
     masked: tuple[str, ...] = ()
 
@@ -211,6 +218,8 @@ def load_toolset(stored: StoredToolset, directory: Path) -> InstalledToolset:
         tools=tuple(_tool(tool, own, overrides, user) for tool in stored.tools),
         overrides=overrides,
         consents={row.server_id: row for row in stored.consents if digests.get(row.server_id) == row.digest},
+        bundle_id=row.bundle_id or derive_id(row.installed_at, row.id),
+        deleted_at=row.deleted_at,
     )
 
 
@@ -232,7 +241,8 @@ def _tool(
     override = overrides.get(row.tool_id) or _override(row.tool_id, user.get(row.tool_id, {}))
     described = None if row.described is None else json.loads(row.described)
     confirmation_override = user.get(row.tool_id, {}).get("requires_confirmation")
-    return InstalledTool(row.tool_id, spec, described, override, row.missing, confirmation_override)
+    times = row.created_at, row.modified_at
+    return InstalledTool(row.tool_id, spec, described, override, row.missing, confirmation_override, *times)
 
 
 def _spec(stored: StoredToolset, user: Mapping[str, Mapping[str, Any]]) -> Toolset:
@@ -258,3 +268,51 @@ def _overrides(stored: StoredToolset, user: Mapping[str, Mapping[str, Any]]) -> 
 
 def _override(tool_id: str, values: Mapping[str, Any]) -> ToolOverride:
     return ToolOverride.model_validate_json(to_json({"tool_id": tool_id, **values}))
+
+
+INVALID_OVERRIDE = "INVALID_OVERRIDE"
+
+
+def resolve_tool_id(toolset: InstalledToolset, tool_id: str) -> str:
+    """Return the full id of a tool; refused when neither a tool nor a server of the toolset has it."""
+    own = {tool.id for tool in toolset.tools}
+    wanted = tool_id if ":" in tool_id else f"{toolset.id}:{tool_id}"
+    if wanted not in own and wanted.partition(":")[0] not in {server.id for server in toolset.servers}:
+        reason = f"{tool_id!r} is no tool or server's tool of toolset {toolset.id!r}{did_you_mean(wanted, own)}"
+        raise NotFound(reason, code="UNKNOWN_TOOL")
+    return wanted
+
+
+def merge_override(
+    build_rows: StoredToolset, toolset: InstalledToolset, tool_id: str, changes: Mapping[str, Any]
+) -> tuple[UserOverrideRow, ToolOverride]:
+    """Merge `changes` into a person's override of a tool; return it as a row and as an override.
+
+    None removes a change. Another renderer discards the config of the previous one.
+    """
+    wanted = resolve_tool_id(toolset, tool_id)
+    before = next((override_fields(row) for row in build_rows.user_overrides if row.tool_id == wanted), {})
+    if "renderer" in changes:
+        before.pop("renderer_config", None)
+    merged = {key: value for key, value in (before | dict(changes)).items() if value is not None}
+    document = YamlDocument(f"the change of {wanted}", INVALID_OVERRIDE, {**merged, "tool_id": wanted})
+    override = yamldoc.validate(document, ToolOverride)
+    artifact = artifact_path(override.renderer_config or {})
+    if artifact is not None and artifact not in {file.path for file in build_rows.files}:
+        near = did_you_mean(artifact, [file.path for file in build_rows.files])
+        raise Invalid(f"there is no {artifact} in toolset {toolset.id!r}{near}", code=INVALID_OVERRIDE)
+    return _override_row(toolset.id, override), override
+
+
+def _override_row(toolset_id: str, override: ToolOverride) -> UserOverrideRow:
+    config = override.renderer_config
+    return UserOverrideRow(
+        toolset_id=toolset_id,
+        tool_id=override.tool_id,
+        renderer=override.renderer,
+        renderer_config=None if config is None else to_json(config).decode(),
+        name_override=override.name_override,
+        description_override=override.description_override,
+        requires_confirmation=override.requires_confirmation,
+        enabled=override.enabled,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import time
@@ -10,63 +9,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Protocol
+from typing import Annotated, Any, BinaryIO, Protocol, cast
 
 import anyio
 from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway import yamldoc
 from gateway.bundles import spec, store
-from gateway.bundles.archive import LIMITS, Bundle, BundleFile, BundleLimits, module_file, open_bundle, write_zip
+from gateway.bundles.archive import LIMITS, Bundle, BundleLimits, module_file, open_bundle
 from gateway.bundles.field_types import Category, Line, Prose, Seconds
-from gateway.bundles.installed import InstalledToolset, load_toolset, override_fields
-from gateway.bundles.paths import quote_path
-from gateway.bundles.rows import BundleOrigin, PreparedVersion, SourceType, build_rows
+from gateway.bundles.installed import InstalledToolset, load_toolset, merge_override, override_fields, resolve_tool_id
+from gateway.bundles.rows import BundleOrigin, PreparedVersion, SourceType, ToolsetEdit, build_rows
 from gateway.bundles.secret_references import mask_url
-from gateway.bundles.spec import Server, ToolOverride, Toolset
-from gateway.bundles.store import ToolsetStore, hold_version
-from gateway.bundles.tool_kinds import ObjectSchema, PythonTool, Schema, ToolSpec, artifact_path
-from gateway.bundles.zip_reader import CHUNK
+from gateway.bundles.spec import Server, Toolset
+from gateway.bundles.store import ToolsetStore, export_bundle, open_stored_file
+from gateway.bundles.tool_kinds import ObjectSchema, PythonTool, Schema, ToolSpec
 from gateway.calls import Progress, no_progress, to_json
 from gateway.db import Database, timestamp
-from gateway.db.toolsets import ConsentRow, FileRow, StoredToolset, Toolsets, UserOverrideRow
+from gateway.db.toolsets import ConsentRow, StoredToolset, Toolsets
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
 from gateway.names import did_you_mean
 from gateway.tools import Access, Permission
-from gateway.yamldoc import YamlDocument
-
-
-def export_bundle(toolset: InstalledToolset, rows: Sequence[FileRow], file: BinaryIO) -> None:
-    """Write the toolset as a ZIP file; refused before the first byte when a stored file was changed."""
-    with hold_version(toolset.directory):
-        files = {row.path: _bundle_file(toolset, row) for row in rows}
-        for build_rows in files.values():
-            for _ in build_rows.chunks():
-                pass
-        write_zip(Bundle(toolset.spec, files), file)
-
-
-def _bundle_file(toolset: InstalledToolset, row: FileRow) -> BundleFile:
-    def source() -> Iterator[bytes]:
-        digest = hashlib.sha256()
-        try:
-            with (toolset.directory / row.path).open("rb") as build_rows:
-                while chunk := build_rows.read(CHUNK):
-                    digest.update(chunk)
-                    yield chunk
-        except OSError as error:
-            raise _file_changed(toolset, row, f"cannot be read ({error.strerror})") from error
-        if digest.hexdigest() != row.sha256:
-            raise _file_changed(toolset, row, "was changed since it was installed")
-
-    return BundleFile(row.path, row.size, row.sha256, row.executable, source)
-
-
-def _file_changed(toolset: InstalledToolset, row: FileRow, what: str) -> Unavailable:
-    reason = f"the stored file {quote_path(row.path)} of toolset {toolset.id!r} {what}; install the toolset again"
-    return Unavailable(reason, code="STORED_FILE_CHANGED", toolset=toolset.id, path=row.path)
-
 
 DESCRIPTION_LIMIT = 256 * 1024
 DESCRIPTIONS_LIMIT = 4 * 1024 * 1024
@@ -210,54 +173,6 @@ def _id_taken(reason: str) -> Conflict:
     return Conflict(f"{reason}; uninstall that toolset, or rename one of the two", code="ID_TAKEN")
 
 
-INVALID_OVERRIDE = "INVALID_OVERRIDE"
-
-
-def resolve_tool_id(toolset: InstalledToolset, tool_id: str) -> str:
-    """Return the full id of a tool; refused when neither a tool nor a server of the toolset has it."""
-    own = {tool.id for tool in toolset.tools}
-    wanted = tool_id if ":" in tool_id else f"{toolset.id}:{tool_id}"
-    if wanted not in own and wanted.partition(":")[0] not in {server.id for server in toolset.servers}:
-        reason = f"{tool_id!r} is no tool or server's tool of toolset {toolset.id!r}{did_you_mean(wanted, own)}"
-        raise NotFound(reason, code="UNKNOWN_TOOL")
-    return wanted
-
-
-def merge_override(
-    build_rows: StoredToolset, toolset: InstalledToolset, tool_id: str, changes: Mapping[str, Any]
-) -> tuple[UserOverrideRow, ToolOverride]:
-    """Merge `changes` into a person's override of a tool; return it as a row and as an override.
-
-    None removes a change. Another renderer discards the config of the previous one.
-    """
-    wanted = resolve_tool_id(toolset, tool_id)
-    before = next((override_fields(row) for row in build_rows.user_overrides if row.tool_id == wanted), {})
-    if "renderer" in changes:
-        before.pop("renderer_config", None)
-    merged = {key: value for key, value in (before | dict(changes)).items() if value is not None}
-    document = YamlDocument(f"the change of {wanted}", INVALID_OVERRIDE, {**merged, "tool_id": wanted})
-    override = yamldoc.validate(document, ToolOverride)
-    artifact = artifact_path(override.renderer_config or {})
-    if artifact is not None and artifact not in {file.path for file in build_rows.files}:
-        near = did_you_mean(artifact, [file.path for file in build_rows.files])
-        raise Invalid(f"there is no {artifact} in toolset {toolset.id!r}{near}", code=INVALID_OVERRIDE)
-    return _override_row(toolset.id, override), override
-
-
-def _override_row(toolset_id: str, override: ToolOverride) -> UserOverrideRow:
-    config = override.renderer_config
-    return UserOverrideRow(
-        toolset_id=toolset_id,
-        tool_id=override.tool_id,
-        renderer=override.renderer,
-        renderer_config=None if config is None else to_json(config).decode(),
-        name_override=override.name_override,
-        description_override=override.description_override,
-        requires_confirmation=override.requires_confirmation,
-        enabled=override.enabled,
-    )
-
-
 @dataclass(frozen=True)
 class NameChanges:
     added: tuple[str, ...]
@@ -312,6 +227,7 @@ class ToolsetLibrary:
         self._check_renderer = check_renderer
         self._limits = limits
         self._listed: tuple[int, tuple[InstalledToolset, ...]] = (-1, ())
+        self._visible: tuple[InstalledToolset, ...] = ()
 
     async def install(
         self,
@@ -366,9 +282,15 @@ class ToolsetLibrary:
 
     async def list(self) -> tuple[InstalledToolset, ...]:
         """Return every toolset, by id. One whose rows cannot be read is left out and logged."""
+        await self.list_all()
+        return self._visible
+
+    async def list_all(self) -> tuple[InstalledToolset, ...]:
+        """Return every toolset like `list`, and those that are soft-deleted."""
         if self._listed[0] != await self._rows.revision():
             revision, rows = await self._rows.load()
             self._listed = revision, await to_thread.run_sync(tuple, self._load_readable(rows))
+            self._visible = tuple(toolset for toolset in self._listed[1] if toolset.deleted_at is None)
         return self._listed[1]
 
     async def get(self, toolset_id: str) -> InstalledToolset:
@@ -383,6 +305,61 @@ class ToolsetLibrary:
         if not await self._rows.enable(toolset_id, enabled):
             raise await self._not_found(toolset_id)
         return await self.get(toolset_id)
+
+    async def create(self, toolset: Toolset, bundle_id: str) -> InstalledToolset:
+        """Store a new toolset without files; `Conflict` when its id or bundle id is taken."""
+        bundle = Bundle(toolset, {}).without_secrets()
+        await self._install_version(bundle, BundleOrigin("rest", None), no_progress, ToolsetEdit(None, bundle_id))
+        return await self.get(toolset.id)
+
+    async def edit(
+        self, toolset_id: str, change: Callable[[InstalledToolset], Toolset], removed: Sequence[str] = ()
+    ) -> InstalledToolset:
+        """Replace the declarations of a toolset by what `change` makes of them. Its files, its code's descriptions and
+        the person's overrides stay; `removed` tools are not kept as missing. A soft-deleted toolset comes back.
+
+        `change` gets the toolset without the person's overrides. It runs again when another process was faster.
+        """
+        while True:
+            found = await self._find(toolset_id, deleted=True)
+            row, bundle = found.toolset, await to_thread.run_sync(self._change, found, change)
+            if bundle.digest == row.digest and row.deleted_at is None and not removed:
+                return await self.get(toolset_id)
+            origin = BundleOrigin(cast(SourceType, row.source_type), row.source_ref, row.live)
+            try:
+                await self._install_version(bundle, origin, no_progress, ToolsetEdit(found, None, tuple(removed)))
+            except Conflict as conflict:
+                if conflict.code != "TOOLSET_CHANGED":
+                    raise
+                continue
+            return await self.get(toolset_id)
+
+    async def soft_delete(self, toolset_id: str) -> str:
+        """Hide a toolset, its files kept, until it is put again or reaped; return the time."""
+        moment = timestamp(time.time())
+        if not await self._rows.soft_delete(toolset_id, moment):
+            raise await self._not_found(toolset_id)
+        return moment
+
+    async def reap(self, before: float) -> int:
+        """Remove the toolsets that were soft-deleted before that time and are empty; return how many."""
+        reaped = 0
+        for toolset in await self.list_all():
+            if toolset.deleted_at is None or toolset.deleted_at >= timestamp(before) or toolset.tools:
+                continue
+            found = await self._rows.find(toolset.id)
+            if found is None or found.files or found.servers:
+                continue
+            async with self._store.locked():
+                with anyio.CancelScope(shield=True):
+                    if await self._rows.remove(toolset.id, toolset.deleted_at):  # nobody put it again meanwhile
+                        await to_thread.run_sync(self._store.remove, toolset.id)
+                        reaped += 1
+        return reaped
+
+    async def usage(self) -> dict[str, tuple[int, str]]:
+        """Return the number of calls of each tool that was called, and when the last one began."""
+        return await self._rows.usage()
 
     async def override(self, toolset_id: str, tool_id: str, changes: Mapping[str, Any]) -> InstalledToolset:
         """Override fields of a tool, by any key of an entry of `tool_overrides`; None removes an override.
@@ -461,6 +438,15 @@ class ToolsetLibrary:
         async with self._store.locked():
             return await to_thread.run_sync(self._store.clean, await self._rows.digests())
 
+    def _change(self, found: StoredToolset, change: Callable[[InstalledToolset], Toolset]) -> Bundle:
+        """Return the changed toolset with the files it has, checked; its digest is computed."""
+        now = self._load(replace(found, user_overrides=()))
+        files = {row.path: open_stored_file(now, row) for row in found.files}
+        bundle = Bundle(change(now), files).without_secrets()
+        if bundle.digest != found.toolset.digest:
+            check_bundle(bundle, self._check_renderer)
+        return bundle
+
     def _open(self, source: Path | Bundle, known: frozenset[str], opened: ExitStack) -> tuple[Bundle, Bundle]:
         """Return the bundle as given, and as it will be stored."""
         given = source if isinstance(source, Bundle) else opened.enter_context(open_bundle(source, self._limits, known))
@@ -471,7 +457,7 @@ class ToolsetLibrary:
     async def _update_origin(self, bundle: Bundle, origin: BundleOrigin) -> bool | None:
         """Record the origin of content that is installed already; return whether it is new, or None for new content."""
         found = await self._rows.find(bundle.spec.id)
-        if found is None or found.toolset.digest != bundle.digest:
+        if found is None or found.toolset.digest != bundle.digest or found.toolset.deleted_at is not None:
             return None
         if not await to_thread.run_sync(self._is_complete, found, bundle):
             return None
@@ -487,16 +473,21 @@ class ToolsetLibrary:
         except Unavailable:
             return False
 
-    async def _install_version(self, bundle: Bundle, origin: BundleOrigin, progress: Progress) -> None:
+    async def _install_version(
+        self, bundle: Bundle, origin: BundleOrigin, progress: Progress, edit: ToolsetEdit | None = None
+    ) -> None:
         async with self._store.staging() as made:
             await progress(0, None, "unpacking")
             await to_thread.run_sync(store.unpack, bundle, made)
             await progress(0, None, "loading descriptions of its tools")
-            described, problems = await inspect_code(self._inspector, bundle, made, progress)
+            if edit is None:
+                described, problems = await inspect_code(self._inspector, bundle, made, progress)
+            else:
+                described, problems = edit.descriptions(), {}
             await to_thread.run_sync(_verify_and_sync, made, bundle)
             async with self._store.locked():
                 with anyio.CancelScope(shield=True):
-                    await self._activate(bundle, made, described, problems, origin)
+                    await self._activate(bundle, made, described, problems, origin, edit)
 
     async def _activate(
         self,
@@ -505,18 +496,25 @@ class ToolsetLibrary:
         described: Mapping[str, Mapping[str, Any]],
         problems: Mapping[str, str],
         origin: BundleOrigin,
+        edit: ToolsetEdit | None,
     ) -> None:
         """Move the version into place and make it the current one."""
         toolset_id = bundle.spec.id
         check_ids(bundle, await self._rows.digests(), await self._rows.servers())
         previous = await self._rows.find(toolset_id)
+        removed = edit.removed if edit is not None else ()
+        if edit is not None:
+            edit.check_current(previous)
+        if previous is not None and removed:
+            previous = replace(previous, tools=tuple(row for row in previous.tools if row.tool_id not in removed))
         missing = await to_thread.run_sync(find_missing_tools, bundle, problems, previous)
         place = self._store.version_path(toolset_id, bundle.digest)
-        version = PreparedVersion(bundle, described, missing, origin, place, timestamp(time.time()))
+        bundle_id = edit.bundle_id if edit is not None else None
+        version = PreparedVersion(bundle, described, missing, origin, place, timestamp(time.time()), bundle_id)
         before = previous.toolset.digest if previous else None
         try:
             await to_thread.run_sync(self._store.add_version, made, toolset_id, bundle)
-            await self._rows.put(build_rows(version, previous), before)
+            await self._rows.put(build_rows(version, previous), before, removed)
         except BaseException:
             with suppress(GatewayError):  # left to the next clean-up
                 now = (await self._rows.digests()).get(toolset_id)
@@ -526,9 +524,10 @@ class ToolsetLibrary:
         # the transaction.
         await to_thread.run_sync(self._store.remove_other_versions, toolset_id, [bundle.digest, before or ""])
 
-    async def _find(self, toolset_id: str) -> StoredToolset:
+    async def _find(self, toolset_id: str, deleted: bool = False) -> StoredToolset:
+        """Return the rows of a toolset, of a soft-deleted one only with `deleted`."""
         found = await self._rows.find(toolset_id)
-        if found is None:
+        if found is None or (found.toolset.deleted_at is not None and not deleted):
             raise await self._not_found(toolset_id)
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from gateway.bundles.spec import Server, Toolset
 from gateway.bundles.tool_kinds import PythonTool, ToolSpec
 from gateway.calls import to_json
 from gateway.db.toolsets import FileRow, OverrideRow, ServerRow, StoredToolset, ToolRow, ToolsetRow
+from gateway.errors import Conflict
 from gateway.names import new_id
 
-SourceType = Literal["zip", "local", "url"]
+SourceType = Literal["zip", "local", "url", "rest"]
 # Limit of missing tools kept per toolset, the latest first.
 MISSING_LIMIT = 1000
 
@@ -40,6 +42,27 @@ class PreparedVersion:
     origin: BundleOrigin
     directory: Path
     moment: str
+    bundle_id: str | None = None
+
+
+@dataclass(frozen=True)
+class ToolsetEdit:
+    """A change of declarations alone: the rows it is based on, None for a new toolset, and the tools it removes."""
+
+    stored: StoredToolset | None
+    bundle_id: str | None = None
+    removed: tuple[str, ...] = ()
+
+    def check_current(self, previous: StoredToolset | None) -> None:
+        """Refuse with `Conflict` when another version is there by now."""
+        based_on = self.stored.toolset.digest if self.stored else None
+        if based_on != (previous.toolset.digest if previous else None):
+            raise Conflict("the toolset was changed at the same moment; try again", code="TOOLSET_CHANGED")
+
+    def descriptions(self) -> dict[str, dict[str, Any]]:
+        """Return what the unchanged code says of its tools, by id."""
+        rows = self.stored.tools if self.stored else ()
+        return {row.tool_id.partition(":")[2]: json.loads(row.described) for row in rows if row.described is not None}
 
 
 def build_rows(version: PreparedVersion, previous: StoredToolset | None) -> StoredToolset:
@@ -74,6 +97,7 @@ def _toolset(version: PreparedVersion, previous: StoredToolset | None) -> Toolse
         live=origin.live,
         updated_at=version.moment,
         spec=_dump_section(spec, "tools", "tool_overrides", "mcp_servers"),
+        bundle_id=previous.toolset.bundle_id if previous else version.bundle_id,
     )
 
 
@@ -101,9 +125,10 @@ def _tool(
 ) -> ToolRow:
     tool_id = f"{spec.id}:{tool.id}"
     described = version.described.get(tool.id, {})
-    before = known.get(tool_id) if tool.id in version.missing else None
+    earlier = known.get(tool_id)
+    before = earlier if tool.id in version.missing else None
     confirmed = tool.requires_confirmation
-    return ToolRow(
+    row = ToolRow(
         tool_id=tool_id,
         toolset_id=spec.id,
         name=tool.name or described.get("name") or tool.id,
@@ -117,7 +142,12 @@ def _tool(
         spec=_dump_section(tool),
         described=before.described if before else _json(version.described.get(tool.id)),
         missing=version.missing.get(tool.id),
+        created_at=earlier.created_at if earlier else version.moment,
+        modified_at=version.moment,
     )
+    if earlier is not None and (row.spec, row.described) == (earlier.spec, earlier.described):
+        return replace(row, modified_at=earlier.modified_at)
+    return row
 
 
 def _missing_tools(spec: Toolset, known: Mapping[str, ToolRow], position: int) -> Iterator[ToolRow]:

@@ -22,6 +22,7 @@ from gateway.bundles.field_types import (
     Seconds,
     SemanticVersion,
     Setting,
+    Slug,
     Table,
     Variable,
     environment_names,
@@ -182,10 +183,11 @@ class Server(ManifestSection):
 
 class Toolset(ManifestSection):
     """A whole `toolset.yaml`, immutable. `prefix` replaces the id in the names of its tools; an empty one leaves the
-    tools' own names."""
+    tools' own names. `slug` is its name for REST clients, where it is not the id."""
 
     manifest_version: Annotated[Literal["1"], BeforeValidator(lambda version: "1" if version == 1 else version)] = "1"
     id: Id
+    slug: Slug | None = None
     name: Line
     version: SemanticVersion
     description: Prose = ""

@@ -12,17 +12,21 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import anyio
 from anyio import to_thread
 
 from gateway.bundles import spec
-from gateway.bundles.archive import Bundle
+from gateway.bundles.archive import Bundle, BundleFile, write_zip
+from gateway.bundles.installed import InstalledToolset
+from gateway.bundles.paths import quote_path
 from gateway.bundles.spec import FILE_NAME
 from gateway.bundles.zip_reader import CHUNK
+from gateway.db.toolsets import FileRow
 from gateway.errors import Unavailable
 from gateway.files import FileLock, lock, sync_directory, sync_file, sync_file_system, try_lock
 from gateway.names import new_id
@@ -257,3 +261,36 @@ def _version_missing(version: Path) -> Unavailable:
     where = f"{version.parent.name}/{version.name}"
     reason = f"the files of toolset {where} are gone; ask for the toolset again, or install it again"
     return Unavailable(reason, code="TOOLSET_GONE")
+
+
+def export_bundle(toolset: InstalledToolset, rows: Sequence[FileRow], file: BinaryIO) -> None:
+    """Write the toolset as a ZIP file; refused before the first byte when a stored file was changed."""
+    with hold_version(toolset.directory):
+        files = {row.path: open_stored_file(toolset, row) for row in rows}
+        for build_rows in files.values():
+            for _ in build_rows.chunks():
+                pass
+        write_zip(Bundle(toolset.spec, files), file)
+
+
+def open_stored_file(toolset: InstalledToolset, row: FileRow) -> BundleFile:
+    """Return a file of an installed toolset; reading it is refused when it was changed since."""
+
+    def source() -> Iterator[bytes]:
+        digest = hashlib.sha256()
+        try:
+            with (toolset.directory / row.path).open("rb") as build_rows:
+                while chunk := build_rows.read(CHUNK):
+                    digest.update(chunk)
+                    yield chunk
+        except OSError as error:
+            raise _file_changed(toolset, row, f"cannot be read ({error.strerror})") from error
+        if digest.hexdigest() != row.sha256:
+            raise _file_changed(toolset, row, "was changed since it was installed")
+
+    return BundleFile(row.path, row.size, row.sha256, row.executable, source)
+
+
+def _file_changed(toolset: InstalledToolset, row: FileRow, what: str) -> Unavailable:
+    reason = f"the stored file {quote_path(row.path)} of toolset {toolset.id!r} {what}; install the toolset again"
+    return Unavailable(reason, code="STORED_FILE_CHANGED", toolset=toolset.id, path=row.path)

@@ -28,10 +28,12 @@ from gateway.bundles.field_types import (
     ManifestSection,
     Prose,
     Seconds,
+    Slug,
     Table,
     Template,
     ToolId,
     Variable,
+    VersionLabel,
     check_path,
     error_inside,
     field_error,
@@ -124,9 +126,12 @@ class RetrySpec(ManifestSection):
 
 
 class ToolSpec(ManifestSection):
-    """Fields of every kind of tool. A field that is None is decided by the tool's code, or its category."""
+    """Fields of every kind of tool. A field that is None is decided by the tool's code, or its category. `slug` and
+    `version` name it to REST clients; without them its id and the toolset's version do."""
 
     id: ToolId
+    slug: Slug | None = None
+    version: VersionLabel | None = None
     name: Line | None = None
     description: Prose | None = None
     input_schema: ObjectSchema | None = None

@@ -22,7 +22,7 @@ from pydantic import (
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
 from gateway.secrets import VARIABLE
-from gateway.tools import Category, Permission
+from gateway.tools import ADMIN_CATEGORY, Category, Permission
 
 
 class Section(BaseModel):
@@ -302,6 +302,13 @@ DEFAULT_CATEGORIES = {
             "toolsets", Permission.READ_WRITE, title="Toolsets", description="Tools of toolsets that name no category"
         ),
         Category("upstream", Permission.EXECUTE, title="Upstream servers", description="Tools of other MCP servers"),
+        Category(
+            ADMIN_CATEGORY,
+            Permission.EXECUTE,
+            enabled=False,
+            title="Administration",
+            description="Changes the gateway itself, for roles with admin: true",
+        ),
     )
 }
 
@@ -508,7 +515,8 @@ class Settings(Section):
         """One category; one that only a toolset names is read-write."""
         category = DEFAULT_CATEGORIES.get(name) or Category(name, Permission.READ_WRITE)
         settings = self.categories.get(name, CategorySettings())
-        enabled = category.enabled if self.tools.enable is None else self.tools.enable
+        switch = self.tools.enable and name != ADMIN_CATEGORY  # which only its own name turns on
+        enabled = category.enabled if self.tools.enable is None else bool(switch)
         if settings.enabled is not None:
             enabled = settings.enabled
         return Category(

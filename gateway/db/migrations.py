@@ -249,6 +249,42 @@ OAUTH_GRANTS: Migration = (
     "CREATE INDEX oauth_tokens_by_grant ON oauth_tokens (grant_id)",
 )
 
+REST_BUNDLES: Migration = (
+    # The id that a REST client gave the bundle; NULL where one is derived from the toolset's id and first date.
+    "ALTER TABLE toolsets ADD COLUMN bundle_id TEXT",
+    "CREATE UNIQUE INDEX toolsets_by_bundle ON toolsets (bundle_id)",
+    "ALTER TABLE toolsets ADD COLUMN deleted_at TEXT",  # soft-deleted: hidden until it is put again or reaped
+    "ALTER TABLE tools ADD COLUMN created_at TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE tools ADD COLUMN modified_at TEXT NOT NULL DEFAULT ''",
+    """
+    UPDATE tools SET
+        created_at = COALESCE(
+            (SELECT installed_at FROM toolsets WHERE toolsets.id = tools.toolset_id),
+            strftime('%Y-%m-%dT%H:%M:%f+00:00', 'now')
+        ),
+        modified_at = COALESCE(
+            (SELECT updated_at FROM toolsets WHERE toolsets.id = tools.toolset_id),
+            strftime('%Y-%m-%dT%H:%M:%f+00:00', 'now')
+        )
+    """,
+    # Calls of each tool. A trigger counts them where their records are written: in groups, after the answers.
+    """
+    CREATE TABLE tool_usage (
+        tool_id        TEXT PRIMARY KEY,
+        call_count     BIGINT NOT NULL,
+        last_called_at TEXT NOT NULL
+    )
+    """,
+    "INSERT INTO tool_usage SELECT tool_id, count(*), max(started_at) FROM tool_calls GROUP BY tool_id",
+    """
+    CREATE TRIGGER count_call AFTER INSERT ON tool_calls WHEN NEW.category IS NOT NULL BEGIN
+        INSERT INTO tool_usage VALUES (NEW.tool_id, 1, NEW.started_at)
+        ON CONFLICT (tool_id) DO UPDATE SET
+            call_count = call_count + 1, last_called_at = max(last_called_at, excluded.last_called_at);
+    END
+    """,
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -260,6 +296,7 @@ MIGRATIONS: Sequence[Migration] = (
     STEPS_AND_RETRIES,
     API_KEYS,
     OAUTH_GRANTS,
+    REST_BUNDLES,
 )
 
 

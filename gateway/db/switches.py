@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
-from gateway.db import Database, Row, Statement
+from gateway.db import Database, Row, Statement, timestamp
 from gateway.errors import Conflict
 from gateway.tools import Tool
 
@@ -25,6 +26,14 @@ class CategoryRow:
     calls_per_minute: int | None = None
 
 
+class BuiltinState(NamedTuple):
+    """The switch of a builtin, its first date and the date of its last change."""
+
+    enabled: bool
+    created_at: str
+    modified_at: str
+
+
 _CATEGORY_COLUMNS = [field.name for field in fields(CategoryRow)]
 _CATEGORIES = f"SELECT {', '.join(_CATEGORY_COLUMNS)} FROM categories ORDER BY id"  # noqa: S608 - own names
 _SET_CATEGORY = (
@@ -33,10 +42,11 @@ _SET_CATEGORY = (
 )
 _BUILTINS = """SELECT tool_id, name, description, requires_confirmation, position, enabled FROM tools
     WHERE toolset_id IS NULL"""
-_PUT_BUILTIN = """INSERT INTO tools (tool_id, name, description, requires_confirmation, position)
-    VALUES (?, ?, ?, ?, ?) ON CONFLICT (tool_id) DO UPDATE SET name = excluded.name,
+_PUT_BUILTIN = """INSERT INTO tools
+    (tool_id, name, description, requires_confirmation, position, created_at, modified_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tool_id) DO UPDATE SET name = excluded.name,
     description = excluded.description, requires_confirmation = excluded.requires_confirmation,
-    position = excluded.position"""
+    position = excluded.position, modified_at = excluded.modified_at"""
 _ENABLE = "UPDATE tools SET enabled = ? WHERE tool_id = ? AND toolset_id IS NULL"
 _REVISION = "SELECT revision FROM revisions WHERE subject = ?"
 _BUMP = Statement(
@@ -65,14 +75,20 @@ class Switches:
         """Store the builtins, and return the ids of those that a person turned off. One without a description was not
         loaded, since its category is off; its row stays as it is."""
         known = {row[0]: row[1:] for row in await self._db.fetch(_BUILTINS)}
-        changed = []
+        changed, moment = [], timestamp(time.time())
         for position, tool in enumerate(tools):
             row = (tool.title or tool.id, tool.description or None, bool(tool.requires_confirmation), position)
             if tool.id not in known or (tool.description and known[tool.id][:3] != row[:3]):
-                changed.append(Statement(_PUT_BUILTIN, (tool.id, *row)))
+                changed.append(Statement(_PUT_BUILTIN, (tool.id, *row, moment, moment)))
         if changed:
             await self._db.run(*changed)
         return frozenset(tool_id for tool_id, row in known.items() if not row[-1])
+
+    async def builtin_states(self) -> dict[str, BuiltinState]:
+        """The switch and dates of every builtin, by id."""
+        sql = "SELECT tool_id, enabled, created_at, modified_at FROM tools WHERE toolset_id IS NULL"
+        rows = await self._db.fetch(sql)
+        return {tool_id: BuiltinState(bool(enabled), *times) for tool_id, enabled, *times in rows}
 
     async def enable_builtin(self, tool_id: str, enabled: bool) -> bool:
         """Turn a builtin on or off; False when there is none of that id."""

@@ -29,6 +29,8 @@ class ToolsetRow:
     live: bool
     updated_at: str
     spec: str
+    bundle_id: str | None = None
+    deleted_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class ToolRow:
     spec: str
     described: str | None
     missing: str | None
+    created_at: str = ""
+    modified_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,8 @@ _BUMP = Statement(
 )
 _UPDATE = (
     "UPDATE toolsets SET name = ?, version = ?, description = ?, source_type = ?, source_ref = ?, "
-    "manifest_version = ?, digest = ?, live = ?, updated_at = ?, spec = ? WHERE id = ? AND digest = ?"
+    "manifest_version = ?, digest = ?, live = ?, updated_at = ?, spec = ?, deleted_at = NULL "
+    "WHERE id = ? AND digest = ?"
 )
 _SET_ENABLED = "UPDATE tools SET enabled = ? WHERE tool_id = ?"
 _AGREE = (
@@ -201,9 +206,10 @@ class Toolsets:
         """The toolset that brings each MCP server: `{server id: toolset id}`."""
         return dict(await self._db.fetch("SELECT id, toolset_id FROM toolset_mcp_servers ORDER BY toolset_id DESC"))
 
-    async def put(self, stored: StoredToolset, over: str | None) -> None:
+    async def put(self, stored: StoredToolset, over: str | None, removed: Sequence[str] = ()) -> None:
         """Store a version whole, over the one with the digest given, or as a new toolset; `Conflict` when
-        that is not what is there. The switch, the first date and what the person changed stay."""
+        that is not what is there. The switch, the first date and what the person changed stay, but not those of the
+        `removed` tools."""
         row = stored.toolset
         head = _insert("toolsets", row)
         if over is not None:
@@ -213,6 +219,8 @@ class Toolsets:
         gone = [Statement(f"DELETE FROM {table} WHERE toolset_id = ?", (row.id,)) for table in _REPLACED]  # noqa: S608
         parts = (stored.files, stored.tools, stored.overrides, stored.servers)
         new = [_insert(table, entry) for table, rows in zip(_REPLACED, parts, strict=True) for entry in rows]
+        gone += [_unset(row.id, tool_id) for tool_id in removed]
+        gone += [Statement("DELETE FROM tool_usage WHERE tool_id = ?", (tool_id,)) for tool_id in removed]
         await self._db.run(head, *gone, *new, _BUMP)
 
     async def set_source(self, toolset_id: str, source_type: str, source_ref: str | None, live: bool) -> None:
@@ -234,9 +242,21 @@ class Toolsets:
         """Drop a person's changes; False when there were none. `enabled` is whether the tool is on without them."""
         return await self._try(_unset(toolset_id, tool_id, 1), Statement(_SET_ENABLED, (enabled, tool_id)))
 
-    async def remove(self, toolset_id: str) -> bool:
-        """Remove every row of a toolset; False when there is none."""
-        return await self._try(Statement("DELETE FROM toolsets WHERE id = ?", (toolset_id,), 1))
+    async def remove(self, toolset_id: str, deleted_at: str | None = None) -> bool:
+        """Remove every row of a toolset, or only one that was soft-deleted at that moment; False when there is none."""
+        sql = "DELETE FROM toolsets WHERE id = ? AND COALESCE(deleted_at, '') = COALESCE(?, deleted_at, '')"
+        usage = "DELETE FROM tool_usage WHERE tool_id IN (SELECT tool_id FROM tools WHERE toolset_id = ?)"
+        return await self._try(Statement(usage, (toolset_id,)), Statement(sql, (toolset_id, deleted_at), 1))
+
+    async def soft_delete(self, toolset_id: str, moment: str) -> bool:
+        """Hide a toolset until it is put again or removed; False when there is none."""
+        sql = "UPDATE toolsets SET deleted_at = ? WHERE id = ? AND deleted_at IS NULL"
+        return await self._try(Statement(sql, (moment, toolset_id), 1))
+
+    async def usage(self) -> dict[str, tuple[int, str]]:
+        """The number of calls of each tool that was called, builtins included, and when the last one began."""
+        rows = await self._db.fetch("SELECT tool_id, call_count, last_called_at FROM tool_usage")
+        return {tool_id: (count, last) for tool_id, count, last in rows}
 
     async def agree(self, rows: Sequence[ConsentRow]) -> None:
         """Store consents, each in place of the one before. What is remembered of a server of that name is forgotten,

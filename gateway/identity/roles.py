@@ -93,6 +93,7 @@ def _role_rule(settings: RoleSettings) -> AccessRule:
         _open(settings.tools.allow),
         tuple(settings.tools.deny),
         tuple(settings.servers) if settings.servers != ["*"] else None,
+        admin=settings.admin,
     )
 
 

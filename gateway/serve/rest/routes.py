@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.serve.rest import calls, system, tools, toolsets, upstreams, workspaces
+from gateway.serve.rest import bundles, calls, profiles, system, tools, toolsets, upstreams, workspaces
 from gateway.serve.rest.app import RestApp
 from gateway.serve.rest.endpoint import Endpoint
 from gateway.serve.rest.openapi import document_endpoints
@@ -25,6 +25,8 @@ def list_endpoints() -> list[Endpoint]:
     tables = {
         "toolsets": toolsets.ENDPOINTS,
         "tools": tools.ENDPOINTS,
+        "bundles": bundles.ENDPOINTS,
+        "openapi": profiles.ENDPOINTS,
         "chats": [*calls.CallStreams().endpoints, *workspaces.ENDPOINTS],
         "calls": calls.CALL_ENDPOINTS,
         "approvals": calls.APPROVAL_ENDPOINTS,
