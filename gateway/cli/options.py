@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import click
+from click.core import ParameterSource
 
 from gateway import config
 from gateway.config import Settings
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Result = TypeVar("Result")
+
+# Common options that choose what a command works on.
+_REPEATED = ("--config", "--data-dir", "--workspace", "--chat")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -78,6 +83,19 @@ def settings_options(command: Command) -> Command:
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped  # type: ignore[no-any-return]
+
+
+def repeat_options() -> str:
+    """Return the common options of the running command as they were given, for a command that it recommends."""
+    context = click.get_current_context()
+    words = [
+        word
+        for option in context.command.params
+        if isinstance(option, click.Option) and option.opts[0] in _REPEATED
+        if option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+        for word in (option.opts[0], str(context.params[option.name]))
+    ]
+    return f" {shlex.join(words)}" if words else ""
 
 
 def run(task: Callable[[], Coroutine[Any, Any, Result]]) -> Result:

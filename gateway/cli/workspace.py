@@ -19,7 +19,7 @@ from gateway.admin.workspaces import (
     short_id,
 )
 from gateway.cli.browser import open_file
-from gateway.cli.options import Result, as_json, print_json, print_table, run_admin, settings_options
+from gateway.cli.options import Result, as_json, print_json, print_table, repeat_options, run_admin, settings_options
 from gateway.cli.progress import clear_progress
 from gateway.config import Settings
 from gateway.errors import InputRequired
@@ -182,7 +182,7 @@ def _print_checkout(result: CheckoutResult, as_json: bool) -> None:
         return
     click.echo(f"The files are at {_describe(result.manifest)} now: {result.summary}.")
     if result.previous is not None and result.previous != result.manifest:
-        command = f"toolgate workspace checkout {short_id(result.previous)}"
+        command = f"toolgate workspace checkout {short_id(result.previous)}{repeat_options()}"
         click.echo(f"They were at {_describe(result.previous)}; to go back: {command}")
 
 

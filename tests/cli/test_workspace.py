@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,7 +97,7 @@ def test_undo_goes_back_version_by_version_and_says_the_way_forward(tmp_path: Pa
     undone = json.loads(printed)
     assert (status, undone["manifest"], undone["changes"]["changed"]) == (0, second, ["a.txt"])
     status, printed, _ = run("undo", "--yes")
-    assert f"to go back: toolgate workspace checkout {second[:18]}\n" in printed
+    assert f"to go back: toolgate workspace checkout {second[:18]} --data-dir {tmp_path / 'data'}\n" in printed
     assert os.listdir(folder) == ["a.txt"]
     assert run("undo", "--yes")[1].startswith("The files are at the initial state (no files) now: 1 deleted (a.txt).")
     assert os.listdir(folder) == []
@@ -222,3 +223,17 @@ def test_the_doctor_says_what_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
     findings = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
     assert findings["kept"]["message"].startswith("1 chats; 3.0 MiB of versions; ")
     assert findings["kept"]["message"].endswith("; largest: default (3.0 MiB)")
+
+
+def test_command_that_goes_back_works_as_printed_in_an_attached_folder(
+    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    write(tmp_path, ("a.txt", "one"), ("a.txt", "two"), workspace=folder)
+    status, printed, _ = run("undo", "--workspace", str(folder))
+    assert (status, (folder / "a.txt").read_text()) == (0, "one")
+    command = shlex.split(printed.partition("to go back: ")[2])
+    with pytest.raises(SystemExit) as ended:
+        main([*command[1:], "--yes"])
+    assert (ended.value.code, (folder / "a.txt").read_text()) == (0, "two"), capsys.readouterr()
