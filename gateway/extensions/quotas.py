@@ -21,7 +21,7 @@ LONGEST_DELAY = 10 * WINDOW
 class Quotas(Extension):
     """Refuses calls above the limits of the caller's role, and says when to call again. Calls and bytes per minute are
     counted for all processes on one data directory, concurrent calls for this one. The bytes of a call are known when
-    it ends: they delay the calls after it."""
+    it ends: they delay the calls after it. The steps of a call are not concurrent to it."""
 
     def __init__(self, is_used: bool, table: Callable[[], RateTable], clock: Callable[[], float] = time.time) -> None:
         self._is_used = is_used
@@ -62,8 +62,9 @@ class Quotas(Extension):
 
     def _begin(self, table: RateTable, call: Call, limits: AccessLimits) -> None:
         principal, now = call.caller.principal, self._clock()
-        if limits.concurrent_calls is not None and self._running[principal] >= limits.concurrent_calls:
-            raise _refuse("calls at once", limits.concurrent_calls, 1)
+        at_once = limits.concurrent_calls
+        if at_once is not None and call.parent is None and self._running[principal] >= at_once:
+            raise _refuse("calls at once", at_once, 1)
         if limits.bytes_per_minute is not None:
             used = table.full_at(table.find(("bytes", "", principal)), now, LONGEST_DELAY) - now
             if used >= WINDOW:
