@@ -214,7 +214,8 @@ def test_rest_history_diff_restore_undo_branch_and_download(rest: Rest, chat: st
 
 
 def test_rest_adds_tests_switches_and_removes_an_upstream(own: Rest) -> None:
-    settings = {"command": sys.executable, "args": ["-m", "mcp_server_time"]}
+    program = "import sys; print('hello log', file=sys.stderr, flush=True); from mcp_server_time import main; main()"
+    settings = {"command": sys.executable, "args": ["-c", program]}
     added = own.ok("POST", "/api/upstreams", 201, json={"name": "clock", "settings": settings})
     assert added["probe"]["ok"] is True
     assert {"get_current_time"} <= {tool["name"] for tool in added["upstream"]["tools"]}
@@ -228,6 +229,8 @@ def test_rest_adds_tests_switches_and_removes_an_upstream(own: Rest) -> None:
     assert not offered()
     own.ok("POST", "/api/upstreams/clock/enable", json={"enabled": True})
     assert own.ok("POST", "/api/upstreams/clock/test")["ok"] is True
+    assert own.ok("POST", "/api/upstreams/clock/restart")["state"] == "ok"
+    assert "hello log" in " ".join(own.ok("GET", "/api/upstreams/clock/logs")["lines"])
     assert own.ok("GET", "/api/upstreams/clock/review") == {"items": [], "next_page_token": None}
     assert own.delete("/api/upstreams/clock").status_code == 204
     own.refused("GET", "/api/upstreams/clock", 404)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
+from starlette.concurrency import run_in_threadpool
 
 from gateway.admin import upstream_review, upstreams
 from gateway.errors import GatewayError, Invalid
+from gateway.secrets import KNOWN
 from gateway.serve.rest.endpoint import (
     AnswerModel,
     Endpoint,
@@ -102,6 +104,14 @@ class ReviewBody(RequestModel):
     subjects: Annotated[list[Subject], Field(min_length=1, max_length=1000)]
 
 
+class LogQuery(RequestModel):
+    lines: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class LogAnswer(AnswerModel):
+    lines: list[str]
+
+
 class LoginAnswer(AnswerModel):
     """The address to open in a browser on the gateway's machine; the server's state shows when the login is done."""
 
@@ -157,6 +167,20 @@ async def test_upstream(request: RestRequest, name: str) -> object:
     [(_, result)] = await upstreams.probe_upstreams(request.gateway, name)
     await request.gateway.reload()
     return _describe_probe(result)
+
+
+async def restart_upstream(request: RestRequest, name: str) -> object:
+    """End the connections and programs of an upstream server in every gateway, and start it again"""
+    await upstreams.restart_upstream(request.gateway, name)
+    await request.gateway.reload()
+    return (await upstreams.show_upstream(request.gateway, name)).to_dict()
+
+
+async def get_upstream_log(request: RestRequest, name: str, query: LogQuery) -> object:
+    """Get the last lines that an upstream server's program wrote to its stderr"""
+    log = await upstreams.find_log(request.gateway, name)
+    lines = await run_in_threadpool(upstreams.read_log, log, query.lines)
+    return {"lines": [KNOWN.mask(line) for line in lines]}
 
 
 async def set_upstream_secret(request: RestRequest, name: str, variable: str, body: SecretBody) -> object:
@@ -228,6 +252,8 @@ ENDPOINTS = [
     Endpoint("DELETE", _ONE, remove_upstream, admin=True, errors=(409,)),
     Endpoint("POST", f"{_ONE}/enable", enable_upstream, UpstreamAnswer, admin=True, errors=(409,)),
     Endpoint("POST", f"{_ONE}/test", test_upstream, ProbeAnswer, admin=True),
+    Endpoint("POST", f"{_ONE}/restart", restart_upstream, UpstreamAnswer, admin=True, errors=(409,)),
+    Endpoint("GET", f"{_ONE}/logs", get_upstream_log, LogAnswer, admin=True),
     Endpoint("PUT", f"{_ONE}/secrets/{{variable}}", set_upstream_secret, admin=True, errors=(409,)),
     Endpoint("DELETE", f"{_ONE}/secrets/{{variable}}", forget_upstream_secret, admin=True, errors=(409,)),
     Endpoint("GET", f"{_ONE}/review", review_upstream, ListPage[ReviewInfo], admin=True),
