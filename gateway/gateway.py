@@ -87,6 +87,7 @@ class Gateway:
         self.installed_toolsets = parts.installed_toolsets
         self.roles = parts.roles
         self.api_keys = parts.api_keys
+        self.grants = parts.grants
         self.make_identity = parts.make_identity
         self.make_authorization = parts.make_authorization
         self.make_web_logins = parts.make_web_logins

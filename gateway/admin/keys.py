@@ -1,4 +1,4 @@
-"""API keys: made, listed and revoked."""
+"""API keys, and clients that people connected with them: made, listed and revoked."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gateway.identity.api_keys import make_key
 from gateway.identity.roles import DEFAULT_ROLE
 
 if TYPE_CHECKING:
+    from gateway.db.grants import Grant
     from gateway.gateway import Gateway
 
 
@@ -46,3 +47,14 @@ async def revoke_key(gateway: Gateway, key_id: str) -> ApiKey:
         raise Invalid(f"{len(found)} keys are named {key_id!r}; revoke one by its id: {ids}", code="AMBIGUOUS_KEY")
     await gateway.api_keys.revoke(found[0].id)
     return found[0]
+
+
+async def list_clients(gateway: Gateway) -> list[Grant]:
+    """List the clients that may act for somebody because they agreed, the oldest first."""
+    return await gateway.grants.list_live()
+
+
+async def disconnect_client(gateway: Gateway, grant_id: str) -> None:
+    """End what somebody allowed a client. Its next request is refused, in every process."""
+    if not await gateway.grants.revoke(grant_id):
+        raise NotFound(f"there is no client {grant_id!r}; see: toolgate key clients", code="UNKNOWN_CLIENT")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import click
@@ -85,6 +86,38 @@ def revoke(settings: Settings, key_id: str, as_json: bool) -> None:
         print_json(_describe(revoked) | {"status": "revoked"})
     else:
         click.echo(f"revoked {revoked.id} ({revoked.name})")
+
+
+@key.command()
+@as_json
+@settings_options
+def clients(settings: Settings, as_json: bool) -> None:
+    """List the clients that people let in by OAuth, such as Claude's connector."""
+    found = run_stored(settings, keys.list_clients)
+    if as_json:
+        names = ("id", "principal", "client_name", "permission", "resource", "created_at")
+        print_json([{name: getattr(each, name) for name in names} for each in found])
+        return
+    rows = [
+        (
+            each.id,
+            each.client_name,
+            each.principal,
+            each.permission,
+            f"{datetime.fromtimestamp(each.created_at):%Y-%m-%d}",
+        )
+        for each in found
+    ]
+    print_table(("ID", "CLIENT", "ACTS AS", "MAY", "SINCE"), rows)
+
+
+@key.command()
+@click.argument("client_id", metavar="ID")
+@settings_options
+def disconnect(settings: Settings, client_id: str) -> None:
+    """Take back what somebody allowed a client, by the ID that `key clients` shows."""
+    run_stored(settings, lambda gateway: keys.disconnect_client(gateway, client_id))
+    click.echo(f"disconnected {client_id}")
 
 
 def _describe(each: keys.ApiKey) -> dict[str, Any]:

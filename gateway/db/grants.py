@@ -79,7 +79,10 @@ _FIND = f"""SELECT t.digest, t.kind, t.expires_at, t.used_at, t.details, {_QUALI
     JOIN oauth_grants g ON g.id = t.grant_id WHERE t.digest = ?"""  # noqa: S608 - own names
 _USE = "UPDATE oauth_tokens SET used_at = ? WHERE digest = ? AND used_at IS NULL"
 _REVOKE = "UPDATE oauth_grants SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
-_LIST = f"SELECT {_GRANT} FROM oauth_grants WHERE revoked_at IS NULL ORDER BY created_at DESC"  # noqa: S608 - own names
+_LIST = f"""SELECT {_QUALIFIED} FROM oauth_grants g LEFT JOIN api_keys k ON k.digest = g.key_digest
+    WHERE g.revoked_at IS NULL AND (g.key_digest IS NULL OR (k.id IS NOT NULL AND k.revoked_at IS NULL))
+    AND EXISTS (SELECT 1 FROM oauth_tokens t WHERE t.grant_id = g.id AND t.kind IN ('access', 'refresh')
+    AND t.expires_at > ?) ORDER BY g.created_at"""  # noqa: S608 - own names
 _LOAD = """SELECT t.digest, g.principal, COALESCE(k.role, g.role), k.profile, t.expires_at, k.expires_at, g.permission,
     g.resource FROM oauth_tokens t JOIN oauth_grants g ON g.id = t.grant_id
     LEFT JOIN api_keys k ON k.digest = g.key_digest
@@ -174,7 +177,8 @@ class Grants:
         return True
 
     async def list_live(self) -> list[Grant]:
-        return [Grant(*row) for row in await self._db.fetch(_LIST)]
+        """The grants whose client can still act, the oldest first."""
+        return [Grant(*row) for row in await self._db.fetch(_LIST, self.clock())]
 
     def _make_tokens(
         self, grant: Grant, lifetimes: Mapping[Kind, float], details: Mapping[str, Any]

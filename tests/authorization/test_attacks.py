@@ -246,6 +246,16 @@ async def test_client_metadata_document_is_fetched_from_public_addresses_only(
     assert network.reached == reached
 
 
+async def test_pages_and_endpoints_of_logins_tell_strangers_nothing(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        await served.make_key()
+        for method in ("GET", "POST", "PUT", "DELETE"):
+            for path in ("/authorize", "/token", "/register", "/revoke", "/consent", "/connect/x", "/connect/callback"):
+                answer = await served.http.request(method, f"{served.base}{path}", headers={"origin": served.base})
+                assert answer.status_code in (400, 401, 403, 405), (method, path)
+                assert "ann" not in answer.text and "location" not in answer.headers
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -147,7 +147,16 @@ async def test_conformance_suite_passes_the_authorization_server(tmp_path: Path)
         suite = NODE / "node_modules/@modelcontextprotocol/conformance/dist/index.js"
         options = ["--url", served.base, "--client-id", probe.client_id, "--resource", served.url]
         saved = tmp_path / "results"
-        command = (_node_22(), suite, "authorization", *options, "--port", free_port(), "--output-dir", saved)
+        command: tuple[str | Path, ...] = (
+            _node_22(),
+            suite,
+            "authorization",
+            *options,
+            "--port",
+            free_port(),
+            "--output-dir",
+            saved,
+        )
         async with start_node(tmp_path, *command) as process:
             shown = await read_until(process, "Waiting up to")
             [url] = [line for line in shown.splitlines() if line.startswith(f"{served.base}/authorize?")]
@@ -156,6 +165,7 @@ async def test_conformance_suite_passes_the_authorization_server(tmp_path: Path)
         checks = [check for path in saved.rglob("checks.json") for check in json.loads(path.read_text())]
         assert {check["id"]: check["status"] for check in checks} == {
             "authorization-server-metadata": "SUCCESS",
+            "authorization-server-metadata-cimd": "SUCCESS",
             "authorization-code-grant": "SUCCESS",
         }
 

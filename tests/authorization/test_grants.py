@@ -8,7 +8,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from gateway.admin.keys import list_keys, revoke_key
+from gateway.admin.keys import disconnect_client, list_clients, list_keys, revoke_key
+from gateway.errors import NotFound
 
 from .served import OAuthProbe, Person, serve
 
@@ -137,6 +138,20 @@ async def test_client_revokes_its_tokens(kind: str, tmp_path: Path) -> None:
         assert (await served.http.post(f"{served.base}/revoke", data=form)).status_code == 200
         assert (await served.list_tools(tokens["access_token"])).status_code == 401
         assert (await probe.refresh(tokens["refresh_token"])).status_code == 400
+
+
+async def test_operator_lists_and_disconnects_a_client(tmp_path: Path) -> None:
+    async with serve(tmp_path) as served:
+        probe = OAuthProbe(served)
+        await probe.register()
+        tokens = await probe.get_tokens(Person(await served.make_key(), permission="read-only"))
+        [client] = await list_clients(served.gateway)
+        assert (client.client_name, client.principal, client.permission) == ("Probe", "ann", "read-only")
+        await disconnect_client(served.gateway, client.id)
+        assert (await served.list_tools(tokens["access_token"])).status_code == 401
+        assert await list_clients(served.gateway) == []
+        with pytest.raises(NotFound):
+            await disconnect_client(served.gateway, client.id)
 
 
 async def test_token_of_a_profile_has_that_profile_everywhere(tmp_path: Path) -> None:
