@@ -174,7 +174,8 @@ class Catalog:
     def _unknown_name(self, name: str) -> NotFound:
         shown = name if len(name) <= 100 else f"{name[:100]}…"
         hint = names.did_you_mean(name, self._entries) if len(name) <= 2 * names.WIRE_NAME_LIMIT else ""
-        return NotFound(f"no tool is named {shown!r}{hint}", code="UNKNOWN_TOOL")
+        advice = hint or "; `toolgate tool list` and tools/list have all names"
+        return NotFound(f"no tool is named {shown!r}{advice}", code="UNKNOWN_TOOL")
 
     def filter(self, *, kind: str | None = None, category: str | None = None, tag: str | None = None) -> Catalog:
         """The part of the catalog that fits all that is given."""

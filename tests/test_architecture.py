@@ -67,7 +67,7 @@ LAZY = {
     "gateway/app.py": 7,
     "gateway/cli/browser.py": 1,
     "gateway/cli/call.py": 2,
-    "gateway/cli/clients.py": 8,
+    "gateway/cli/clients.py": 7,
     "gateway/cli/options.py": 1,
     "gateway/cli/serve.py": 8,
     "gateway/gateway.py": 1,

@@ -277,7 +277,7 @@ def _find_manifest(files: Mapping[str, BundleFile]) -> BundleFile:
         raise bundle_error(f"exists beside {FILE_NAME}; remove one of the two", found[1].path)
     if not found:
         near = next((path for path in files if path.rpartition("/")[2].lower() in FILE_NAMES), None)
-        hint = f"; there is {paths.quote_path(near)}" if near else ""
+        hint = f"; there is {paths.quote_path(near)}" if near else "; `toolgate toolset new DIR` makes a toolset"
         raise bundle_error(f"there is no {FILE_NAME} at the top of the bundle{hint}")
     if found[0].size > yamldoc.BYTES_LIMIT:
         raise bundle_error(f"is larger than {yamldoc.BYTES_LIMIT // 1024} KiB", found[0].path)

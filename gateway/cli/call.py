@@ -107,6 +107,8 @@ def show(settings: Settings, call_id: str, opens: bool, as_json: bool) -> None:
                 return
             if plan := record["render_plan"]:
                 record["render_plan"] = f"{plan.get('renderer')}, at render://{record['id']} (--json shows it)"
+            if record["status"] == "pending":
+                record["error"] = "it waits for a person; see: toolgate approval list"
             for key, value in record.items():
                 if value is not None:
                     click.echo(f"{key:20} {value}")

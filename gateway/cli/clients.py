@@ -105,7 +105,6 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Print what would be don
 def list_clients(entry_name: str, as_json: bool) -> None:
     """Every client: whether it is on this machine, and whether the gateway is in its settings."""
     from gateway.admin.client_files import find_entry
-    from gateway.cli.options import print_table
 
     rows: list[dict[str, Any]] = []
     for snippet in make_snippets(serve_command(sys.executable), None, name=entry_name):
@@ -120,9 +119,8 @@ def list_clients(entry_name: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    print_table(
-        ("CLIENT", "STATE", "FILE"), [(row["client"], row["state"], row["problem"] or row["file"]) for row in rows]
-    )
+    for row in [{"client": "CLIENT", "state": "STATE", "file": "FILE", "problem": None}, *rows]:
+        click.echo(f"{row['client']:16}{row['state']:15}{row['problem'] or row['file']}")
     if missing := [row["client"] for row in rows if row["state"] == "not added"]:
         click.echo(f"\nadd it with: toolgate client install {missing[0]}")
 

@@ -19,7 +19,7 @@ from gateway.cli.options import as_json, print_json, print_table, run, run_admin
 from gateway.cli.progress import show_progress
 from gateway.cli.prompt import ask_on_terminal
 from gateway.config import Settings
-from gateway.errors import InputRequired, Invalid
+from gateway.errors import Forbidden, InputRequired, Invalid
 from gateway.gateway import DISCOVERY_SECONDS, Gateway
 from gateway.tools import Permission, Tool
 
@@ -147,6 +147,8 @@ def call(
         outcome = Outcome(
             error=InputRequired(f"{reason}; there is no terminal to ask on; use --yes to agree", reason=reason)
         )
+    if outcome.error is not None and outcome.error.code == "DECLINED":
+        outcome = Outcome(error=Forbidden(f"you declined {name}; it did not run", code="DECLINED"))
     if as_json:
         print_json(outcome.to_dict())
     elif outcome.error is None:

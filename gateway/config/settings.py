@@ -267,6 +267,8 @@ class UpstreamSettings(Section):
     def _is_started_or_reached(self) -> UpstreamSettings:
         if (self.command is None) == (self.url is None):
             raise ValueError("a server has either a 'command' to start or a 'url' to reach")
+        if self.url is not None and not self.url.lower().startswith(("http://", "https://", "${")):
+            raise ValueError("'url' must start with https:// or http://")
         if self.oauth is not None and self.url is None:
             raise ValueError("'oauth' is for a server with a 'url'")
         if self.sandbox is not None and self.command is None:

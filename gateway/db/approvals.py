@@ -211,7 +211,8 @@ class Approvals:
         sql = f"{_SELECT} WHERE id >= ? AND id < ? ORDER BY id LIMIT 2"
         rows = await self._db.fetch(sql, id_or_prefix, id_or_prefix + "\U0010ffff") if id_or_prefix else []
         if not rows:
-            raise NotFound(f"no approval has the id {id_or_prefix[:80]!r}", code="UNKNOWN_APPROVAL")
+            message = f"no approval has the id {id_or_prefix[:80]!r}; see: toolgate approval list"
+            raise NotFound(message, code="UNKNOWN_APPROVAL")
         if len(rows) > 1 and rows[0][0] != id_or_prefix:
             raise Invalid(f"several approvals begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
         return ApprovalRecord(*rows[0])

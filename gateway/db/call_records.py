@@ -215,7 +215,7 @@ class CallRecords:
         await self.wait()
         rows = await self._db.fetch(_BY_PREFIX, id_or_prefix, id_or_prefix + "\U0010ffff") if id_or_prefix else []
         if not rows:
-            raise NotFound(f"no call has the id {id_or_prefix!r}", code="UNKNOWN_CALL")
+            raise NotFound(f"no call has the id {id_or_prefix!r}; see: toolgate call list", code="UNKNOWN_CALL")
         if len(rows) > 1 and rows[0][0] != id_or_prefix:
             raise Invalid(f"several calls begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
         return CallRecord(*rows[0])

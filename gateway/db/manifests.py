@@ -152,7 +152,9 @@ class Manifests:
             f"{_SELECT} WHERE chat_id = ? AND id >= ? AND id < ? ORDER BY id LIMIT 2", chat, id_or_prefix, end
         )
         if not rows:
-            raise NotFound(f"chat {chat!r} has no manifest {id_or_prefix!r}", code="MANIFEST_NOT_FOUND")
+            raise NotFound(
+                f"chat {chat!r} has no version {id_or_prefix!r}; see: toolgate workspace log", code="MANIFEST_NOT_FOUND"
+            )
         if len(rows) > 1 and rows[0][0] != id_or_prefix:
             raise Conflict(f"several manifests begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
         return ManifestRow(*rows[0])

@@ -254,6 +254,14 @@ def test_a_new_toolset_in_an_awkward_folder_is_named_for_the_shell(run: Run) -> 
         (["upstream", "add", "time", "uvx", "mcp-server-time"], "the program to start stands after `--`, as in:"),
         (["upstream", "add", "c", "--", "cat"], "cat is not an MCP server: it sends back what it is sent"),
         (["upstream", "logs", "nope"], "there is no upstream 'nope'"),
+        (
+            ["tool", "call", "zzzzzzzzz"],
+            "no tool is named 'zzzzzzzzz'; `toolgate tool list` and",
+        ),
+        (["call", "show", "12"], "no call has the id '12'; see: toolgate call list"),
+        (["approval", "allow", "12"], "no approval has the id '12'; see: toolgate approval list"),
+        (["workspace", "checkout", "abcd"], "has no version 'abcd'; see: toolgate workspace log"),
+        (["upstream", "add", "u", "--url", "htp://x"], "the URL is not an address such as https://host/mcp"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_explained(run: Run, arguments: list[str], message: str) -> None:
