@@ -232,6 +232,9 @@ def test_what_undo_and_a_missing_directory_say_can_be_done(run: Run, tmp_path: P
     _, text = run("workspace", "undo")
     assert run(*recommended(text)[0], "--yes")[0] == 0
     assert run("workspace", "cat", "notes/a.md")[0] == 0
+    _, text = run("workspace", "checkout", "abcd")
+    assert "has no version 'abcd'" in text
+    assert run(*recommended(text)[0])[0] == 0
 
 
 def test_a_new_toolset_in_an_awkward_folder_is_named_for_the_shell(run: Run) -> None:
@@ -260,7 +263,6 @@ def test_a_new_toolset_in_an_awkward_folder_is_named_for_the_shell(run: Run) -> 
         ),
         (["call", "show", "12"], "no call has the id '12'; see: toolgate call list"),
         (["approval", "allow", "12"], "no approval has the id '12'; see: toolgate approval list"),
-        (["workspace", "checkout", "abcd"], "has no version 'abcd'; see: toolgate workspace log"),
         (["upstream", "add", "u", "--url", "htp://x"], "the URL is not an address such as https://host/mcp"),
     ],
 )
