@@ -256,7 +256,7 @@ class Checker:
             elif name in (schema.value.get("required") or []) and resolved.value.get("readOnly") is not True:
                 yield f"{what}.{name} is missing"
         extra = schema.value.get("additionalProperties")
-        if extra is False and properties:
+        if extra is False and properties and not any(key in schema.value for key in ("oneOf", "anyOf", "allOf")):
             for name in value.keys() - properties.keys():
                 yield f"{what}.{name} is not in the document"
 

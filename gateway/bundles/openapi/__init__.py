@@ -83,8 +83,9 @@ class OpenApiImport:
     def merge(self, previous: Path) -> OpenApiImport:
         """Return the import with what a person changed in the folder of an earlier one. Refused when the toolset there
         was not imported."""
-        values, changes = _merge_previous(_dump(self.toolset), previous)
-        return replace(self, toolset=_validate(values), changes=changes)
+        baseline = dict(self.baseline)
+        values, changes = _merge_previous(_dump(self.toolset), baseline, previous)
+        return replace(self, toolset=_validate(values), changes=changes, baseline=baseline)
 
     def write(self, directory: Path) -> None:
         """Write the toolset's folder."""
@@ -152,6 +153,7 @@ class _Importer:
         baseline = _make_baseline(_dump(toolset))
         source = self._document.location if "://" in self._document.location else self._document.name
         baseline |= {"source": mask_url(source) if "://" in source else source, "tags": list(self._options.tags)}
+        baseline |= {"server": self._options.server is not None, "headers": bool(self._options.headers)}
         return OpenApiImport(toolset, count, tags, skipped, notes, self._remarks, baseline)
 
     def _make_toolset(self, tools: list[dict[str, Any]], base_url: str) -> dict[str, Any]:
@@ -311,8 +313,11 @@ def _unflatten(fields: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _merge_previous(values: Mapping[str, Any], previous: Path) -> tuple[dict[str, Any], ImportChanges]:
-    """The imported toolset with a person's changes to the earlier one in `previous`."""
+def _merge_previous(
+    values: Mapping[str, Any], given: dict[str, Any], previous: Path
+) -> tuple[dict[str, Any], ImportChanges]:
+    """The imported toolset with a person's changes to the earlier one in `previous`. A server and headers that were
+    given as options stay unless others are `given` now."""
     try:
         baseline = json.loads((previous / BASELINE_NAME).read_bytes())
         before, fields = baseline["tools"], baseline["toolset"]
@@ -324,6 +329,10 @@ def _merge_previous(values: Mapping[str, Any], previous: Path) -> tuple[dict[str
     current = _dump(spec.load((previous / FILE_NAME).read_bytes(), FILE_NAME))
     changes = ImportChanges()
     old, new = dict(_flatten(current)), dict(_flatten(values))
+    for option, key in (("server", "http.base_url"), ("headers", "http.headers")):
+        if baseline.get(option) and not given[option] and key in old:
+            given[option], new[key] = True, old[key]
+            given["toolset"] = {**given["toolset"], key: _digest(old[key])}
     merged = _unflatten(_merge_fields(old, new, fields, current["id"], changes))
     merged["secrets"] = list(dict.fromkeys([*values.get("secrets", ()), *current.get("secrets", ())]))
     own = {tool["id"]: tool for tool in current.get("tools", ())}
