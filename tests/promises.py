@@ -129,12 +129,12 @@ PROMISES: dict[str, Promise] = {
         "workspace files, manifests and render plans; the viewer comes later",
     ),
     "G5": Promise("Every renderer is an MCP App."),
-    "G6": Promise("Large catalogs stay usable: search-first mode and per-client profiles."),
-    "G7": Promise(
-        "HTTP deployment with keys, roles, Host and Origin checks, health and metrics.",
+    "G6": Promise(
+        "Large catalogs stay usable: search-first mode and per-client profiles.",
         "partly",
-        "loopback by default, Host and Origin checks, health; keys, roles and metrics come later",
+        "profiles by URL, key and command line; search mode comes later",
     ),
+    "G7": Promise("HTTP deployment with keys, roles, Host and Origin checks, health and metrics.", "built"),
     "G8": Promise("Grows past one machine on PostgreSQL and S3, losing nothing."),
     "G9": Promise("Upstream definitions are pinned; a changed one is held back until accepted.", "built"),
     # Beyond

@@ -182,8 +182,10 @@ async def _serve_http_transport(
 
     listening.listen(1024)
     _print_address(f"{url}/mcp", gateway)
+    if not identity.is_open:
+        _print("\nRequests need a key: 'Authorization: Bearer tg_…'; make one with: toolgate key create NAME")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(identity.run)
+        tasks.start_soon(identity.run, web.end_unauthenticated)
         await serve_http(web.app, web.fast_path, listening, stop, drain)
         tasks.cancel_scope.cancel()
 

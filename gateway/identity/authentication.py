@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -113,6 +113,11 @@ class Identity:
         return None if self._verifier is None else self._verifier.issuer
 
     @property
+    def is_open(self) -> bool:
+        """True while everybody is the owner, since no credential exists."""
+        return self._everybody is not None
+
+    @property
     def can_authenticate(self) -> bool:
         """True if somebody could be let in: everybody, or the holder of a credential."""
         return self._everybody is not None or self._verifier is not None or bool(self._principals)
@@ -173,12 +178,14 @@ class Identity:
             self._narrowed.clear()
             self._seen = seen
 
-    async def run(self) -> None:
-        """Store when keys were used, and notice changes whose process died before it announced them."""
+    async def run(self, on_sync: Callable[[], Awaitable[None]]) -> None:
+        """Store when keys were used, and notice changes whose process died before it announced them; call `on_sync`
+        after each time."""
         while True:
             await asyncio.sleep(SYNC_SECONDS)
             try:
                 await self.sync()
+                await on_sync()
             except GatewayError as error:
                 log.warning("API keys could not be looked up: %s", error)
 

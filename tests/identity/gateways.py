@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from gateway import Gateway
 from gateway.admin import keys
 from gateway.identity.authentication import Identity
 from gateway.serve.http.app import PATH, HttpApp, RequestGuard
+from gateway.serve.http.authorization import make_person_routes
 from gateway.serve.mcp.handlers import Handlers, McpServer
+from gateway.serve.rest.routes import build_rest_app
 
 ERAS = [MODERN, HANDSHAKE]
 ROADS = ["fast", "sdk"]
@@ -90,13 +93,15 @@ class Person:
 
 @dataclass
 class Guarded:
-    """One gateway over HTTP. `apps` are its two roads: `fast` with the fast path, `sdk` without."""
+    """One gateway over HTTP. `apps` are its two roads: `fast` with the fast path, `sdk` without. `public` are its paths
+    that take no key, such as the pages of a login."""
 
     gateway: Gateway
     source: RecordingSource
     identity: Identity
     web: HttpApp
     apps: Mapping[str, ASGIApp]
+    public: frozenset[str]
 
     async def key(self, name: str, role: str = "user", **options: Any) -> str:
         _, secret = await keys.create_key(self.gateway, name, role, **options)
@@ -127,7 +132,17 @@ async def guarded(directory: Path, *, anonymous: bool = True, **settings: Any) -
         server, identity = McpServer(handlers), gateway.make_identity(anonymous)
         server_settings = gateway.settings.server
         guard = RequestGuard(LIMIT, proxies=server_settings.trusted_proxies)
-        web = HttpApp(server, gateway.ready, guard, identity, public_url=server_settings.public_url)
+        routes, public = make_person_routes(gateway, identity, "http://127.0.0.1")
+        web = HttpApp(
+            server,
+            gateway.ready,
+            guard,
+            identity,
+            routes,
+            public,
+            server_settings.public_url,
+            partial(build_rest_app, gateway, LIMIT),
+        )
         async with server.sdk.session_manager.run():
             apps: dict[str, ASGIApp] = {"fast": ConnectionApp(web.app, web.fast_path), "sdk": web.app}
-            yield Guarded(gateway, source, identity, web, apps)
+            yield Guarded(gateway, source, identity, web, apps, frozenset(public))

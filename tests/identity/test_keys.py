@@ -181,6 +181,33 @@ async def test_session_is_unknown_to_everybody_but_the_principal_that_opened_it(
         assert await again.value("stall__echo") == {}, "another key of the same person goes on"
 
 
+@pytest.mark.parametrize("era", ERAS)
+async def test_streams_of_a_revoked_key_end(tmp_path: Path, era: str) -> None:
+    async with guarded(tmp_path) as fixture:
+        ann, bob = await fixture.person("ann", era=era), await fixture.person("bob", era=era)
+        streams = []
+        for person in (ann, bob):
+            client = Client(person.app)
+            if era == HANDSHAKE:
+                await person.open()
+                client.session = dict(person.session)
+                streams.append(client.send(None, person.headers, method="GET"))
+            else:
+                wanted = {"notifications": {"toolsListChanged": True}}
+                streams.append(client.send(request("subscriptions/listen", wanted), person.headers))
+            await streams[-1].started()
+        await fixture.identity.sync()
+        await fixture.web.end_unauthenticated()
+        assert not any(stream.done.done() for stream in streams)
+        await keys.revoke_key(fixture.gateway, "ann")
+        await fixture.identity.sync()
+        await fixture.web.end_unauthenticated()
+        await streams[0].answer()
+        assert not streams[1].done.done()
+        streams[1].leave()
+        streams[1].done.cancel()
+
+
 async def test_identity_without_stores_lets_everybody_in() -> None:
     identity = Identity()
     assert (await identity.authenticate({b"authorization": b"Bearer x"})).id == "local"

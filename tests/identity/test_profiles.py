@@ -27,6 +27,7 @@ PROFILES = {
 }
 
 
+@pytest.mark.promise("G6")
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("road", ROADS)
 async def test_profile_of_the_url_narrows_what_is_listed_and_called(tmp_path: Path, road: str, era: str) -> None:

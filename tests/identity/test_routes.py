@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from gateway.admin import keys
 from gateway.serve.mcp.sdk import PARAMS
+from gateway.serve.rest.routes import list_endpoints
 
 from .gateways import ERAS, ROADS, Guarded, guarded
 from .issuer import Issuer, serve_issuer
@@ -65,11 +66,13 @@ async def test_no_route_answers_without_a_valid_credential(tmp_path: Path) -> No
     async with serve_issuer() as issuer, guarded(tmp_path, auth={"jwt": issuer.settings}) as fixture:
         paths = {route.path for route in fixture.web.routes if isinstance(route, Route)}
         assert {"/mcp", "/healthz", "/readyz"} <= paths
+        paths |= {endpoint.path for endpoint in list_endpoints()}
+        paths -= {path for path in paths if path.startswith(tuple(fixture.public))}
         paths |= {"/mcp/small", "/mcp/", "/", "/api", "/metrics", "/nothing", "/.well-known/nothing"}
         for what, header in (await make_invalid(fixture, issuer)).items():
             headers = {} if header is None else {"authorization": header}
             for path in sorted(paths):
-                for method in METHODS:
+                for method in METHODS if header is None else ["GET", "POST"]:
                     client = Client(fixture.apps["fast"])
                     answer = await client.ask(None, headers, url=path, method=method)
                     if path in ANSWERED or path.startswith("/.well-known/"):

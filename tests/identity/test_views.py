@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from journeys.servers import labs
-from serve.servers import HANDSHAKE
+from serve.servers import HANDSHAKE, Answer, Client
 
 from gateway.access import AccessPolicy, AccessRule
 from gateway.calls import Call, Outcome
@@ -219,12 +219,30 @@ async def test_random_roles_of_two_principals_never_show_what_is_refused(tmp_pat
                 for name, code in known["codes"].items():
                     assert (code == "UNKNOWN_TOOL") == (name not in known["listed"]), (roles, name, code)
                 await check_resources(person, "read_file" in known["listed"])
+                await check_rest(person, known["listed"], everything)
             await check_isolation(fixture, ann, bob)
 
 
 async def check_resources(person: Person, may_read: bool) -> None:
     templates = (await person.result("resources/templates/list"))["resourceTemplates"]
     assert any("workspace" in each["uriTemplate"] for each in templates) == may_read
+
+
+async def check_rest(person: Person, listed: Sequence[str], whole: Sequence[str]) -> None:
+    async def get(path: str) -> Answer:
+        return await Client(person.app).ask(None, person.headers, url=path, method="GET")
+
+    found = (await get("/api/tools?limit=1000")).message
+    assert sorted(tool["name"] for tool in found["items"]) == sorted(listed)
+    available = (await get("/api/available-tools?format=openai")).body.decode()
+    for name in whole:
+        assert (f'"{name}"' in available) == (name in listed)
+    hidden = next((name for name in whole if name not in listed), None)
+    if hidden is not None:
+        answers = [await get(f"/api/tools/{name}") for name in (hidden, "nosuch")]
+        assert [(each.status, each.message["error"]["code"]) for each in answers] == [(404, "UNKNOWN_TOOL")] * 2
+        items = (await get(f"/api/search?q={hidden}")).message["items"]
+        assert hidden not in [item.get("name") for item in items]
 
 
 async def check_isolation(fixture: Guarded, ann: Person, bob: Person) -> None:

@@ -74,6 +74,7 @@ class HttpApp:
     ) -> None:
         identity = identity or Identity()
         authentication = Authentication(identity, PATH, public, Origin(public_url), issues_tokens)
+        self.end_unauthenticated = authentication.end_unauthenticated
         self._mcp = mcp
         self._ready = ready
         self._streams: set[anyio.CancelScope] = set()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
+import anyio
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.errors import GatewayError, Invalid, NotFound, RateLimited, Unauthenticated, Unavailable
+from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, RateLimited, Unauthenticated, Unavailable
 from gateway.identity import CURRENT, Principal
 from gateway.identity.authentication import Identity
 
@@ -21,6 +23,8 @@ PUBLIC_FOLDER = "/.well-known/"
 
 # RFC 9728: the path of the metadata, to which the path of the resource is added.
 RESOURCE_METADATA = "/.well-known/oauth-protected-resource"
+
+log = logging.getLogger(__name__)
 
 
 class Origin:
@@ -56,6 +60,7 @@ class Authentication:
         self._folders = (PUBLIC_FOLDER, *(path for path in public if path.endswith("/")))
         self._origin = origin or Origin()
         self._issues_tokens = issues_tokens
+        self._running: dict[anyio.CancelScope, tuple[Mapping[bytes, bytes], str | None]] = {}
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """Return the application for authenticated requests; each has `scope["state"]["principal"]`."""
@@ -64,22 +69,37 @@ class Authentication:
             if scope["type"] != "http" or self._is_public(scope["path"]):
                 await app(scope, receive, send)
                 return
-            parent, _, profile = scope["path"].rpartition("/")
-            is_profile = parent == self._path and bool(profile)
-            headers = dict(scope["headers"])
+            profile, headers = self._find_profile(scope["path"]), dict(scope["headers"])
             try:
-                principal = await self._identity.authenticate(headers, profile if is_profile else None)
+                principal = await self._identity.authenticate(headers, profile)
                 self._check_resource(principal, scope["path"])
             except GatewayError as refusal:
                 await self._refuse(refusal, Request(scope))(scope, receive, send)
                 return
             scope.setdefault("state", {})["principal"] = principal
             CURRENT.set(principal)
-            if is_profile:
+            if profile is not None:
                 scope = {**scope, "path": self._path, "raw_path": self._path.encode()}
-            await app(scope, receive, send)
+            with anyio.CancelScope() as running:
+                self._running[running] = headers, profile
+                try:
+                    await app(scope, receive, send)
+                finally:
+                    del self._running[running]
+            if running.cancelled_caught:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         return authenticate
+
+    async def end_unauthenticated(self) -> None:
+        """End the requests in progress, such as streams, whose credential is not valid any more."""
+        for running, credential in list(self._running.items()):
+            try:
+                await self._identity.authenticate(*credential)
+            except (Unauthenticated, Forbidden):
+                running.cancel()
+            except GatewayError as error:
+                log.debug("a request in progress cannot be authenticated again now: %s", error)
 
     def routes(self) -> list[Route]:
         """Return the routes of the metadata that tells clients where to log in (RFC 9728)."""
@@ -109,6 +129,10 @@ class Authentication:
                 "resource_name": "Toolgate",
             }
         )
+
+    def _find_profile(self, path: str) -> str | None:
+        parent, _, profile = path.rpartition("/")
+        return profile if parent == self._path and profile else None
 
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._folders)
