@@ -145,6 +145,18 @@ async def test_link_serves_only_the_person_it_was_made_for(world: World, tmp_pat
         assert Logins(tmp_path).find("lab", "ann") is not None
 
 
+async def test_link_asks_for_the_key_where_requests_need_none(world: World, tmp_path: Path) -> None:
+    await logged_in(world, tmp_path)
+    servers = {"lab": {"url": world.account().url}}
+    async with serve(tmp_path, mcpServers=servers, auth={"required": False}) as served:
+        ann = Person(await served.make_key("ann"))
+        async with connect(served, ann.key, "auto") as client:
+            refused = await client.call_tool("lab__echo", {"text": "x"})
+        url = refused.meta["dev.toolgate/error"]["details"]["login_url"]  # type: ignore[index]
+        assert (await log_in(ann, url)).status_code == 200
+        assert Logins(tmp_path).find("lab", "ann") is not None
+
+
 async def test_shared_server_uses_the_owners_login_for_everybody(world: World, tmp_path: Path) -> None:
     async with (
         serve_lab(world, tmp_path, sharing="all") as served,

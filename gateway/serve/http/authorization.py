@@ -288,7 +288,7 @@ class LoginRoutes:
         try:
             ticket = self._logins.open_ticket(request.path_params["ticket"])
             person = await self._people.find(request)
-            if person is None:
+            if person is None or (not person.digest and person.principal.id != ticket.principal):
                 return self._key_page(request, ticket)
             _require_same(person, ticket)
             return self._start_page(request, ticket, person)
@@ -307,7 +307,7 @@ class LoginRoutes:
                 protect(response)
                 return response
             person = await self._people.find(request)
-            if person is None:
+            if person is None or (not person.digest and person.principal.id != ticket.principal):
                 return self._key_page(request, ticket)
             _require_same(person, ticket)
             person.check_form(fields.get("token"), request.url.path)
