@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway import Gateway
+from gateway.access import AccessLimits, AccessPolicy, AccessRule
 from gateway.approval.question import Answer, Question
 from gateway.calls import Call, Caller, Outcome
 from gateway.errors import ToolFailed, Unavailable
@@ -281,3 +282,14 @@ async def test_step_is_retried_by_its_own_policy_and_recorded(tmp_path: Path) ->
         assert (await gateway.call("demo:t")).ok
         step, whole = await gateway.records.list_calls()
         assert (step.attempts, whole.attempts, len(lab.calls)) == (3, 1, 3)
+
+
+async def test_step_is_refused_where_the_role_of_the_caller_does_not_have_its_tool(tmp_path: Path) -> None:
+    policy = AccessPolicy([AccessRule(denied=("lab:write",))], AccessLimits(concurrent_calls=1))
+    caller = Caller(access=policy)
+    tools = {"t": [{"tool": "lab:echo"}, {"tool": "lab:write"}], "fine": [{"tool": "lab:echo"}]}
+    async with gateway_with(tmp_path, tools, roles={"one": {"limits": {"concurrent_calls": 1}}}) as (gateway, lab):
+        refused = await gateway.call("demo:t", caller=caller)
+        assert refused.error is not None
+        assert (refused.error.code, [call.target.id for call in lab.calls]) == ("UNKNOWN_TOOL", ["lab:echo"])
+        assert (await gateway.call("demo:fine", caller=caller)).ok  # its step is not another call at once

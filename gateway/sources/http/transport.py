@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import zlib
-from collections import OrderedDict
 from http import HTTPStatus
 
 from gateway import __version__
@@ -77,6 +76,10 @@ class _GuardedPool(HttpPool):
         self._network = network
         self._scheme = "https" if self.target.origin.tls else "http"
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._connecting and len(self._open) == len(self._idle)
+
     async def send_request(self, request: HttpRequest, limit: int) -> ToolReply:
         replies: list[ToolReply] = []
 
@@ -119,7 +122,7 @@ class GuardedSender:
         self.policy = policy
         self._network = network
         self._tls = tls
-        self._pools: OrderedDict[str, _GuardedPool] = OrderedDict()
+        self._pools: dict[str, _GuardedPool] = {}
 
     async def send(self, request: HttpRequest, limit: int) -> tuple[HttpRequest, ToolReply]:
         """Return the last request and its response. A status of 400 and above is a response."""
@@ -151,10 +154,14 @@ class GuardedSender:
             url = parse_url(request.origin)
             self.policy.check_host(url.scheme, url.raw_host.decode("ascii"), url.port)
             pool = _GuardedPool(str(url), self.policy, self._network, self._tls)
+            self._remove_idle_pools()
             self._pools[request.origin] = pool
-            while len(self._pools) > POOLS_LIMIT:
-                self._pools.popitem(last=False)[1].close()
         return pool
+
+    def _remove_idle_pools(self) -> None:
+        idle = [origin for origin, pool in self._pools.items() if pool.is_idle]
+        for origin in idle[: max(0, len(self._pools) - POOLS_LIMIT + 1)]:
+            self._pools.pop(origin).close()
 
 
 def follow_redirect(request: HttpRequest, status: int, location: str) -> HttpRequest:

@@ -50,6 +50,7 @@ def _build_alias(toolset: InstalledToolset, item: InstalledTool, builtin: Tool) 
         calls_per_minute=item.spec.calls_per_minute,
         renderer=_build_renderer(item),
         withheld=_reason_withheld(toolset, item, known_builtin=True) or builtin.withheld,
+        retry=_build_retry(item.spec, builtin.idempotent or builtin.permission is Permission.READ_ONLY),
     )
 
 
