@@ -8,6 +8,7 @@ is equal otherwise is ordered by last use.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import heapq
 import math
 import re
@@ -37,8 +38,9 @@ _COMMON = 450
 
 _QUERY_WORDS = 24
 _QUERY_LENGTH = 500
-_NEAR_WORDS = 8
-_LEAST_LIKENESS = 0.4
+# For a word that no tool has: the words with which it is compared letter by letter, and how many it may mean.
+_COMPARED, _NEAR_WORDS = 50, 4
+_LEAST_LIKENESS = 0.7
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+(?:[0-9]+[a-z]*)?|[0-9]+|[^\W0-9A-Za-z_]+")
 # A word of a script that does not separate words is indexed by pairs of characters.
@@ -107,9 +109,9 @@ class ToolIndex:
         self._entries: dict[str, _Entry] = {}
         # For each stem: the keys of the tools with it, and how much it counts there.
         self._postings: dict[str, dict[str, float]] = defaultdict(dict)
-        # What follows from the rest, made when it is needed: for each sequence of three letters the stems with it, and
+        # What follows from the rest, made when it is needed: for each pair of letters the stems with it, and
         # the names in order, each with its key.
-        self._trigrams: dict[str, list[str]] = {}
+        self._pairs: dict[str, list[str]] = {}
         self._names: list[tuple[str, str]] = []
         self._prepared = False
         for key, tool in (tools or {}).items():
@@ -216,19 +218,19 @@ class ToolIndex:
             return
         named = ((spelling, key) for key, entry in self._entries.items() for spelling in _spellings(entry.tool))
         self._names = sorted(named)
-        self._trigrams = defaultdict(list)
+        self._pairs = defaultdict(list)
         for stem in self._postings:
-            for trigram in _trigrams(stem):
-                self._trigrams[trigram].append(stem)
+            for pair in _pairs(stem):
+                self._pairs[pair].append(stem)
         self._prepared = True
 
     def _near_words(self, word: str) -> list[str]:
         """The words of the index that look most like one that it does not have."""
-        wanted = _trigrams(word)
-        shared = Counter(stem for trigram in wanted for stem in self._trigrams.get(trigram, ()))
-        likeness = {stem: 2 * count / (len(wanted) + len(stem)) for stem, count in shared.items()}
-        nearest = heapq.nlargest(_NEAR_WORDS, likeness, key=lambda stem: (likeness[stem], stem))
-        return [stem for stem in nearest if likeness[stem] >= _LEAST_LIKENESS]
+        wanted = _pairs(word)
+        shared = Counter(stem for pair in wanted for stem in self._pairs.get(pair, ()))
+        likeness = {stem: 2 * count / (len(wanted) + len(stem) + 1) for stem, count in shared.items()}
+        nearest = heapq.nlargest(_COMPARED, likeness, key=lambda stem: (likeness[stem], stem))
+        return difflib.get_close_matches(word, nearest, _NEAR_WORDS, _LEAST_LIKENESS)
 
 
 def split_words(text: str) -> list[str]:
@@ -285,9 +287,9 @@ def _weigh(tool: SearchableTool) -> dict[str, float]:
     return {stem: weight * (_SATURATION + 1) / (weight + discount) for stem, weight in weights.items()}
 
 
-def _trigrams(word: str) -> set[str]:
+def _pairs(word: str) -> set[str]:
     padded = f" {word} "
-    return {padded[at : at + 3] for at in range(len(padded) - 2)}
+    return {padded[at : at + 2] for at in range(len(padded) - 1)}
 
 
 @lru_cache(20_000)

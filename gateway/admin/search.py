@@ -19,31 +19,31 @@ _WORD = re.compile(r"[^\W_]+")
 _NEAR = 0.75
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Found:
-    """Something with a name; `tags` are further words it is found by."""
+    """Something with a name."""
 
     kind: Literal["tool", "toolset", "upstream", "category"]
     id: str
     name: str
     description: str
-    tags: Sequence[str] = ()
 
 
 async def search(gateway: Gateway, query: str, access: AccessPolicy | None, admin: bool, limit: int) -> list[Found]:
-    """Return what matches, best first: names that begin with the query, then those that contain its words, then
-    descriptions that do, then misspelt names. Others than administrators find the tools they may call."""
-    subjects = [
-        Found("tool", entry.tool.id, entry.name, entry.tool.description, (entry.tool.title or "", *entry.tool.tags))
-        for entry in gateway.catalog.for_principal(access)
-    ]
-    if admin:
-        subjects += [subject async for subject in _list_others(gateway)]
-    wanted = _WORD.findall(query.lower())
-    query = query.lower()
-    ranks = [rank_match((each.name, each.id), each.tags, each.description, query, wanted) for each in subjects]
-    ranked = [(rank, subject) for rank, subject in zip(ranks, subjects, strict=True) if rank is not None]
-    return [subject for _, subject in sorted(ranked, key=lambda pair: (pair[0], pair[1].name))[:limit]]
+    """Return what matches, best first: the tools that somebody may call as the catalog ranks them, for administrators
+    between the other things of exactly that name and the rest of them."""
+    entries = await gateway.search(query, limit, gateway.catalog.for_principal(access))
+    tools = [Found("tool", entry.tool.id, entry.name, entry.tool.description) for entry in entries]
+    if not admin:
+        return tools
+    wanted = query.lower()
+    others = [subject async for subject in _list_others(gateway)]
+    exact = [subject for subject in others if wanted in (subject.name.lower(), subject.id.lower())]
+    ranks = {
+        each: rank_match((each.name, each.id), (), each.description, wanted, find_words(wanted)) for each in others
+    }
+    ranked = sorted((rank, each.name, each) for each, rank in ranks.items() if rank is not None)
+    return [*exact, *tools, *(each for *_, each in ranked if each not in exact)][:limit]
 
 
 async def _list_others(gateway: Gateway) -> AsyncIterator[Found]:
