@@ -27,14 +27,14 @@ from gateway.admin.upstream_setup import (
     probe_upstream,
     tool_statuses,
 )
-from gateway.config import UpstreamSettings
+from gateway.config import UpstreamSettings, mask
 from gateway.db.upstreams import Memory, encode_settings
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
 from gateway.mcp_client.connect import Step, ignore_step
 from gateway.oauth.flow import sign_in, sign_out
 from gateway.oauth.store import Login, LoginAccount
 from gateway.sandbox.supervisor_main import remove as remove_folder
-from gateway.secrets import VARIABLE
+from gateway.secrets import KNOWN, VARIABLE
 from gateway.sources.upstreams.client_configs import is_toolgate
 from gateway.sources.upstreams.secret_store import missing
 from gateway.sources.upstreams.spec import ADDED, Spec
@@ -139,7 +139,7 @@ async def list_upstreams(gateway: Gateway) -> list[UpstreamInfo]:
 async def show_upstream(gateway: Gateway, name: str) -> UpstreamDetails:
     setup = await load_setup(gateway)
     spec = setup.get(name)
-    settings = spec.settings.model_dump(mode="json", exclude_defaults=True)
+    settings = KNOWN.mask_value(mask(spec.settings.model_dump(mode="json", exclude_defaults=True)))
     return UpstreamDetails(await _describe(setup, spec), settings, gateway.upstreams.secrets.names(name))
 
 

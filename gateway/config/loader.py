@@ -116,14 +116,15 @@ def _leaves(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
         for key, item in value.items():
             yield from _leaves(item, (*place, key))
     else:
-        yield place, _mask(value, str(place[-1]) if place else "")
+        yield place, mask(value, str(place[-1]) if place else "")
 
 
-def _mask(value: Any, name: str) -> Any:
+def mask(value: Any, name: str = "") -> Any:
+    """Return a setting of that name with its literal secrets masked."""
     if isinstance(value, dict):
-        return {key: _mask(item, key) for key, item in value.items()}
+        return {key: mask(item, key) for key, item in value.items()}
     if isinstance(value, list):
-        return [_mask(item, name) for item in value]
+        return [mask(item, name) for item in value]
     return REDACTED if isinstance(value, str) and is_literal(value) and hides_secret(name, value) else value
 
 

@@ -13,9 +13,13 @@ import httpx
 import pytest
 from journeys.processes import PATIENCE, Listening, on_http
 
+# A secret of the settings, which no answer may contain.
+SECRET = "correct-horse-battery-staple-0123456789"
+
 # Tools that need a person wait in the queue for a moment.
 SETTINGS: dict[str, Any] = {
     "approval": {
+        "keys": [SECRET],
         "without_elicitation": "queue",
         "queue_wait": 0,
         "timeout": 120,
@@ -29,7 +33,13 @@ SETTINGS: dict[str, Any] = {
         "reader": {"permission": "read-only", "tools": {"allow": ["read_file", "list_directory"]}},
         "writer": {"permission": "read-write"},
     },
-    "web": {"allowed_hosts": []},
+    "mcpServers": {
+        "masked": {
+            "url": "https://host.example/mcp",
+            "headers": {"Authorization": f"Bearer {SECRET}"},
+            "enabled": False,
+        }
+    },
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Rest, serve
+from .conftest import SECRET, Rest, serve
 
 pytestmark = pytest.mark.promise("T7")
 
@@ -162,6 +162,9 @@ def test_rest_key_sees_and_does_what_its_role_allows(keyed: tuple[Rest, dict[str
 
 
 def test_rest_settings_mask_secrets(rest: Rest) -> None:
-    text = json.dumps(rest.ok("GET", "/api/settings?limit=1000"))
-    assert "approval.queue_wait" in text
-    assert str(rest.data) in text
+    settings = json.dumps(rest.ok("GET", "/api/settings?limit=1000"))
+    assert '"approval.keys", "value": ["[redacted]"]' in settings
+    assert str(rest.data) in settings
+    shown = json.dumps(rest.ok("GET", "/api/upstreams/masked"))
+    assert "https://host.example/mcp" in shown
+    assert SECRET not in settings + shown

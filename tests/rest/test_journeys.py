@@ -151,7 +151,8 @@ def test_rest_cancel_of_a_call_that_waits_for_a_person_ends_it(waiting: Rest, ch
         assert any("CANCELLED" in line for line in lines)
 
 
-async def test_rest_cancels_a_call_that_runs_in_another_process(own: Rest, tmp_path: Path, chat: str) -> None:
+@pytest.mark.parametrize("way", ["rest", "command"])
+async def test_rest_cancels_a_call_that_runs_in_another_process(own: Rest, tmp_path: Path, chat: str, way: str) -> None:
     own.ok("PATCH", "/api/categories/development", json={"enabled": True})
     (tmp_path / "data").symlink_to(own.data)
     errors: list[Any] = []
@@ -168,7 +169,12 @@ async def test_rest_cancels_a_call_that_runs_in_another_process(own: Rest, tmp_p
             return (await anyio.to_thread.run_sync(own.ok, "GET", f"/api/calls?chat={chat}&status=running"))["items"]
 
         [running] = await async_eventually(find)
-        await anyio.to_thread.run_sync(own.ok, "POST", f"/api/calls/{running['id']}/cancel", 202)
+        if way == "rest":
+            await anyio.to_thread.run_sync(own.ok, "POST", f"/api/calls/{running['id']}/cancel", 202)
+        else:
+            line = ["call", "cancel", running["id"], "--data-dir", str(own.data)]
+            done = await anyio.to_thread.run_sync(CliRunner().invoke, toolgate, line)
+            assert done.exit_code == 0, done.output
     assert errors[0]["code"] == "CANCELLED"
 
 
