@@ -119,8 +119,11 @@ def derive_id(moment: str, text: str) -> str:
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
     """The known word the caller most likely meant, if any is near."""
-    matches = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    for match in difflib.get_close_matches(word, list(words), n=3, cutoff=0.6):
+        # Typing errors are rarely in the first letter: 'autor' is not meant to be 'category'.
+        if match[:1].lower() == word[:1].lower() or difflib.SequenceMatcher(None, match, word).ratio() >= 0.7:
+            return match
+    return None
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:

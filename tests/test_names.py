@@ -135,3 +135,11 @@ def test_an_id_tells_its_moment(nanoseconds: int) -> None:
 def test_the_nearest_word_is_offered_only_when_one_is_near() -> None:
     assert names.did_you_mean("red_file", ["read_file", "write_file"]) == "; did you mean 'read_file'?"
     assert names.did_you_mean("zzz", ["read_file"]) == ""
+
+
+def test_guess_of_a_word_is_near_or_has_the_same_first_letter() -> None:
+    keys = ["category", "name", "permission", "version", "tools"]
+    assert names.did_you_mean("autor", keys) == ""
+    assert names.did_you_mean("permision", keys) == "; did you mean 'permission'?"
+    assert names.did_you_mean("tols", keys) == "; did you mean 'tools'?"
+    assert names.did_you_mean("ersion", keys) == "; did you mean 'version'?"

@@ -336,7 +336,7 @@ def test_ids_are_there_once() -> None:
 @pytest.mark.parametrize(
     ("key", "item", "limit"),
     [
-        ("tools", "{{id: a{}, entrypoint: 'a:b'}}", 500),
+        ("tools", "{{id: a{}, entrypoint: 'a:b'}}", 2000),
         ("mcp_servers", "{{id: a{}, command: x}}", 50),
         ("dependencies", "a{}", 100),
         ("secrets", "A{}", 1000),
@@ -351,7 +351,7 @@ def test_there_is_a_limit_to_everything(key: str, item: str, limit: int) -> None
 
 
 def test_a_file_that_grows_too_large_when_written_out_is_refused() -> None:
-    schema = "{type: object, examples: " + "[" * 40 + "1, " * 40_000 + "]" * 40 + "}"
+    schema = "{type: object, examples: " + "[" * 40 + "1, " * 120_000 + "]" * 40 + "}"
     assert "written out" in complaint(f"{HEAD}tools:\n- {{id: a, entrypoint: 'a:b', input_schema: {schema}}}")
 
 
