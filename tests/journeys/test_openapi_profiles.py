@@ -136,6 +136,7 @@ def test_generated_python_client_calls_tools(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("document", "paths"),
     [
