@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 
 from gateway.bundles.field_types import compile_expression
-from gateway.bundles.http_tool import HttpDefaults, HttpTool, OAuth2Auth, Pagination
+from gateway.bundles.http_tool import ApiKeyAuth, HttpDefaults, HttpTool, OAuth2Auth, Pagination
 from gateway.calls import Call, Outcome
 from gateway.config import HttpSettings
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, Unavailable
@@ -83,7 +83,9 @@ class CompiledTool:
         page = spec.pagination
         return cls(
             spec,
-            RequestTemplate(spec, defaults),
+            RequestTemplate(
+                spec, defaults, frozenset(scheme.name for scheme in schemes if isinstance(scheme, ApiKeyAuth))
+            ),
             ResponseReader(spec),
             schemes,
             declared & names,

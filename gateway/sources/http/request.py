@@ -132,9 +132,12 @@ def quote_all(text: str) -> str:
 
 
 class RequestTemplate:
-    """The request of one tool; `build` fills it. `names` are the query parameters that are taken."""
+    """The request of one tool; `build` fills it. `reserved` are names of parameters and cookies that auth helpers set:
+    the keys of an object cannot have them, nor those of other parameters."""
 
-    def __init__(self, tool: HttpTool, defaults: HttpDefaults | None = None) -> None:
+    def __init__(
+        self, tool: HttpTool, defaults: HttpDefaults | None = None, reserved: frozenset[str] = frozenset()
+    ) -> None:
         url = tool.url_template
         if url.startswith("/") and defaults is not None and defaults.base_url is not None:
             url = defaults.base_url.rstrip("/") + url
@@ -150,7 +153,7 @@ class RequestTemplate:
         headers = {name.lower(): value for name, value in (*shared.items(), *tool.headers.items())}
         self._headers = [_Parameter(name, value) for name, value in headers.items() if name not in _RESERVED_HEADERS]
         self._cookies = [_Parameter(name, value) for name, value in tool.cookies.items()]
-        self.names = frozenset(parameter.name for parameter in self._query)
+        self._taken = reserved.union(parameter.name for parameter in (*self._query, *self._cookies))
         self._body = _make_body(tool)
         self._content_type = tool.content_type
         # Filled in without a look at the parts where nothing is variable.
@@ -166,8 +169,8 @@ class RequestTemplate:
         for parameter in self._headers:
             if (text := parameter.header(values)) is not None:
                 headers[parameter.name] = text
-        if cookies := [pair for parameter in self._cookies for pair in parameter.pairs(values, frozenset())]:
-            headers["cookie"] = "; ".join(f"{name}={quote(text, safe=_COOKIE)}" for name, text in cookies)
+        if cookies := [pair for parameter in self._cookies for pair in parameter.encoded(values, self._taken, ",")]:
+            headers["cookie"] = "; ".join(f"{quote_all(name)}={quote(text, safe=_COOKIE)}" for name, text, _ in cookies)
         body = b""
         if self._body is not None:
             body, content_type = self._body(values, files or {})
@@ -200,7 +203,7 @@ class RequestTemplate:
         pairs = [
             f"{quote_all(name)}={text if is_encoded else quote_all(text)}"
             for parameter in self._query
-            for name, text, is_encoded in parameter.encoded(values, self.names)
+            for name, text, is_encoded in parameter.encoded(values, self._taken)
         ]
         return "&".join(pairs)
 
@@ -257,10 +260,6 @@ class _Parameter:
         self.name = name
         self._declared = value if isinstance(value, Parameter) else None
         self._text = TextTemplate(value.value if isinstance(value, Parameter) else value)
-
-    def pairs(self, values: Values, taken: frozenset[str]) -> Iterator[tuple[str, str]]:
-        for name, text, _ in self.encoded(values, taken, ","):
-            yield name, text
 
     def encoded(
         self, values: Values, taken: frozenset[str], joined: str | None = None

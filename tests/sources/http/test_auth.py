@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.bundles.http_tool import OAuth2Auth
-from gateway.errors import Forbidden, GatewayError, ToolFailed, Unavailable
+from gateway.errors import Forbidden, GatewayError, Invalid, ToolFailed, Unavailable
 from gateway.sources.http.auth import TokenCache, TokenRequest
 
 from .calling import compile_tool, running, send
@@ -145,6 +145,11 @@ async def test_bearer_basic_and_keys_are_sent_where_they_belong() -> None:
         assert header["headers"]["x-key"] == "t0ken-value-1"
         query = await echoed({"type": "api_key", "name": "api key[x]".replace(" ", "_"), "value": "a&b", "in": "query"})
         assert query["query"] == "q=1&api_key%5Bx%5D=a%26b"
+        exploded = {"style": "form", "value": "${o}"}
+        tool = {"url_template": f"{server.url}/echo", "query": {"o": exploded}}
+        keyed = compile_tool({**tool, "auth": {"type": "api_key", "name": "key", "value": "${TOKEN}", "in": "query"}})
+        with pytest.raises(Invalid, match="'key' is a parameter of its own"):
+            await send(runner, keyed, ENVIRONMENT, o={"key": "mine"})
         cookie = await echoed(
             {"type": "api_key", "name": "session", "value": "${TOKEN}", "in": "cookie"}, cookies={"lang": "en"}
         )

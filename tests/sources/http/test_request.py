@@ -215,6 +215,10 @@ def test_query_styles_of_openapi(declared: dict[str, Any], value: Any, query: st
 
 def test_exploded_object_cannot_set_another_parameter() -> None:
     tool = {"url_template": "/x?fixed=1", "query": {"p": {"value": "${a}", "style": "form"}, "other": "${b}"}}
+    cookie = {"url_template": "/x", "cookies": {"p": {"value": "${a}", "style": "form"}, "session": "s"}}
+    assert build(cookie, a={"x; session": "\r\n1"}).headers["cookie"] == "x%3B%20session=%0D%0A1; session=s"
+    with pytest.raises(Invalid, match="'session' is a parameter of its own"):
+        build(cookie, a={"session": "other"})
     for name in ("fixed", "other", "p"):
         with pytest.raises(Invalid, match=f"'{name}' is a parameter of its own"):
             build(tool, a={name: 1})
