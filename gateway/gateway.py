@@ -15,7 +15,7 @@ from gateway import config
 from gateway.app import GatewayParts, Storage, open_storage
 from gateway.approval.question import Approver
 from gateway.approval.rules import check_tool_patterns
-from gateway.calls import DEFAULT_CHAT, Call, Caller, Outcome, Progress, check_chat, no_progress
+from gateway.calls import DEFAULT_CHAT, LOCAL, Call, Caller, Outcome, Progress, check_chat, no_progress
 from gateway.catalog import Catalog, CatalogEntry, CatalogPolicy, Draft
 from gateway.config import Settings
 from gateway.db.switches import Switches
@@ -131,6 +131,9 @@ class Gateway:
             stack.callback(gateway._close_credentials)
             stack.push_async_callback(gateway.records.wait)
             await gateway.approvals.records.sweep()
+            if gateway.chat is not None and resolved.workspace is not None:
+                # The owner's folder: no other principal becomes the owner of its chat by being first.
+                await gateway.versions.require_owner(gateway.chat, LOCAL)
             await gateway.versions.recover(gateway.chat)
             stack.push_async_callback(gateway.drain)
             if resolved.toolsets:

@@ -160,6 +160,19 @@ async def test_principals_share_no_chat_and_each_has_a_default_one(tmp_path: Pat
         assert await bob.value("read_file", {"path": "b.txt"}, chat="shared-name") == "CHAT_FORBIDDEN"
 
 
+async def test_attached_folder_belongs_to_the_owner_whoever_is_first(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.txt").write_text("of the owner")
+    async with guarded(tmp_path, workspace=str(folder)) as fixture:
+        chat = fixture.gateway.chat
+        assert chat is not None
+        bob, owner = await fixture.person("bob"), await fixture.person("local", "admin")
+        assert await bob.value("read_file", {"path": "a.txt"}, chat=chat) == "CHAT_FORBIDDEN"
+        read = await owner.call("read_file", {"path": "a.txt"}, chat=chat)
+        assert "of the owner" in read["content"][0]["text"]
+
+
 def test_forwarded_headers_count_only_from_a_trusted_proxy() -> None:
     forwarded = ForwardedHeaders(["10.0.0.0/8", "::1"])
 
