@@ -16,7 +16,15 @@ from gateway.config import Settings
 from gateway.db.pins import Pins
 from gateway.db.upstreams import Upstreams
 from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, Unavailable
-from gateway.mcp_client import ClientIdentity, ConnectionLost, Endpoint, InvalidResponse, McpClient, open_client
+from gateway.mcp_client import (
+    ClientIdentity,
+    ConnectionLost,
+    Endpoint,
+    InvalidResponse,
+    McpClient,
+    Unauthorized,
+    open_client,
+)
 from gateway.mcp_client.connect import Step, ignore_step
 from gateway.mcp_client.http_headers import load_header_rules
 from gateway.oauth.store import LoginAccount, Logins
@@ -339,7 +347,8 @@ class Upstream:
             endpoint = self._access.endpoint(key.principal or LOCAL)
             link = await (self._open_mirroring if is_mirroring else self._open_newest)(endpoint, face)
         except (GatewayError, RpcError) as error:
-            if key[:2] == self._main[:2]:  # the login that another person lacks is no failure of the server
+            # The login that another person lacks is no failure of the server.
+            if key[:2] == self._main[:2] or not isinstance(error, Unauthorized):
                 await self._store.record_failure(self.spec.name, error.message)
             raise
         link.shared = self.spec.settings.sharing == "all"
