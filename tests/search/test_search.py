@@ -25,8 +25,10 @@ WORDS = st.sampled_from(["file", "files", "search", "read", "reader", "web", "im
 TOOLS = st.builds(
     SearchableTool,
     name=st.lists(WORDS, min_size=1, max_size=3).map("_".join),
+    title=st.just("") | WORDS,
     server=st.sampled_from(["", "docs", "web"]),
     description=st.lists(WORDS, max_size=6).map(" ".join),
+    arguments=st.just(()),
 )
 
 
@@ -44,7 +46,8 @@ def test_prefix_comes_before_whole_word_before_near_word_before_last_use(
         tool = tools[key]
         own = tool.name.replace("_", " ")
         without_server = own.removeprefix(tool.server).lstrip()  # which some servers put into the names of their tools
-        starts = any(name.startswith(query) for name in (own, tool.server and f"{tool.server} {own}", without_server))
+        names = (own, tool.server and f"{tool.server} {own}", without_server, tool.title)
+        starts = any(name.startswith(query) for name in names)
         return 0 if starts else 1 if key in scores else 2, -scores.get(key, 0.0), -last_used[key]
 
     found = index.search(query, 100, last_used=last_used)
