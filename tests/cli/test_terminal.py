@@ -19,6 +19,11 @@ import pytest
 from eventually import eventually
 from mcp import Client
 
+from gateway.cli.serve import _describe_status
+from gateway.gateway import Gateway
+from gateway.identity import OWNER, Principal
+from gateway.serve.http.status_page import make_status_page
+
 # Seconds for one step on a machine that is busy with other work.
 PATIENCE = 120
 
@@ -259,3 +264,15 @@ def test_nothing_for_a_terminal_is_imported_by_a_start_over_stdio(tmp_path: Path
     assert "gateway.serve.stdio" in loaded
     ours = {f"gateway.cli.{name}" for name in ("progress", "logs", "browser", "prompt")}
     assert not loaded & {*ours, "logging.handlers", "webbrowser", "gateway.serve.http.status_page"}
+
+
+@pytest.mark.anyio
+async def test_the_status_page_names_servers_only_to_those_who_may_change_the_gateway(tmp_path: Path) -> None:
+    server = {"command": sys.executable, "args": ["-c", "exit(3)"], "lazy": True}
+    async with Gateway.open({"data_dir": tmp_path / "data", "mcpServers": {"inner-name": server}}) as gateway:
+        pages = [
+            make_status_page(await _describe_status(gateway, "http://127.0.0.1:1/mcp", principal))
+            for principal in (OWNER, Principal("ann"))
+        ]
+    assert ["inner-name" in page for page in pages] == [True, False]
+    assert all("http://127.0.0.1:1/mcp" in page for page in pages)
