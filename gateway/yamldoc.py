@@ -4,12 +4,15 @@
 with text keys, lists, text, numbers as JSON writes them, `true`, `false` and `null`. Everything else a plain word could
 mean in YAML (`yes`, dates, octal numbers) is text there. `read_fast` takes large documents that programs write: the
 same words as `read_plain`, also in JSON, with aliases and merge keys; `find_line` looks a line up when one is needed.
+`parse_file` reads the settings files of other programs: JSON with comments, TOML and YAML.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -511,3 +514,54 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in getattr(annotation, "__args__", ()) for model in _models(part)]
+
+
+# Settings files of other programs
+
+_JSON_STRING = r'"(?:[^"\\]|\\.)*+"'
+_JSON_COMMENT = re.compile(rf"{_JSON_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)
+_TRAILING_COMMA = re.compile(rf"{_JSON_STRING}|,(?=\s*[}}\]])", re.DOTALL)
+_INK = re.compile(r"[^\r\n]")
+
+
+def parse_jsonc(text: str) -> Any:
+    """Parse JSON with comments and trailing commas; a syntax error is refused with line and column."""
+    text = text.removeprefix("\ufeff")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        plain = to_plain_json(text)
+    try:
+        return json.loads(plain, strict=False)
+    except json.JSONDecodeError as error:
+        raise Invalid(f"line {error.lineno} column {error.colno}: {error.msg}", code="INVALID_JSON") from None
+    except (ValueError, RecursionError):
+        raise Invalid("it is nested too deeply, or has an invalid number", code="INVALID_JSON") from None
+
+
+def to_plain_json(text: str) -> str:
+    """Replace comments and trailing commas with spaces, so that every other character stays where it is."""
+    return _TRAILING_COMMA.sub(_blank, blank_comments(text))
+
+
+def blank_comments(text: str) -> str:
+    return _JSON_COMMENT.sub(_blank, text)
+
+
+def parse_file(text: str, suffix: str) -> Any:
+    """Parse a settings file by the suffix of its name; a syntax error is refused with its line."""
+    if suffix in (".yaml", ".yml"):
+        return read(text.encode(), "it", "INVALID_YAML").value
+    if suffix != ".toml":
+        return parse_jsonc(text)
+    try:
+        return tomllib.loads(text.removeprefix("\ufeff"))
+    except tomllib.TOMLDecodeError as error:
+        raise Invalid(str(error), code="INVALID_TOML") from None
+    except RecursionError:
+        raise Invalid("it is nested too deeply", code="INVALID_TOML") from None
+
+
+def _blank(match: re.Match[str]) -> str:
+    """Replace a match that is not a string with spaces, so that lines and columns stay the same."""
+    return match[0] if match[0].startswith('"') else _INK.sub(" ", match[0])

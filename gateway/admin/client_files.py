@@ -21,7 +21,7 @@ import yaml
 from gateway.admin.clients import CLIENTS, JsonObject, Snippet, to_toml, to_yaml
 from gateway.errors import Conflict, Forbidden, Invalid, Unavailable
 from gateway.files import create_file
-from gateway.sources.upstreams.client_configs import blank_comments, parse_file, to_plain_json
+from gateway.yamldoc import blank_comments, parse_file, to_plain_json
 
 # Backups kept of one file; each change makes one.
 _BACKUPS = 10

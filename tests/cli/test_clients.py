@@ -21,8 +21,9 @@ from gateway.admin.client_files import merge, read, remove, write
 from gateway.admin.clients import CLIENTS, Snippet, UserEnvironment, locate, make_snippets, serve_command
 from gateway.cli.clients import client
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, NotFound, Unavailable
-from gateway.sources.upstreams.client_configs import Around, Skipped, parse_file
+from gateway.sources.upstreams.client_configs import Around, Skipped
 from gateway.sources.upstreams.client_configs import read as read_servers
+from gateway.yamldoc import parse_file
 
 Run = Callable[..., click.testing.Result]
 NOON = datetime(2026, 11, 16, 12, 0, 0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -20,56 +18,7 @@ from gateway.db.upstreams import encode_settings
 from gateway.errors import Invalid
 from gateway.secrets import VARIABLE, VariableNames, variable_name
 from gateway.sources.upstreams.secret_store import mask, missing
-from gateway.yamldoc import read as read_yaml
-
-_STRING = r'"(?:[^"\\]|\\.)*+"'
-_COMMENT = re.compile(rf"{_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)
-_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
-_INK = re.compile(r"[^\r\n]")
-
-
-def parse_jsonc(text: str) -> Any:
-    """Parse JSON with comments and trailing commas; a syntax error is refused with line and column."""
-    text = text.removeprefix("\ufeff")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        plain = to_plain_json(text)
-    try:
-        return json.loads(plain, strict=False)
-    except json.JSONDecodeError as error:
-        raise Invalid(f"line {error.lineno} column {error.colno}: {error.msg}", code="INVALID_JSON") from None
-    except (ValueError, RecursionError):
-        raise Invalid("it is nested too deeply, or has an invalid number", code="INVALID_JSON") from None
-
-
-def to_plain_json(text: str) -> str:
-    """Replace comments and trailing commas with spaces, so that every other character stays where it is."""
-    return _COMMA.sub(_blank, blank_comments(text))
-
-
-def blank_comments(text: str) -> str:
-    return _COMMENT.sub(_blank, text)
-
-
-def parse_file(text: str, suffix: str) -> Any:
-    """Parse a settings file by the suffix of its name; a syntax error is refused with its line."""
-    if suffix in (".yaml", ".yml"):
-        return read_yaml(text.encode(), "it", "INVALID_YAML").value
-    if suffix != ".toml":
-        return parse_jsonc(text)
-    try:
-        return tomllib.loads(text.removeprefix("\ufeff"))
-    except tomllib.TOMLDecodeError as error:
-        raise Invalid(str(error), code="INVALID_TOML") from None
-    except RecursionError:
-        raise Invalid("it is nested too deeply", code="INVALID_TOML") from None
-
-
-def _blank(match: re.Match[str]) -> str:
-    """Replace a match that is not a string with spaces, so that lines and columns stay the same."""
-    return match[0] if match[0].startswith('"') else _INK.sub(" ", match[0])
-
+from gateway.yamldoc import parse_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 SERVERS_LIMIT = 500
