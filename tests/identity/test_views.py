@@ -18,7 +18,7 @@ from serve.servers import HANDSHAKE, Answer, Client
 
 from gateway.access import AccessPolicy, AccessRule
 from gateway.calls import Call, Outcome
-from gateway.catalog import Catalog, CatalogPolicy, Draft
+from gateway.catalog import Catalog, CatalogEntry, CatalogPolicy, Draft
 from gateway.config import ProfileSettings, RoleSettings
 from gateway.identity import OWNER
 from gateway.identity.roles import Roles
@@ -124,10 +124,9 @@ def test_policy_allows_what_each_of_its_rules_allows(tool: Tool, given_rules: li
 
 
 def test_views_of_5000_tools_for_100_roles_are_made_in_a_second() -> None:
-    offered = [
-        Tool(f"s{n % 50}:tool_{n}", "", kind="mcp", owner=f"s{n % 50}", category=CATEGORIES[n % 3]) for n in range(5000)
-    ]
-    whole = make_catalog(offered)
+    tools_of = [Tool(f"s{n % 50}:tool_{n}", "", kind="mcp", owner=f"s{n % 50}") for n in range(5000)]
+    entries = [CatalogEntry(tool.id.replace(":", "__"), tool, Nowhere()) for tool in tools_of]
+    whole = Catalog(entries, aliases={entry.name.partition("__")[2]: [entry.tool.id] for entry in entries})
     policies = [
         AccessPolicy([AccessRule(tools=["s1*", f"*_{n}*", "s?__*"], denied=[f"*_{n}", "*__delete_*"])])
         for n in range(100)
