@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, BinaryIO
 
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
@@ -15,7 +15,6 @@ from starlette.responses import Response, StreamingResponse
 
 from gateway.admin import chat_files
 from gateway.admin.chat_files import ChatFiles
-from gateway.admin.workspaces import CheckoutResult
 from gateway.errors import Invalid
 from gateway.serve.mcp.resources import media_type
 from gateway.serve.rest.app import PreconditionFailed, is_current
@@ -55,7 +54,7 @@ class FileInfo(AnswerModel):
     """`size` is known of files as they are now."""
 
     path: str
-    kind: Literal["file", "executable", "directory", "symlink", "other"] | str
+    kind: str
     size: int | None
 
 
@@ -222,7 +221,7 @@ async def upload_workspace_file(request: RestRequest, chat: Chat, form: FormData
     with tempfile.TemporaryDirectory(prefix="toolgate-") as scratch:
         target = Path(scratch, name)
         await run_in_threadpool(_save, upload.file, target)
-        return _describe(await _open(request, chat).upload(target, directory or "."))
+        return await _open(request, chat).upload(target, directory or ".")
 
 
 async def get_workspace_manifest(request: RestRequest, chat: Chat, query: ManifestQuery) -> object:
@@ -245,17 +244,17 @@ async def compare_workspace_versions(request: RestRequest, chat: Chat, query: Di
 
 async def restore_workspace(request: RestRequest, chat: Chat, body: RestoreBody) -> object:
     """Restore the files of a version; the current ones are saved as a version first"""
-    return _describe(await _open(request, chat).restore(body.manifest))
+    return await _open(request, chat).restore(body.manifest)
 
 
 async def undo_workspace(request: RestRequest, chat: Chat) -> object:
     """Restore the version before the current one"""
-    return _describe(await _open(request, chat).undo())
+    return await _open(request, chat).undo()
 
 
 async def branch_workspace(request: RestRequest, chat: Chat, body: BranchBody) -> object:
     """Restore a version as the files of a new message, from which later changes branch off"""
-    return _describe(await _open(request, chat).branch(body.manifest, body.message_id))
+    return await _open(request, chat).branch(body.manifest, body.message_id)
 
 
 async def download_workspace(request: RestRequest, chat: Chat, query: VersionQuery) -> object:
@@ -273,10 +272,6 @@ async def download_workspace(request: RestRequest, chat: Chat, query: VersionQue
 def _save(file: BinaryIO, target: Path) -> None:
     with target.open("wb") as output:
         shutil.copyfileobj(file, output, CHUNK)
-
-
-def _describe(result: CheckoutResult) -> dict[str, Any]:
-    return result.to_dict()
 
 
 _ONE = "/api/chats/{chat}"
