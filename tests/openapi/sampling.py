@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from re import _constants as sre  # type: ignore[attr-defined]
-from re import _parser  # type: ignore[attr-defined]
+from importlib import import_module
 from typing import Any
 
 import jsonschema_rs
+
+# Private modules of which type checkers know nothing.
+sre, _parser = import_module("re._constants"), import_module("re._parser")
 
 FILE = "upload.bin"
 _COUNTER = itertools.count(100)
