@@ -181,7 +181,7 @@ async def _serve_http_transport(
         web.close()
 
     listening.listen(1024)
-    _print_address(f"{url}/mcp", gateway)
+    _print_address(f"{url}/mcp", gateway, needs_key=identity.find(None) is None)
     if not identity.is_open:
         _print("\nRequests need a key: 'Authorization: Bearer tg_…'; make one with: toolgate key create NAME")
     async with anyio.create_task_group() as tasks:
@@ -259,7 +259,7 @@ WAITING = """toolgate is waiting for an MCP client on stdin; a client normally s
 Press Ctrl-C to stop it."""
 
 
-def _print_address(url: str, gateway: Gateway) -> None:
+def _print_address(url: str, gateway: Gateway, needs_key: bool) -> None:
     _print(f"toolgate serves {len(gateway.catalog)} tools at {url}  (data in {gateway.settings.data_dir})")
     every = make_snippets(serve_command(sys.executable), url)
     shown = [snippet for snippet in every if snippet.folder.is_dir()] or every[:4]
@@ -269,6 +269,8 @@ def _print_address(url: str, gateway: Gateway) -> None:
     others = ", ".join(snippet.client for snippet in every if snippet not in shown)
     if others:
         _print(f"\nOther clients: toolgate client config NAME --url {url}  ({others})")
+    if needs_key:
+        _print("\nEvery client needs a key (toolgate key create NAME), as the header  Authorization: Bearer tg_…")
     _print(f"\nIts state, in a browser: {url.removesuffix('mcp')}")
     _print(f"\nFor a workspace of your choice that stays: {url}?chat=NAME\n\nPress Ctrl-C to stop it.")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio.to_thread
 import pytest
+from journeys.processes import on_http
 from serve.servers import HANDSHAKE, Client, request
 
 from gateway import Gateway, config
@@ -212,6 +213,15 @@ async def test_identity_without_stores_lets_everybody_in() -> None:
     identity = Identity()
     assert (await identity.authenticate({b"authorization": b"Bearer x"})).id == "local"
     assert identity.find(None) is await identity.authenticate({})
+
+
+def test_gateway_with_keys_says_at_its_start_that_clients_need_one(tmp_path: Path) -> None:
+    with on_http(tmp_path) as without_keys:
+        without_keys.complaint("Press Ctrl-C")
+        assert "needs a key" not in without_keys.log.read_text()
+    assert toolgate(tmp_path / "data", "key", "create", "ann").returncode == 0
+    with on_http(tmp_path) as with_keys:
+        with_keys.complaint("Every client needs a key .*Authorization: Bearer tg_")
 
 
 @pytest.mark.parametrize(
