@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -12,6 +12,7 @@ import pytest
 
 from gateway.authorization.clients import Clients, _parse_document, is_redirect_uri
 from gateway.sealing import Sealer
+from gateway.serve.http.app import FORM_LIMIT
 
 from .served import REDIRECT, OAuthProbe, Person, Served, hidden_fields, serve
 
@@ -50,6 +51,19 @@ async def test_code_counts_only_with_its_verifier_and_redirect(tmp_path: Path) -
         for changes, error in cases:
             refused = await probe.exchange(**{"code": await probe.get_code(person), **changes})
             assert (refused.status_code, refused.json()["error"]) == (400, error)
+
+
+@pytest.mark.parametrize("path", ["/register", "/token", "/revoke", "/consent"])
+async def test_body_of_a_stranger_in_chunks_is_refused_at_its_limit(tmp_path: Path, path: str) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(8):
+            yield b"x" * (FORM_LIMIT // 4)
+
+    async with serve(tmp_path) as served:
+        await served.make_key()
+        headers = {"content-type": "application/x-www-form-urlencoded", "origin": served.base}
+        answer = await served.http.post(f"{served.base}{path}", content=chunks(), headers=headers)
+        assert answer.status_code == 413, answer.text
 
 
 async def test_code_and_tokens_are_worthless_for_another_client(tmp_path: Path) -> None:

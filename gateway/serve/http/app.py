@@ -15,6 +15,7 @@ from typing import cast
 import anyio
 import uvicorn
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
@@ -36,6 +37,8 @@ from gateway.serve.mcp.sdk import SdkTransport
 Ready = Callable[[], Awaitable[None]]
 
 PATH = HTTP_PATH
+# Bytes of a body outside of MCP and REST: forms and registrations, which anybody may send.
+FORM_LIMIT = 256 * 1024
 # First parts of the paths of REST.
 _REST = frozenset({"api", "tools", "openapi"})
 # Answered for any host name: a probe uses the machine's address, and they tell nothing but that the server works.
@@ -108,7 +111,7 @@ class HttpApp:
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or scope["path"] != PATH:
-                await app(scope, receive, send)
+                await app(scope, _limit_body(receive) if scope["type"] == "http" else receive, send)
                 return
             headers = Headers(scope=scope)
             transport = self._sessions.find(headers.get("mcp-session-id", ""))
@@ -161,6 +164,21 @@ class HttpApp:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         return serve
+
+
+def _limit_body(receive: Receive) -> Receive:
+    """Return `receive` that refuses more than a form: a body in chunks does not tell its length before."""
+    size = 0
+
+    async def limited() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > FORM_LIMIT:
+            raise HTTPException(RequestTooLarge.status, f"the body is larger than the limit of {FORM_LIMIT} bytes")
+        return message
+
+    return limited
 
 
 def _mount_rest(app: ASGIApp, build_rest: Callable[[], ASGIApp]) -> ASGIApp:
