@@ -196,7 +196,9 @@ class HttpRunner:
                 )
             items += found or []
             seen.add(final.url)
-            upcoming = _next_page(tool, page, final, headers, value, len(found or []), number)
+            # A redirect to another origin is for one page: the next request gets the credentials again.
+            base = final if final.origin == request.origin else following
+            upcoming = _next_page(tool, page, base, headers, value, len(found or []), number)
             # A server that names the same page again would be asked for ever.
             following = upcoming if upcoming is not None and upcoming.url not in seen and left > 0 else None
         result = {"items": items, "pages": number, "complete": following is None and left > 0}

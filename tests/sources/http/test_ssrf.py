@@ -144,6 +144,23 @@ async def test_credentials_do_not_follow_a_redirect_to_another_origin(monkeypatc
         assert not {"authorization", "x-key"} & second.headers.keys()
 
 
+async def test_credentials_do_not_follow_a_redirected_page_to_another_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = answer(200, b"[1]", "Content-Type: application/json")
+    async with serving({"/": [redirect("http://other.test/page", 307), page], "/page": page}) as site:
+        lab = Lab(site.port, {"a.test": [[PUBLIC]], "other.test": [[PUBLIC]]})
+        lead_to(lab, monkeypatch)
+        tool = {
+            "url_template": "http://a.test/",
+            "auth": {"type": "bearer", "token": "${TOKEN}"},
+            "pagination": {"type": "page", "parameter": "n", "pages": 2},
+        }
+        async with running(ANYWHERE, lab) as runner:
+            outcome = await send(runner, compile_tool(tool), {"TOKEN": "t0ken-value"})
+        assert outcome.value["pages"] == 2
+        sent = [(asked.headers["host"], "authorization" in asked.headers) for asked in site.asked]
+        assert sent == [("a.test", True), ("other.test", False), ("a.test", True)]
+
+
 async def test_argument_cannot_choose_the_host() -> None:
     with pytest.raises(Invalid, match="only a declared secret may"):
         compile_tool({"url_template": "http://${host}/"})
