@@ -260,6 +260,9 @@ class ChatFiles:
     async def _request(
         self, method: str, tool: Tool, arguments: Mapping[str, Any], work: Callable[[], Awaitable[Result]]
     ) -> Result:
+        access = self._caller.access
+        if access is not None and not access.allows(tool.id, tool):
+            raise Forbidden(f"your role or profile does not allow {tool.id}, and so not this")
         given = {name: value for name, value in arguments.items() if value is not None}
         # A list leaves hidden files out instead of asking.
         confirmed = tool is LIST_RESOURCES

@@ -23,6 +23,7 @@ from gateway.config import ProfileSettings, RoleSettings
 from gateway.identity import OWNER
 from gateway.identity.roles import Roles
 from gateway.names import assign
+from gateway.serve.mcp.event_streams import EventStream, Interrupt, SessionStreams
 from gateway.tools import Category, Permission, Tool
 
 from .gateways import ERAS, ROADS, Guarded, Person, guarded
@@ -281,6 +282,47 @@ async def test_role_without_read_file_has_no_files_as_resources(tmp_path: Path, 
         completing |= {"argument": {"name": "path", "value": ""}, "context": {"arguments": {"chat": "c"}}}
         assert (await reader.result("completion/complete", completing))["completion"]["values"] == ["a.txt"]
         assert (await writer.result("completion/complete", completing))["completion"]["values"] == []
+
+
+async def test_files_over_rest_need_the_tools_that_do_the_same(tmp_path: Path) -> None:
+    roles: dict[str, Any] = {
+        "echo": {"tools": {"allow": ["stall__echo"]}},
+        "reader": {"tools": {"allow": ["read_file", "list_directory"]}},
+        "writer": {"categories": ["editing"]},
+    }
+    async with guarded(tmp_path, roles=roles) as fixture:
+        statuses: dict[str, list[int]] = {}
+        for role in (*roles, "user"):
+            key = await fixture.key(f"{role}-key", role)
+            await fixture.gateway.chats.claim(role, f"{role}-key")
+            client, headers = Client(fixture.apps["sdk"]), {"authorization": f"Bearer {key}"}
+            answers = [
+                await client.ask(b"text", headers, url=f"/api/chats/{role}/files{path}", method=method)
+                for method, path in (("PUT", "/a"), ("GET", ""), ("GET", "/b"))
+            ]
+            statuses[role] = [answer.status for answer in answers]
+        assert statuses == {
+            "echo": [403, 403, 403],
+            "reader": [403, 200, 404],
+            "writer": [201, 403, 403],
+            "user": [201, 200, 404],
+        }
+
+
+async def test_stream_in_an_impossible_chat_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[EventStream] = []
+    open_stream = SessionStreams.open
+
+    def note(streams: SessionStreams, interrupt: Interrupt) -> EventStream:
+        opened.append(open_stream(streams, interrupt))
+        return opened[-1]
+
+    monkeypatch.setattr(SessionStreams, "open", note)
+    async with guarded(tmp_path) as fixture:
+        headers = {"authorization": f"Bearer {await fixture.key('ann')}"}
+        client = Client(fixture.apps["sdk"])
+        answer = await client.ask(b'{"tool": "x"}', headers, url="/api/chats/%07/stream")
+        assert (answer.status, opened) == (400, [])
 
 
 async def test_header_arguments_of_a_hidden_tool_are_not_checked(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 
 from gateway.admin import approvals, calls
 from gateway.approval.flow import Notify
-from gateway.calls import Call, Progress, to_json
+from gateway.calls import Call, Progress, check_chat, to_json
 from gateway.errors import GatewayError, Invalid, NotFound
 from gateway.serve.mcp.event_streams import SESSION_BYTES, EventStream, ReplayStore, SessionStreams
 from gateway.serve.rest.endpoint import (
@@ -239,6 +239,7 @@ class CallStreams:
         `result`, which is the answer of /api/tools/{tool_id}/invoke. After a broken connection, get the same address
         with the header Last-Event-ID.
         """
+        check_chat(chat)  # first: a stream that is opened is kept until it ends
         stream = self._open(request).open(_ignore)
         call = build_call(
             request, body.tool, body.args, chat, body.message_id, body.parent_message_id, progress=_report_to(stream)
