@@ -95,22 +95,22 @@ async def find_bundle(gateway: Gateway, bundle_id: str) -> BundleInfo:
 async def put_bundle(
     gateway: Gateway, bundle_id: str, slug: str, display_name: str, description: str, enabled: bool
 ) -> tuple[BundleInfo, bool]:
-    """Create a bundle, or replace what is said about it; its tools stay. A soft-deleted one comes back. Returns the
-    bundle, and whether it is new."""
+    """Create a bundle, or replace its slug, name and description; its tools stay. A soft-deleted one comes back.
+    Return the bundle, and whether it is new."""
     library, created = gateway.toolsets.library, False
-    said = {"slug": slug, "name": display_name, "description": description}
+    fields = {"slug": slug, "name": display_name, "description": description}
     if any(bundle.id == bundle_id for bundle in await _list_builtin_bundles(gateway)):
-        raise _immutable("the bundle")
+        raise _immutable()
     for attempt in range(_ATTEMPTS):
         existing = await _find_toolset(gateway, bundle_id)
         try:
             if existing is not None:
                 _check_own(gateway, existing)
-                installed = await library.edit(existing.id, lambda now: _validate(_dump(now.spec) | said))
+                installed = await library.edit(existing.id, lambda now: _validate(_dump(now.spec) | fields))
             else:
                 taken = {toolset.id for toolset in await library.list_all()}
                 toolset_id = _choose_toolset_id(slug, bundle_id, taken)
-                values = {"id": toolset_id, "version": FIRST_VERSION, **said}
+                values = {"id": toolset_id, "version": FIRST_VERSION, **fields}
                 installed, created = await library.create(_validate(values), bundle_id), True
         except Conflict as conflict:  # another process created it, or took its name
             if attempt == _ATTEMPTS - 1 or conflict.code not in ("CONFLICT", "TOOLSET_CHANGED"):
@@ -139,7 +139,7 @@ async def delete_bundle(gateway: Gateway, bundle_id: str) -> BundleInfo:
     removed after two days."""
     bundle = await find_bundle(gateway, bundle_id)
     if bundle.toolset is None:
-        raise _immutable("the bundle")
+        raise _immutable()
     if _is_configured(gateway, bundle.toolset):
         raise Conflict("the bundle is named in 'toolsets' of the settings; remove it there", code="BUNDLE_CONFIGURED")
     moment = await gateway.toolsets.library.soft_delete(bundle.toolset.id)
@@ -267,7 +267,7 @@ async def _list_builtin_bundles(gateway: Gateway) -> list[BundleInfo]:
         bundles.append(
             BundleInfo(
                 id=names.derive_id(_BUILTIN_MOMENT, name),
-                slug=name.replace("_", "-"),
+                slug=_to_slug(name),
                 display_name=category.title,
                 description=category.description,
                 is_enabled=category.enabled,
@@ -397,7 +397,7 @@ async def _open_bundle(gateway: Gateway, bundle_id: str) -> InstalledToolset:
     """Return the toolset of a bundle whose tools may change."""
     bundle = await find_bundle(gateway, bundle_id)
     if bundle.toolset is None:
-        raise _immutable("the bundle")
+        raise _immutable()
     _require_enabled(bundle)
     _check_own(gateway, bundle.toolset)
     return bundle.toolset
@@ -421,5 +421,5 @@ def _is_configured(gateway: Gateway, toolset: InstalledToolset) -> bool:
     return toolset.source_ref in known or toolset.id in sources
 
 
-def _immutable(what: str) -> Forbidden:
-    return Forbidden(f"{what} is builtin: it can only be turned off and on", code="BUILTIN_IMMUTABLE")
+def _immutable() -> Forbidden:
+    return Forbidden("the bundle is builtin: it can only be turned off and on", code="BUILTIN_IMMUTABLE")

@@ -250,7 +250,8 @@ async def _info(gateway: Gateway, installed: InstalledToolset) -> ToolsetInfo:
 
 
 async def add_installed(gateway: Gateway, installed: InstalledToolset) -> ToolsetInfo:
-    """Mark the tools that categories or the profile withhold, with the reason and the remedy."""
+    """Offer the tools of an installed toolset, and describe it; tools that categories or the profile withhold have the
+    reason and the remedy."""
     catalog = await gateway.refresh()
     tools = [
         tool if tool.withheld or catalog.get(tool.id) else replace(tool, withheld=catalog.refusal(tool.id).message)

@@ -284,22 +284,22 @@ def resolve_tool_id(toolset: InstalledToolset, tool_id: str) -> str:
 
 
 def merge_override(
-    build_rows: StoredToolset, toolset: InstalledToolset, tool_id: str, changes: Mapping[str, Any]
+    stored: StoredToolset, toolset: InstalledToolset, tool_id: str, changes: Mapping[str, Any]
 ) -> tuple[UserOverrideRow, ToolOverride]:
     """Merge `changes` into a person's override of a tool; return it as a row and as an override.
 
     None removes a change. Another renderer discards the config of the previous one.
     """
     wanted = resolve_tool_id(toolset, tool_id)
-    before = next((override_fields(row) for row in build_rows.user_overrides if row.tool_id == wanted), {})
+    before = next((override_fields(row) for row in stored.user_overrides if row.tool_id == wanted), {})
     if "renderer" in changes:
         before.pop("renderer_config", None)
     merged = {key: value for key, value in (before | dict(changes)).items() if value is not None}
     document = YamlDocument(f"the change of {wanted}", INVALID_OVERRIDE, {**merged, "tool_id": wanted})
     override = yamldoc.validate(document, ToolOverride)
     artifact = artifact_path(override.renderer_config or {})
-    if artifact is not None and artifact not in {file.path for file in build_rows.files}:
-        near = did_you_mean(artifact, [file.path for file in build_rows.files])
+    if artifact is not None and artifact not in {file.path for file in stored.files}:
+        near = did_you_mean(artifact, [file.path for file in stored.files])
         raise Invalid(f"there is no {artifact} in toolset {toolset.id!r}{near}", code=INVALID_OVERRIDE)
     return _override_row(toolset.id, override), override
 

@@ -267,8 +267,8 @@ def export_bundle(toolset: InstalledToolset, rows: Sequence[FileRow], file: Bina
     """Write the toolset as a ZIP file; refused before the first byte when a stored file was changed."""
     with hold_version(toolset.directory):
         files = {row.path: open_stored_file(toolset, row) for row in rows}
-        for build_rows in files.values():
-            for _ in build_rows.chunks():
+        for stored in files.values():
+            for _ in stored.chunks():
                 pass
         write_zip(Bundle(toolset.spec, files), file)
 
@@ -279,8 +279,8 @@ def open_stored_file(toolset: InstalledToolset, row: FileRow) -> BundleFile:
     def source() -> Iterator[bytes]:
         digest = hashlib.sha256()
         try:
-            with (toolset.directory / row.path).open("rb") as build_rows:
-                while chunk := build_rows.read(CHUNK):
+            with (toolset.directory / row.path).open("rb") as file:
+                while chunk := file.read(CHUNK):
                     digest.update(chunk)
                     yield chunk
         except OSError as error:

@@ -96,7 +96,7 @@ async def make_request(
 
 
 def restore_request(claims: Mapping[str, Any]) -> AuthorizationRequest:
-    """Return a request whose parts were kept by the browser, see `web_login`."""
+    """Return a request whose parts were kept by the browser, see `callback_server.WebLogins`."""
     metadata = OAuthMetadata.model_validate(claims["metadata"])
     return AuthorizationRequest(
         AuthorizationServer(claims["resource"], metadata, None, Challenge()),

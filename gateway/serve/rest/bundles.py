@@ -215,7 +215,7 @@ async def list_bundles(request: RestRequest, query: BundleQuery) -> object:
 
 
 async def put_bundle(request: RestRequest, bundle_id: BundleId, body: BundleBody) -> object:
-    """Create a bundle, or replace what is said about it
+    """Create a bundle, or replace its slug, name, description and switch
 
     Its tools stay as they are. A soft-deleted bundle comes back.
     """

@@ -194,8 +194,8 @@ class RequestForwarder:
     its result, and calls again with its answers. `login_page` returns the address at which a person logs in to a
     server; there is none without HTTP."""
 
-    def __init__(self, parking: SuspendedCalls | None = None) -> None:
-        self._parking = parking or SuspendedCalls()
+    def __init__(self, suspended: SuspendedCalls | None = None) -> None:
+        self._suspended = suspended or SuspendedCalls()
         self.login_page: LoginPage | None = None
 
     async def answer(self, upstream: Upstream, request: UpstreamRequest) -> Result:
@@ -223,7 +223,7 @@ class RequestForwarder:
         client = replace(request.client, reply_to=None)
         request = request.by(replace(request.call, client=client))
         try:
-            return await (self._parking.run(request, relay) if client.modern else relay(client.ask, request))
+            return await (self._suspended.run(request, relay) if client.modern else relay(client.ask, request))
         except RpcError as fault:
             raise label_fault(request.server, fault, request.trusted) from None
 
@@ -231,13 +231,13 @@ class RequestForwarder:
         client = request.client
         try:
             if _is_resumed(client):
-                return await self._parking.resume(request)
+                return await self._suspended.resume(request)
             if (
                 client.modern
                 and question_capabilities(client)
                 and not (await upstream.connection_for(request.call).connect()).modern
             ):
-                return await self._parking.run(request, partial(_relay, upstream))
+                return await self._suspended.run(request, partial(_relay, upstream))
             return await _relay(upstream, client.ask, request)
         except RpcError as fault:
             raise label_fault(request.server, fault, request.trusted) from None
@@ -248,7 +248,7 @@ class RequestForwarder:
 
     async def close(self) -> None:
         """Cancel calls that wait for answers."""
-        await self._parking.close()
+        await self._suspended.close()
 
 
 async def _wait_for_login(ask: Ask, request: UpstreamRequest, page: PendingLogin) -> None:
