@@ -67,6 +67,25 @@ class Database(Protocol):
         ...
 
 
+# Takes a subject.
+REVISION = "SELECT revision FROM revisions WHERE subject = ?"
+_BUMP = (
+    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
+    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1"
+)
+
+
+def bump_revision(subject: str) -> Statement:
+    """Return the statement that makes the revision of a subject grow, for the transaction that changes it."""
+    return Statement(_BUMP, (subject,))
+
+
+async def load_revision(db: Database, subject: str) -> int:
+    """Return a number that grows with every change of a subject, by any process; 0 before the first."""
+    rows = await db.fetch(REVISION, subject)
+    return int(rows[0][0]) if rows else 0
+
+
 def timestamp(seconds: float) -> str:
     """ISO 8601 in UTC to the millisecond, so that text order is time order."""
     second, millisecond = divmod(int(seconds * 1000), 1000)

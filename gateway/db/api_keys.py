@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from gateway.db import Database, Row, Statement, timestamp
+from gateway.db import Database, Row, Statement, bump_revision, load_revision, timestamp
 from gateway.errors import Conflict, NotFound
 
 SUBJECT = "api_keys"
@@ -48,12 +48,7 @@ _LIST = f"SELECT {', '.join(_COLUMNS)} FROM api_keys ORDER BY created_at, id"  #
 _INSERT = f"INSERT INTO api_keys ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
 _REVOKE = "UPDATE api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 _USED = "UPDATE api_keys SET last_used_at = ? WHERE digest = ?"
-_REVISION = "SELECT revision FROM revisions WHERE subject = ?"
-_BUMP = Statement(
-    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
-    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
-    (SUBJECT,),
-)
+_BUMP = bump_revision(SUBJECT)
 
 
 class ApiKeys:
@@ -65,8 +60,7 @@ class ApiKeys:
 
     async def revision(self) -> int:
         """A number that grows with every key made or revoked, by any process."""
-        rows = await self._db.fetch(_REVISION, SUBJECT)
-        return int(rows[0][0]) if rows else 0
+        return await load_revision(self._db, SUBJECT)
 
     async def list(self) -> list[ApiKey]:
         """Every key, the oldest first, with those that are revoked or expired."""

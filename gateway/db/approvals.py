@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.db import Database, Statement, chats, timestamp
+from gateway.db import Database, Statement, bump_revision, chats, load_revision, timestamp
 from gateway.errors import Conflict, Invalid, NotFound, Unavailable
 from gateway.names import new_id
 
@@ -117,11 +117,7 @@ _REMEMBERED = """SELECT id, principal, chat_id, tool_id, tool_digest, grounds, a
     FROM remembered_approvals WHERE revoked_at IS NULL"""
 _IS_REMEMBERED = """SELECT 1 FROM remembered_approvals WHERE revoked_at IS NULL AND tool_id = ? AND principal = ?
     AND tool_digest = ? AND grounds = ? AND (chat_id IS NULL OR chat_id = ?) LIMIT 1"""
-_BUMP = Statement(
-    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
-    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
-    (SUBJECT,),
-)
+_BUMP = bump_revision(SUBJECT)
 
 
 class Approvals:
@@ -133,8 +129,7 @@ class Approvals:
 
     async def revision(self) -> int:
         """A number that grows with every decision, by any process."""
-        rows = await self._db.fetch("SELECT revision FROM revisions WHERE subject = ?", SUBJECT)
-        return int(rows[0][0]) if rows else 0
+        return await load_revision(self._db, SUBJECT)
 
     async def ask(self, question: ApprovalRecord, each: int) -> None:
         """Write a question down; refused while its principal has `each` of them open, or all have too many."""

@@ -14,7 +14,7 @@ import anyio
 import orjson
 
 from gateway.calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
-from gateway.db import Database, Insert, Statement, chats, timestamp
+from gateway.db import Database, Insert, Statement, bump_revision, chats, load_revision, timestamp
 from gateway.errors import GatewayError, InputRequired, Invalid, NotFound
 from gateway.secrets import KNOWN, mask_in, redact
 from gateway.tasks import TaskSet
@@ -61,11 +61,7 @@ _PLANNED = """SELECT id, chat_id, tool_id, tool_name, status, started_at, render
 CANCEL_REQUESTED = "CANCEL_REQUESTED"
 _REQUEST_CANCEL = "UPDATE tool_calls SET error_code = ?, error = ? WHERE id = ? AND status = 'running'"
 _CANCEL_REQUESTS = "SELECT id, error FROM tool_calls WHERE status = 'running' AND process = ? AND error_code = ?"
-_BUMP_CANCEL = Statement(
-    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
-    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
-    (CANCEL_REQUESTED,),
-)
+_BUMP_CANCEL = bump_revision(CANCEL_REQUESTED)
 # In two steps: large columns come before the wanted ones in a row, so only the listed rows are read that far.
 _PLANS = f"""SELECT id, chat_id, tool_id, tool_name, status, started_at FROM tool_calls WHERE id IN (
         SELECT id FROM (
@@ -226,8 +222,7 @@ class CallRecords:
 
     async def cancel_revision(self) -> int:
         """A number that grows with every request to cancel a call, by any process."""
-        rows = await self._db.fetch("SELECT revision FROM revisions WHERE subject = ?", CANCEL_REQUESTED)
-        return int(rows[0][0]) if rows else 0
+        return await load_revision(self._db, CANCEL_REQUESTED)
 
     async def list_cancel_requests(self) -> list[tuple[str, str]]:
         """Calls that this process runs and somebody wants cancelled, with the name of who asked."""

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Literal
 
-from gateway.db import Database, Row, Statement
+from gateway.db import Database, Row, Statement, bump_revision, load_revision
 from gateway.errors import Conflict
 
-# Tokens that are not keys; the prefix lets `authenticate` and secret scanners tell them apart.
+SUBJECT = "oauth_grants"
+
+# Tokens that are not keys; by their prefixes, people and secret scanners tell them apart.
 ACCESS_PREFIX = "tgo_"
 REFRESH_PREFIX = "tgr_"
 CODE_PREFIX = "tgc_"
@@ -88,11 +90,7 @@ _LOAD = """SELECT t.digest, g.principal, COALESCE(k.role, g.role), k.profile, t.
     LEFT JOIN api_keys k ON k.digest = g.key_digest
     WHERE t.kind = 'access' AND t.expires_at > ? AND g.revoked_at IS NULL
     AND (g.key_digest IS NULL OR (k.id IS NOT NULL AND k.revoked_at IS NULL))"""
-_REVISION = "SELECT revision FROM revisions WHERE subject = 'oauth_grants'"
-_BUMP = Statement(
-    "INSERT INTO revisions (subject, revision) VALUES ('oauth_grants', 1) "
-    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1"
-)
+_BUMP = bump_revision(SUBJECT)
 _PURGE = (
     "DELETE FROM oauth_tokens WHERE expires_at < ?",
     "DELETE FROM oauth_grants WHERE created_at < ? AND id NOT IN (SELECT grant_id FROM oauth_tokens)",
@@ -118,8 +116,7 @@ class Grants:
 
     async def revision(self) -> int:
         """A number that grows with every change, by any process."""
-        rows = await self._db.fetch(_REVISION)
-        return int(rows[0][0]) if rows else 0
+        return await load_revision(self._db, SUBJECT)
 
     async def load_access(self) -> list[AccessRow]:
         """Every access token that is valid now."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from gateway.db import Database, Statement, timestamp
+from gateway.db import Database, Statement, bump_revision, load_revision, timestamp
 from gateway.errors import Conflict, NotFound
 
 SUBJECT = "pins"
@@ -83,11 +83,7 @@ _REVOKE = (
     "UPDATE pins SET state = 'rejected', held_digest = digest, held_definition = definition, digest = NULL, "  # noqa: S608
     f"definition = NULL, decided_at = ?, decided_by = ? {_UNCHANGED}"
 )
-_BUMP = Statement(
-    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
-    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
-    (SUBJECT,),
-)
+_BUMP = bump_revision(SUBJECT)
 
 
 class Pins:
@@ -98,8 +94,7 @@ class Pins:
 
     async def revision(self) -> int:
         """A number that grows with every change, by any process."""
-        rows = await self._db.fetch("SELECT revision FROM revisions WHERE subject = ?", SUBJECT)
-        return int(rows[0][0]) if rows else 0
+        return await load_revision(self._db, SUBJECT)
 
     async def load(self, server: str) -> list[Pin]:
         """Every pin of a server, those of definitions it no longer lists among them."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from gateway.db import Database, Row, Statement, timestamp
+from gateway.db import Database, Row, Statement, bump_revision, load_revision, timestamp
 from gateway.errors import Conflict
 from gateway.tools import Tool
 
@@ -48,12 +48,7 @@ _PUT_BUILTIN = """INSERT INTO tools
     description = excluded.description, requires_confirmation = excluded.requires_confirmation,
     position = excluded.position, modified_at = excluded.modified_at"""
 _ENABLE = "UPDATE tools SET enabled = ? WHERE tool_id = ? AND toolset_id IS NULL"
-_REVISION = "SELECT revision FROM revisions WHERE subject = ?"
-_BUMP = Statement(
-    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
-    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
-    (SUBJECT,),
-)
+_BUMP = bump_revision(SUBJECT)
 
 
 class Switches:
@@ -64,8 +59,7 @@ class Switches:
 
     async def revision(self) -> int:
         """A number that grows with every change, by any process."""
-        rows = await self._db.fetch(_REVISION, SUBJECT)
-        return int(rows[0][0]) if rows else 0
+        return await load_revision(self._db, SUBJECT)
 
     async def load_categories(self) -> dict[str, CategoryRow]:
         """The changed categories, by id."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
-from gateway.db import Database, Row, Statement
+from gateway.db import REVISION, Database, Row, Statement, bump_revision, load_revision
 from gateway.errors import Conflict
 
 SUBJECT = "toolsets"
@@ -155,12 +155,7 @@ _PARTS: tuple[tuple[str, type[Any], str], ...] = (
 )
 
 _REPLACED = ("toolset_files", "tools", "tool_overrides", "toolset_mcp_servers")
-_REVISION = "SELECT revision FROM revisions WHERE subject = ?"
-_BUMP = Statement(
-    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
-    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
-    (SUBJECT,),
-)
+_BUMP = bump_revision(SUBJECT)
 _UPDATE = (
     "UPDATE toolsets SET name = ?, version = ?, description = ?, source_type = ?, source_ref = ?, "
     "manifest_version = ?, digest = ?, live = ?, updated_at = ?, spec = ?, deleted_at = NULL "
@@ -182,8 +177,7 @@ class Toolsets:
 
     async def revision(self) -> int:
         """A number that grows with every change, by any process."""
-        rows = await self._db.fetch(_REVISION, SUBJECT)
-        return int(rows[0][0]) if rows else 0
+        return await load_revision(self._db, SUBJECT)
 
     async def load(self) -> tuple[int, list[StoredToolset]]:
         """Every toolset by id, and the revision at which they were so."""
@@ -281,7 +275,7 @@ class Toolsets:
         selects = [Statement(_select("toolsets", ToolsetRow, where.format("id"), "id"), parameters)]
         for table, kind, order in _PARTS:
             selects.append(Statement(_select(table, kind, where.format("toolset_id"), order), parameters))
-        revision, heads, *parts = await self._db.run(Statement(_REVISION, (SUBJECT,)), *selects)
+        revision, heads, *parts = await self._db.run(Statement(REVISION, (SUBJECT,)), *selects)
         sorted_parts = [_by_toolset(kind, rows) for (_, kind, _), rows in zip(_PARTS, parts, strict=True)]
         found = [_entry(ToolsetRow, row) for row in heads]
         stored = [StoredToolset(row, *(part.get(row.id, ()) for part in sorted_parts)) for row in found]

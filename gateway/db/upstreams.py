@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from gateway.calls import to_json
-from gateway.db import Database, Row, Statement, timestamp
+from gateway.db import REVISION, Database, Row, Statement, bump_revision, load_revision, timestamp
 from gateway.errors import Conflict, Invalid, NotFound
 from gateway.secrets import KNOWN, OPTION, has_token_shape, is_literal, is_secret
 
@@ -49,13 +49,8 @@ class Memory:
     error_at: str | None = None
 
 
-_BUMP = Statement(
-    "INSERT INTO revisions (subject, revision) VALUES (?, 1) "
-    "ON CONFLICT (subject) DO UPDATE SET revision = revisions.revision + 1",
-    (SUBJECT,),
-)
+_BUMP = bump_revision(SUBJECT)
 _RESTART = "restart:"
-_REVISION = Statement("SELECT revision FROM revisions WHERE subject = ?", (SUBJECT,))
 _SELECT = "SELECT name, settings, enabled, created_at, updated_at FROM upstreams"
 _ADD = "INSERT INTO upstreams (name, settings, enabled, created_at, updated_at) VALUES (?, ?, ?, ?, ?)"
 _RECALL = (
@@ -87,12 +82,11 @@ class Upstreams:
 
     async def revision(self) -> int:
         """A number that grows with every change, by any process."""
-        rows = await self._db.fetch(_REVISION.sql, *_REVISION.parameters)
-        return int(rows[0][0]) if rows else 0
+        return await load_revision(self._db, SUBJECT)
 
     async def load(self) -> tuple[int, list[UpstreamRow]]:
         """Every server by name, and the revision at which they were so."""
-        revision, rows = await self._db.run(_REVISION, Statement(f"{_SELECT} ORDER BY name"))
+        revision, rows = await self._db.run(Statement(REVISION, (SUBJECT,)), Statement(f"{_SELECT} ORDER BY name"))
         return int(revision[0][0]) if revision else 0, [_row(row) for row in rows]
 
     async def find(self, name: str) -> UpstreamRow:
@@ -126,7 +120,7 @@ class Upstreams:
 
     async def request_restart(self, name: str) -> None:
         """Have every gateway that runs restart a server, wherever it was set up."""
-        await self._db.run(Statement(_BUMP.sql, (_RESTART + name,)), _BUMP)
+        await self._db.run(bump_revision(_RESTART + name), _BUMP)
 
     async def restarts(self) -> dict[str, int]:
         """Return the number of restarts of each server."""
