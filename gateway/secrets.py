@@ -47,7 +47,7 @@ _SUSPICIOUS = re.compile(
 # Names whose values are no secrets, but say who somebody is: they are not shared.
 _PERSONAL = re.compile(r"login|user|account|(?:^|[^a-z])(?:code|id|hash)(?:$|[^a-z])", re.IGNORECASE)
 # Tokens whose issuers gave them a shape of their own, and private keys.
-_TOKEN = re.compile(r"\b(?:sk-|gh[oprsu]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|eyJ|tg_)[\w-]{8}|-----BEGIN ")
+_TOKEN = re.compile(r"\b(?:sk-|gh[oprsu]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|eyJ|tg[cor]?_)[\w-]{8}|-----BEGIN ")
 _LONG_RUN = re.compile(r"[A-Za-z0-9_-]{20,}")
 # Tokens alternate between letters and digits; words, versions and dates do not.
 _ALTERNATION = re.compile(r"(?<=[A-Za-z])[0-9]|(?<=[0-9])[A-Za-z]")
