@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any
@@ -201,3 +202,9 @@ def _innermost_scope(task: asyncio.Task[Any]) -> CancelScope | None:
 def backoff(failures: int, first: float, longest: float) -> float:
     """Seconds to wait after so many failures in a row: `first` after one, twice as long after each further one."""
     return min(longest, first * 2.0 ** min(failures - 1, 16))
+
+
+def backoff_with_jitter(failures: int, first: float, longest: float) -> float:
+    """Seconds to wait like `backoff`, or down to half of them: many who failed together do not return together."""
+    seconds = backoff(failures, first, longest)
+    return random.uniform(seconds / 2, seconds)  # noqa: S311 - no secret

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import anyio
@@ -10,7 +9,7 @@ import anyio
 from gateway.calls import Call, Outcome, Proceed
 from gateway.errors import GatewayError
 from gateway.extensions import Extension
-from gateway.tasks import backoff
+from gateway.tasks import backoff_with_jitter
 from gateway.tools import RetryPolicy, Tool
 
 # Error codes of a server or network that does not answer, for tools that name none.
@@ -29,7 +28,6 @@ TRANSIENT = frozenset(
 )
 # How often a pause looks whether the gateway is stopping.
 _SLICE_SECONDS = 0.25
-_random = random.SystemRandom()
 
 
 class CallRetry(Extension):
@@ -71,5 +69,4 @@ def _pause(policy: RetryPolicy, error: GatewayError, attempt: int) -> float | No
     named = error.details.get("retry_after")
     if isinstance(named, int | float):
         return float(named) if named <= policy.longest_seconds else None
-    longest = backoff(attempt, policy.first_seconds, policy.longest_seconds)
-    return _random.uniform(longest / 2, longest)
+    return backoff_with_jitter(attempt, policy.first_seconds, policy.longest_seconds)

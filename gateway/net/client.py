@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import ssl
 import zlib
@@ -23,7 +22,7 @@ from gateway import __version__
 from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, ToolFailed, Unavailable
 from gateway.net.policy import NetworkPolicy, RequestLimits
 from gateway.net.transport import INTERNET, LOOKUP_FAILED, GuardedTransport, Network, parse_url, url_origin
-from gateway.tasks import backoff
+from gateway.tasks import backoff_with_jitter
 
 CONNECT_FAILED = "CONNECT_FAILED"
 CONNECTION_LOST = "CONNECTION_LOST"
@@ -68,7 +67,6 @@ def _root(error: BaseException) -> BaseException:
 
 _STATUSES = frozenset({429, 502, 503, 504})
 _CODES = frozenset({CONNECT_FAILED, CONNECTION_LOST, LOOKUP_FAILED, Timeout.default_code})
-_random = random.SystemRandom()
 
 
 @dataclass(frozen=True)
@@ -93,8 +91,7 @@ class Retry:
         return seconds if seconds <= self.longest_seconds else None
 
     def _pause(self, attempt: int) -> float:
-        longest = backoff(attempt, self.first_seconds, self.longest_seconds)
-        return _random.uniform(longest / 2, longest)
+        return backoff_with_jitter(attempt, self.first_seconds, self.longest_seconds)
 
 
 NEVER = Retry(attempts=1)
