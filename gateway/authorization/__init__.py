@@ -14,6 +14,9 @@ from gateway.db.grants import AccessRow, Grants
 from gateway.identity.authentication import Credential
 from gateway.tools import Permission
 
+CONSENT_PATH = "/consent"
+METADATA_PATH = "/.well-known/oauth-authorization-server"
+
 
 class GrantStore:
     """The valid access tokens, as authentication loads them."""

@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.authorization import CONSENT_PATH, METADATA_PATH
 from gateway.authorization.clients import AuthorizedClient, Clients
 from gateway.config import AuthClientSettings
 from gateway.db.grants import Grant, Grants, Kind, StoredToken
@@ -39,8 +40,6 @@ from gateway.tools import Permission
 if TYPE_CHECKING:
     from gateway.identity.jwt import JwtVerifier
 
-CONSENT_PATH = "/consent"
-METADATA_PATH = "/.well-known/oauth-authorization-server"
 CONSENT_SECONDS = 900.0
 CODE_SECONDS = 60.0
 ACCESS_SECONDS = 3600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from starlette.datastructures import FormData
 from starlette.requests import Request
@@ -13,10 +13,12 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.authorization import CONSENT_PATH, METADATA_PATH
 from gateway.config import Settings
 from gateway.errors import Forbidden, GatewayError
 from gateway.identity.authentication import Identity
 from gateway.oauth.callback_server import CALLBACK_PATH, CONNECT_PATH, TICKET_SECONDS, LoginTicket, WebLogins
+from gateway.protocol import HTTP_PATH
 from gateway.sealing import Sealer
 from gateway.serve.http.authentication import Origin
 from gateway.serve.http.pages import (
@@ -38,10 +40,8 @@ from gateway.tools import Permission
 if TYPE_CHECKING:
     from gateway.authorization.provider import AuthorizationProvider
 
-CONSENT = "/consent"
-SERVER_METADATA = "/.well-known/oauth-authorization-server"
 ENDPOINTS = ("/authorize", "/token", "/register", "/revoke")
-PUBLIC = frozenset({*ENDPOINTS, CONSENT})
+PUBLIC = frozenset({*ENDPOINTS, CONSENT_PATH})
 # Issuers by which this gateway is known at once, such as 127.0.0.1 and localhost.
 ISSUERS = 16
 
@@ -68,9 +68,9 @@ class AuthorizationRoutes:
         self._origin = origin
         self._providers: dict[str, tuple[AuthorizationProvider, dict[str, ASGIApp]]] = {}
         self.routes: list[Route] = [
-            *(Route(path, AsgiEndpoint(self._serve)) for path in (SERVER_METADATA, *ENDPOINTS)),
-            Route(CONSENT, self._show_consent, methods=["GET"]),
-            Route(CONSENT, self._decide, methods=["POST"]),
+            *(Route(path, AsgiEndpoint(self._serve)) for path in (METADATA_PATH, *ENDPOINTS)),
+            Route(CONSENT_PATH, self._show_consent, methods=["GET"]),
+            Route(CONSENT_PATH, self._decide, methods=["POST"]),
         ]
 
     def _provider(self, issuer: str) -> tuple[AuthorizationProvider, dict[str, ASGIApp]]:
@@ -129,7 +129,7 @@ class AuthorizationRoutes:
     async def _apply(
         self, request: Request, fields: FormData, provider: AuthorizationProvider, asked: dict[str, Any], sealed: str
     ) -> Response:
-        response: Response = RedirectResponse(f"{CONSENT}?{urlencode({'request': sealed})}", 303)
+        response: Response = RedirectResponse(f"{CONSENT_PATH}?{urlencode({'request': sealed})}", 303)
         match fields.get("action"):
             case "deny":
                 response = RedirectResponse(provider.deny(asked), 303)
@@ -175,7 +175,7 @@ def _name_issuer(send: Send, issuer: str) -> Send:
 
 
 def _with_issuer(location: bytes, issuer: str) -> bytes:
-    if location.startswith(f"{CONSENT}?".encode()):
+    if location.startswith(f"{CONSENT_PATH}?".encode()):
         return location
     return location + (b"&" if b"?" in location else b"?") + urlencode({"iss": issuer}).encode()
 
@@ -221,7 +221,7 @@ def _key_page(asked: Mapping[str, Any], sealed: str, problem: str | None = None)
         paragraph("It wants to use tools through this gateway. Show who you are; then you see what it gets."),
         facts(_client_facts(asked)),
         form(
-            CONSENT,
+            CONSENT_PATH,
             [key_field(_NO_KEY), button("Continue", "action", "key", "primary"), button("Cancel", "action", "deny")],
             request=sealed,
         ),
@@ -233,7 +233,8 @@ def _decision_page(asked: Mapping[str, Any], sealed: str, person: Person) -> Res
     principal = person.principal
     levels = [_LEVELS[level] for level in Permission if principal.permission.allows(level)]
     wanted = [level.value for level in levels if level.value in asked["scopes"]]
-    profile = asked["resource"].rpartition("/mcp/")[2] if "/mcp/" in asked["resource"] else None
+    path, folder = urlsplit(asked["resource"]).path, f"{HTTP_PATH}/"
+    profile = path.removeprefix(folder) if path.startswith(folder) else None
     profiles = ", ".join(f"profile {name}" for name in (principal.profile, profile) if name)
     until = "your key is revoked"
     if principal.expires_at is not None:
@@ -253,7 +254,7 @@ def _decision_page(asked: Mapping[str, Any], sealed: str, person: Person) -> Res
     parts = [
         facts(rows),
         paragraph(warning, "note") if warning else "",
-        form(CONSENT, body, request=sealed, token=person.form_token(sealed)),
+        form(CONSENT_PATH, body, request=sealed, token=person.form_token(sealed)),
     ]
     return page(f"Allow {asked['name']} to use your tools?", parts, 200, _targets(asked))
 
