@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.admin import approvals, health, switches, toolsets, upstreams
+from gateway.admin import approvals, calls, health, switches, toolsets, upstreams
 from gateway.calls import Call, Outcome
 from gateway.secrets import KNOWN
 from gateway.sources.builtin.decorator import Builtin, Shape, builtin
@@ -101,7 +101,9 @@ async def change_category(
     """Turn a category on or off, or change its level or limit."""
     given = {"enabled": enabled, "permission": permission, "calls_per_minute": calls_per_minute}
     changes = {key: value for key, value in given.items() if value is not None}
-    category = await switches.change_category(gateway, name, changes) if changes else gateway.categories[name]
+    category = switches.find_category(gateway, name)
+    if changes:
+        category = await switches.change_category(gateway, name, changes)
     return AdminResult(result=switches.describe_category(category, gateway.catalog))
 
 
@@ -136,8 +138,8 @@ async def list_calls(
     limit: Limit = 20,
 ) -> AdminResult:
     """List recorded tool calls of everybody, newest first."""
-    records = await gateway.records.list_calls(tool=tool, status=status, before=before, limit=limit)
-    return AdminResult(result=[record.to_dict() for record in records])
+    found = await calls.list_calls(gateway, tool=tool, status=status, before=before, limit=limit)
+    return AdminResult(result=found)
 
 
 @_reads("List approvals")

@@ -48,22 +48,21 @@ def list_calls(
 
     async def task() -> None:
         async with Gateway.open(settings, connect="none") as gateway:
-            tool_id = gateway.catalog.find(tool).tool.id if tool and gateway.catalog.get(tool) else tool
-            records = await gateway.records.list_calls(
-                chat=of_chat, tool=tool_id, status=status, before=before, limit=limit
+            records = await calls.list_calls(
+                gateway, chat=of_chat, tool=tool, status=status, before=before, limit=limit
             )
             if as_json:
-                print_json(KNOWN.mask_value([record.to_dict() for record in records]))
+                print_json(records)
                 return
             rows = [
                 (
-                    record.id,
-                    record.started_at,
-                    record.tool_name[:64],
-                    record.status,
-                    record.error_code or "",
-                    "" if record.duration_ms is None else f"{record.duration_ms:.1f} ms",
-                    record.chat_id[:40],
+                    record["id"],
+                    record["started_at"],
+                    record["tool_name"][:64],
+                    record["status"],
+                    record["error_code"] or "",
+                    "" if record["duration_ms"] is None else f"{record['duration_ms']:.1f} ms",
+                    record["chat_id"][:40],
                 )
                 for record in records
             ]
@@ -101,7 +100,7 @@ def show(settings: Settings, call_id: str, opens: bool, as_json: bool) -> None:
             if opens:
                 await _open_page(gateway, await gateway.records.get(call_id))
                 return
-            record = KNOWN.mask_value((await gateway.records.get(call_id)).to_dict())
+            record = await calls.show_call(gateway, call_id)
             if as_json:
                 print_json(record)
                 return
