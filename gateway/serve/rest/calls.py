@@ -59,6 +59,7 @@ class CallInfo(AnswerModel):
     started_at: str
     finished_at: str | None
     duration_ms: float | None
+    attempts: Annotated[int | None, Field(description="How often the tool was called.")]
     pre_manifest_id: str | None
     post_manifest_id: str | None
 

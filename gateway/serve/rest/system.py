@@ -139,7 +139,8 @@ def _describe_category(request: RestRequest, category_id: str) -> dict[str, Any]
 
 async def list_keys(request: RestRequest, query: PageQuery) -> object:
     """List keys, the oldest first"""
-    return slice_page(await keys.list_keys(request.gateway), lambda key: key.id, query, "keys")
+    found = await keys.list_keys(request.gateway)
+    return slice_page(found, lambda key: f"{key.created_at} {key.id}", query, "keys")
 
 
 async def create_key(request: RestRequest, body: NewKey) -> object:
