@@ -22,8 +22,7 @@ from gateway.serve.rest.endpoint import (
     Reply,
     RequestModel,
     RestRequest,
-    decode_token,
-    make_page,
+    slice_items,
 )
 from gateway.serve.rest.tools import CALL_ERRORS, Chat, build_call, encode_outcome
 from gateway.tools import Permission
@@ -211,7 +210,7 @@ async def list_bundles(request: RestRequest, query: BundleQuery) -> object:
     if request.principal.access is not None:
         owners = {tool.bundle_id for tool in _visible(request, await bundles.list_tools(request.gateway, chosen))}
         chosen = [bundle for bundle in chosen if bundle.id in owners]
-    return _slice(chosen, lambda bundle: bundle.id, query.page_token, query.page_size, "bundles")
+    return slice_items(chosen, lambda bundle: bundle.id, query.page_token, query.page_size, "bundles")
 
 
 async def put_bundle(request: RestRequest, bundle_id: BundleId, body: BundleBody) -> object:
@@ -291,7 +290,7 @@ async def list_bundle_tools(request: RestRequest, query: BundleToolQuery) -> obj
         for tool in tools
         if (tool.is_enabled or query.include_disabled) and (not tags or tags.intersection(tool.tool.tags))
     ]
-    page = _slice(tools, lambda tool: tool.id, query.page_token, query.recommended_page_size, "bundle-tools")
+    page = slice_items(tools, lambda tool: tool.id, query.page_token, query.recommended_page_size, "bundle-tools")
     return page | {"items": [_describe(request, tool) for tool in page["items"]]}
 
 
@@ -305,7 +304,7 @@ async def search_bundle_tools(request: RestRequest, query: BundleSearchQuery) ->
     tools = _visible(request, await bundles.list_tools(request.gateway, chosen))
     tools = [tool for tool in tools if tool.is_enabled or query.include_disabled]
     ranked = await to_thread.run_sync(bundles.rank_tools, tools, query.q)
-    page = _slice(ranked, _search_key, query.page_token, query.page_size, "search")
+    page = slice_items(ranked, _search_key, query.page_token, query.page_size, "search")
     return page | {"items": [_describe(request, tool) for _, tool in page["items"]]}
 
 
@@ -314,12 +313,6 @@ def _search_key(item: tuple[int, BundleTool]) -> str:
     rank, tool = item
     newest_first = "".join(chr(127 - ord(character)) for character in tool.modified_at)
     return f"{rank}{newest_first}{tool.id}"
-
-
-def _slice(items: Iterable[Any], key: Any, token: str | None, size: int, listing: str) -> dict[str, Any]:
-    after = decode_token(listing, token)
-    rest = sorted((item for item in items if after is None or key(item) > after), key=key)
-    return make_page(rest[: size + 1], key, size, listing)
 
 
 def _choose_bundles(found: Iterable[BundleInfo], ids: Iterable[str], include_disabled: bool) -> list[BundleInfo]:

@@ -308,9 +308,16 @@ def decode_token(listing: str, token: str | None) -> str | None:
 
 def slice_page(items: Iterable[Item], key: Callable[[Item], str], query: PageQuery, listing: str) -> dict[str, Any]:
     """Return a page of items, by their unique keys in ascending order."""
-    after = decode_token(listing, query.page_token) or ""
+    return slice_items(items, key, query.page_token, query.limit, listing)
+
+
+def slice_items(
+    items: Iterable[Item], key: Callable[[Item], str], token: str | None, limit: int, listing: str
+) -> dict[str, Any]:
+    """Return a page like `slice_page`, for a query with other names."""
+    after = decode_token(listing, token) or ""
     rest = sorted((item for item in items if key(item) > after), key=key)
-    return make_page(rest[: query.limit + 1], key, query.limit, listing)
+    return make_page(rest[: limit + 1], key, limit, listing)
 
 
 def make_page(items: Sequence[Item], key: Callable[[Item], str], limit: int, listing: str) -> dict[str, Any]:

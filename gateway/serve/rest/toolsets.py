@@ -174,14 +174,15 @@ def send_zip(file: BinaryIO, name: str) -> StreamingResponse:
     """Return a response that sends a temporary file and closes it."""
     size = file.tell()
     file.seek(0)
-
-    def read() -> Iterator[bytes]:
-        with file:
-            while chunk := file.read(CHUNK):
-                yield chunk
-
     headers = {"content-disposition": f'attachment; filename="{name}"', "content-length": str(size)}
-    return StreamingResponse(read(), media_type="application/zip", headers=headers)
+    return StreamingResponse(read_all(file), media_type="application/zip", headers=headers)
+
+
+def read_all(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the rest of a file, and close it."""
+    with file:
+        while chunk := file.read(CHUNK):
+            yield chunk
 
 
 async def enable_toolset(request: RestRequest, toolset_id: str, body: Switch) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -30,7 +29,7 @@ from gateway.serve.rest.endpoint import (
     make_page,
 )
 from gateway.serve.rest.tools import Chat, MessageId
-from gateway.serve.rest.toolsets import CHUNK, send_zip
+from gateway.serve.rest.toolsets import CHUNK, read_all, send_zip
 from gateway.tools import Permission
 
 # A file is untrusted: as a page it may do nothing on the origin of the console.
@@ -183,13 +182,7 @@ async def get_workspace_file(request: RestRequest, chat: Chat, path: FilePath, q
         current = is_current(request.scope, content.etag)
         return Response(status_code=304 if current else 200, headers={"etag": content.etag} if current else headers)
     kind = media_type(path) or "application/octet-stream"
-    return StreamingResponse(_read_all(content.file), media_type=kind, headers=headers)
-
-
-def _read_all(file: BinaryIO) -> Iterator[bytes]:
-    with file:
-        while chunk := file.read(CHUNK):
-            yield chunk
+    return StreamingResponse(read_all(content.file), media_type=kind, headers=headers)
 
 
 async def write_workspace_file(request: RestRequest, chat: Chat, path: FilePath, content: bytes) -> object:
