@@ -1,8 +1,8 @@
 """The index over the tools of a catalog: which tools fit a few words or a sentence, best first.
 
 The order of the answers: tools whose name starts with what was typed, then tools that have its words, then tools with
-words near to them. Tools with the words are ranked by BM25 over name, title, server, description and arguments; what
-is equal otherwise is ordered by last use.
+words near to them. Tools with the words are ranked by BM25 over name, title, server, description and arguments.
+`ToolIndex` orders what is equal otherwise by last use, where a caller knows it; `CatalogSearch` does not yet.
 """
 
 from __future__ import annotations

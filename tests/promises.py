@@ -43,7 +43,11 @@ PROMISES: dict[str, Promise] = {
         "Toolsets declare MCP servers, connected on install after consent; no secret value is stored or exported.",
         "built",
     ),
-    "T7": Promise("Management and workspace API, over REST and as MCP tools of an admin toolset.", "built"),
+    "T7": Promise(
+        "Management and workspace API, over REST and as MCP tools of an admin toolset.",
+        "partly",
+        "all of it over REST; the MCP tools manage toolsets, tools, categories and servers, and no workspaces or keys",
+    ),
     "T8": Promise("A web console, and the same viewers inside any MCP Apps host."),
     "T9": Promise(
         "The app-builder toolset ships, works from Claude Desktop's settings, and starts and shows what it builds.",
@@ -57,7 +61,8 @@ PROMISES: dict[str, Promise] = {
     "B5": Promise(
         "Search ranks prefix, whole word, fuzzy, then recency.",
         "partly",
-        "the index, the command line, the library and /tools over REST; MCP has no search mode",
+        "all of it under /tools over REST; the command line, the library and /api/search do not rank by last use, and "
+        "MCP has no search mode",
     ),
     "B6": Promise(
         "Invoking validates arguments and output and answers {ok, value} or {ok, error}, by the one executor.",
@@ -78,7 +83,8 @@ PROMISES: dict[str, Promise] = {
     ),
     "X2": Promise(
         "One executor for every kind of tool: timeout, retry, concurrency, cancellation, progress.",
-        "built",
+        "partly",
+        "all of it for tools of toolsets; upstream tools and builtins have no setting for retry",
     ),
     "X3": Promise(
         "Extensions stand around every call, by priority; a failing gate denies, a failing observer is passed by, "
@@ -96,7 +102,7 @@ PROMISES: dict[str, Promise] = {
     "C5": Promise(
         "A person decides on dangerous calls, in every protocol era, and may edit the arguments.",
         "partly",
-        "by form, queue, terminal and callback; REST and a page to approve at come with the console",
+        "by form, queue, REST, terminal and callback; a page to approve at comes with the console",
     ),
     "C6": Promise(
         "Results are {ok, value} or {ok: false, error: {code, message, details}}, on every surface.", "built"
@@ -105,7 +111,7 @@ PROMISES: dict[str, Promise] = {
     "P1": Promise(
         "Categories with a level and a switch, set by flags and settings, and changed while the gateway runs.",
         "partly",
-        "by flags, settings and commands; REST and console come later",
+        "by flags, settings, commands, REST and administration tools; the console comes later",
     ),
     "P2": Promise(
         "A permission level is enforced: a read-only category cannot run a tool that writes.",
