@@ -27,8 +27,6 @@ ROOMS = (
     "tasks",
     "yamldoc",
     "text",
-    "tasks",
-    "yamldoc",
     "config",
     "sealing",
     "db",
@@ -58,7 +56,7 @@ ROOMS = (
     "__main__",
 )
 
-# Rooms that may not be imported although they stand above.
+# Packages that may not be imported although they stand above.
 FORBIDDEN = {"serve": {"db", "sources"}, "cli": {"db", "sources", "workspace"}}
 
 # Imports inside functions, for the start-up time of the command; each has a comment that says so.
