@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway import names, yamldoc
+from gateway.access import AccessPolicy
 from gateway.admin import switches
 from gateway.admin.search import find_words, rank_match
 from gateway.bundles import ToolSpec
@@ -89,7 +90,7 @@ async def find_bundle(gateway: Gateway, bundle_id: str) -> BundleInfo:
     for bundle in await list_bundles(gateway):
         if bundle.id == bundle_id:
             return bundle
-    raise NotFound(f"there is no bundle {bundle_id}", code="UNKNOWN_BUNDLE")
+    raise _unknown_bundle(bundle_id)
 
 
 async def put_bundle(
@@ -163,24 +164,40 @@ async def list_tools(gateway: Gateway, bundles: Iterable[BundleInfo] | None = No
     return found
 
 
-async def find_tool(gateway: Gateway, bundle_id: str, slug: str, version: str) -> BundleTool:
+async def find_tool(
+    gateway: Gateway, bundle_id: str, slug: str, version: str, access: AccessPolicy | None = None
+) -> BundleTool:
+    """Return a tool. One that `access` does not allow cannot be told from one that does not exist, nor can a bundle
+    without a tool that it allows."""
     bundle = await find_bundle(gateway, bundle_id)
-    for tool in await list_tools(gateway, [bundle]):
+    tools = choose_visible(await list_tools(gateway, [bundle]), access)
+    if access is not None and not tools:
+        raise _unknown_bundle(bundle_id)
+    for tool in tools:
         if (tool.slug, tool.version) == (slug, version):
             return tool
-    near = names.did_you_mean(slug, {tool.slug for tool in await list_tools(gateway, [bundle])} - {slug})
+    near = names.did_you_mean(slug, {tool.slug for tool in tools} - {slug})
     raise NotFound(f"bundle {bundle.slug!r} has no tool {slug!r} of version {version!r}{near}", code="UNKNOWN_TOOL")
 
 
-async def find_tool_id(gateway: Gateway, bundle_id: str, slug: str, version: str) -> str:
-    """Return the gateway's id of a tool, without describing it."""
+def choose_visible(tools: Iterable[BundleTool], access: AccessPolicy | None) -> list[BundleTool]:
+    """Return the tools that somebody may see and call, whether or not they are on."""
+    if access is None:
+        return list(tools)
+    return [item for item in tools if access.allows(names.wire_name(item.tool_id, item.tool.prefix), item.tool)]
+
+
+async def find_tool_id(
+    gateway: Gateway, bundle_id: str, slug: str, version: str, access: AccessPolicy | None = None
+) -> str:
+    """Return the gateway's id of a tool as `find_tool` finds it, without describing one that is offered."""
     bundle = await find_bundle(gateway, bundle_id)
     if bundle.toolset is not None:
         labels = _label_tools(bundle.toolset.tools, bundle.toolset.spec)
         matches = [tool_id for tool_id, label in labels.items() if label == (slug, version)]
-        if matches:
+        if matches and (access is None or gateway.catalog.for_principal(access).get(matches[0]) is not None):
             return matches[0]
-    return (await find_tool(gateway, bundle_id, slug, version)).tool_id
+    return (await find_tool(gateway, bundle_id, slug, version, access)).tool_id
 
 
 async def put_tool(gateway: Gateway, bundle_id: str, slug: str, version: str, values: Mapping[str, Any]) -> BundleTool:
@@ -419,6 +436,10 @@ def _is_configured(gateway: Gateway, toolset: InstalledToolset) -> bool:
     sources = gateway.settings.toolsets
     known = {mask_url(source) if "://" in source else str(Path(source).expanduser().resolve()) for source in sources}
     return toolset.source_ref in known or toolset.id in sources
+
+
+def _unknown_bundle(bundle_id: str) -> NotFound:
+    return NotFound(f"there is no bundle {bundle_id}", code="UNKNOWN_BUNDLE")
 
 
 def _immutable() -> Forbidden:

@@ -201,10 +201,12 @@ class Approvals:
         rows = await self._db.fetch(sql, question, via, timestamp(self._clock()))
         return ApprovalRecord(*rows[0]) if rows else None
 
-    async def get(self, id_or_prefix: str) -> ApprovalRecord:
-        """The question of that id, or the only one whose id begins so."""
-        sql = f"{_SELECT} WHERE id >= ? AND id < ? ORDER BY id LIMIT 2"
-        rows = await self._db.fetch(sql, id_or_prefix, id_or_prefix + "\U0010ffff") if id_or_prefix else []
+    async def get(self, id_or_prefix: str, principal: str | None = None) -> ApprovalRecord:
+        """The question of that id, or the only one whose id begins so; among those to a principal, if one is named."""
+        values = [id_or_prefix, id_or_prefix + "\U0010ffff", *([principal] if principal is not None else [])]
+        own = "AND principal = ?" if principal is not None else ""
+        sql = f"{_SELECT} WHERE id >= ? AND id < ? {own} ORDER BY id LIMIT 2"
+        rows = await self._db.fetch(sql, *values) if id_or_prefix else []
         if not rows:
             message = f"no approval has the id {id_or_prefix[:80]!r}; see: toolgate approval list"
             raise NotFound(message, code="UNKNOWN_APPROVAL")

@@ -54,7 +54,7 @@ _JOURNALED = (
 _RESULT = _NAMES.index("result")
 _SET_RESULT = "UPDATE tool_calls SET result = ? WHERE id = ?"
 _SELECT = f"SELECT {_COLUMNS} FROM tool_calls"  # noqa: S608 - constants only
-_BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? ORDER BY id LIMIT 2"
+_BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? {{own}} ORDER BY id LIMIT 2"
 _PLANNED = """SELECT id, chat_id, tool_id, tool_name, status, started_at, render_plan FROM tool_calls
     WHERE id = ? AND render_plan IS NOT NULL"""
 # The error code of a running call that another process wants cancelled; the end of the call overwrites it.
@@ -206,10 +206,12 @@ class CallRecords:
         await self.wait()
         return [CallRecord(*row) for row in await self._db.fetch(sql, *chosen.values(), limit)]
 
-    async def get(self, id_or_prefix: str) -> CallRecord:
-        """The call of that id, or the only one whose id begins so."""
+    async def get(self, id_or_prefix: str, principal: str | None = None) -> CallRecord:
+        """The call of that id, or the only one whose id begins so; among those of a principal, if one is named."""
         await self.wait()
-        rows = await self._db.fetch(_BY_PREFIX, id_or_prefix, id_or_prefix + "\U0010ffff") if id_or_prefix else []
+        values = [id_or_prefix, id_or_prefix + "\U0010ffff", *([principal] if principal is not None else [])]
+        sql = _BY_PREFIX.format(own="AND principal = ?" if principal is not None else "")
+        rows = await self._db.fetch(sql, *values) if id_or_prefix else []
         if not rows:
             raise NotFound(f"no call has the id {id_or_prefix!r}; see: toolgate call list", code="UNKNOWN_CALL")
         if len(rows) > 1 and rows[0][0] != id_or_prefix:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -307,6 +308,53 @@ async def test_files_over_rest_need_the_tools_that_do_the_same(tmp_path: Path) -
             "writer": [201, 403, 403],
             "user": [201, 200, 404],
         }
+
+
+async def test_hidden_tools_of_a_bundle_cannot_be_told_from_none(tmp_path: Path) -> None:
+    roles = {"some": {"tools": {"deny": ["demo__two"]}}, "none": {"tools": {"deny": ["demo__*"]}}}
+    bundle, unknown = (f"/tools/bundles/01890000-0000-7000-8000-00000000000{digit}" for digit in "12")
+    request = {"urlTemplate": "https://api.example/"}
+    tool = {"displayName": "T", "argSchema": {"type": "object"}, "type": "http", "httpImpl": {"request": request}}
+    async with guarded(tmp_path, roles=roles) as fixture:
+        people = {role: await fixture.person(role, role) for role in ("admin", "some", "none")}
+
+        async def ask(role: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+            content = b"" if body is None else json.dumps(body).encode()
+            return await Client(fixture.apps["sdk"]).ask(content, people[role].headers, url=path, method=method)
+
+        def path_of(slug: str, base: str = bundle) -> str:
+            return f"{base}/tools/{slug}/version/1"
+
+        assert (await ask("admin", "PUT", bundle, {"slug": "demo", "displayName": "Demo"})).status == 201
+        for slug in ("one", "two"):
+            assert (await ask("admin", "PUT", path_of(slug), tool)).status == 201
+        for role, hidden, missing in (
+            ("some", path_of("two"), path_of("twx")),
+            ("none", path_of("one"), path_of("one", unknown)),
+        ):
+            for method, end, body in (("GET", "", None), ("POST", "/invoke", {})):
+                answers = [await ask(role, method, path + end, body) for path in (hidden, missing)]
+                told = [
+                    each.body.decode().replace("twx", "two").replace(unknown[-12:], bundle[-12:]) for each in answers
+                ]
+                assert answers[0].status == 404 and told[0] == told[1], told
+
+
+async def test_ids_and_categories_tell_nothing_of_others(tmp_path: Path) -> None:
+    async with guarded(tmp_path, roles={"echo": {"tools": {"allow": ["stall__echo"]}}}) as fixture:
+        ann, bob = await fixture.person("ann", "echo"), await fixture.person("bob", "user")
+        for _ in range(2):
+            await bob.value("stall__echo", {"n": 1})
+        bobs = [call.id for call in await fixture.gateway.records.list_calls(principal="bob")]
+        common = bobs[0][:8]  # ids begin with the time
+        assert bobs[1].startswith(common)
+        answers = [
+            await Client(ann.app).ask(None, ann.headers, url=f"/api/calls/{call_id}", method="GET")
+            for call_id in (common, bobs[0], "ffffffff")
+        ]
+        assert [answer.message["error"]["code"] for answer in answers] == ["UNKNOWN_CALL"] * 3
+        found = await Client(ann.app).ask(None, ann.headers, url="/api/categories", method="GET")
+        assert [each["tools"] for each in found.message["items"]] == [1]
 
 
 async def test_stream_in_an_impossible_chat_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from anyio import to_thread
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue
 from pydantic.alias_generators import to_camel
 
-from gateway import names
 from gateway.admin import bundles
 from gateway.admin.bundles import BundleInfo, BundleTool
 from gateway.bundles import ToolSpec
@@ -259,10 +258,8 @@ async def delete_bundle_tool(request: RestRequest, bundle_id: BundleId, slug: Sl
 
 async def get_bundle_tool(request: RestRequest, bundle_id: BundleId, slug: Slug, version: Version) -> object:
     """Get a tool"""
-    tool = await bundles.find_tool(request.gateway, bundle_id, slug, version)
-    if not _visible(request, [tool]):
-        raise request.gateway.catalog.for_principal(request.principal.access).refusal(tool.tool_id)
-    return _describe(request, tool)
+    access = request.principal.access
+    return _describe(request, await bundles.find_tool(request.gateway, bundle_id, slug, version, access))
 
 
 async def invoke_bundle_tool(
@@ -272,7 +269,8 @@ async def invoke_bundle_tool(
 
     Arguments that do not fit `argSchema` are refused with 400. See also POST /api/tools/{tool_id}/invoke.
     """
-    tool_id = await bundles.find_tool_id(request.gateway, bundle_id, slug, version)
+    access = request.principal.access
+    tool_id = await bundles.find_tool_id(request.gateway, bundle_id, slug, version, access)
     call = build_call(request, tool_id, body.args, query.chat)
     outcome = await request.gateway.approval_flow.call_tool(call)
     if outcome.error is not None:
@@ -328,10 +326,7 @@ def _split(values: Iterable[str]) -> list[str]:
 
 
 def _visible(request: RestRequest, tools: Iterable[BundleTool]) -> list[BundleTool]:
-    access = request.principal.access
-    if access is None:
-        return list(tools)
-    return [item for item in tools if access.allows(names.wire_name(item.tool_id, item.tool.prefix), item.tool)]
+    return bundles.choose_visible(tools, request.principal.access)
 
 
 def _to_declaration(body: ToolBody) -> dict[str, Any]:

@@ -111,9 +111,11 @@ class CreatedKey(AnswerModel):
 
 
 async def list_categories(request: RestRequest, query: PageQuery) -> object:
-    """List categories of tools"""
-    gateway = request.gateway
-    found = [switches.describe_category(each, gateway.catalog) for each in switches.list_categories(gateway)]
+    """List categories of tools; all for administrators, those of the tools that you may call otherwise"""
+    gateway, principal = request.gateway, request.principal
+    catalog = gateway.catalog.for_principal(principal.access)
+    described = [switches.describe_category(each, catalog) for each in switches.list_categories(gateway)]
+    found = [each for each in described if principal.admin or each["tools"]]
     return slice_page(found, lambda each: str(each["id"]), query, "categories")
 
 
