@@ -27,8 +27,8 @@ _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 _LABEL = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
 _VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:-{_LABEL})?(?:\+{_LABEL})?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
-_QUERY = re.compile(r"[^\s&=#?\x00-\x1f\x7f]{1,128}")
+HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+QUERY_NAME = re.compile(r"[^\s&=#?\x00-\x1f\x7f]{1,128}")
 _CATEGORY = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _CLAUSE = r"(?:===?|!=|~=|[<>]=?)\s*[A-Za-z0-9.*+!_-]+"
 _REQUIREMENT = re.compile(
@@ -150,13 +150,13 @@ def _check_variable(text: str) -> str:
 
 
 def check_header(text: str) -> str:
-    if not _HEADER.fullmatch(text):
+    if not HEADER_NAME.fullmatch(text):
         raise field_error(f"{text[:80]!r} is no name of an HTTP header")
     return text
 
 
 def _check_query(text: str) -> str:
-    if not _QUERY.fullmatch(text) or "${" in text:
+    if not QUERY_NAME.fullmatch(text) or "${" in text:
         raise field_error(f"{text[:80]!r} is no name of a query parameter")
     return text
 

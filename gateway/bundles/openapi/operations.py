@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, quote
 
 import jsonschema_rs
 
+from gateway.bundles.field_types import HEADER_NAME, QUERY_NAME
 from gateway.bundles.openapi.auth import AUTH_PARAMETERS, SecuritySchemes
 from gateway.bundles.openapi.document import OpenApiDocument, UnresolvedReference
 from gateway.bundles.openapi.schemas import SchemaConverter, clean_text
@@ -24,8 +25,6 @@ _SUMMARY_LIMIT, _DESCRIPTION_LIMIT, _ERRORS_LIMIT = 200, 1000, 5
 _ARGUMENT_LIMIT = 64  # of a property's name, in the model APIs in use
 _LONGEST_PATH = 4000
 _PARAMETER = re.compile(r"\{([^{}]+)\}")
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
-_QUERY_NAME = re.compile(r"[^\s&=#?]{1,128}")
 # Headers that OpenAPI says to ignore, and headers that the HTTP client sets.
 _OWN_HEADERS = frozenset(["accept", "content-type", "authorization", "host", "content-length", "connection"]) | {
     *("accept-encoding", "expect", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
@@ -226,7 +225,7 @@ class OperationConverter:
             return
         if location == "header" and lower in _OWN_HEADERS - {"authorization"}:
             return
-        pattern = _QUERY_NAME if location == "query" else _HEADER
+        pattern = QUERY_NAME if location == "query" else HEADER_NAME
         if location not in ("query", "header", "cookie") or not pattern.fullmatch(name):
             self._note(f"the {location} parameter {name!r} cannot be sent; it is left out")
             return
@@ -305,7 +304,7 @@ class OperationConverter:
             self._schemas.find_choices(media.get("schema")),
             [],
         )
-        names = [name for name in properties if _QUERY_NAME.fullmatch(name)]
+        names = [name for name in properties if QUERY_NAME.fullmatch(name)]
         if left := [name for name in properties if name not in names[:FIELDS_LIMIT]]:
             self._note(f"fields of the form that cannot be sent are left out: {', '.join(left[:5])}")
         return {name: properties[name] for name in names[:FIELDS_LIMIT]}, wanted
