@@ -17,7 +17,7 @@ from gateway.calls import Ask, Call, ClientInfo, Outcome, Progress, no_progress,
 from gateway.errors import GatewayError, InputRequired, Invalid, ToolFailed
 from gateway.render.interpolate import Scope, interpolate
 from gateway.sources.upstreams.forward import question_capabilities
-from gateway.sources.upstreams.suspended_calls import STATE, SuspendedCalls
+from gateway.sources.upstreams.suspended_calls import SuspendedCalls, is_resumed
 
 # Steps tools inside steps tools, and calls that one of them makes.
 DEPTH_LIMIT = 5
@@ -59,7 +59,7 @@ class StepsRunner:
     async def run(self, tool: StepsTool, call: Call, full_id: Callable[[str], str]) -> Outcome:
         request = _StepsRequest(tool, call, full_id)
         client = request.client
-        if str(client.answers.get("requestState", "")).startswith(STATE):
+        if is_resumed(client):
             result = await self._suspended.resume(request)
         elif client.modern and question_capabilities(client):
             result = await self._suspended.run(request, self._start)

@@ -27,7 +27,7 @@ from gateway.sources.upstreams.labels import (
     unwrap_state,
     wrap_state,
 )
-from gateway.sources.upstreams.suspended_calls import STATE, SuspendedCalls
+from gateway.sources.upstreams.suspended_calls import SuspendedCalls, is_resumed
 from gateway.sources.upstreams.upstream import Upstream
 from gateway.sources.upstreams.uris import UI_EXTENSION
 
@@ -205,7 +205,7 @@ class RequestForwarder:
             return await self._answer(upstream, request)
         except Unavailable as error:
             account = upstream.account_for(request.call.caller.principal) if error.code == UNAUTHORIZED else None
-            if account is None or self.login_page is None or _is_resumed(request.client):  # asked once is enough
+            if account is None or self.login_page is None or is_resumed(request.client):  # asked once is enough
                 raise
             page = self.login_page(account)
             if not can_ask(request.client, ELICIT, {"mode": "url"}):
@@ -230,7 +230,7 @@ class RequestForwarder:
     async def _answer(self, upstream: Upstream, request: UpstreamRequest) -> Result:
         client = request.client
         try:
-            if _is_resumed(client):
+            if is_resumed(client):
                 return await self._suspended.resume(request)
             if (
                 client.modern
@@ -270,11 +270,6 @@ async def _wait_for_login(ask: Ask, request: UpstreamRequest, page: PendingLogin
         f"nobody logged in to {request.server!r} within {LOGIN_SECONDS / 60:g} minutes; call again",
         code="LOGIN_TIMED_OUT",
     )
-
-
-def _is_resumed(client: ClientInfo) -> bool:
-    """Return whether a modern client brings the answers to a question of a suspended call."""
-    return bool(client.answers) and str(client.answers.get("requestState", "")).startswith(STATE)
 
 
 async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) -> Result:

@@ -28,6 +28,11 @@ STATE = "toolgate-parked-"
 Result = dict[str, Any]
 
 
+def is_resumed(client: ClientInfo) -> bool:
+    """Return whether a modern client brings the answers to a question of a suspended call."""
+    return bool(client.answers) and str(client.answers.get("requestState", "")).startswith(STATE)
+
+
 class SuspendableRequest(Protocol):
     """A request whose call may be suspended. An answer is valid for the same `identity` only."""
 
