@@ -108,10 +108,10 @@ def run_admin(settings: Settings, action: Callable[[Gateway], Awaitable[Result]]
     return run_shown(settings, lambda gateway, _: action(gateway), doing)
 
 
-def run_stored(settings: Settings, action: Callable[[Gateway], Awaitable[Result]], doing: str | None = None) -> Result:
+def run_stored(settings: Settings, action: Callable[[Gateway], Awaitable[Result]]) -> Result:
     """Run an action about what is stored. Toolsets that the settings name are not installed first either, so that
     nothing can delay it."""
-    return run_admin(settings.model_copy(update={"toolsets": []}), action, doing)
+    return run_admin(settings.model_copy(update={"toolsets": []}), action)
 
 
 def run_shown(

@@ -36,11 +36,11 @@ class JwtVerifier:
     """Verifies tokens of one issuer: signature, algorithm, audience, issuer and expiry. Their subject is the principal,
     with a prefix that no API key has."""
 
-    def __init__(self, settings: JwtSettings, roles: Roles, jwks_url: str | None = None) -> None:
+    def __init__(self, settings: JwtSettings, roles: Roles) -> None:
         self.issuer = settings.issuer
         self._settings = settings
         self._roles = roles
-        self._jwks_url = jwks_url or settings.jwks_url
+        self._jwks_url = settings.jwks_url
         self._keys: dict[str | None, jwt.PyJWK] = {}
         self._fetched_at = -STALE_SECONDS
         self._tried_at = -FETCH_SECONDS
