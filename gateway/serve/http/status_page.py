@@ -85,7 +85,7 @@ def make_status_page(status: GatewayStatus) -> str:
         f"<h2>Upstream servers</h2>{_table(status.upstreams)}" if status.upstreams else "",
         "<h2>Connect a client</h2>",
         *map(_client, status.clients),
-        "<p><small><code>toolgate doctor </code>checks the installation; <code>toolgate --help</code> lists the "
+        "<p><small><code>toolgate doctor</code> checks the installation; <code>toolgate --help</code> lists the "
         "commands.</small></p>",
     ]
     return (
