@@ -65,7 +65,14 @@ button.quiet{border-color:transparent;color:var(--accent);background:none}
 .problem{background:var(--bad-tint);color:var(--bad)}
 .note{background:var(--warn-tint);color:var(--warn)}
 """
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+
+
+def allow_style(style: str) -> str:
+    """Return the part of a policy that allows this inline style and no other."""
+    return f"style-src 'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'"
+
+
+_STYLE_POLICY = allow_style(_STYLE)
 
 
 class Choice(NamedTuple):
@@ -87,16 +94,16 @@ def page(
         f"{''.join(parts)}</main></body></html>"
     )
     response = HTMLResponse(body, status)
-    protect(response, f"style-src 'sha256-{_STYLE_HASH}'; form-action {' '.join(form_targets)}")
+    protect(response, f"{_STYLE_POLICY}; form-action {' '.join(form_targets)}")
     return response
 
 
 def protect(response: Response, policy: str = "") -> None:
     """Keep a response out of frames, caches, other sites' knowledge and search engines."""
-    policies = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'"
+    policies = ["default-src 'none'", *([policy] if policy else []), "base-uri 'none'", "frame-ancestors 'none'"]
     response.headers.update(
         {
-            "content-security-policy": f"{policies}; {policy}" if policy else policies,
+            "content-security-policy": "; ".join(policies),
             "x-frame-options": "DENY",
             "x-content-type-options": "nosniff",
             # Not `no-referrer`: with it browsers send `Origin: null` with a form.

@@ -5,8 +5,6 @@ It runs no script and loads nothing; its policy forbids both.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from gateway import __version__
 from gateway.errors import NotFound
 from gateway.identity import Principal
 from gateway.serve.http.authentication import error_response
+from gateway.serve.http.pages import allow_style, protect
 
 
 @dataclass(frozen=True)
@@ -51,14 +50,7 @@ pre { padding: .75rem 1rem; border: 1px solid var(--line); border-radius: 6px; o
 table { border-collapse: collapse; } td { padding: .2rem 1.5rem .2rem 0; vertical-align: top; }
 summary { cursor: pointer; } small { color: var(--faint); }
 """
-_STYLE_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-HEADERS = {
-    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_STYLE_DIGEST}'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-}
+_POLICY = f"{allow_style(_STYLE)}; form-action 'none'"
 
 
 # Returns what the page shows to a principal.
@@ -71,7 +63,9 @@ def status_route(describe: Describe) -> Route:
     async def index(request: Request) -> Response:
         if "text/html" not in request.headers.get("accept", ""):
             return error_response(NotFound("there is nothing here; MCP is served at /mcp"))
-        return HTMLResponse(make_status_page(await describe(request.state.principal)), headers=HEADERS)
+        response = HTMLResponse(make_status_page(await describe(request.state.principal)))
+        protect(response, _POLICY)
+        return response
 
     return Route("/", index)
 

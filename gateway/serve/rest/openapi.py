@@ -16,6 +16,7 @@ from pydantic.json_schema import JsonSchemaMode
 from starlette.responses import HTMLResponse
 
 from gateway import __version__
+from gateway.serve.http.pages import allow_style, protect
 from gateway.serve.rest.endpoint import Endpoint, ErrorAnswer, RestRequest
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -23,7 +24,6 @@ _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAns
 _BINARY: dict[str, Any] = {"type": "string", "format": "binary"}
 _EVENT = {"type": "object", "properties": {name: {"type": "string"} for name in ("id", "event", "data")}}
 _MEDIA_SCHEMAS: dict[str, dict[str, Any]] = {"text/event-stream": _EVENT, "text/html": {"type": "string"}}
-_PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;
 background:#fff}code,pre{font:13px/1.45 ui-monospace,monospace}pre{background:#f4f4f4;padding:.6rem;overflow:auto}
 summary{cursor:pointer;padding:.25rem 0}b{display:inline-block;min-width:4.5rem}details details{margin-left:1rem}
@@ -167,7 +167,9 @@ def document_endpoints(endpoints: Sequence[Endpoint], title: str, description: s
 
     async def get_documentation_page(_: RestRequest) -> object:
         """Get this description of the API as a page"""
-        return HTMLResponse(render_page(document()), headers=_PAGE_HEADERS)
+        response = HTMLResponse(render_page(document()))
+        protect(response, allow_style(_STYLE))
+        return response
 
     own = [
         Endpoint("GET", "/api/openapi.json", get_openapi_document, dict[str, Any], tag="documentation"),
