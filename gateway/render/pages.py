@@ -111,6 +111,8 @@ SCRIPTS = "allow-scripts"
 # Without `allow-same-origin`: a page of the same origin as its viewer could escape with it.
 FRAME = "allow-scripts allow-forms allow-popups"
 
+# Lines of code above which none is numbered: the numbers would make the page too large to be read at once.
+_NUMBERED_LINES = 5000
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -169,6 +171,8 @@ def _code(text: str, config: Mapping[str, Any]) -> str:
     if not 0 < len(code) <= HIGHLIGHTED_LIMIT:
         code = html.escape(text, quote=False)
     lines = code.removesuffix("\n").split("\n")
+    if len(lines) > _NUMBERED_LINES:
+        return f'<pre tabindex="0">{code}</pre>'
     rows = "\n".join(f'<span id="L{number}">{line}</span>' for number, line in enumerate(lines, 1))
     return f'<pre class="code" tabindex="0"><code class="w{len(str(len(lines)))}">{rows}</code></pre>'
 

@@ -93,7 +93,10 @@ def test_digits_are_text_where_a_tool_takes_text_or_nothing(tmp_path: Path) -> N
     [
         ("dev", "; did you mean 'development'?"),
         ("develpment", "; did you mean 'development'?"),
-        ("nonsense", "; there are filesystem, editing, web, development, customer_support, toolsets, upstream, administration"),
+        (
+            "nonsense",
+            "; there are filesystem, editing, web, development, customer_support, toolsets, upstream, administration",
+        ),
     ],
 )
 def test_a_category_nobody_knows_is_refused_with_those_there_are(tmp_path: Path, given: str, hint: str) -> None:

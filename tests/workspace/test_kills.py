@@ -39,7 +39,7 @@ def die_after(system_call):
         return system_call(*arguments, **options)
     return counted
 
-for name in ("open", "write", "rename", "unlink", "mkdir", "rmdir", "symlink", "close"):
+for name in ("open", "write", "pwrite", "ftruncate", "fsync", "rename", "unlink", "mkdir", "rmdir", "symlink", "close"):
     setattr(os, name, die_after(getattr(os, name)))
 checkout = Checkout(place / "files", FileBlobs(place / "blobs"), place / "index")
 if action == "snapshot":
