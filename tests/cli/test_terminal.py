@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -70,6 +71,7 @@ def terminal(home: Path, *arguments: str, **more: str) -> Iterator[Any]:
         encoding="utf-8",
         timeout=PATIENCE,
         dimensions=(40, 100),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored if the tests run in the background
     )
     try:
         yield child

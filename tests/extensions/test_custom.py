@@ -101,7 +101,7 @@ async def test_every_call_is_one_line_of_the_log_at_info_without_secrets(
     async with Gateway.open({"data_dir": tmp_path / "quiet"}) as gateway:
         await gateway.call(*LISTING)
     assert not [record for record in caplog.records if record.name == "gateway.calls"]
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="gateway"):
         async with Gateway.open({"data_dir": tmp_path / "data"}) as gateway:
             await gateway.call(*LISTING, chat="c")
             await gateway.call("read_file", {"path": "a\nb", "password": "hunter2-hunter2"})
