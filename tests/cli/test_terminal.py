@@ -60,6 +60,10 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return {**kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "TERM": "xterm", **more}
 
 
+def _heed_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if the tests run in the background
+
+
 @contextmanager
 def terminal(home: Path, *arguments: str, **more: str) -> Iterator[Any]:
     """Run a command on a terminal of its own."""
@@ -71,7 +75,7 @@ def terminal(home: Path, *arguments: str, **more: str) -> Iterator[Any]:
         encoding="utf-8",
         timeout=PATIENCE,
         dimensions=(40, 100),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored if the tests run in the background
+        preexec_fn=_heed_ctrl_c,
     )
     try:
         yield child
@@ -149,9 +153,9 @@ def test_a_first_scan_shows_how_many_files_were_read(tmp_path: Path) -> None:
     home.mkdir()
     # A fast machine would be done before there is something to show.
     (tmp_path / "sitecustomize.py").write_text("from gateway.cli import progress\nprogress.DELAY_SECONDS = 0\n")
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    imported = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     call = ("tool", "call", "write_file", "path=new.txt", "content=x", "--workspace", str(folder))
-    with terminal(home, *call, PYTHONPATH=path) as child:
+    with terminal(home, *call, PYTHONPATH=imported) as child:
         child.expect(r"reading the folder into its first version: \d+ files  \d+ s")
         child.expect("Created new.txt")
 
