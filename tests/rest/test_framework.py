@@ -5,8 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from starlette.types import Receive
+
+from gateway import Gateway
+from gateway.identity import OWNER, Principal
+from gateway.serve.mcp.request import default_chat
+from gateway.serve.rest.endpoint import RestRequest
 
 from .conftest import SECRET, Rest, serve
 
@@ -168,3 +176,9 @@ def test_rest_settings_mask_secrets(rest: Rest) -> None:
     shown = json.dumps(rest.ok("GET", "/api/upstreams/masked"))
     assert "https://host.example/mcp" in shown
     assert SECRET not in settings + shown
+
+
+@pytest.mark.parametrize(("principal", "chat"), [(OWNER, "here"), (Principal("ann"), default_chat("ann"))])
+def test_calls_that_name_no_chat_are_in_the_same_one_as_over_mcp(principal: Principal, chat: str) -> None:
+    gateway = cast(Gateway, SimpleNamespace(chat="here"))
+    assert RestRequest(gateway, principal, {}, cast(Receive, None)).default_chat == chat

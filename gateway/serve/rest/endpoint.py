@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_type_hints
 
 import orjson
@@ -24,9 +23,10 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
-from gateway.calls import DEFAULT_CHAT, LOCAL, Caller
+from gateway.calls import LOCAL, Caller
 from gateway.errors import Forbidden, Invalid, Unavailable
 from gateway.identity import Principal
+from gateway.serve.mcp.request import default_chat
 from gateway.tools import Permission
 
 if TYPE_CHECKING:
@@ -124,10 +124,9 @@ class RestRequest:
 
     @property
     def default_chat(self) -> str:
-        """The chat of calls that name none: the gateway's for its owner, and one of its own for anybody else."""
-        if self.principal.id == LOCAL:
-            return self.gateway.chat or DEFAULT_CHAT
-        return f"rest-{sha256(self.principal.id.encode()).hexdigest()[:16]}"
+        """The chat of calls that name none: the gateway's for its owner, and for anybody else the same as over MCP."""
+        own = self.gateway.chat if self.principal.id == LOCAL else None
+        return own or default_chat(self.principal.id)
 
     async def read_form(self) -> FormData:
         return await Request(self.scope, self.receive).form(max_files=1, max_fields=20, max_part_size=64 * 1024)
