@@ -49,7 +49,7 @@ def messages() -> Iterator[Message]:
                 yield Message(place, node.value)
 
 
-_COMMAND = re.compile(rf"\btoolgate ((?:{'|'.join(COMMANDS)})\b[^;,()`'\"\n:]*)")
+_COMMAND = re.compile(rf"\btoolgate ((?:{'|'.join(COMMANDS)})\b[^;,()<`'\"\n:]*)")
 
 
 def recommended(text: str) -> list[list[str]]:
