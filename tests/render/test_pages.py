@@ -101,11 +101,14 @@ def test_page_sandbox_allows_only_what_its_renderer_needs() -> None:
 
 def test_code_over_the_highlight_limit_is_plain() -> None:
     renderer = declare("code", {"content": "$return", "language": "python"})
-    short, long = (
-        make_page(planned(renderer, Outcome("x=1\n" * (length // 4)))).html for length in (400, HIGHLIGHT_LIMIT + 4)
+    wide = "x=1" + " " * 996
+    short, long, many = (
+        make_page(planned(renderer, Outcome(f"{line}\n" * (length // len(line))))).html
+        for line, length in ((wide, 4000), (wide, HIGHLIGHT_LIMIT + 4000), ("x=1", 4 * HIGHLIGHT_LIMIT))
     )
     assert 'class="hl-n"' in short and 'class="hl-n"' not in long
-    assert '<span id="L1">x=1</span>\n<span id="L2">x=1</span>' in long
+    assert f'<span id="L1">{wide}</span>\n<span id="L2">{wide}</span>' in long
+    assert 'id="L1"' not in many and "x=1\nx=1\n" in many  # the numbers would make the page too large
 
 
 @given(st.lists(st.sampled_from(['x = """', "text", '"""', "", "# <b>", "\tif x:"]), min_size=1, max_size=30))
