@@ -1,4 +1,4 @@
-"""What a profile says of a file, exactly where it can and fairly where it cannot."""
+"""Profiles of files: exact where they can be, and fair estimates where not."""
 
 import json
 import random
