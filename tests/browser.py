@@ -1,0 +1,69 @@
+"""Debian's Chromium, driven by Playwright: pages whose errors, refused loads and requests elsewhere fail the test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from axe_playwright_python.base import AXE_SCRIPT  # type: ignore[import-untyped]
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+
+BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
+# Not a limit of the product: a busy machine starts a browser slowly.
+PATIENCE = 120_000
+
+
+@asynccontextmanager
+async def open_browser() -> AsyncIterator[Browser]:
+    if BINARY is None:
+        if os.environ.get("CI"):
+            pytest.fail("CI needs Chromium")
+        pytest.skip("needs Chromium")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=BINARY, args=FLAGS, timeout=PATIENCE)
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
+async def open_page(browser: Browser, origin: str, **options: Any) -> AsyncIterator[Page]:
+    """A page in a context of its own (`options` are Playwright's). What goes wrong in it is raised at the end: an error
+    in its console, a script that failed, a request to another origin than `origin`."""
+    context = await browser.new_context(**options)
+    context.set_default_timeout(PATIENCE)
+    page = await context.new_page()
+    faults: list[str] = []
+
+    def hear(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            faults.append(f"console: {message.text} ({message.location.get('url')})")
+
+    page.on("console", hear)
+    page.on("pageerror", lambda error: faults.append(f"script: {error}"))
+    page.on(
+        "request",
+        lambda request: (
+            None
+            if request.url.startswith((f"{origin}/", "data:", "blob:", "about:"))
+            else faults.append(f"request to {request.url}")
+        ),
+    )
+    try:
+        yield page
+    finally:
+        await context.close()
+    assert not faults, faults
+
+
+async def find_violations(page: Page) -> list[str]:
+    """What axe-core finds wrong for people who use a keyboard or a screen reader."""
+    await page.evaluate(AXE_SCRIPT)  # evaluated, since a strict policy refuses added scripts
+    found = await page.evaluate("axe.run()")
+    return [f"{each['id']}: {node['html'][:200]}" for each in found["violations"] for node in each["nodes"]]
