@@ -109,6 +109,11 @@ def new_id() -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
+def first_id(seconds: float) -> str:
+    """The lowest id that can be made at a time, to the millisecond."""
+    return str(uuid.UUID(int=(max(0, int(seconds * 1000)) & (1 << 48) - 1) << 80))
+
+
 def derive_id(moment: str, text: str) -> str:
     """The UUIDv7 of something that was made at an ISO 8601 time: the same in every process."""
     digest = int.from_bytes(hashlib.sha256(text.encode()).digest())

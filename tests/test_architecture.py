@@ -72,6 +72,7 @@ LAZY = {
     "gateway/runtime/worker/__init__.py": 1,
     "gateway/serve/mcp/handlers.py": 1,
     "gateway/serve/mcp/render_resources.py": 1,
+    "gateway/serve/rest/workspaces.py": 2,
     "gateway/serve/stdio.py": 1,
     "gateway/mcp_client/process.py": 1,
     "gateway/oauth/bearer.py": 1,

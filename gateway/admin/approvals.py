@@ -15,11 +15,20 @@ if TYPE_CHECKING:
 
 
 async def list_approvals(
-    gateway: Gateway, *, waiting: bool, limit: int, principal: str | None = None, before: str | None = None
+    gateway: Gateway,
+    *,
+    waiting: bool,
+    limit: int,
+    principal: str | None = None,
+    before: str | None = None,
+    call: str | None = None,
 ) -> list[ApprovalRecord]:
-    """List questions, newest first: those that wait in the queue, or all; of one principal, or of all."""
+    """List questions, newest first: those that wait in the queue, or all; of one principal, or of all; about one call,
+    or about all."""
     await gateway.approvals.records.sweep()
-    return await gateway.approvals.records.entries(waiting=waiting, principal=principal, before=before, limit=limit)
+    return await gateway.approvals.records.entries(
+        waiting=waiting, principal=principal, before=before, limit=limit, call=call
+    )
 
 
 async def show_approval(gateway: Gateway, approval_id: str, principal: str | None = None) -> ApprovalRecord:

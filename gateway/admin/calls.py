@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.db.approvals import Ending
 from gateway.errors import Conflict
@@ -10,6 +11,8 @@ from gateway.secrets import KNOWN
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
+
+Kind = Literal["tools", "requests"]
 
 
 async def list_calls(
@@ -19,18 +22,34 @@ async def list_calls(
     tool: str | None = None,
     status: str | None = None,
     principal: str | None = None,
+    client: str | None = None,
+    text: str | None = None,
+    kind: Kind | None = None,
+    parent: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
     before: str | None = None,
     limit: int = 50,
+    documents: bool = True,
 ) -> list[dict[str, Any]]:
-    """List calls, newest first. `tool` is an id or a name, `before` the id of the last call already seen."""
+    """List calls, newest first. `tool` is an id or a name, `text` part of a name, principal, client or error code,
+    `kind` keeps calls of tools or other requests, `before` is the id of the last call already seen. Without `documents`
+    there are no arguments, results and plans."""
     entry = gateway.catalog.get(tool) if tool else None
     records = await gateway.records.list_calls(
         chat=chat,
         tool=entry.tool.id if entry else tool,
         status=status,
         principal=principal,
+        client=client,
+        text=text,
+        kind=kind,
+        parent=parent,
+        since=None if since is None else since.timestamp(),
+        until=None if until is None else until.timestamp(),
         before=before,
         limit=limit,
+        documents=documents,
     )
     return [KNOWN.mask_value(record.to_dict()) for record in records]
 

@@ -215,15 +215,25 @@ class Approvals:
         return ApprovalRecord(*rows[0])
 
     async def entries(
-        self, *, waiting: bool = True, principal: str | None = None, before: str | None = None, limit: int = 100
+        self,
+        *,
+        waiting: bool = True,
+        principal: str | None = None,
+        before: str | None = None,
+        limit: int = 100,
+        call: str | None = None,
     ) -> list[ApprovalRecord]:
         """Newest first: what waits in the queue, or with all of them everything that was ever asked, of one principal
-        or of all. `before` is the id of the last one already seen."""
+        or of all, about one call or about all. `before` is the id of the last one already seen."""
         if not 1 <= limit <= PAGE_LIMIT:
             raise Invalid(f"limit must be between 1 and {PAGE_LIMIT}, not {limit}")
         where = "WHERE status = 'waiting' AND via = 'queue' AND expires_at > ?" if waiting else "WHERE ? <> ''"
         values = [timestamp(self._clock())]
-        for clause, value in ((" AND principal = ?", principal), (" AND id < ?", before)):
+        for clause, value in (
+            (" AND principal = ?", principal),
+            (" AND id < ?", before),
+            (" AND call_id = ?", call),
+        ):
             if value is not None:
                 where, values = where + clause, [*values, value]
         sql = f"{_SELECT} {where} ORDER BY id DESC LIMIT ?"

@@ -16,6 +16,7 @@ import orjson
 from gateway.calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
 from gateway.db import Database, Insert, Statement, bump_revision, chats, load_revision, timestamp
 from gateway.errors import GatewayError, InputRequired, Invalid, NotFound
+from gateway.names import first_id
 from gateway.secrets import KNOWN, mask_in, redact
 from gateway.tasks import TaskSet
 
@@ -54,6 +55,12 @@ _JOURNALED = (
 _RESULT = _NAMES.index("result")
 _SET_RESULT = "UPDATE tool_calls SET result = ? WHERE id = ?"
 _SELECT = f"SELECT {_COLUMNS} FROM tool_calls"  # noqa: S608 - constants only
+_DOCUMENTS = {"args", "result", "render_plan"}
+_SELECT_FACTS = f"SELECT {', '.join('NULL' if name in _DOCUMENTS else name for name in _NAMES)} FROM tool_calls"  # noqa: S608
+_HAS_TEXT = """lower(tool_name || ' ' || tool_id || ' ' || principal || ' ' || COALESCE(client, '') || ' '
+    || COALESCE(error_code, '')) LIKE ? ESCAPE '~'"""
+# Methods have a slash, names of tools none.
+_KINDS = {"tools": "tool_name NOT LIKE '%/%'", "requests": "tool_name LIKE '%/%'"}
 _BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? {{own}} ORDER BY id LIMIT 2"
 _PLANNED = """SELECT id, chat_id, tool_id, tool_name, status, started_at, render_plan FROM tool_calls
     WHERE id = ? AND render_plan IS NOT NULL"""
@@ -191,18 +198,30 @@ class CallRecords:
         status: str | None = None,
         principal: str | None = None,
         parent: str | None = None,
+        client: str | None = None,
+        text: str | None = None,
+        kind: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
         before: str | None = None,
         limit: int = 50,
+        documents: bool = True,
     ) -> list[CallRecord]:
-        """Newest first. `tool` is a tool's id, `parent` the call whose steps are wanted; `before` is the id of the last
-        record already seen."""
+        """Newest first. `tool` is a tool's id, `parent` the call whose steps are wanted; `text` is part of a name, of a
+        principal, a client or an error code; `kind` is `tools` or `requests`; `since` and `until` are times of the
+        beginning; `before` is the id of the last record already seen. Without `documents` there are no arguments,
+        results and plans."""
         if not 1 <= limit <= PAGE_LIMIT:
             raise Invalid(f"limit must be between 1 and {PAGE_LIMIT}, not {limit}")
+        if until is not None:  # ids sort by time
+            before = min(before, first_id(until)) if before is not None else first_id(until)
         wanted = {"chat_id = ?": chat, "tool_id = ?": tool, "status = ?": status, "principal = ?": principal}
-        wanted |= {"parent_call_id = ?": parent, "id < ?": before}
+        wanted |= {"parent_call_id = ?": parent, "client = ?": client, _HAS_TEXT: None if text is None else _like(text)}
+        wanted |= {"id >= ?": None if since is None else first_id(since), "id < ?": before}
         chosen = {clause: value for clause, value in wanted.items() if value is not None}
-        where = ["WHERE", " AND ".join(chosen)] if chosen else []
-        sql = " ".join([_SELECT, *where, "ORDER BY id DESC LIMIT ?"])
+        clauses = [*chosen, *([_KINDS[kind]] if kind is not None else [])]
+        where = ["WHERE", " AND ".join(clauses)] if clauses else []
+        sql = " ".join([_SELECT if documents else _SELECT_FACTS, *where, "ORDER BY id DESC LIMIT ?"])
         await self.wait()
         return [CallRecord(*row) for row in await self._db.fetch(sql, *chosen.values(), limit)]
 
@@ -322,6 +341,11 @@ def _cut(document: bytes, digest: str | None = None) -> str:
     if (masked := KNOWN.mask(window)) != window:
         preview = masked[: -KNOWN.margin]  # a secret may be cut in two within the margin
     return to_json({**whole, "preview": preview}).decode()
+
+
+def _like(text: str) -> str:
+    """The pattern of texts that contain this one."""
+    return f"%{text.lower().translate({ord(sign): f'~{sign}' for sign in '~%_'})}%"
 
 
 def _digest(document: bytes) -> str:

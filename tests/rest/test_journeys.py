@@ -276,3 +276,56 @@ def test_rest_health_has_checks_and_problems(own: Rest) -> None:
     health = own.ok("GET", "/api/health")
     assert {"database", "tools", "toolgate"} <= {check["subject"] for check in health["checks"]}
     assert own.ok("GET", "/api/problems")["next_page_token"] is None
+
+
+def test_rest_calls_are_filtered_by_words_kind_client_and_time(rest: Rest, chat: str) -> None:
+    rest.ok("PUT", f"/api/chats/{chat}/files/a.txt", 201, content=b"hello\n")
+    rest.ok("POST", "/api/tools/read_file/invoke", json={"args": {"path": "a.txt"}, "chat": chat})
+
+    def names(**query: str) -> list[str]:
+        calls = rest.ok("GET", "/api/calls", params={"chat": chat, **query})["items"]
+        return [call["tool_name"] for call in calls]
+
+    assert names() == ["read_file", "files/write"]
+    assert names(kind="tools") == names(text="EAD_F") == ["read_file"]
+    assert names(kind="requests") == ["files/write"]
+    assert names(text="r%d") == names(client="nobody") == []  # no pattern
+    moment = rest.ok("GET", "/api/calls", params={"chat": chat, "kind": "tools"})["items"][0]["started_at"]
+    assert names(since=moment) == ["read_file"]
+    assert names(until=moment) == ["files/write"]
+
+
+def test_rest_call_events_tell_of_calls_of_every_process(rest: Rest, chat: str) -> None:
+    with rest.stream("GET", "/api/calls/events", params={"chat": chat, "kind": "tools"}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = response.iter_lines()
+        assert next(lines) == "event: ready"
+        command(rest.data, "tool", "call", "list_directory", "--chat", chat)
+        data = next(line for line in lines if line.startswith("data: ") and line != "data: {}")
+    call = json.loads(data.removeprefix("data: "))
+    assert (call["tool_name"], call["chat_id"], call["status"]) == ("list_directory", chat, "success")
+    assert "args" not in call
+
+
+def test_rest_preview_is_safe_html_of_code_and_documents(rest: Rest, chat: str) -> None:
+    hostile = b"<script>alert(1)</script>"
+    for name, content in {
+        "a.py": b"x = 1 # " + hostile,
+        "b.md": b"# T\n" + hostile,
+        "c.bin": b"\0",
+        "d.png": b"",
+    }.items():
+        rest.ok("PUT", f"/api/chats/{chat}/files/{name}", 201, content=content)
+
+    def preview(path: str) -> Any:
+        return rest.ok("GET", f"/api/chats/{chat}/preview/{path}")
+
+    code, document = preview("a.py"), preview("b.md")
+    assert (code["kind"], code["language"], code["truncated"]) == ("code", "python", False)
+    assert "&lt;script&gt;" in code["html"]
+    assert document["html"].startswith("<h1>T</h1>")
+    assert "script" not in document["html"]
+    assert preview("b.md?source=true")["kind"] == "code"
+    assert (preview("c.bin")["kind"], preview("d.png")["kind"]) == ("binary", "image")
+    assert preview("c.bin")["html"] is None
+    assert rest.refused("GET", f"/api/chats/{chat}/preview/no.txt", 404)["code"] == "FILE_NOT_FOUND"

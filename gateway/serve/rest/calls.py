@@ -4,17 +4,27 @@ whose course is followed as server-sent events."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
-from starlette.responses import StreamingResponse
+from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter
+from starlette.responses import Response, StreamingResponse
 
 from gateway.admin import approvals, calls
 from gateway.approval.flow import Notify
 from gateway.calls import Call, Progress, check_chat, to_json
 from gateway.errors import GatewayError, Invalid, NotFound
-from gateway.serve.mcp.event_streams import SESSION_BYTES, EventStream, ReplayStore, SessionStreams
+from gateway.serve.mcp.event_streams import (
+    PING,
+    PING_SECONDS,
+    SESSION_BYTES,
+    EventStream,
+    ReplayStore,
+    SessionStreams,
+    encode_event,
+)
+from gateway.serve.mcp.render_resources import RenderResources, ResourceReader
 from gateway.serve.rest.endpoint import (
     AnswerModel,
     Endpoint,
@@ -33,6 +43,18 @@ _HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"
 _MEDIA = "text/event-stream"
 # Bytes of an event: a larger one would push the others out of the memory for a principal.
 _EVENT_BYTES = SESSION_BYTES // 4
+# A stream of calls ends after so many seconds, so that its reader is authenticated again.
+_WATCH_SECONDS = 600
+_WATCH_INTERVAL = 1.0
+# The latest calls that are compared with those a second ago, and older ones that have not ended.
+_WATCHED = 500
+_OLD_OPEN = 20
+_OPEN = ("running", "pending")
+# A page is untrusted: it has an origin of its own (`sandbox` without allow-same-origin) and can load nothing.
+_VIEW_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
+    "media-src data: blob:; base-uri 'none'; frame-ancestors 'self'"
+)
 # Approvals as they are announced.
 _ANNOUNCED = ("reason", "message", "args", "remember", "expires_at")
 
@@ -64,6 +86,9 @@ class CallInfo(AnswerModel):
     post_manifest_id: str | None
 
 
+_CALL_INFO = TypeAdapter(CallInfo)
+
+
 class CallDetails(CallInfo):
     args: Any
     result: Any
@@ -75,6 +100,22 @@ class CallQuery(PageQuery):
     tool: Annotated[str | None, Field(min_length=1, max_length=200, description="An id or a name.")] = None
     status: Literal["pending", "running", "success", "error"] | None = None
     principal: Annotated[str | None, Field(min_length=1, max_length=200, description="For administrators.")] = None
+    client: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    text: Annotated[
+        str | None,
+        Field(min_length=1, max_length=200, description="Part of a name, a principal, a client or an error code."),
+    ] = None
+    kind: Annotated[
+        calls.Kind | None, Field(description="Only calls of tools, or only requests besides them, such as for files.")
+    ] = None
+    parent: Annotated[str | None, Field(max_length=64, description="The call whose steps are wanted.")] = None
+    since: Annotated[AwareDatetime | None, Field(description="Begun at this time or later.")] = None
+    until: Annotated[AwareDatetime | None, Field(description="Begun before this time.")] = None
+
+    def filters(self, own: str | None) -> dict[str, Any]:
+        """The filters of `calls.list_calls`; `own` is the principal whose calls alone may be seen."""
+        names = ("chat", "tool", "status", "client", "text", "kind", "parent", "since", "until")
+        return {name: getattr(self, name) for name in names} | {"principal": own or self.principal}
 
 
 class ApprovalInfo(AnswerModel):
@@ -101,6 +142,7 @@ class ApprovalInfo(AnswerModel):
 
 class ApprovalQuery(PageQuery):
     status: Annotated[Literal["waiting", "all"], Field(description="Only what waits in the queue, or all.")] = "waiting"
+    call: Annotated[str | None, Field(min_length=4, max_length=64, description="About this call.")] = None
 
 
 class DecisionBody(RequestModel):
@@ -132,14 +174,24 @@ async def list_calls(request: RestRequest, query: CallQuery) -> object:
     """List calls, newest first; all for administrators, your own otherwise"""
     found = await calls.list_calls(
         request.gateway,
-        chat=query.chat,
-        tool=query.tool,
-        status=query.status,
-        principal=_own(request) or query.principal,
+        **query.filters(_own(request)),
         before=decode_token("calls", query.page_token),
         limit=query.room + 1,
+        documents=False,
     )
     return make_page(found, lambda call: str(call["id"]), query.room, "calls")
+
+
+async def watch_calls(request: RestRequest, query: CallQuery) -> object:
+    """Follow calls as they begin, wait and end
+
+    Each event `call` is a call as /api/calls lists it; `ready` says that later ones are sent, `gap` that some were left
+    out, so that the list has to be read again. The stream ends after ten minutes; connect again.
+    """
+    if request.scope["method"] == "HEAD":
+        return Response(media_type=_MEDIA, headers=_HEADERS)
+    events = _follow_calls(request, query.filters(_own(request)))
+    return StreamingResponse(events, media_type=_MEDIA, headers=_HEADERS)
 
 
 async def get_call(request: RestRequest, call_id: Id) -> object:
@@ -160,6 +212,7 @@ async def list_approvals(request: RestRequest, query: ApprovalQuery) -> object:
         limit=query.room + 1,
         principal=_own(request),
         before=decode_token("approvals", query.page_token),
+        call=query.call,
     )
     page = make_page(found, lambda record: record.id, query.room, "approvals")
     return {**page, "items": [record.to_dict() for record in page["items"]]}
@@ -197,6 +250,7 @@ async def revoke_remembered_approval(request: RestRequest, remembered_id: Id) ->
 _REMEMBERED = "/api/approvals/remembered"
 CALL_ENDPOINTS = [
     Endpoint("GET", "/api/calls", list_calls, ListPage[CallInfo]),
+    Endpoint("GET", "/api/calls/events", watch_calls, media=_MEDIA),
     Endpoint("GET", "/api/calls/{call_id}", get_call, CallDetails),
     Endpoint("POST", "/api/calls/{call_id}/cancel", cancel_call, CallDetails, status=202, errors=(409,)),
 ]
@@ -207,6 +261,54 @@ APPROVAL_ENDPOINTS = [
     Endpoint("GET", "/api/approvals/{approval_id}", get_approval, ApprovalInfo),
     Endpoint("POST", "/api/approvals/{approval_id}", decide_approval, ApprovalInfo, admin=True, errors=(409,)),
 ]
+
+
+async def _follow_calls(request: RestRequest, filters: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    """The changes of calls of every process on this data, found by reading the latest ones again and again."""
+    known: dict[str, str] | None = None
+    watched_until = time.monotonic() + _WATCH_SECONDS
+    quiet = 0
+    while time.monotonic() < watched_until:
+        latest = await calls.list_calls(request.gateway, **filters, limit=_WATCHED, documents=False)
+        current = {call["id"]: call["status"] for call in latest}
+        if known is None:
+            yield encode_event(b"{}", kind=b"ready")
+        else:
+            if latest and known and len(latest) == _WATCHED and known.keys().isdisjoint(current):
+                yield encode_event(b"{}", kind=b"gap")
+            gone = [call_id for call_id, status in known.items() if status in _OPEN and call_id not in current]
+            for call_id in gone[:_OLD_OPEN]:
+                latest.append(call := await calls.show_call(request.gateway, call_id))
+                current[call_id] = call["status"]
+            changed = [call for call in reversed(latest) if known.get(call["id"]) != call["status"]]
+            for call in changed:
+                yield encode_event(_CALL_INFO.dump_json(_CALL_INFO.validate_python(call)), kind=b"call")
+            quiet = 0 if changed else quiet + 1
+            if quiet * _WATCH_INTERVAL >= PING_SECONDS:
+                quiet = 0
+                yield PING
+        known = current
+        await asyncio.sleep(_WATCH_INTERVAL)
+
+
+class CallViews:
+    """Calls as their renderers show them, as pages of an origin of their own."""
+
+    def __init__(self) -> None:
+        self._renders: RenderResources | None = None
+        self.endpoints = [Endpoint("GET", "/api/calls/{call_id}/view", self.get_call_view, media="text/html")]
+
+    async def get_call_view(self, request: RestRequest, call_id: Id) -> object:
+        """Get the page that shows a call whose tool has a renderer, for an iframe"""
+        gateway = request.gateway
+        record = await calls.show_call(gateway, call_id, _own(request))
+        if self._renders is None:
+            self._renders = RenderResources(gateway.records, gateway.versions, gateway.executor)
+        page = await self._renders.page(ResourceReader(record["chat_id"], request.caller), record["id"])
+        is_frame = (record["render_plan"] or {}).get("renderer") == "frame"
+        frames = "frame-src http: https:; " if is_frame else ""  # the page itself names the only one
+        policy = f"sandbox {page.sandbox}; {frames}{_VIEW_POLICY}"
+        return Response(page.html, media_type="text/html", headers={"content-security-policy": policy})
 
 
 class StreamBody(RequestModel):

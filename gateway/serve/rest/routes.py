@@ -28,7 +28,7 @@ def list_endpoints() -> list[Endpoint]:
         "bundles": bundles.ENDPOINTS,
         "openapi": profiles.ENDPOINTS,
         "chats": [*calls.CallStreams().endpoints, *workspaces.ENDPOINTS],
-        "calls": calls.CALL_ENDPOINTS,
+        "calls": [*calls.CALL_ENDPOINTS, *calls.CallViews().endpoints],
         "approvals": calls.APPROVAL_ENDPOINTS,
         "upstreams": upstreams.ENDPOINTS,
         "categories": system.CATEGORY_ENDPOINTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, Literal
 
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
@@ -35,6 +35,9 @@ from gateway.tools import Permission
 # A file is untrusted: as a page it may do nothing on the origin of the console.
 _FILE_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
+# Bytes of a file that are shown; highlighting makes six times as many of them.
+_PREVIEW_BYTES = 256 * 1024
+
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 ManifestId = Annotated[str, Field(min_length=4, max_length=64, description="Id of a version, or a unique prefix.")]
 
@@ -55,6 +58,25 @@ class FileInfo(AnswerModel):
     path: str
     kind: str
     size: int | None
+
+
+class FilePreview(AnswerModel):
+    """A file to be shown. `html` is safe: highlighted code, or a document; null for what is no text. `truncated` says
+    that it shows the beginning only."""
+
+    path: str
+    kind: Literal["code", "document", "image", "binary"]
+    media_type: str
+    size: int
+    etag: str
+    language: str | None
+    html: str | None
+    truncated: bool
+
+
+class PreviewQuery(RequestModel):
+    manifest: Annotated[ManifestId | None, Field(description="Of this version; by default as it is now.")] = None
+    source: Annotated[bool, Field(description="A document as code too.")] = False
 
 
 class FileQuery(PageQuery):
@@ -185,6 +207,35 @@ async def get_workspace_file(request: RestRequest, chat: Chat, path: FilePath, q
     return StreamingResponse(read_all(content.file), media_type=kind, headers=headers)
 
 
+async def preview_workspace_file(request: RestRequest, chat: Chat, path: FilePath, query: PreviewQuery) -> object:
+    """Get a file as HTML: code with its syntax highlighted, Markdown as a document"""
+    content = await _open(request, chat).open_file(path, query.manifest)
+    with content.file as file:
+        beginning = await run_in_threadpool(file.read, _PREVIEW_BYTES)
+    kind = media_type(path) or "text/plain"
+    facts = {"path": path, "media_type": kind, "size": content.size, "etag": content.etag, "language": None}
+    facts |= {"truncated": len(beginning) < content.size, "html": None, "kind": "binary"}
+    if kind.startswith("image/") and (kind != "image/svg+xml" or not query.source):
+        return facts | {"kind": "image"}
+    if b"\0" in beginning:
+        return facts
+    is_document = kind == "text/markdown" and not query.source
+    language, html = await run_in_threadpool(_render, beginning, path, is_document)
+    return facts | {"kind": "document" if is_document else "code", "language": language, "html": html}
+
+
+def _render(content: bytes, path: str, is_document: bool) -> tuple[str | None, str]:
+    # Imported here, in a thread: it imports Pygments and markdown-it, which would delay the start.
+    from gateway.render.highlight import PLAIN, highlight
+    from gateway.render.pages import HIGHLIGHT_LIMIT, to_html
+
+    text = content.decode("utf-8", "replace").removeprefix("\ufeff")
+    if is_document:
+        return None, to_html(text)
+    code = highlight(text, "auto" if len(text) <= HIGHLIGHT_LIMIT else PLAIN, path)
+    return code.language, code.html
+
+
 async def write_workspace_file(request: RestRequest, chat: Chat, path: FilePath, content: bytes) -> object:
     """Write a whole file; the body is its content
 
@@ -273,6 +324,7 @@ ENDPOINTS = [
     Endpoint("GET", "/api/chats", list_chats, ListPage[ChatInfo]),
     Endpoint("GET", f"{_ONE}/files", get_workspace_files, ListPage[FileInfo], errors=(403, 404)),
     Endpoint("GET", f"{_ONE}/files/{{+path}}", get_workspace_file, media="application/octet-stream", errors=(403,)),
+    Endpoint("GET", f"{_ONE}/preview/{{+path}}", preview_workspace_file, FilePreview, errors=(403,)),
     Endpoint(
         "PUT",
         f"{_ONE}/files/{{+path}}",
