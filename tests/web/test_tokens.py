@@ -52,7 +52,7 @@ def test_contrast_formula_gives_the_known_extremes() -> None:
 def test_text_tokens_have_a_contrast_of_4_5_on_every_background_they_are_used_on() -> None:
     texts = ("ink", "ink-2", "ink-3", "accent", "ok", "warn", "bad", "view", *SYNTAX)
     pairs = [(text, background) for text in texts for background in BACKGROUNDS]
-    pairs += [(text, tint) for text, tint in TINTED.items()]
+    pairs += TINTED.items()
     pairs += [("ink", mark) for mark in ("add-bg", "add-mark", "del-bg", "del-mark", *TINTED.values())]
     pairs += [("ink-2", background) for background in ("add-bg", "del-bg")]
     pairs += [("#ffffff", fill) for fill in ("accent-fill", "accent-press", "bad-fill")]
