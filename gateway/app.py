@@ -26,6 +26,7 @@ from gateway.db.switches import CategoryRow, Switches
 from gateway.db.tool_names import ToolNames
 from gateway.db.toolsets import Toolsets
 from gateway.db.upstreams import Upstreams
+from gateway.db.usage import CallUsage
 from gateway.errors import NotFound, Unavailable
 from gateway.executor import Executor
 from gateway.extensions import Extension, load_extension, place_extension
@@ -131,6 +132,7 @@ class GatewayParts:
         self.settings = settings
         self.db = db
         self.records = CallRecords(db, storage.instance)
+        self.usage = CallUsage(db)
         self.tool_names = ToolNames(db)
         self.toolset_rows = Toolsets(db)
         self.upstream_rows = Upstreams(db)

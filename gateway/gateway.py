@@ -74,6 +74,7 @@ class Gateway:
         self.settings = settings
         self.chat = default_chat(settings)
         self.records = parts.records
+        self.usage = parts.usage
         self.telemetry = parts.telemetry
         self.approvals = parts.approvals
         self.approval_flow = parts.approval_flow

@@ -22,13 +22,12 @@ from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.admin import upstreams
+from gateway.db.usage import BUILTIN, UNKNOWN
 from gateway.extensions.telemetry import BUCKETS, ToolMetrics
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
-# The `server` of builtin tools, and the `tool` of calls that name none of the tools.
-BUILTIN, UNKNOWN = "builtin", "unknown"
 # Approvals that are counted; more wait never, as their number is limited.
 _APPROVALS = 1000
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
 
-from gateway.admin import calls
+from gateway.admin import calls, usage
 from gateway.calls import Caller
 from gateway.cli.browser import open_page
 from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
@@ -18,6 +20,7 @@ from gateway.secrets import KNOWN
 
 if TYPE_CHECKING:
     from gateway.db.call_records import CallRecord
+    from gateway.db.usage import Dimension, UsageRow
 
 
 @click.group()
@@ -85,6 +88,61 @@ async def _open_page(gateway: Gateway, record: CallRecord) -> None:
         config = {"content": shown, "language": "json"}
         page = make_page({"renderer": "code", "config": config, "tool": {"title": record.tool_name}})
     open_page(page, f"{record.tool_name}, call {record.id}")
+
+
+@call.command()
+@click.option(
+    "--by",
+    type=click.Choice(["tool", "server", "principal", "day"]),
+    multiple=True,
+    default=("tool",),
+    show_default=True,
+    help="What to count by; may be given several times.",
+)
+@click.option("--days", type=click.IntRange(1, 3650), default=7, show_default=True, help="So many days up to today.")
+@click.option("--tool", help="Only calls of this tool.")
+@click.option("--server", help="Only tools of this upstream server or toolset, or 'builtin'.")
+@click.option("--principal", help="Only calls of this principal.")
+@click.option("--limit", type=click.IntRange(1, usage.LIMIT), default=100, show_default=True)
+@as_json
+@settings_options
+def stats(
+    settings: Settings,
+    by: tuple[Dimension, ...],
+    days: int,
+    tool: str | None,
+    server: str | None,
+    principal: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Count calls, errors, durations and bytes. Days are those of UTC."""
+    since = datetime.now(UTC).date() - timedelta(days=days - 1)
+    found = run_admin(
+        settings,
+        lambda gateway: usage.report_usage(
+            gateway, by, since=since, tool=tool, server=server, principal=principal, limit=limit
+        ),
+    )
+    if as_json:
+        print_json(asdict(found))
+        return
+    header = (*(name.upper() for name in by), "CALLS", "ERRORS", "MEAN", "LONGEST", "SENT", "RETURNED")
+    rows = [(*(str(getattr(row, name))[:64] for name in by), *_describe_counts(row)) for row in found.items]
+    total = ("all", *[""] * (len(by) - 1), *_describe_counts(found.total))
+    print_table(header, [*rows, total])
+    if found.more:
+        click.echo(f"Only the first {limit} are shown; --limit shows more.")
+
+
+def _describe_counts(row: UsageRow) -> tuple[str, ...]:
+    times = (f"{row.mean_ms:.1f} ms", f"{row.longest_ms:.1f} ms")
+    return (
+        str(row.calls),
+        str(row.errors),
+        *times,
+        *(f"{size / 1024:.1f} KiB" for size in (row.args_bytes, row.result_bytes)),
+    )
 
 
 @call.command()

@@ -34,6 +34,7 @@ _NAMES = (
     *("id", "chat_id", "message_id", "parent_message_id", "tool_id", "tool_name", "category", "principal", "surface"),
     *("client", "started_at", "process", "parent_call_id", "args", "status", "error", "error_code", "result"),
     *("render_plan", "finished_at", "duration_ms", "pre_manifest_id", "post_manifest_id", "attempts"),
+    *("args_bytes", "result_bytes"),
 )
 _COLUMNS = ", ".join(_NAMES)
 _Row = list[Any]
@@ -44,6 +45,7 @@ _END = """ON CONFLICT (id) DO UPDATE SET
     args = excluded.args, status = excluded.status, error = excluded.error, error_code = excluded.error_code,
     result = excluded.result, render_plan = excluded.render_plan, finished_at = excluded.finished_at,
     duration_ms = excluded.duration_ms, process = excluded.process, attempts = excluded.attempts,
+    args_bytes = excluded.args_bytes, result_bytes = excluded.result_bytes,
     pre_manifest_id = COALESCE(excluded.pre_manifest_id, tool_calls.pre_manifest_id),
     post_manifest_id = COALESCE(excluded.post_manifest_id, tool_calls.post_manifest_id)
 """
@@ -84,7 +86,8 @@ class CallRecord:
 
     `status` is `running`, `pending` (a person must answer first), `success` or `error`; a
     cancelled call is an error with the code CANCELLED, one whose process died with INTERRUPTED.
-    `parent_call_id` is the call whose step it is; `attempts` is how often the tool was called.
+    `parent_call_id` is the call whose step it is; `attempts` is how often the tool was called. The sizes are those of
+    the whole documents, of which a part may be kept.
     """
 
     id: str
@@ -111,6 +114,8 @@ class CallRecord:
     pre_manifest_id: str | None
     post_manifest_id: str | None
     attempts: int | None
+    args_bytes: int | None
+    result_bytes: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """The record with its documents opened."""
@@ -168,6 +173,8 @@ class CallRecords:
             outcome.pre_manifest,
             outcome.post_manifest,
             outcome.attempts,
+            None if no_json is not None else len(call.arguments_json),
+            None if result is None else len(result),
         ]
         written: Awaitable[object] | None = None
         if not asking and not alone:

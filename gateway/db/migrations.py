@@ -285,6 +285,52 @@ REST_BUNDLES: Migration = (
     """,
 )
 
+_COUNT_USAGE = """
+    INSERT INTO call_usage VALUES (
+        substr(NEW.started_at, 1, 10), CASE WHEN NEW.category IS NULL THEN '' ELSE NEW.tool_id END, NEW.principal,
+        1, NEW.status = 'error', COALESCE(NEW.duration_ms, 0), COALESCE(NEW.duration_ms, 0),
+        COALESCE(NEW.args_bytes, 0), COALESCE(NEW.result_bytes, 0)
+    ) ON CONFLICT (day, tool_id, principal) DO UPDATE SET
+        calls = calls + 1, errors = errors + excluded.errors, duration_ms = duration_ms + excluded.duration_ms,
+        longest_ms = max(longest_ms, excluded.longest_ms), args_bytes = args_bytes + excluded.args_bytes,
+        result_bytes = result_bytes + excluded.result_bytes;
+"""
+
+CALL_USAGE: Migration = (
+    "ALTER TABLE tool_calls ADD COLUMN args_bytes BIGINT",  # before they were cut off
+    "ALTER TABLE tool_calls ADD COLUMN result_bytes BIGINT",
+    # Calls that have ended, by the day (UTC) on which they began. Triggers count them where their records are written:
+    # in groups, after the answers. `tool_id` is empty for names that no tool has.
+    """
+    CREATE TABLE call_usage (
+        day          TEXT NOT NULL,
+        tool_id      TEXT NOT NULL,
+        principal    TEXT NOT NULL,
+        calls        BIGINT NOT NULL,
+        errors       BIGINT NOT NULL,
+        duration_ms  DOUBLE PRECISION NOT NULL,      -- of all together
+        longest_ms   DOUBLE PRECISION NOT NULL,
+        args_bytes   BIGINT NOT NULL,
+        result_bytes BIGINT NOT NULL,
+        PRIMARY KEY (day, tool_id, principal)
+    ) WITHOUT ROWID
+    """,
+    """
+    INSERT INTO call_usage SELECT
+        substr(started_at, 1, 10), CASE WHEN category IS NULL THEN '' ELSE tool_id END, principal,
+        count(*), sum(status = 'error'), sum(COALESCE(duration_ms, 0)), max(COALESCE(duration_ms, 0)),
+        sum(COALESCE(length(CAST(args AS BLOB)), 0)), sum(COALESCE(length(CAST(result AS BLOB)), 0))
+    FROM tool_calls WHERE finished_at IS NOT NULL GROUP BY 1, 2, 3
+    """,
+    f"""CREATE TRIGGER count_usage AFTER INSERT ON tool_calls WHEN NEW.finished_at IS NOT NULL
+    BEGIN {_COUNT_USAGE} END""",
+    f"""CREATE TRIGGER count_usage_at_end AFTER UPDATE OF finished_at ON tool_calls
+    WHEN OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL BEGIN {_COUNT_USAGE} END""",
+    # With the principal, so that calls of one principal to one tool are found in it without looking at the records.
+    "DROP INDEX tool_calls_by_tool",
+    "CREATE INDEX tool_calls_by_tool ON tool_calls (tool_id, id, principal)",
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -297,6 +343,7 @@ MIGRATIONS: Sequence[Migration] = (
     API_KEYS,
     OAUTH_GRANTS,
     REST_BUNDLES,
+    CALL_USAGE,
 )
 
 

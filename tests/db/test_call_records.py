@@ -96,6 +96,8 @@ def test_a_finished_call_is_recorded_whole(tmp_path: Path) -> None:
         pre_manifest_id="before",
         post_manifest_id="after",
         attempts=1,
+        args_bytes=13,
+        result_bytes=8,
     )
     assert record.to_dict()["result"] == {"id": 7}
 

@@ -82,6 +82,8 @@ class CallInfo(AnswerModel):
     finished_at: str | None
     duration_ms: float | None
     attempts: Annotated[int | None, Field(description="How often the tool was called.")]
+    args_bytes: int | None
+    result_bytes: int | None
     pre_manifest_id: str | None
     post_manifest_id: str | None
 

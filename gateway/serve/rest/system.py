@@ -1,12 +1,13 @@
-"""The gateway itself over REST: categories, keys, search, health, problems and settings."""
+"""The gateway itself over REST: categories, keys, search, health, problems, usage and settings."""
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.admin import health, keys, search, switches
+from gateway.admin import health, keys, search, switches, usage
 from gateway.config import describe
 from gateway.serve.rest.endpoint import (
     AnswerModel,
@@ -73,6 +74,44 @@ class HealthAnswer(AnswerModel):
 
 class HealthQuery(RequestModel):
     upstreams: Annotated[bool, Field(description="Connect to the upstream servers too, which takes a while.")] = False
+
+
+class UsageInfo(AnswerModel):
+    """Counts of calls that have ended. What they are not grouped by is null."""
+
+    day: str | None
+    tool: Annotated[str | None, Field(description="An id; `unknown` for names that no tool has.")]
+    server: Annotated[str | None, Field(description="An upstream server, a toolset, or `builtin`.")]
+    principal: str | None
+    calls: int
+    errors: int
+    mean_ms: float
+    longest_ms: float
+    args_bytes: int
+    result_bytes: int
+
+
+class UsageAnswer(AnswerModel):
+    """Counts from `since` to `until`, both included, in UTC. With `more`, there are groups beyond the limit."""
+
+    since: str
+    until: str
+    total: UsageInfo
+    items: list[UsageInfo]
+    more: bool
+
+
+class UsageQuery(RequestModel):
+    by: Annotated[
+        list[Literal["day", "tool", "server", "principal"]],
+        Field(max_length=4, description="What to group by; give it again for more."),
+    ] = ["tool"]
+    since: Annotated[date | None, Field(description="The first day; without it six days before the last one.")] = None
+    until: Annotated[date | None, Field(description="The last day; without it today.")] = None
+    tool: Annotated[str | None, Field(min_length=1, max_length=200, description="An id or a name.")] = None
+    server: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    principal: Annotated[str | None, Field(min_length=1, max_length=200, description="For administrators.")] = None
+    limit: Annotated[int, Field(ge=1, le=usage.LIMIT)] = 100
 
 
 class SettingInfo(AnswerModel):
@@ -182,6 +221,20 @@ async def list_problems(request: RestRequest, query: PageQuery) -> object:
     return {**page, "items": [problems[key] for key in page["items"]]}
 
 
+async def report_usage(request: RestRequest, query: UsageQuery) -> object:
+    """Count calls, errors, durations and bytes; of all for administrators, your own otherwise"""
+    return await usage.report_usage(
+        request.gateway,
+        query.by,
+        since=query.since,
+        until=query.until,
+        tool=query.tool,
+        server=query.server,
+        principal=query.principal if request.principal.admin else request.principal.id,
+        limit=query.limit,
+    )
+
+
 async def list_settings(request: RestRequest, query: PageQuery) -> object:
     """List the settings in effect, with secrets masked"""
     found = [{"key": setting.key, "value": setting.value} for setting in describe(request.gateway.settings)]
@@ -202,6 +255,7 @@ KEY_ENDPOINTS = [
 SYSTEM_ENDPOINTS = [
     Endpoint("GET", "/api/search", search_everything, SearchAnswer),
     Endpoint("GET", "/api/health", get_health, HealthAnswer, admin=True),
+    Endpoint("GET", "/api/usage", report_usage, UsageAnswer),
     Endpoint("GET", "/api/problems", list_problems, ListPage[ErrorInfo], admin=True),
     Endpoint("GET", "/api/settings", list_settings, ListPage[SettingInfo], admin=True),
 ]
