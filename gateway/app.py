@@ -21,6 +21,7 @@ from gateway.db.chats import Chats, Instance, settle_interrupted
 from gateway.db.grants import Grants
 from gateway.db.manifests import Manifests
 from gateway.db.pins import Pins
+from gateway.db.sessions import BrowserSessions
 from gateway.db.sqlite import SqliteDatabase
 from gateway.db.switches import CategoryRow, Switches
 from gateway.db.tool_names import ToolNames
@@ -46,6 +47,7 @@ from gateway.files import SharedCounter
 from gateway.identity.api_keys import ApiKeyStore
 from gateway.identity.authentication import CredentialStore, Identity
 from gateway.identity.roles import Roles
+from gateway.identity.sessions import SessionStore
 from gateway.protocol import HTTP_PATH
 from gateway.sealing import Sealer
 from gateway.serve.mcp.uris import file_uri
@@ -143,6 +145,7 @@ class GatewayParts:
         self.credential_changes = Lazy(lambda: SharedCounter(settings.data_dir / "run" / "credentials"))
         self.api_keys = ApiKeys(db, lambda: self.credential_changes.get().increment())
         self.grants = Grants(db, lambda: self.credential_changes.get().increment())
+        self.sessions = BrowserSessions(db, lambda: self.credential_changes.get().increment())
         self.telemetry = Telemetry()
         limits = settings.limits
         self.concurrency = Concurrency(limits.concurrency, limits.timeout, limits.total_timeout)
@@ -182,7 +185,7 @@ class GatewayParts:
             from gateway.identity.jwt import JwtVerifier
 
             verifier = self._jwt_verifier = JwtVerifier(auth.jwt, self.roles)
-        stores: list[CredentialStore] = [ApiKeyStore(self.api_keys)]
+        stores: list[CredentialStore] = [ApiKeyStore(self.api_keys), SessionStore(self.sessions)]
         if auth.authorization_server:
             stores.append(GrantStore(self.grants, HTTP_PATH))
         changes = self.credential_changes.get()

@@ -89,6 +89,7 @@ class Gateway:
         self.roles = parts.roles
         self.api_keys = parts.api_keys
         self.grants = parts.grants
+        self.sessions = parts.sessions
         self.make_identity = parts.make_identity
         self.make_authorization = parts.make_authorization
         self.make_web_logins = parts.make_web_logins

@@ -67,7 +67,7 @@ LAZY = {
     "gateway/cli/call.py": 2,
     "gateway/cli/clients.py": 7,
     "gateway/cli/options.py": 1,
-    "gateway/cli/serve.py": 8,
+    "gateway/cli/serve.py": 7,
     "gateway/gateway.py": 1,
     "gateway/runtime/worker/__init__.py": 1,
     "gateway/serve/mcp/handlers.py": 1,

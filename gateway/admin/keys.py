@@ -1,4 +1,4 @@
-"""API keys, and clients that people connected with them: made, listed and revoked."""
+"""API keys, the clients that people connected with them, and their sessions in browsers: made, listed and revoked."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from gateway.db.api_keys import ApiKey as ApiKey
 from gateway.errors import Invalid, NotFound
 from gateway.identity.api_keys import make_key
 from gateway.identity.roles import DEFAULT_ROLE
+from gateway.identity.sessions import make_session
 
 if TYPE_CHECKING:
     from gateway.db.grants import Grant
+    from gateway.db.sessions import SessionRow
     from gateway.gateway import Gateway
+    from gateway.identity import Principal
 
 
 async def create_key(
@@ -58,3 +61,28 @@ async def disconnect_client(gateway: Gateway, grant_id: str) -> None:
     """End what somebody allowed a client. Its next request is refused, in every process."""
     if not await gateway.grants.revoke(grant_id):
         raise NotFound(f"there is no client {grant_id!r}; see: toolgate key clients", code="UNKNOWN_CLIENT")
+
+
+async def open_session(gateway: Gateway, principal: Principal, key_digest: str | None, browser: str) -> str:
+    """Begin a session of somebody in a browser and return its cookie, which nobody can see again."""
+    row, cookie = make_session(principal, key_digest, browser)
+    await gateway.sessions.add(row)
+    return cookie
+
+
+async def list_sessions(gateway: Gateway, principal: str | None = None) -> list[SessionRow]:
+    """List the sessions that are valid now, of `principal` if one is named, the oldest first."""
+    rows = await gateway.sessions.list_live()
+    return [row for row in rows if principal is None or row.principal == principal]
+
+
+async def end_session(
+    gateway: Gateway, session_id: str | None = None, *, digest: bytes | None = None, principal: str | None = None
+) -> None:
+    """End a session, named by its id or the digest of its cookie; of `principal` if one is named. The next request with
+    it is refused, in every process."""
+    named = digest.hex() if digest is not None else None
+    rows = await list_sessions(gateway, principal)
+    found = next((row for row in rows if row.id == session_id or row.digest == named), None)
+    if found is None or not await gateway.sessions.end(found.id):
+        raise NotFound(f"there is no session {session_id!r}; it may have ended", code="UNKNOWN_SESSION")

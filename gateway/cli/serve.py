@@ -27,8 +27,6 @@ from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
 
 if TYPE_CHECKING:
-    from gateway.identity import Principal
-    from gateway.serve.http.status_page import GatewayStatus
     from gateway.serve.rest.app import RestApp
 
 # A message may be this many times the limit on arguments, so that escaped text reaches the check that names the tool
@@ -145,7 +143,7 @@ async def _serve_http_transport(
         from gateway.serve.http.app import HttpApp, RequestGuard, bind, parse_authority, serve_http
         from gateway.serve.http.authorization import make_person_routes
         from gateway.serve.http.metrics import metrics_route
-        from gateway.serve.http.status_page import status_route
+        from gateway.serve.web.static import make_console_routes
 
     settings = gateway.settings.server
     listening = bind(host, port)
@@ -159,9 +157,8 @@ async def _serve_http_transport(
         own.append(settings.public_url.rstrip("/").partition("://")[2])
     guard = RequestGuard(limit, [*settings.allowed_hosts, *own], origins, settings.trusted_proxies)
     url = f"http://{address}:{port}"
-    shown = (settings.public_url or url).rstrip("/")
-    page = status_route(partial(_describe_status, gateway, f"{shown}/mcp"))
     routes, public = make_person_routes(gateway, identity, url)
+    console, unguarded = make_console_routes(gateway, identity)
     if gateway.settings.telemetry.prometheus:
         routes.append(metrics_route(partial(_write_metrics, gateway), identity.roles))
     web = HttpApp(
@@ -169,8 +166,8 @@ async def _serve_http_transport(
         gateway.ready,
         guard,
         identity,
-        [*routes, page],
-        public,
+        [*routes, *console],
+        public | unguarded,
         settings.public_url,
         partial(_build_rest, gateway, limit),
         gateway.settings.auth.authorization_server,
@@ -219,23 +216,6 @@ def _build_rest(gateway: Gateway, body_limit: int) -> RestApp:
     return build_rest_app(gateway, body_limit)
 
 
-async def _describe_status(gateway: Gateway, url: str, principal: Principal) -> GatewayStatus:
-    """Return the content of the page at `/`: servers and questions are for those who may change the gateway."""
-    # Imported here, like all that only HTTP needs.
-    from gateway.serve.http.status_page import ClientLines, GatewayStatus
-
-    servers = gateway.upstreams.by_name.items() if principal.admin and gateway.passthrough() is not None else ()
-    waiting = await gateway.approvals.records.entries(limit=20) if principal.admin else ()
-    snippets = make_snippets(serve_command(sys.executable), url)
-    return GatewayStatus(
-        url,
-        len(gateway.catalog.for_principal(principal.access)),
-        [(name, each.error or ("connected" if each.connected else "not connected now")) for name, each in servers],
-        [(each.id, each.reason) for each in waiting],
-        [ClientLines(CLIENTS[each.client].title, str(each.file), each.text) for each in snippets],
-    )
-
-
 async def _stop_on_signal(stop: anyio.Event) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
@@ -271,7 +251,7 @@ def _print_address(url: str, gateway: Gateway, needs_key: bool) -> None:
         _print(f"\nOther clients: toolgate client config NAME --url {url}  ({others})")
     if needs_key:
         _print("\nEvery client needs a key (toolgate key create NAME), as the header  Authorization: Bearer tg_…")
-    _print(f"\nIts state, in a browser: {url.removesuffix('mcp')}")
+    _print(f"\nThe console, in a browser: {url.removesuffix('mcp')}")
     _print(f"\nFor a workspace of your choice that stays: {url}?chat=NAME\n\nPress Ctrl-C to stop it.")
 
 

@@ -331,6 +331,23 @@ CALL_USAGE: Migration = (
     "CREATE INDEX tool_calls_by_tool ON tool_calls (tool_id, id, principal)",
 )
 
+SESSIONS: Migration = (
+    """
+    CREATE TABLE sessions (
+        id           TEXT PRIMARY KEY,
+        digest       TEXT NOT NULL UNIQUE,           -- SHA-256 of the cookie, in hex
+        principal    TEXT NOT NULL,
+        role         TEXT NOT NULL,
+        profile      TEXT,
+        key_digest   TEXT,                           -- of the key it was opened with; it ends with the key
+        browser      TEXT NOT NULL,
+        created_at   TEXT NOT NULL,
+        expires_at   TEXT NOT NULL,
+        last_used_at TEXT
+    )
+    """,
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -344,6 +361,7 @@ MIGRATIONS: Sequence[Migration] = (
     OAUTH_GRANTS,
     REST_BUNDLES,
     CALL_USAGE,
+    SESSIONS,
 )
 
 

@@ -20,11 +20,6 @@ import pytest
 from eventually import eventually
 from mcp import Client
 
-from gateway.cli.serve import _describe_status
-from gateway.gateway import Gateway
-from gateway.identity import OWNER, Principal
-from gateway.serve.http.status_page import make_status_page
-
 # Seconds for one step on a machine that is busy with other work.
 PATIENCE = 120
 
@@ -199,7 +194,7 @@ def test_a_serving_terminal_shows_clients_calls_questions_and_servers(tmp_path: 
         assert piped(tmp_path, "upstream", "restart", "slow").returncode == 0
         serving.expect("upstream slow is being restarted")
         serving.expect(r"upstream slow is connected \(protocol")
-        assert_status_page(address)
+        assert_console(address)
         serving.sendintr()
         finish(serving)
     log = (tmp_path / "data/logs/toolgate.log").read_text()
@@ -208,19 +203,15 @@ def test_a_serving_terminal_shows_clients_calls_questions_and_servers(tmp_path: 
     assert f"{tmp_path / 'data/logs'}: stderr of servers" in piped(tmp_path, "doctor").stdout
 
 
-def assert_status_page(address: str) -> None:
-    """The page at `/` is for browsers, names state and clients, and can load or run nothing."""
+def assert_console(address: str) -> None:
+    """The page at `/` is for browsers, and can load nothing from elsewhere."""
     plain = httpx2.get(f"{address}/")
     assert (plain.status_code, plain.json()["error"]["code"]) == (404, "NOT_FOUND")
     page = httpx2.get(f"{address}/", headers={"accept": "text/html,*/*"})
     assert page.status_code == 200
     policy = page.headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'; style-src 'sha256-")
-    assert "<script" not in page.text
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
     assert "Toolgate" in page.text
-    assert "slow" in page.text
-    assert f"{address}/mcp" in page.text
-    assert "Claude Code" in page.text
 
 
 def test_a_page_of_a_call_or_file_is_shown_in_the_browser(tmp_path: Path) -> None:
@@ -273,16 +264,4 @@ def test_nothing_for_a_terminal_is_imported_by_a_start_over_stdio(tmp_path: Path
     loaded = set(done.stderr.split())
     assert "gateway.serve.stdio" in loaded
     ours = {f"gateway.cli.{name}" for name in ("progress", "logs", "browser", "prompt")}
-    assert not loaded & {*ours, "logging.handlers", "webbrowser", "gateway.serve.http.status_page"}
-
-
-@pytest.mark.anyio
-async def test_the_status_page_names_servers_only_to_those_who_may_change_the_gateway(tmp_path: Path) -> None:
-    server = {"command": sys.executable, "args": ["-c", "exit(3)"], "lazy": True}
-    async with Gateway.open({"data_dir": tmp_path / "data", "mcpServers": {"inner-name": server}}) as gateway:
-        pages = [
-            make_status_page(await _describe_status(gateway, "http://127.0.0.1:1/mcp", principal))
-            for principal in (OWNER, Principal("ann"))
-        ]
-    assert ["inner-name" in page for page in pages] == [True, False]
-    assert all("http://127.0.0.1:1/mcp" in page for page in pages)
+    assert not loaded & {*ours, "logging.handlers", "webbrowser", "gateway.serve.web.static"}

@@ -31,6 +31,7 @@ from gateway.serve.http.app import PATH, HttpApp, RequestGuard
 from gateway.serve.http.authorization import make_person_routes
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.rest.routes import build_rest_app
+from gateway.serve.web.static import make_console_routes
 
 ERAS = [MODERN, HANDSHAKE]
 ROADS = ["fast", "sdk"]
@@ -132,7 +133,9 @@ async def guarded(directory: Path, *, anonymous: bool = True, **settings: Any) -
         server, identity = McpServer(handlers), gateway.make_identity(anonymous)
         server_settings = gateway.settings.server
         guard = RequestGuard(LIMIT, proxies=server_settings.trusted_proxies)
-        routes, public = make_person_routes(gateway, identity, "http://127.0.0.1")
+        logins, public = make_person_routes(gateway, identity, "http://127.0.0.1")
+        console, unguarded = make_console_routes(gateway, identity)
+        routes, public = [*logins, *console], public | unguarded
         web = HttpApp(
             server,
             gateway.ready,

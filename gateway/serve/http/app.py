@@ -85,8 +85,9 @@ class HttpApp:
         own = [*health, *authentication.routes(), *routes]
         app, self._sessions = mcp.sdk.http_app(PATH, guard.body_limit, own)
         self.routes: Sequence[BaseRoute] = app.routes
-        inner = self._end_streams(self._serve_sessions(app))
-        self.app = guard.wrap(authentication.wrap(inner if build_rest is None else _mount_rest(inner, build_rest)))
+        inner = self._serve_sessions(app)
+        served = self._end_streams(inner if build_rest is None else _mount_rest(inner, build_rest))
+        self.app = guard.wrap(authentication.wrap(served))
         self.fast_path = HttpFastPath(mcp.handlers, self._sessions, guard.allows, identity, PATH)
 
     def close(self) -> None:
@@ -148,10 +149,11 @@ class HttpApp:
             await response(scope, receive, send)
 
     def _end_streams(self, app: ASGIApp) -> ASGIApp:
-        """Return the application with its GET streams, which the handshake versions have, ended by `close`."""
+        """Return the application with its GET streams, on which clients and browsers wait for events, ended by
+        `close`."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or scope["method"] != "GET":
+            if scope["type"] != "http" or scope["method"] != "GET" or not _accepts_events(scope):
                 await app(scope, receive, send)
                 return
             with anyio.CancelScope() as stream:
@@ -164,6 +166,10 @@ class HttpApp:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         return serve
+
+
+def _accepts_events(scope: Scope) -> bool:
+    return any(name == b"accept" and b"text/event-stream" in value for name, value in scope["headers"])
 
 
 def _limit_body(receive: Receive) -> Receive:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
+from urllib.parse import quote
 
 import anyio
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, RateLimited, Unauthenticated, Unavailable
 from gateway.identity import CURRENT, Principal
 from gateway.identity.authentication import Identity
+from gateway.identity.sessions import session_digest
 
 # Answered without a key.
 PUBLIC = frozenset({"/healthz"})
@@ -23,6 +26,12 @@ PUBLIC_FOLDER = "/.well-known/"
 
 # RFC 9728: the path of the metadata, to which the path of the resource is added.
 RESOURCE_METADATA = "/.well-known/oauth-protected-resource"
+
+SIGN_IN_PATH = "/sign-in"
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_SESSION_COOKIE = "toolgate_session"
+# A browser leaves a strict cookie out of a request that a page of another site began, and sends it with the next one.
+_AGAIN = '<!doctype html><html lang="en"><meta http-equiv="refresh" content="0"><title>Toolgate</title></html>'
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +48,21 @@ class Origin:
 
     def is_https(self, request: Request) -> bool:
         return self.of(request).startswith("https:")
+
+    def cookie_name(self, request: Request) -> str:
+        """Return the name of the session cookie. Browsers keep cookies by host, whatever the port, and refuse those
+        with the prefix from subdomains and plain http."""
+        if self.is_https(request):
+            return f"__Host-{_SESSION_COOKIE}"
+        return f"{_SESSION_COOKIE}_{request.url.port or 80}"
+
+
+class _Credentials(NamedTuple):
+    """The credentials of a request: its headers, and the digest of its session if it has one."""
+
+    headers: Mapping[bytes, bytes]
+    profile: str | None
+    session: bytes | None
 
 
 class Authentication:
@@ -60,7 +84,7 @@ class Authentication:
         self._folders = (PUBLIC_FOLDER, *(path for path in public if path.endswith("/")))
         self._origin = origin or Origin()
         self._issues_tokens = issues_tokens
-        self._running: dict[anyio.CancelScope, tuple[Mapping[bytes, bytes], str | None]] = {}
+        self._running: dict[anyio.CancelScope, _Credentials] = {}
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """Return the application for authenticated requests; each has `scope["state"]["principal"]`."""
@@ -70,18 +94,21 @@ class Authentication:
                 await app(scope, receive, send)
                 return
             profile, headers = self._find_profile(scope["path"]), dict(scope["headers"])
+            credentials = _Credentials(headers, profile, self._find_session(scope, headers))
             try:
-                principal = await self._identity.authenticate(headers, profile)
+                principal = await self._authenticate(credentials)
                 self._check_resource(principal, scope["path"])
+                if credentials.session is not None:
+                    self._check_own_page(Request(scope))
             except GatewayError as refusal:
                 await self._refuse(refusal, Request(scope))(scope, receive, send)
                 return
-            scope.setdefault("state", {})["principal"] = principal
+            scope.setdefault("state", {}).update(principal=principal, session=credentials.session)
             CURRENT.set(principal)
             if profile is not None:
                 scope = {**scope, "path": self._path, "raw_path": self._path.encode()}
             with anyio.CancelScope() as running:
-                self._running[running] = headers, profile
+                self._running[running] = credentials
                 try:
                     await app(scope, receive, send)
                 finally:
@@ -91,11 +118,34 @@ class Authentication:
 
         return authenticate
 
+    async def _authenticate(self, credentials: _Credentials) -> Principal:
+        if credentials.session is not None:
+            principal = await self._identity.recognize(credentials.session)
+            if principal is not None:
+                return principal
+        return await self._identity.authenticate(credentials.headers, credentials.profile)
+
+    def _find_session(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """Return the digest of the session cookie, unless the request has a key. MCP takes no cookie."""
+        if b"cookie" not in headers or b"authorization" in headers or self._is_mcp(scope["path"]):
+            return None
+        request = Request(scope)
+        cookie = request.cookies.get(self._origin.cookie_name(request))
+        return None if cookie is None else session_digest(cookie)
+
+    def _check_own_page(self, request: Request) -> None:
+        """Refuse a change that a page of another origin makes with somebody's cookie. Browsers say who sends it."""
+        if request.method in _SAFE_METHODS:
+            return
+        site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin", "").lower()
+        if site not in (None, "same-origin") or origin != self._origin.of(request):
+            raise Forbidden("only a page of this gateway may change something here", code="ORIGIN_FORBIDDEN")
+
     async def end_unauthenticated(self) -> None:
         """End the requests in progress, such as streams, whose credential is not valid any more."""
-        for running, credential in list(self._running.items()):
+        for running, credentials in list(self._running.items()):
             try:
-                await self._identity.authenticate(*credential)
+                await self._authenticate(credentials)
             except (Unauthenticated, Forbidden):
                 running.cancel()
             except GatewayError as error:
@@ -134,15 +184,20 @@ class Authentication:
         parent, _, profile = path.rpartition("/")
         return profile if parent == self._path and profile else None
 
+    def _is_mcp(self, path: str) -> bool:
+        return path == self._path or path.startswith(f"{self._path}/")
+
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._folders)
 
     def _check_resource(self, principal: Principal, path: str) -> None:
         """Refuse a token outside of MCP (RFC 8707). The profile of its resource applies wherever it is used."""
-        if principal.resource is not None and path != self._path and not path.startswith(f"{self._path}/"):
+        if principal.resource is not None and not self._is_mcp(path):
             raise Unauthenticated(f"this token is for {principal.resource} only; use a key", code="WRONG_RESOURCE")
 
-    def _refuse(self, refusal: GatewayError, request: Request) -> JSONResponse:
+    def _refuse(self, refusal: GatewayError, request: Request) -> Response:
+        if isinstance(refusal, Unauthenticated) and self._is_page_view(request):
+            return _send_to_sign_in(request)
         response = error_response(refusal)
         if isinstance(refusal, Unauthenticated):
             parts = ['Bearer realm="toolgate"']
@@ -153,6 +208,20 @@ class Authentication:
                 parts.append(f'resource_metadata="{self._origin.of(request)}{RESOURCE_METADATA}{path}"')
             response.headers["www-authenticate"] = ", ".join(parts)
         return response
+
+    def _is_page_view(self, request: Request) -> bool:
+        """Return whether a person opens an address in a browser."""
+        accepts = "text/html" in request.headers.get("accept", "")
+        shows = accepts and request.method == "GET" and "authorization" not in request.headers
+        return shows and SIGN_IN_PATH in self._public and not self._is_mcp(request.url.path)
+
+
+def _send_to_sign_in(request: Request) -> Response:
+    if request.headers.get("sec-fetch-site") == "cross-site":
+        return HTMLResponse(_AGAIN, headers={"cache-control": "no-store"})
+    query = f"?{request.url.query}" if request.url.query else ""
+    target = f"{SIGN_IN_PATH}?next={quote(request.url.path + query, safe='')}"
+    return RedirectResponse(target, 303, {"cache-control": "no-store"})
 
 
 class ForwardedHeaders:

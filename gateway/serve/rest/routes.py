@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.serve.rest import bundles, calls, profiles, system, tools, toolsets, upstreams, workspaces
+from gateway.serve.rest import bundles, calls, console, profiles, system, tools, toolsets, upstreams, workspaces
 from gateway.serve.rest.app import RestApp
 from gateway.serve.rest.endpoint import Endpoint
 from gateway.serve.rest.openapi import document_endpoints
@@ -33,6 +33,7 @@ def list_endpoints() -> list[Endpoint]:
         "upstreams": upstreams.ENDPOINTS,
         "categories": system.CATEGORY_ENDPOINTS,
         "keys": system.KEY_ENDPOINTS,
+        "console": [*console.CONSOLE_ENDPOINTS, console.EventStreams().endpoint],
         "system": system.SYSTEM_ENDPOINTS,
     }
     endpoints = [replace(endpoint, tag=tag) for tag, table in tables.items() for endpoint in table]

@@ -1,0 +1,140 @@
+"""REST of the console: who is signed in, sessions, roles, profiles, clients and events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+from starlette.responses import Response, StreamingResponse
+
+from gateway import __version__
+from gateway.admin import approvals, calls, keys
+from gateway.calls import to_json
+from gateway.errors import Unavailable
+from gateway.serve.mcp.event_streams import PING, PING_SECONDS, encode_event
+from gateway.serve.rest.endpoint import AnswerModel, Endpoint, ListPage, PageQuery, RestRequest, slice_page
+
+_MEDIA = "text/event-stream"
+_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
+# How often the store is asked for changes, in seconds, and for how many browsers at once.
+_POLL_SECONDS = 1.0
+_STREAMS = 100
+# Calls whose state is watched, and approvals that are counted.
+_RECENT = 10
+_COUNTED = 100
+
+
+class PrincipalInfo(AnswerModel):
+    """Somebody. `admin` lets them change the gateway, `permission` is the highest level of tools they may call."""
+
+    id: str
+    role: str | None
+    profile: str | None
+    permission: Literal["read-only", "read-write", "execute"]
+    admin: bool
+
+
+class MeAnswer(AnswerModel):
+    """`signed_in` is true for a browser's session, which can be ended."""
+
+    principal: PrincipalInfo
+    version: str
+    signed_in: bool
+
+
+class SessionInfo(AnswerModel):
+    """Somebody's session in a browser; `current` is the one that asks."""
+
+    id: str
+    principal: str
+    role: str
+    browser: str
+    created_at: str
+    expires_at: str
+    last_used_at: str | None
+    current: bool
+
+
+async def get_me(request: RestRequest) -> object:
+    """Get who you are"""
+    signed_in = request.scope["state"].get("session") is not None
+    return {"principal": request.principal, "version": __version__, "signed_in": signed_in}
+
+
+async def list_sessions(request: RestRequest, query: PageQuery) -> object:
+    """List sessions in browsers, the oldest first; all for administrators, your own otherwise"""
+    own = None if request.principal.admin else request.principal.id
+    current = request.scope["state"].get("session") or b""
+    found = [
+        {
+            **{name: getattr(row, name) for name in SessionInfo.model_fields if name != "current"},
+            "current": row.digest == current.hex(),
+        }
+        for row in await keys.list_sessions(request.gateway, own)
+    ]
+    return slice_page(found, lambda row: f"{row['created_at']} {row['id']}", query, "sessions")
+
+
+async def end_session(request: RestRequest, session_id: str) -> object:
+    """End a session; the next request with it is refused"""
+    own = None if request.principal.admin else request.principal.id
+    await keys.end_session(request.gateway, session_id, principal=own)
+    return None
+
+
+class EventStreams:
+    """The streams of events of one gateway, bounded in number."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self.endpoint = Endpoint("GET", "/api/events", self.follow_events, media=_MEDIA, errors=(503,))
+
+    async def follow_events(self, request: RestRequest) -> object:
+        """Follow what happens
+
+        The events are `approvals`, with the number of those that wait for a person, and `calls`, when a call began or
+        ended. Each comes once at the beginning; get /api/approvals or /api/calls for what it is about.
+        """
+        if request.scope["method"] == "HEAD":
+            return Response(media_type=_MEDIA, headers=_HEADERS)
+        if self._open >= _STREAMS:
+            raise Unavailable(f"{_STREAMS} browsers follow events already; close some", code="TOO_MANY_STREAMS")
+        return StreamingResponse(self._follow(request), media_type=_MEDIA, headers=_HEADERS)
+
+    async def _follow(self, request: RestRequest) -> AsyncIterator[bytes]:
+        self._open += 1
+        seen: dict[str, Any] = {}
+        silence = 0.0
+        try:
+            while True:
+                state = await _read_state(request)
+                changed = [name for name, (key, _) in state.items() if seen.get(name) != key]
+                for name in changed:
+                    seen[name] = state[name][0]
+                    yield encode_event(to_json(state[name][1]), kind=name.encode())
+                silence = 0.0 if changed else silence + _POLL_SECONDS
+                if silence >= PING_SECONDS:
+                    silence = 0.0
+                    yield PING
+                await asyncio.sleep(_POLL_SECONDS)
+        finally:
+            self._open -= 1
+
+
+async def _read_state(request: RestRequest) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Return each event's key, which differs when something changed, and its data."""
+    own = None if request.principal.admin else request.principal.id
+    waiting = await approvals.list_approvals(request.gateway, waiting=True, limit=_COUNTED, principal=own)
+    recent = await calls.list_calls(request.gateway, principal=own, limit=_RECENT, documents=False)
+    return {
+        "approvals": ([record.id for record in waiting], {"waiting": len(waiting)}),
+        "calls": ([(call["id"], call["status"]) for call in recent], {"newest": recent[0]["id"] if recent else None}),
+    }
+
+
+CONSOLE_ENDPOINTS = [
+    Endpoint("GET", "/api/me", get_me, MeAnswer),
+    Endpoint("GET", "/api/sessions", list_sessions, ListPage[SessionInfo]),
+    Endpoint("DELETE", "/api/sessions/{session_id}", end_session),
+]

@@ -1,0 +1,1 @@
+"""The web console and the views: buildless ES modules and styles, and the Python that serves them."""
