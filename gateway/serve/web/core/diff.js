@@ -205,3 +205,33 @@ function commonWords(old, now) {
   }
   return pairs;
 }
+
+/**
+ * The hunks between two texts, for what only the browser has; the server compares versions.
+ * @param {string} before
+ * @param {string} after
+ * @returns {Hunk[]}
+ */
+export function diffHunks(before, after) {
+  const [old, now] = [before.split("\n"), after.split("\n")];
+  let head = 0;
+  while (head < Math.min(old.length, now.length) && old[head] === now[head]) head++;
+  let tail = 0;
+  while (tail < Math.min(old.length, now.length) - head && old[old.length - 1 - tail] === now[now.length - 1 - tail]) tail++;
+  const [oldPart, newPart] = [old.slice(head, old.length - tail), now.slice(head, now.length - tail)];
+  if (!oldPart.length && !newPart.length) return [];
+  const pairs = oldPart.length * newPart.length > 4_000_000 ? [] : commonWords(oldPart, newPart);
+  /** @type {DiffLine[]} */
+  const lines = old.slice(Math.max(0, head - 3), head).map((text) => ({ kind: " ", text }));
+  let [i, j] = [0, 0];
+  for (const [oldPlace, newPlace] of [...pairs, [oldPart.length, newPart.length]]) {
+    while (i < oldPlace) lines.push({ kind: "-", text: oldPart[i++] });
+    while (j < newPlace) lines.push({ kind: "+", text: newPart[j++] });
+    if (i < oldPart.length && j < newPart.length) lines.push({ kind: " ", text: oldPart[i] });
+    i++;
+    j++;
+  }
+  for (const text of old.slice(old.length - tail, old.length - tail + 3)) lines.push({ kind: " ", text });
+  const start = Math.max(0, head - 3) + 1;
+  return [{ oldStart: start, newStart: start, lines }];
+}

@@ -1,7 +1,7 @@
 /** Elements without a framework. Text becomes text nodes; nothing here parses HTML, except what the server sanitised. */
 
 /** @typedef {Node | string | number | boolean | null | undefined} Leaf */
-/** @typedef {Leaf | Leaf[] | Leaf[][]} Child */
+/** @typedef {Leaf | Leaf[] | (Leaf | Leaf[] | Leaf[][])[]} Child */
 /** @typedef {Record<string, any>} Props */
 
 const PROPERTIES = new Set(["value", "checked", "indeterminate", "selected", "srcdoc", "tabIndex"]);
@@ -62,7 +62,7 @@ function setProp(element, name, value) {
 
 /** @param {Child[]} children @returns {(Node | string)[]} */
 function toNodes(children) {
-  const leaves = /** @type {Leaf[]} */ (children.flat(3));
+  const leaves = /** @type {Leaf[]} */ (children.flat(Infinity));
   return leaves
     .filter((leaf) => leaf !== null && leaf !== undefined && typeof leaf !== "boolean")
     .map((leaf) => (leaf instanceof Node ? leaf : String(leaf)));

@@ -1,0 +1,5 @@
+/** The view of images. */
+import { startView } from "./layout.js";
+import { drawImages } from "./result.js";
+
+startView("image", drawImages);
