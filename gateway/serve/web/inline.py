@@ -1,8 +1,7 @@
 """Views as single HTML documents: the modules and styles of a view inlined, since a host loads nothing else.
 
-Modules use a subset of ES modules, which is refused otherwise: `import { a, b } from "./c.js";` on one line, and
-`export` before `function`, `async function`, `const` or `class`; a template literal is on one line. Each module becomes a
-function scope.
+Modules use a subset of ES modules, and others are refused: `import { a, b } from "./c.js";` on one line, `export` before
+`function`, `async function`, `const` or `class`, and template literals on one line. Each becomes a function scope.
 """
 
 from __future__ import annotations
