@@ -1,6 +1,6 @@
 """Views as single HTML documents: the modules and styles of a view inlined, since a host loads nothing else.
 
-Modules use a subset of ES modules, and others are refused: `import { a, b } from "./c.js";` on one line, `export` before
+Modules use a subset of ES modules; others are refused: `import { a, b } from "./c.js";` on one line, `export` before
 `function`, `async function`, `const` or `class`, and template literals on one line. Each becomes a function scope.
 """
 
@@ -17,7 +17,7 @@ WEB = Path(__file__).resolve().parent
 VIEWS = ("auto", "code", "diff", "document", "frame", "html", "image", "table")
 
 _STYLES = ("core/tokens.css", "core/base.css", "views/view.css")
-_IMPORT = re.compile(r'^import \{ ([\w$]+(?:, [\w$]+)*) \} from "(\.{1,2}/[\w./-]+\.js)";$')
+_IMPORT = re.compile(r'^import \{ ?([\w$]+(?:, [\w$]+)*) ?\} from "(\.{1,2}/[\w./-]+\.js)";$')
 _EXPORT = re.compile(r"^export ((?:async )?function|const|class) ([\w$]+)")
 # Whatever else loads or names a module. Comments and the types in them are removed before.
 _FORBIDDEN = re.compile(r"^\s*(?:import|export)\b|\bimport\s*[.(]")
