@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from amounts import NIGHTLY
 from hypothesis import HealthCheck, settings
 
 QUICK = bool(os.environ.get("TOOLGATE_QUICK"))
@@ -16,8 +17,9 @@ MEMORY = Path("/dev/shm")
 # What the files of all tests take at most, several times over; a container's /dev/shm has far less.
 ROOM = 2 * 1024**3
 
-# The time an example takes says little on a busy machine, so no test fails for it.
-settings.register_profile("full", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The time an example takes says little on a busy machine, so no test fails for it. Examples are the same in every run,
+# so that a change is not blamed for what chance found; `make nightly` looks for new ones.
+settings.register_profile("full", deadline=None, derandomize=not NIGHTLY, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("full"), max_examples=15)
 settings.load_profile("quick" if QUICK else "full")
 if QUICK and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import chain, repeat
 from typing import Any, TypeVar, overload
 
 import anyio
@@ -12,12 +13,18 @@ import anyio
 T = TypeVar("T")
 
 # Seconds until a condition counts as broken. Far above what a busy machine needs, below the suite's own timeout.
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 
-INTERVAL = 0.01
+# Seconds between two checks: short at first, and longer the longer it takes, since checks cost the CPU time that others
+# wait for.
+INTERVALS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.25)
 
 # Time limits to try in turn, for a program that a limit must end but that needs some time to begin.
 TIME_LIMITS = (0.5, 5.0, 50.0)
+
+
+def _intervals() -> Iterator[float]:
+    return chain(INTERVALS, repeat(INTERVALS[-1]))
 
 
 def eventually(check: Callable[[], T], timeout: float = TIMEOUT) -> T:
@@ -26,7 +33,7 @@ def eventually(check: Callable[[], T], timeout: float = TIMEOUT) -> T:
     An AssertionError of `check` counts as "not yet". On timeout, the last one is raised again, or one that names the
     last value.
     """
-    deadline = time.monotonic() + timeout
+    deadline, intervals = time.monotonic() + timeout, _intervals()
     while True:
         expired = time.monotonic() >= deadline  # read before the check: the last check is never older than the deadline
         try:
@@ -37,7 +44,7 @@ def eventually(check: Callable[[], T], timeout: float = TIMEOUT) -> T:
             failure = error
         if expired:
             raise failure
-        time.sleep(INTERVAL)
+        time.sleep(next(intervals))
 
 
 @overload
@@ -46,7 +53,7 @@ async def async_eventually(check: Callable[[], Awaitable[T]], timeout: float = .
 async def async_eventually(check: Callable[[], T], timeout: float = ...) -> T: ...
 async def async_eventually(check: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
     """The same without blocking the event loop; `check` may be a coroutine function."""
-    deadline = time.monotonic() + timeout
+    deadline, intervals = time.monotonic() + timeout, _intervals()
     while True:
         expired = time.monotonic() >= deadline
         try:
@@ -60,4 +67,4 @@ async def async_eventually(check: Callable[[], Any], timeout: float = TIMEOUT) -
             failure = error
         if expired:
             raise failure
-        await anyio.sleep(INTERVAL)
+        await anyio.sleep(next(intervals))

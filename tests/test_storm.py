@@ -15,7 +15,7 @@ from amounts import amount
 
 from gateway import Gateway
 
-ROUNDS = amount(10, nightly=20)
+ROUNDS = amount(6, nightly=20)
 PROCESSES = 4
 HELLO: list[dict[str, Any]] = [
     {

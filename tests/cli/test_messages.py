@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -29,7 +30,12 @@ class Message(NamedTuple):
     text: str
 
 
-def messages() -> Iterator[Message]:
+@cache
+def messages() -> list[Message]:
+    return list(_read_messages())
+
+
+def _read_messages() -> Iterator[Message]:
     """Every string of the package that is not documentation, with the parts of a concatenation joined."""
     for path in MODULES:
         tree = parsed(path)

@@ -12,13 +12,14 @@ from typing import IO
 
 import anyio
 import pytest
+from amounts import amount
 from eventually import TIMEOUT
 
 from gateway.db.chats import settle_interrupted
 from gateway.db.sqlite import SqliteDatabase
 
 WORKERS = 5
-ROUNDS = 20
+ROUNDS = amount(10, nightly=20)
 WORKER = Path(__file__).with_name("storm_worker.py")
 
 

@@ -25,7 +25,7 @@ STARTED, REACHED = 6, 4
 # Kills in all, a second apart, so that each server has its turn and some are down at the same time.
 KILLS = 15
 
-RESTARTS, SIDE_BY_SIDE = amount(250, nightly=1000), 4
+RESTARTS, SIDE_BY_SIDE = amount(100, nightly=1000), 4
 
 
 @dataclass

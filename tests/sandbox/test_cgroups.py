@@ -9,7 +9,7 @@ import pytest
 
 from gateway.sandbox import Exit, Limits, Sandbox
 from gateway.sandbox.cgroups import Cgroups, _own, claim
-from gateway.sandbox.run import run
+from gateway.sandbox.run import finish, run
 
 from .siege import python
 
@@ -51,18 +51,14 @@ async def test_one_that_is_not_ours_is_left_alone(base: Path, file: str, text: s
 
 
 async def test_a_program_is_held_in_its_group(sandbox: Sandbox, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[dict[str, str]] = []
     monkeypatch.setattr(sandbox, "_cgroups", Cgroups(base))
-
-    def look(stream: str, data: bytes) -> None:
-        (group,) = base.glob("toolgate-*")
-        made.append({file.name: file.read_text() for file in group.iterdir()})
-        (group / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
-
-    limits = Limits(memory=2**26, processes=10)
-    finished = await run(sandbox, python("print(1, flush=True)", limits=limits), timeout=60, on_output=look)
+    program = python("input()", limits=Limits(memory=2**26, processes=10))
+    process = await sandbox.start(program, stdin=True)
+    (group,) = base.glob("toolgate-*")
+    held = {file.name: file.read_text() for file in group.iterdir()}
+    (group / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
+    finished = await finish(process, input=b"\n", timeout=60)
     assert finished.exit == Exit(0, "memory")  # as the kernel told
-    (held,) = made
     assert int(held.pop("cgroup.procs")) > 1
     assert held == {"memory.max": str(2**26), "pids.max": "11", "memory.oom.group": "1", "memory.swap.max": "0"}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from amounts import amount
 from eventually import async_eventually
 
 from gateway.errors import Invalid, Unavailable
@@ -250,7 +251,7 @@ def test_nothing_outlives_a_gateway_that_is_killed_while_it_starts_programs(
     """`TOOLGATE_KILL_ROUNDS` makes it more rounds than fit into a run of all tests."""
     make(backend)
     require_packages(world, user)
-    rounds = os.environ.get("TOOLGATE_KILL_ROUNDS", "8")
+    rounds = os.environ.get("TOOLGATE_KILL_ROUNDS", str(amount(4, nightly=60)))
     program = world.run(user, "-m", "tests.sandbox.killed_gateway", backend, str(world.field), rounds, "2")
     assert program.returncode == 0, program.stderr[-8000:]
     report = json.loads(program.stdout)

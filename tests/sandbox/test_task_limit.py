@@ -17,6 +17,7 @@ from .busy_machine import running_load
 from .conftest import World, make
 from .siege import give_to_own_user, python, workspace
 from .task_bombs import LIMIT, TASK_BOMBS
+from .test_busy_machine import COMBINATIONS_UNDER_LOAD
 from .test_table import SANDBOXES, USERS
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +45,7 @@ def test_number_of_tasks_never_exceeds_its_limit(backend: str, user: str, world:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "user"), list(product(SANDBOXES, USERS)))
+@pytest.mark.parametrize(("backend", "user"), COMBINATIONS_UNDER_LOAD)
 def test_number_of_tasks_never_exceeds_its_limit_on_a_busy_machine(
     backend: str, user: str, world: World, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from amounts import amount
 
 from gateway.workspace.tree import EMPTY
 
@@ -18,7 +19,7 @@ from .folders import new_checkout, require_sound_blobs, walk, write
 
 pytestmark = pytest.mark.promise("T2")
 
-ROUNDS = 12
+ROUNDS = amount(6, nightly=12)
 FILES = 600
 
 CHILD = """

@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from amounts import amount
 from eventually import TIMEOUT, async_eventually
 from journeys.servers import labs
 
@@ -194,14 +195,14 @@ async def test_nobody_waits_for_a_lane_on_which_somebody_is_asked() -> None:
 
 
 @pytest.mark.slow
-async def test_a_hundred_restarts_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_restarts_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "STEADY_SECONDS", 0.0)
     async with lane_to(lab(LAB_FILE=str(tmp_path / "notes"))) as lane:
         for _ in range(3):
             await lost(await lane.connect())
         await lane.connect()
         before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
-        for _ in range(100):
+        for _ in range(amount(30, nightly=100)):
             await lost(await lane.connect())
         await lane.connect()
         await async_eventually(lambda: len(labs.running(str(tmp_path))) <= 2)  # the supervisor, and the server
