@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from eventually import TIMEOUT
+
 # Seconds until an answer counts as missing: far above what any needs, below the suite's own timeout.
 PATIENCE = 30.0
 
@@ -107,9 +109,9 @@ class Process:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def wait(self, seconds: float) -> int:
-        """The exit code; a gateway that takes longer than it may fails the test."""
-        return self._process.wait(timeout=seconds)
+    def wait(self) -> int:
+        """The exit code; a gateway that does not end fails the test."""
+        return self._process.wait(timeout=TIMEOUT)
 
     def end(self) -> None:
         self._process.kill()

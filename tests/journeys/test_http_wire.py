@@ -195,7 +195,7 @@ def test_sigterm_stops_the_gateway_cleanly_while_a_client_listens(tmp_path: Path
             with closing(stream.getresponse()) as events:
                 assert events.status == 200
                 gateway.signal(signal.SIGTERM)
-                assert gateway.wait(seconds=5) == 0
+                assert gateway.wait() == 0
         assert gateway.rest() == []
         assert "Traceback" not in gateway.log.read_text()
 
@@ -209,7 +209,7 @@ def test_one_process_serves_stdio_and_http_on_the_same_files(tmp_path: Path) -> 
         read = post(url, call(MODERN, 2, "read_file", {"path": "a.txt"}, "shared"))
         assert read.message["result"]["structuredContent"]["content"] == "by pipe"
         gateway.close_stdin()
-        assert gateway.wait(seconds=5) == 0
+        assert gateway.wait() == 0
 
 
 @pytest.mark.promise("G7")
@@ -219,7 +219,7 @@ def test_a_port_in_use_is_one_readable_line_and_exit_code_1(tmp_path: Path) -> N
         gateway = Process(serve_command(tmp_path / "data", "--transport", "http", "--port", str(port)), tmp_path)
         try:
             gateway.complaint(rf"^toolgate: [A-Z_]+: .*\b{port}\b")
-            assert gateway.wait(seconds=5) == 1
+            assert gateway.wait() == 1
             assert "Traceback" not in gateway.log.read_text()
         finally:
             gateway.end()

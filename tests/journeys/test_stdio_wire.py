@@ -159,7 +159,7 @@ def test_requests_followed_by_the_end_of_input_are_all_answered(tmp_path: Path, 
         gateway.send(b"".join(_conversation(asking)))
         gateway.close_stdin()
         _assert_all_answered(asking, gateway.rest())
-        assert gateway.wait(seconds=5) == 0
+        assert gateway.wait() == 0
 
 
 @pytest.mark.promise("G3")
@@ -189,7 +189,7 @@ def test_signal_stops_the_gateway_cleanly(tmp_path: Path, number: signal.Signals
     with on_stdio(tmp_path) as gateway:
         assert "result" in gateway.ask(INITIALIZE)
         gateway.signal(number)
-        assert gateway.wait(seconds=5) == 0
+        assert gateway.wait() == 0
         assert gateway.rest() == []
         assert "Traceback" not in gateway.log.read_text()
 
