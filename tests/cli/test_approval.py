@@ -21,7 +21,7 @@ from gateway.tools import Permission, Tool
 
 pytestmark = pytest.mark.promise("C5")
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 def run(data: Path, *arguments: str, status: int = 0) -> str:

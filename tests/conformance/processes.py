@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import yaml
 from eventually import eventually
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 LISTENING = re.compile(r"http://127\.0\.0\.1:\d+/mcp")
 
 

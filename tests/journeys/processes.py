@@ -17,7 +17,7 @@ from typing import IO, Any
 from eventually import TIMEOUT
 
 # Seconds until an answer counts as missing: far above what any needs, below the suite's own timeout.
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 # How a gateway says where it listens, on stderr, once it does.
 LISTENING = r"http://127\.0\.0\.1:\d+/mcp"

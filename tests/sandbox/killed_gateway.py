@@ -36,7 +36,7 @@ OPENING, CALLING = "opening", "calling"
 LATEST_KILL = 0.2
 
 # Seconds a busy machine may take to end what was killed.
-_PATIENCE = 30.0
+_PATIENCE = 120.0
 
 _BIN = 0.04
 # Processes by a part of their command line.
