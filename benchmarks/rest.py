@@ -58,7 +58,7 @@ async def serve(directory: str) -> None:
         handlers = Handlers(gateway.executor, gateway.versions, None, gateway.records, caller=gateway.approval_flow)
         web = HttpApp(
             McpServer(handlers),
-            gateway.ready,
+            gateway.check_parts,
             RequestGuard(BODY_LIMIT),
             build_rest=lambda: build_rest_app(gateway, BODY_LIMIT),
         )

@@ -19,6 +19,7 @@ from gateway.db.approvals import Approvals
 from gateway.db.call_records import CallRecords
 from gateway.db.chats import Chats, Instance, settle_interrupted
 from gateway.db.grants import Grants
+from gateway.db.health_events import HealthEvents
 from gateway.db.manifests import Manifests
 from gateway.db.pins import Pins
 from gateway.db.sessions import BrowserSessions
@@ -135,6 +136,8 @@ class GatewayParts:
         self.db = db
         self.records = CallRecords(db, storage.instance)
         self.usage = CallUsage(db)
+        self.health_events = HealthEvents(db)
+        self.instance = storage.instance
         self.tool_names = ToolNames(db)
         self.toolset_rows = Toolsets(db)
         self.upstream_rows = Upstreams(db)

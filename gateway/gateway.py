@@ -27,6 +27,7 @@ from gateway.tools import ADMIN_CATEGORY, Category
 from gateway.workspace.workspaces import default_chat
 
 if TYPE_CHECKING:
+    from gateway.admin.health_monitor import HealthCheck, HealthMonitor
     from gateway.bundles.installed import InstalledToolset
     from gateway.sources.toolsets.assembly import ToolsetRuntime
     from gateway.sources.upstreams.passthrough import UpstreamPassthrough
@@ -58,6 +59,9 @@ FOLLOW_SECONDS = 0.5
 # How long an empty soft-deleted toolset is kept, and how often that is checked.
 REAP_AFTER_SECONDS = 2 * 24 * 3600.0
 REAP_SECONDS = 3600.0
+
+# How often a gateway that serves checks its parts.
+HEALTH_SECONDS = 10.0
 
 
 class Gateway:
@@ -106,6 +110,8 @@ class Gateway:
         self._first_lists: asyncio.Task[None] | None = None
         self._listeners: list[Callable[[], None]] = []
         self._search = CatalogSearch()
+        self._health: HealthMonitor | None = None
+        self._serves = False
 
     @classmethod
     @asynccontextmanager
@@ -152,6 +158,8 @@ class Gateway:
                     await gateway.upstreams.discover(DISCOVERY_SECONDS, names)
             await gateway.refresh()
             if follow:
+                gateway._serves = True
+                stack.push_async_callback(_cancel, asyncio.create_task(gateway._watch_health()))
                 stack.push_async_callback(_cancel, asyncio.create_task(gateway._follow()))
                 stack.push_async_callback(_cancel, asyncio.create_task(gateway._reap()))
             yield gateway
@@ -279,6 +287,35 @@ class Gateway:
         if self._parts.concurrency.stopping:
             raise Unavailable("the gateway is stopping", code="SHUTTING_DOWN")
         await self._parts.db.fetch("SELECT 1")
+
+    @property
+    def storage_failure(self) -> str | None:
+        """The reason why call records wait to be written; None while they are written."""
+        return self._parts.db.failure
+
+    @property
+    def health(self) -> HealthMonitor:
+        """The state of the gateway's parts."""
+        if self._health is None:
+            # Imported when needed: a process that runs one command checks nothing.
+            from gateway.admin.health_monitor import HealthMonitor
+
+            self._health = HealthMonitor(self, self._parts.health_events, self._parts.instance, self._serves)
+        return self._health
+
+    async def check_parts(self) -> list[HealthCheck]:
+        """Return the state of each part: what is wrong, and since when."""
+        return await self.health.check()
+
+    async def _watch_health(self) -> None:
+        """Note problems when they begin and end; runs until it is cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(HEALTH_SECONDS)
+                await self.health.check(thorough=False)
+        finally:
+            if self._health is not None:
+                await self._health.close()
 
     async def drain(self) -> None:
         """Let running calls finish within the grace period, and cancel the rest; all are recorded."""

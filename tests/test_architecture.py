@@ -68,7 +68,7 @@ LAZY = {
     "gateway/cli/clients.py": 7,
     "gateway/cli/options.py": 1,
     "gateway/cli/serve.py": 7,
-    "gateway/gateway.py": 1,
+    "gateway/gateway.py": 2,
     "gateway/runtime/worker/__init__.py": 1,
     "gateway/serve/mcp/handlers.py": 1,
     "gateway/serve/mcp/render_resources.py": 1,

@@ -7,15 +7,17 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gateway import __version__
 from gateway.admin.clients import CLIENTS, make_snippets, serve_command
+from gateway.admin.health_monitor import HealthCheck, ProblemKey
 from gateway.admin.upstream_setup import ProbeResult, UpstreamSetup, load_setup, probe_all
 from gateway.config import Settings
+from gateway.db.health_events import HealthEvent
 from gateway.errors import GatewayError
 from gateway.mcp_client.connect import Step, ignore_step
 from gateway.sandbox.cgroups import find_cgroups
@@ -39,30 +41,49 @@ _LARGEST_CHATS = 3
 _ENTRY = re.compile(r'"toolgate"|\.toolgate\]|^\s*toolgate:', re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class HealthCheck:
-    """The state of one thing the gateway needs, with what to do about it unless it is `ok`."""
-
-    subject: str
-    state: Literal["ok", "note", "fail"]
-    message: str
-
-
 async def check_machine(settings: Settings, file: Path | None = None) -> list[HealthCheck]:
     """Check what needs no open gateway: versions, sandbox, the settings file they came from and data directory."""
     return [*_check_versions(), *await _check_sandbox(settings), *_check_files(settings, file)]
 
 
+async def check_health(gateway: Gateway, file: Path | None = None, probe: Step | None = None) -> list[HealthCheck]:
+    """Check the machine and the gateway, and name what other gateways on the data directory notice: the list that
+    `doctor`, REST and the console show. With `probe`, which is told each step, connect to the upstream servers too."""
+    checks = [*await check_machine(gateway.settings, file), *await check_gateway(gateway)]
+    if probe is not None:
+        checks = [check for check in checks if check.subject != "upstream"] + await check_upstreams(gateway, probe)
+    return checks
+
+
 async def check_gateway(gateway: Gateway) -> list[HealthCheck]:
-    """Check the database and the tools."""
-    await gateway.ready()
+    """Check the parts of a gateway and its tools, and name what other gateways on the data directory notice."""
+    parts = await gateway.health.check()
+    if any(part.subject in ("gateway", "store") and part.state == "fail" for part in parts):
+        return parts  # nothing more can be asked of the store
+    events = [event for event in await gateway.health.list_events() if event.ended_at is None]
+    began = {(event.subject, event.name): event for event in events}
+    known = [replace(part, since=_began(part, began)) for part in parts]
+    noticed = {part.key for part in parts if part.state != "ok"}
+    elsewhere = [
+        HealthCheck(event.subject, "note", f"another process reports: {event.message}", event.name, event.began_at)
+        for key, event in began.items()
+        if key not in noticed
+    ]
+    return [*known, *elsewhere, *await _check_tools(gateway)]
+
+
+def _began(part: HealthCheck, events: Mapping[ProblemKey, HealthEvent]) -> str | None:
+    event = events.get(part.key) if part.state != "ok" else None
+    return event.began_at if event is not None else part.since
+
+
+async def _check_tools(gateway: Gateway) -> list[HealthCheck]:
     # `check_upstreams` counts what waits for review.
     problems = [str(problem) for problem in gateway.catalog.problems if problem.code != HELD]
     problems += [each.message for each in await gateway.builtins.problems()]
     categories = gateway.categories.values()
     enabled = ", ".join(category.name for category in categories if category.enabled)
     return [
-        HealthCheck("database", "ok", str(gateway.settings.data_dir / "toolgate.db")),
         HealthCheck("tools", "ok", f"{len(gateway.catalog)} on; categories: {enabled}"),
         *(HealthCheck("tools", "note", problem) for problem in problems),
     ]
@@ -75,7 +96,7 @@ async def check_upstreams(gateway: Gateway, step: Step = ignore_step) -> list[He
     own = gateway.upstreams.own
     results = await probe_all(setup, [spec for spec in enabled if spec.name in own], step)
     return [
-        *(check for name, result in results for check in _check_probe(name, result)),
+        *[check for name, result in results async for check in _check_probe(setup, name, result)],
         *[await _check_unstarted(setup, spec) for spec in enabled if spec.name not in own],
         *_check_secret_files(gateway),
     ]
@@ -183,21 +204,27 @@ async def _check_unstarted(setup: UpstreamSetup, spec: Spec) -> HealthCheck:
     advice = f"to connect now: toolgate upstream test {spec.name}"
     if memory.error is not None:
         reason = visible(memory.error)
-        return HealthCheck("upstream", "fail", f"{spec.name} of {spec.origin} did not answer: {reason}; {advice}")
+        message = f"{spec.name} of {spec.origin} did not answer: {reason}; {advice}"
+        return HealthCheck("upstream", "fail", message, spec.name, memory.error_at)
     seen = f"{len(memory.tools or ())} tools when it last answered" if memory.seen_at else "never connected"
-    return HealthCheck("upstream", "ok", f"{spec.name} of {spec.origin} is not started here; {seen}; {advice}")
+    message = f"{spec.name} of {spec.origin} is not started here; {seen}; {advice}"
+    return HealthCheck("upstream", "ok", message, spec.name)
 
 
-def _check_probe(name: str, result: ProbeResult | GatewayError) -> Iterator[HealthCheck]:
+async def _check_probe(
+    setup: UpstreamSetup, name: str, result: ProbeResult | GatewayError
+) -> AsyncIterator[HealthCheck]:
     if isinstance(result, GatewayError):
-        yield HealthCheck("upstream", "fail", f"{result.message}; fix that, then run: toolgate upstream test {name}")
+        since = (await setup.gateway.upstreams.store.recall(name)).error_at
+        advice = f"{result.message}; fix that, then run: toolgate upstream test {name}"
+        yield HealthCheck("upstream", "fail", advice, name, since)
         return
     offered = sum(tool.state == "offered" for tool in result.tools)
     message = f"{name} answers ({result.title}, protocol {result.era}); {offered} of {len(result.tools)} tools on"
-    yield HealthCheck("upstream", "ok", message)
+    yield HealthCheck("upstream", "ok", message, name)
     if result.waiting:
         advice = f"{result.waiting} of {name} waiting for review; see: toolgate upstream review {name}"
-        yield HealthCheck("upstream", "note", advice)
+        yield HealthCheck("upstream", "note", advice, name)
 
 
 def _check_secret_files(gateway: Gateway) -> Iterator[HealthCheck]:

@@ -9,7 +9,7 @@ import click
 
 from gateway import config
 from gateway.admin import health
-from gateway.admin.health import HealthCheck
+from gateway.admin.health_monitor import HealthCheck
 from gateway.cli.options import as_json, print_json, run, settings_options, style_state
 from gateway.cli.progress import ProgressLine, show_progress
 from gateway.config import Settings
@@ -29,7 +29,9 @@ def doctor(settings: Settings, as_json: bool) -> int:
         print_json(KNOWN.mask_value([asdict(check) for check in checks]))
     else:
         for check in checks:
-            click.echo(f"{style_state(f'{check.state:5}')} {KNOWN.mask(f'{check.subject:10} {check.message}')}")
+            since = f" (since {check.since})" if check.since else ""
+            line = KNOWN.mask(f"{check.subject:10} {check.message}{since}")
+            click.echo(f"{style_state(f'{check.state:5}')} {line}")
     return int(any(check.state == "fail" for check in checks))
 
 
@@ -43,7 +45,8 @@ async def _run_checks(settings: Settings, file: Path | None, line: ProgressLine)
     try:
         # One after the other, so that no server runs twice at once.
         async with Gateway.open(settings, connect="own") as gateway:
-            checks += await health.check_gateway(gateway)
+            found = await health.check_health(gateway, file)
+            checks = [check for check in found if check.subject != "upstream"]
         async with Gateway.open(settings, connect="none") as gateway:
             checks += await health.check_upstreams(gateway, line.step)
     except GatewayError as error:

@@ -163,7 +163,7 @@ async def _serve_http_transport(
         routes.append(metrics_route(partial(_write_metrics, gateway), identity.roles))
     web = HttpApp(
         server,
-        gateway.ready,
+        gateway.check_parts,
         guard,
         identity,
         [*routes, *console],

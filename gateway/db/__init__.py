@@ -62,6 +62,11 @@ class Database(Protocol):
         """Rows as last committed, by any process."""
         ...
 
+    @property
+    def failure(self) -> str | None:
+        """The reason why journaled rows could not be written when that was last tried; None if they were."""
+        ...
+
     async def close(self) -> None:
         """Finish queued writes, then close the files."""
         ...

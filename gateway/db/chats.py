@@ -77,6 +77,7 @@ _SETTLE = (
     "UPDATE tool_calls SET status = 'error', error_code = 'INTERRUPTED', error = ?, finished_at = ? "
     "WHERE status = 'running' AND process = ? RETURNING id"
 )
+_END_PROBLEMS = "UPDATE health_events SET ended_at = ? WHERE process = ? AND ended_at IS NULL"
 _MESSAGE = "the gateway process that ran this call ended before the call did; what it had done by then is unknown"
 
 
@@ -98,7 +99,7 @@ class Instance:
 
 
 async def settle_interrupted(db: Database, directory: Path) -> list[str]:
-    """Mark the running calls of dead processes as interrupted; the ids of those calls.
+    """Mark the running calls of dead processes as interrupted, and their problems as ended; the ids of those calls.
 
     Any number of processes may do this at once: each dead one is settled by whoever takes its
     lock, and its lock file goes only after its calls are written.
@@ -108,7 +109,9 @@ async def settle_interrupted(db: Database, directory: Path) -> list[str]:
     for process in sorted(owners | _list_lock_files(directory)):
         with _claim(_lock_file(directory, process)) as dead:
             if dead:
-                [rows] = await db.run(Statement(_SETTLE, (_MESSAGE, timestamp(time.time()), process)))
+                now = timestamp(time.time())
+                ended = Statement(_END_PROBLEMS, (now, process))
+                rows, _ = await db.run(Statement(_SETTLE, (_MESSAGE, now, process)), ended)
                 settled.extend(call for (call,) in rows)
     return settled
 

@@ -348,6 +348,22 @@ SESSIONS: Migration = (
     """,
 )
 
+HEALTH_EVENTS: Migration = (
+    # Problems of the gateway's parts, from their beginning to their end.
+    """
+    CREATE TABLE health_events (
+        id       TEXT PRIMARY KEY,
+        process  TEXT NOT NULL,                      -- the instance that noticed it
+        subject  TEXT NOT NULL,                      -- store | journal | sandbox | upstream
+        name     TEXT,                               -- of the upstream server
+        message  TEXT NOT NULL,
+        began_at TEXT NOT NULL,
+        ended_at TEXT                                -- NULL while it lasts
+    )
+    """,
+    "CREATE INDEX health_events_open ON health_events (process) WHERE ended_at IS NULL",
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -362,6 +378,7 @@ MIGRATIONS: Sequence[Migration] = (
     REST_BUNDLES,
     CALL_USAGE,
     SESSIONS,
+    HEALTH_EVENTS,
 )
 
 

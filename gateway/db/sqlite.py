@@ -174,6 +174,7 @@ class Writer:
         # Journal files the disk did not take; they are written before anything else.
         self._deferred: list[WriteJob] = []
         self._transactions_in_log = 0
+        self.failure: str | None = None
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._run, name="sqlite-writer", daemon=True).start()
@@ -309,10 +310,20 @@ class Writer:
         with self._lock:
             results = self._results(jobs)
             self._deferred = [job for job, result in zip(jobs, results, strict=True) if not _finish(job, result)]
+            self._note_failure(next((str(each) for each in results if isinstance(each, GatewayError)), ""))
             self._journal.open()
             self._call_in_loop(_resolve_all, jobs, results)
             if self._transactions_in_log >= CHECKPOINT_AFTER:
                 self._checkpoint()
+
+    def _note_failure(self, reason: str) -> None:
+        """Log once that journaled rows cannot be written, which is tried each second, and once that they are."""
+        failing, self.failure = self.failure is not None, reason if self._deferred else None
+        if self._deferred and not failing:
+            files = ", ".join(str(job.file.path) for job in self._deferred if job.file is not None)
+            log.warning("%s; the rows stay in %s", reason, files)
+        elif failing and not self._deferred:
+            log.warning("the journaled rows are written to %s again", self._path)
 
     def _results(self, jobs: list[WriteJob]) -> Sequence[Rows | GatewayError]:
         """Run all jobs in one transaction; if one fails, each in its own, so that it fails alone.
@@ -396,7 +407,6 @@ def _finish(job: WriteJob, result: Rows | GatewayError) -> bool:
     if job.file is None:
         return True
     if isinstance(result, GatewayError):
-        log.warning("%s; the rows stay in %s", result, job.file.path)
         return False
     job.file.clear()
     return True
@@ -456,6 +466,10 @@ class SqliteDatabase:
             return cast(list[Row], rows)
         except (sqlite3.Error, ValueError, OverflowError) as error:
             raise convert_error(error, "be read") from error
+
+    @property
+    def failure(self) -> str | None:
+        return self._writer.failure
 
     async def close(self) -> None:
         if not self._closed:

@@ -35,8 +35,8 @@ class UpstreamRow:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The last listing of a server; None for a part it never sent. `error` is the reason why it did not answer since,
-    None while it does."""
+    """The last listing of a server; None for a part it never sent. `error` is the reason why it does not answer,
+    `error_at` since when; None while it does."""
 
     server: str
     era: str | None = None
@@ -70,7 +70,8 @@ _REMEMBER = """
 """
 _FAILED = (
     "INSERT INTO upstream_memory (server, error, error_at) VALUES (?, ?, ?) "
-    "ON CONFLICT (server) DO UPDATE SET error = excluded.error, error_at = excluded.error_at"
+    "ON CONFLICT (server) DO UPDATE SET error = excluded.error, "
+    "error_at = COALESCE(upstream_memory.error_at, excluded.error_at)"
 )
 
 

@@ -106,6 +106,11 @@ async def survey() -> Survey:
     return _cached_survey[0]
 
 
+def peek_survey() -> Survey | None:
+    """Return what `survey` found; None if nobody has asked yet."""
+    return _cached_survey[0] if _cached_survey else None
+
+
 _cached_survey: list[Survey] = []
 _cached_unconfined: list[Unconfined] = []
 

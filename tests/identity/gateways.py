@@ -138,7 +138,7 @@ async def guarded(directory: Path, *, anonymous: bool = True, **settings: Any) -
         routes, public = [*logins, *console], public | unguarded
         web = HttpApp(
             server,
-            gateway.ready,
+            gateway.check_parts,
             guard,
             identity,
             routes,

@@ -274,7 +274,8 @@ def test_rest_chats_are_listed_newest_first(rest: Rest, chat: str) -> None:
 
 def test_rest_health_has_checks_and_problems(own: Rest) -> None:
     health = own.ok("GET", "/api/health")
-    assert {"database", "tools", "toolgate"} <= {check["subject"] for check in health["checks"]}
+    assert {"store", "journal", "sandbox", "tools", "toolgate"} <= {check["subject"] for check in health["checks"]}
+    assert health["events"] == [] or health["events"][0]["subject"] == "sandbox"
     assert own.ok("GET", "/api/problems")["next_page_token"] is None
 
 

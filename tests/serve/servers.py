@@ -515,7 +515,7 @@ async def open_servers(directory: Path, **settings: Any) -> AsyncIterator[Server
     chosen = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, **settings}
     async with Gateway.open(chosen, sources=[source]) as gateway:
         mcp_servers = [McpServer(Handlers(gateway.executor, gateway.versions, plans=gateway.records)) for _ in range(2)]
-        served = HttpApp(mcp_servers[0], gateway.ready, RequestGuard(LIMIT))
+        served = HttpApp(mcp_servers[0], gateway.check_parts, RequestGuard(LIMIT))
         routes, _ = mcp_servers[1].sdk.http_app(PATH, LIMIT, [])
         async with mcp_servers[0].sdk.session_manager.run(), mcp_servers[1].sdk.session_manager.run():
             wire = ConnectionApp(served.app, served.fast_path)

@@ -141,7 +141,7 @@ async def serving(
     chosen = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, "server": {"shutdown_grace": 5}}
     async with Gateway.open(chosen, sources=[source]) as gateway:
         server = McpServer(Handlers(gateway.executor, gateway.versions, plans=gateway.records))
-        web = HttpApp(server, gateway.ready, guard or RequestGuard(LIMIT))
+        web = HttpApp(server, gateway.check_parts, guard or RequestGuard(LIMIT))
         listening, stop = bind("127.0.0.1", 0), anyio.Event()
         passed: list[str] = []
 

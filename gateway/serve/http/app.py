@@ -8,9 +8,10 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from ipaddress import AddressValueError, IPv6Address
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import uvicorn
@@ -26,6 +27,7 @@ from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
 from gateway.identity.authentication import Identity
 from gateway.protocol import HTTP_PATH, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
+from gateway.secrets import KNOWN
 from gateway.serve.http.authentication import Authentication, ForwardedHeaders, Origin, error_response
 from gateway.serve.http.fastpath import HttpFastPath
 from gateway.serve.http.protocol import FastHandler, FastHttpProtocol, HeaderCache
@@ -33,15 +35,18 @@ from gateway.serve.mcp.event_streams import KEPT_SECONDS, SESSION_BYTES
 from gateway.serve.mcp.handlers import McpServer
 from gateway.serve.mcp.sdk import SdkTransport
 
-# Raises `Unavailable` while the gateway cannot serve.
-Ready = Callable[[], Awaitable[None]]
+if TYPE_CHECKING:
+    from gateway.admin.health_monitor import HealthCheck
+
+# Returns the state of each part of the gateway.
+CheckParts = Callable[[], Awaitable["Sequence[HealthCheck]"]]
 
 PATH = HTTP_PATH
 # Bytes of a body outside of MCP and REST: forms and registrations, which anybody may send.
 FORM_LIMIT = 256 * 1024
 # First parts of the paths of REST.
 _REST = frozenset({"api", "tools", "openapi"})
-# Answered for any host name: a probe uses the machine's address, and they tell nothing but that the server works.
+# Answered for any host name: a probe uses the machine's address. For other names they tell only whether it works.
 _HEALTH = frozenset({"/healthz", "/readyz"})
 _CHECKED = frozenset({b"host", b"origin", b"content-length", b"authorization"})
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -66,7 +71,7 @@ class HttpApp:
     def __init__(
         self,
         mcp: McpServer,
-        ready: Ready,
+        check_parts: CheckParts,
         guard: RequestGuard,
         identity: Identity | None = None,
         routes: Sequence[BaseRoute] = (),
@@ -79,7 +84,8 @@ class HttpApp:
         authentication = Authentication(identity, PATH, public, Origin(public_url), issues_tokens)
         self.end_unauthenticated = authentication.end_unauthenticated
         self._mcp = mcp
-        self._ready = ready
+        self._check_parts = check_parts
+        self._guard = guard
         self._streams: set[anyio.CancelScope] = set()
         health = [Route("/healthz", self._healthz), Route("/readyz", self._readyz)]
         own = [*health, *authentication.routes(), *routes]
@@ -99,12 +105,17 @@ class HttpApp:
     async def _healthz(self, _: Request) -> Response:
         return JSONResponse({"ok": True, "version": __version__})
 
-    async def _readyz(self, _: Request) -> Response:
-        try:
-            await self._ready()
-        except GatewayError as refusal:
-            return error_response(refusal)
-        return JSONResponse({"ok": True})
+    async def _readyz(self, request: Request) -> Response:
+        parts = await self._check_parts()
+        blocking = [part for part in parts if part.blocks]
+        answer: dict[str, Any] = {"ok": not blocking}
+        if self._guard.allows(dict(request.scope["headers"])):  # a web page may ask under a host name of its own
+            answer["parts"] = KNOWN.mask_value([asdict(part) for part in parts])
+        if blocking:
+            subjects = ", ".join(dict.fromkeys(part.subject for part in blocking))
+            error = Unavailable(f"not ready: {subjects}; 'parts' and `toolgate doctor` say why", code="NOT_READY")
+            answer["error"] = error.to_dict()
+        return JSONResponse(answer, status_code=Unavailable.status if blocking else 200)
 
     def _serve_sessions(self, app: ASGIApp) -> ASGIApp:
         """Return the application in which a session can only be used by the principal that opened it, with GET requests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import date
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,8 @@ from pydantic import Field
 
 from gateway.admin import health, keys, search, switches, usage
 from gateway.config import describe
+from gateway.mcp_client.connect import ignore_step
+from gateway.secrets import KNOWN
 from gateway.serve.rest.endpoint import (
     AnswerModel,
     Endpoint,
@@ -60,16 +63,33 @@ class SearchAnswer(AnswerModel):
 
 
 class CheckInfo(AnswerModel):
+    """The state of one part. `name` is that of an upstream server, `since` when a problem began."""
+
     subject: str
     state: Literal["ok", "note", "fail"]
     message: str
+    name: str | None
+    since: str | None
+
+
+class HealthEventInfo(AnswerModel):
+    """A problem of a gateway on this data directory; `ended_at` is null while it lasts."""
+
+    id: str
+    subject: str
+    name: str | None
+    message: str
+    began_at: str
+    ended_at: str | None
 
 
 class HealthAnswer(AnswerModel):
-    """`ok` is false if a check failed; each message says what to do."""
+    """`ok` is false if a check failed; each message says what to do. `events` are the latest problems, those that last
+    first."""
 
     ok: bool
     checks: list[CheckInfo]
+    events: list[HealthEventInfo]
 
 
 class HealthQuery(RequestModel):
@@ -206,12 +226,12 @@ async def search_everything(request: RestRequest, query: SearchQuery) -> object:
 
 
 async def get_health(request: RestRequest, query: HealthQuery) -> object:
-    """Check the database, the tools, the machine and, on request, the upstream servers"""
+    """Check the machine, each part of the gateway, its tools and, on request, the upstream servers"""
     gateway = request.gateway
-    checks = [*await health.check_machine(gateway.settings), *await health.check_gateway(gateway)]
-    if query.upstreams:
-        checks += await health.check_upstreams(gateway)
-    return {"ok": all(check.state != "fail" for check in checks), "checks": checks}
+    checks = await health.check_health(gateway, probe=ignore_step if query.upstreams else None)
+    events = await gateway.health.list_events()
+    masked = KNOWN.mask_value([asdict(check) for check in checks])
+    return {"ok": all(check.state != "fail" for check in checks), "checks": masked, "events": events}
 
 
 async def list_problems(request: RestRequest, query: PageQuery) -> object:
