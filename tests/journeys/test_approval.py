@@ -374,7 +374,7 @@ async def test_question_of_a_killed_process_is_answered_at_another(tmp_path: Pat
                     "write_file", arguments, meta=meta, allow_input_required=True
                 )
             first.signal(9)
-            first.wait(PATIENCE)
+            first.wait()
         form = asked.input_requests["approval"].params.model_dump(by_alias=True, mode="json")
         answers: Any = {"approval": choose("approve once")(form)}
         async with visiting(second, MODERN, Person(), tmp_path / "data") as visit:

@@ -644,7 +644,7 @@ async def test_nothing_outlives_the_gateway(tmp_path: Path, end: int) -> None:
         assert asked["resultType"] == "input_required"
         assert len(labs.running(str(tmp_path))) >= 4  # two servers and their supervisors
         gateway.signal(end)
-        gateway.wait(20)
+        gateway.wait()
     await labs.gone(str(tmp_path))
 
 
