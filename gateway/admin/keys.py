@@ -63,7 +63,7 @@ async def disconnect_client(gateway: Gateway, grant_id: str) -> None:
         raise NotFound(f"there is no client {grant_id!r}; see: toolgate key clients", code="UNKNOWN_CLIENT")
 
 
-async def open_session(gateway: Gateway, principal: Principal, key_digest: str | None, browser: str) -> str:
+async def open_session(gateway: Gateway, principal: Principal, key_digest: str, browser: str) -> str:
     """Begin a session of somebody in a browser and return its cookie, which nobody can see again."""
     row, cookie = make_session(principal, key_digest, browser)
     await gateway.sessions.add(row)

@@ -339,7 +339,7 @@ SESSIONS: Migration = (
         principal    TEXT NOT NULL,
         role         TEXT NOT NULL,
         profile      TEXT,
-        key_digest   TEXT,                           -- of the key it was opened with; it ends with the key
+        key_digest   TEXT NOT NULL,                  -- of the key it was opened with; it ends with the key
         browser      TEXT NOT NULL,
         created_at   TEXT NOT NULL,
         expires_at   TEXT NOT NULL,

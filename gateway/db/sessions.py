@@ -1,4 +1,4 @@
-"""BrowserSessions of people in a browser: stored by the SHA-256 of their cookie, with the key they were opened with."""
+"""Sessions of people in a browser: stored by the SHA-256 of their cookie, with the key they were opened with."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from gateway.errors import Conflict
 
 SUBJECT = "sessions"
 
-# BrowserSessions that a principal may have; a new one beyond that ends the oldest.
+# Sessions that a principal may have; a new one beyond that ends the oldest.
 SESSIONS_LIMIT = 50
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session without its cookie. It ends with its key, `key_digest`; one opened with a token of an identity provider
-    has none. Times are ISO 8601."""
+    """A session without its cookie. It has the role and profile of its key, and ends with it. Times are ISO 8601."""
 
     id: str
     digest: str
     principal: str
     role: str
     profile: str | None
-    key_digest: str | None
+    key_digest: str
     browser: str
     created_at: str
     expires_at: str
@@ -34,10 +33,9 @@ class SessionRow:
 
 _COLUMNS = ", ".join(field.name for field in fields(SessionRow))
 _ADD = f"INSERT INTO sessions ({_COLUMNS}) VALUES ({', '.join('?' * len(fields(SessionRow)))})"  # noqa: S608 - own names
-_LIVE = """SELECT s.id, s.digest, s.principal, COALESCE(k.role, s.role), k.profile, s.key_digest, s.browser,
-    s.created_at, s.expires_at, s.last_used_at FROM sessions s LEFT JOIN api_keys k ON k.digest = s.key_digest
-    WHERE s.expires_at > ? AND (s.key_digest IS NULL
-    OR (k.id IS NOT NULL AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ?)))
+_LIVE = """SELECT s.id, s.digest, s.principal, k.role, k.profile, s.key_digest, s.browser,
+    s.created_at, s.expires_at, s.last_used_at FROM sessions s JOIN api_keys k ON k.digest = s.key_digest
+    WHERE s.expires_at > ? AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ?)
     ORDER BY s.created_at, s.id"""
 _END = "DELETE FROM sessions WHERE id = ?"
 _PURGE = "DELETE FROM sessions WHERE expires_at <= ?"

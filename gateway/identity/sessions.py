@@ -1,4 +1,4 @@
-"""BrowserSessions of people in a browser as credentials. The cookie of one is worth nothing as a bearer token."""
+"""Sessions of people in a browser as credentials. The cookie of one is worth nothing as a bearer token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def session_digest(cookie: str) -> bytes | None:
     return hashlib.sha256(b"session\0" + cookie.encode()).digest()
 
 
-def make_session(principal: Principal, key_digest: str | None, browser: str) -> tuple[SessionRow, str]:
+def make_session(principal: Principal, key_digest: str, browser: str) -> tuple[SessionRow, str]:
     """Return a new session and its cookie, which is stored nowhere."""
     cookie, now = secrets.token_urlsafe(32), time.time()
     digest = session_digest(cookie)

@@ -71,12 +71,12 @@ class SignInRoutes:
 
     async def _open_session(self, text: str, request: Request) -> str:
         secret = text.strip()
-        if not secret.isascii() or not secret.isprintable() or not 0 < len(secret) <= KEY_LIMIT:
+        if not secret.startswith("tg_") or not secret.isascii() or not secret.isprintable() or len(secret) > KEY_LIMIT:
             raise Unauthenticated("this is not a key; it begins with tg_")
         principal = await self._identity.authenticate({b"authorization": f"Bearer {secret}".encode()})
         if principal.resource is not None:
             raise Unauthenticated("this is a client's token; sign in with a key")
-        digest = hash_secret(secret).hex() if secret.startswith("tg_") else None
+        digest = hash_secret(secret).hex()
         return await keys.open_session(self._gateway, principal, digest, request.headers.get("user-agent", ""))
 
     async def _sign_out(self, request: Request) -> Response:
