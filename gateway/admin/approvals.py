@@ -60,9 +60,9 @@ def _check_changes(tool: Tool, stored: Mapping[str, Any], changes: Mapping[str, 
         raise refusal
 
 
-async def deny(gateway: Gateway, approval_id: str, by: str) -> ApprovalRecord:
-    """Refuse a waiting call."""
-    return await gateway.approvals.deny(approval_id, by)
+async def deny(gateway: Gateway, approval_id: str, by: str, note: str | None = None) -> ApprovalRecord:
+    """Refuse a waiting call; `note` is the reason that the model gets."""
+    return await gateway.approvals.deny(approval_id, by, note)
 
 
 async def list_remembered(gateway: Gateway) -> list[RememberedApproval]:

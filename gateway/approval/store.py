@@ -88,6 +88,7 @@ class ApprovalStore:
             created_at=timestamp(now),
             expires_at=timestamp(now + self.settings.timeout),
             nonce="" if via == QUEUE else secrets.token_urlsafe(24),
+            changes=_encode_changes(question.changes),
         )
         await self.records.ask(record, self.settings.pending)
         _log_waiting(record)
@@ -128,10 +129,11 @@ class ApprovalStore:
             raise await self._not_waiting_error(record)
         return record
 
-    async def deny(self, approval_id: str, by: str) -> ApprovalRecord:
-        """Refuse a call in the queue. The same call is refused without asking until the question would have expired."""
-        record = await self._get_queued(approval_id)
-        if not await self.records.decide(record, "denied", by, ending=_ending(decline_error(record))):
+    async def deny(self, approval_id: str, by: str, note: str | None = None) -> ApprovalRecord:
+        """Refuse a call in the queue; `note` is the reason that the model gets. The same call is refused without asking
+        until the question would have expired."""
+        record = replace(await self._get_queued(approval_id), note=note)
+        if not await self.records.decide(record, "denied", by, ending=_ending(decline_error(record)), note=note):
             raise await self._not_waiting_error(record)
         return record
 
@@ -251,8 +253,9 @@ async def run_approved(call_tool: Proceed, call: Call, sent: Mapping[str, Any]) 
 
 
 def decline_error(record: ApprovalRecord) -> Forbidden:
+    why = f". Their reason: {record.note}" if record.note else ""
     return Forbidden(
-        f"a person declined {record.tool_id} with these arguments; do not call it again unless the user asks for it",
+        f"a person declined {record.tool_id} with these arguments; do not call it again unless the user asks for it{why}",
         code="DECLINED",
         approval=record.id,
     )
@@ -276,6 +279,16 @@ def _encode_arguments(arguments: Mapping[str, Any]) -> str | None:
     if len(document) <= STORED_CHARACTERS:
         return KNOWN.mask_json(document.decode())
     return to_json({"truncated": True, "bytes": len(document)}).decode()
+
+
+def _encode_changes(changes: str | None) -> str | None:
+    """Return what would change for the database: secrets masked, hidden characters shown, and cut off above a limit."""
+    if changes is None:
+        return None
+    lines = ["\t".join(map(escape_text, line.split("\t"))) for line in changes[:STORED_CHARACTERS].split("\n")]
+    if len(changes) > STORED_CHARACTERS:
+        lines.append(f"… {len(changes) - STORED_CHARACTERS} characters are left out")
+    return KNOWN.mask("\n".join(lines))
 
 
 def _blame_edit(error: Invalid) -> Invalid:

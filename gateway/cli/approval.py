@@ -116,12 +116,13 @@ def allow(
 
 @approval.command()
 @click.argument("approval_id", metavar="ID")
+@click.option("--reason", help="What the model is told about it.")
 @as_json
 @settings_options
-def deny(settings: Settings, approval_id: str, as_json: bool) -> None:
+def deny(settings: Settings, approval_id: str, reason: str | None, as_json: bool) -> None:
     """Refuse a waiting call."""
     _print_decision(
-        run_stored(settings, lambda gateway: approvals.deny(gateway, approval_id, person())), "denied", as_json
+        run_stored(settings, lambda gateway: approvals.deny(gateway, approval_id, person(), reason)), "denied", as_json
     )
 
 

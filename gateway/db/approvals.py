@@ -48,6 +48,8 @@ class ApprovalRecord:
     scope: Scope | None = None
     decided_by: str | None = None
     decided_at: str | None = None
+    changes: str | None = None
+    note: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON for programs, without the nonce that an answer needs."""
@@ -94,7 +96,7 @@ _ASK = f"""INSERT INTO approvals ({", ".join(_COLUMNS)}) SELECT {", ".join("?" *
     WHERE (SELECT count(*) FROM approvals WHERE status = 'waiting' AND principal = ?) < ?
     AND (SELECT count(*) FROM approvals WHERE status = 'waiting') < ?"""  # noqa: S608 - own names
 _DECIDE = """UPDATE approvals SET status = ?, scope = ?, edited_args = ?, decided_by = ?, decided_at = ?,
-    expires_at = ?, nonce = '' WHERE id = ? AND nonce = ? AND status = 'waiting' AND expires_at > ?"""
+    expires_at = ?, note = ?, nonce = '' WHERE id = ? AND nonce = ? AND status = 'waiting' AND expires_at > ?"""
 _CONSUME = "UPDATE approvals SET status = 'used' WHERE id = ? AND status = 'allowed' AND expires_at > ?"
 _ARM = "UPDATE approvals SET nonce = ? WHERE id = ? AND status = 'used' AND nonce = ''"
 _BURN = "UPDATE approvals SET nonce = '' WHERE id = ? AND status = 'used' AND nonce = ? AND nonce <> ''"
@@ -154,6 +156,7 @@ class Approvals:
         edited: str | None = None,
         ending: Ending | None = None,
         lasting: float = 0.0,
+        note: str | None = None,
     ) -> bool:
         """Answer a question that waits under its own nonce; False when it does not, and then nothing is changed.
 
@@ -162,7 +165,7 @@ class Approvals:
         """
         now = self._clock()
         until = timestamp(now + lasting) if lasting else asked.expires_at
-        decided = (status, scope, edited, by, timestamp(now), until, asked.id, asked.nonce, timestamp(now))
+        decided = (status, scope, edited, by, timestamp(now), until, note, asked.id, asked.nonce, timestamp(now))
         statements = [Statement(_DECIDE, decided, 1)]
         if scope in ("chat", "always"):
             statements += self._remember(asked, asked.chat_id if scope == "chat" else None, by)

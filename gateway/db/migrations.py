@@ -364,6 +364,11 @@ HEALTH_EVENTS: Migration = (
     "CREATE INDEX health_events_open ON health_events (process) WHERE ended_at IS NULL",
 )
 
+APPROVAL_DETAILS: Migration = (
+    "ALTER TABLE approvals ADD COLUMN changes TEXT",  # what the call would change, for the person
+    "ALTER TABLE approvals ADD COLUMN note TEXT",  # the person's reason, for the model
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -379,6 +384,7 @@ MIGRATIONS: Sequence[Migration] = (
     CALL_USAGE,
     SESSIONS,
     HEALTH_EVENTS,
+    APPROVAL_DETAILS,
 )
 
 

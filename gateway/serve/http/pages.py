@@ -72,9 +72,6 @@ def allow_style(style: str) -> str:
     return f"style-src 'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'"
 
 
-_STYLE_POLICY = allow_style(_STYLE)
-
-
 class Choice(NamedTuple):
     """One of several answers, with what it means."""
 
@@ -84,17 +81,22 @@ class Choice(NamedTuple):
 
 
 def page(
-    title: str, parts: Iterable[str], status: int = 200, form_targets: Sequence[str] = ("'self'",)
+    title: str,
+    parts: Iterable[str],
+    status: int = 200,
+    form_targets: Sequence[str] = ("'self'",),
+    extra_style: str = "",
 ) -> HTMLResponse:
     """Return a page of escaped parts. `form_targets` are the places that its forms may lead to, redirects included."""
+    style = _STYLE + extra_style
     body = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · Toolgate</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="robots" content="noindex">'
-        f"<style>{_STYLE}</style></head><body><main><header>Toolgate</header><h1>{escape(title)}</h1>"
+        f"<style>{style}</style></head><body><main><header>Toolgate</header><h1>{escape(title)}</h1>"
         f"{''.join(parts)}</main></body></html>"
     )
     response = HTMLResponse(body, status)
-    protect(response, f"{_STYLE_POLICY}; form-action {' '.join(form_targets)}")
+    protect(response, f"{allow_style(style)}; form-action {' '.join(form_targets)}")
     return response
 
 

@@ -140,6 +140,10 @@ class ApprovalInfo(AnswerModel):
     expires_at: str
     decided_by: str | None
     decided_at: str | None
+    changes: Annotated[str | None, Field(description="What the call would change, as a difference or a sentence.")]
+    note: Annotated[str | None, Field(description="The reason of a no.")]
+    tool_digest: Annotated[str, Field(description="Of the tool's definition; a remembered decision counts for it alone.")]
+    question: Annotated[str, Field(description="A digest of all that was shown; the decision counts for it alone.")]
 
 
 class ApprovalQuery(PageQuery):
@@ -148,11 +152,13 @@ class ApprovalQuery(PageQuery):
 
 
 class DecisionBody(RequestModel):
-    """`arguments` are changes to the call's arguments; `remember` makes a consent last for the chat or for good."""
+    """`arguments` are changes to the call's arguments; `remember` makes a consent last for the chat or for good; `reason`
+    is what the model is told about a no."""
 
     decision: Literal["allow", "deny"]
     arguments: Annotated[dict[str, JsonValue] | None, Field(max_length=1000)] = None
     remember: Literal["chat", "always"] | None = None
+    reason: Annotated[str | None, Field(max_length=1000)] = None
 
 
 class RememberedInfo(AnswerModel):
@@ -229,11 +235,13 @@ async def decide_approval(request: RestRequest, approval_id: Id, body: DecisionB
     """Allow or deny a call that waits in the queue"""
     gateway, by = request.gateway, request.principal.id
     if body.decision == "allow":
+        if body.reason:
+            raise Invalid("'reason' belongs to the decision 'deny'", code="INVALID_REQUEST")
         await approvals.allow(gateway, approval_id, by, body.remember or "once", body.arguments)
     elif body.arguments or body.remember:
         raise Invalid("'arguments' and 'remember' belong to the decision 'allow'", code="INVALID_REQUEST")
     else:
-        await approvals.deny(gateway, approval_id, by)
+        await approvals.deny(gateway, approval_id, by, body.reason or None)
     return (await approvals.show_approval(gateway, approval_id)).to_dict()
 
 

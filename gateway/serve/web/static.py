@@ -22,6 +22,7 @@ from gateway.errors import NotFound
 from gateway.identity.authentication import Identity
 from gateway.serve.http.authentication import SIGN_IN_PATH, Origin, error_response
 from gateway.serve.http.pages import protect
+from gateway.serve.web.approve import ApproveRoutes
 from gateway.serve.web.sign_in import SignInRoutes
 
 if TYPE_CHECKING:
@@ -73,13 +74,14 @@ def _fill(index: str, contents: Mapping[str, bytes], base: str) -> str:
 
 def make_console_routes(gateway: Gateway, identity: Identity) -> tuple[list[Route], frozenset[str]]:
     """Return the routes of the console, and which of them are public: the files, and signing in."""
-    sign_in = SignInRoutes(gateway, identity, Origin(gateway.settings.server.public_url))
+    origin = Origin(gateway.settings.server.public_url)
     routes = [
         Route("/", _show_page),
         Route("/console", _show_page),
         Route("/console/{path:path}", _show_page),
         Route(STATIC_FOLDER + "{version}/{path:path}", _send_file),
-        *sign_in.routes,
+        *SignInRoutes(gateway, identity, origin).routes,
+        *ApproveRoutes(gateway, origin).routes,
     ]
     return routes, frozenset({STATIC_FOLDER, SIGN_IN_PATH})
 

@@ -1,9 +1,10 @@
-/** What the gateway announces while the console is open: approvals that wait, and whether we hear of it. */
+/** What the gateway announces while the console is open: approvals that wait, calls, and whether we hear of them. */
 
 import {formatTime} from "../core/format.js";
 import {api} from "./api.js";
 
 const listeners = new Set();
+const NOTIFY = "notify";
 
 export const live = {
   /** "connecting", "live" or "lost". */
@@ -22,10 +23,28 @@ export const live = {
     listeners.add(listener);
     return () => listeners.delete(listener);
   },
+
+  /** Whether the browser shows a notification for a new approval. */
+  get notifies() {
+    return "Notification" in window && Notification.permission === "granted" && localStorage.getItem(NOTIFY) === "on";
+  },
+
+  /** Switch notifications; the browser asks the person first. @param {boolean} on */
+  async setNotifies(on) {
+    if (on && (await Notification.requestPermission()) !== "granted") return;
+    localStorage.setItem(NOTIFY, on ? "on" : "off");
+  },
 };
 
 function receive(event) {
-  if (event.event === "approvals") live.waiting = event.data.waiting;
+  if (event.event === "approvals") {
+    const isMore = event.data.waiting > live.waiting;
+    live.waiting = event.data.waiting;
+    if (isMore && live.notifies && document.hidden) {
+      const shown = new Notification("Toolgate: a call waits for you", {body: `${live.waiting} waiting`, tag: "toolgate-approvals"});
+      shown.onclick = () => { focus(); location.assign("/console/approvals"); };
+    }
+  }
   announce(event);
 }
 
