@@ -9,9 +9,11 @@ import json
 import os
 import re
 import sys
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from gateway.errors import Invalid
 
@@ -126,6 +128,20 @@ def make_snippets(
         Snippet(key, name, _make_entry(key, name, command, url), *locate(key, user), "" if app.url_key else note)
         for key, app in CLIENTS.items()
     ]
+
+
+def make_install_link(snippet: Snippet) -> str | None:
+    """Return the address by which a client adds the entry itself, as its makers document it; None if it has none."""
+    document = json.dumps(snippet.entry, separators=(",", ":"))
+    encoded = quote(b64encode(document.encode()).decode(), safe="")
+    match snippet.client:
+        case "cursor":
+            return f"cursor://anysphere.cursor-deeplink/mcp/install?name={quote(snippet.name)}&config={encoded}"
+        case "vscode":
+            return f"vscode:mcp/install?{quote(json.dumps({'name': snippet.name, **snippet.entry}), safe='')}"
+        case "lm-studio":
+            return f"lmstudio://add_mcp?name={quote(snippet.name)}&config={encoded}"
+    return None
 
 
 def serve_command(python: str, arguments: Sequence[str] = ()) -> list[str]:

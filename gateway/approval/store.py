@@ -255,7 +255,8 @@ async def run_approved(call_tool: Proceed, call: Call, sent: Mapping[str, Any]) 
 def decline_error(record: ApprovalRecord) -> Forbidden:
     why = f". Their reason: {record.note}" if record.note else ""
     return Forbidden(
-        f"a person declined {record.tool_id} with these arguments; do not call it again unless the user asks for it{why}",
+        f"a person declined {record.tool_id} with these arguments; do not call it again unless the user asks for it"
+        f"{why}",
         code="DECLINED",
         approval=record.id,
     )

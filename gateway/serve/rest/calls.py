@@ -140,9 +140,9 @@ class ApprovalInfo(AnswerModel):
     expires_at: str
     decided_by: str | None
     decided_at: str | None
-    changes: Annotated[str | None, Field(description="What the call would change, as a difference or a sentence.")]
+    changes: Annotated[str | None, Field(description="What would change, as a difference or a sentence.")]
     note: Annotated[str | None, Field(description="The reason of a no.")]
-    tool_digest: Annotated[str, Field(description="Of the tool's definition; a remembered decision counts for it alone.")]
+    tool_digest: Annotated[str, Field(description="Of the definition; a remembered decision counts for it alone.")]
     question: Annotated[str, Field(description="A digest of all that was shown; the decision counts for it alone.")]
 
 
@@ -152,8 +152,8 @@ class ApprovalQuery(PageQuery):
 
 
 class DecisionBody(RequestModel):
-    """`arguments` are changes to the call's arguments; `remember` makes a consent last for the chat or for good; `reason`
-    is what the model is told about a no."""
+    """`arguments` are changes to the call's arguments; `remember` makes a consent last for the chat or for good;
+    `reason` is what the model is told about a no."""
 
     decision: Literal["allow", "deny"]
     arguments: Annotated[dict[str, JsonValue] | None, Field(max_length=1000)] = None

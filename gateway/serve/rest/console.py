@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway import __version__
 from gateway.admin import approvals, calls, keys
-from gateway.calls import to_json
+from gateway.admin.clients import CLIENTS, make_install_link, make_snippets, serve_command
+from gateway.calls import LOCAL, to_json
+from gateway.config import ProfileSettings
 from gateway.errors import Unavailable
+from gateway.protocol import HTTP_PATH
+from gateway.serve.http.authentication import Origin
 from gateway.serve.mcp.event_streams import PING, PING_SECONDS, encode_event
 from gateway.serve.rest.endpoint import AnswerModel, Endpoint, ListPage, PageQuery, RestRequest, slice_page
 
@@ -23,6 +29,8 @@ _STREAMS = 100
 # Calls whose state is watched, and approvals that are counted.
 _RECENT = 10
 _COUNTED = 100
+# Of the JSON of definitions, per token of a model; an estimate.
+_TOKEN_CHARACTERS = 4
 
 
 class PrincipalInfo(AnswerModel):
@@ -83,6 +91,106 @@ async def end_session(request: RestRequest, session_id: str) -> object:
     return None
 
 
+class RoleInfo(AnswerModel):
+    """The rights of a role; null means everything. `builtin` ones exist without being set."""
+
+    name: str
+    builtin: bool
+    admin: bool
+    permission: Literal["read-only", "read-write", "execute"]
+    categories: list[str] | None
+    allow: list[str]
+    deny: list[str]
+    servers: list[str]
+
+
+class ProfileInfo(AnswerModel):
+    """A view of the catalog: how many tools it has, and about how many tokens their definitions take."""
+
+    name: str
+    mode: str
+    permission: Literal["read-only", "read-write", "execute"]
+    allow: list[str]
+    deny: list[str]
+    tools: int
+    tokens: int
+
+
+class ClientSetup(AnswerModel):
+    """The way a client is connected: the text for its `file`, and an address that adds it with one click if it has one."""
+
+    client: str
+    title: str
+    file: str
+    text: str
+    note: str
+    restart: str
+    link: str | None
+
+
+class ClientList(AnswerModel):
+    """`url` is where MCP is served; with `needs_key`, each client has to send a key."""
+
+    url: str
+    needs_key: bool
+    items: list[ClientSetup]
+
+
+async def list_roles(request: RestRequest, query: PageQuery) -> object:
+    """List roles, and what each may do"""
+    found = [
+        {
+            "name": name,
+            "builtin": name not in request.gateway.settings.roles,
+            "allow": role.tools.allow,
+            "deny": role.tools.deny,
+            **role.model_dump(include={"admin", "permission", "categories", "servers"}),
+        }
+        for name, role in request.gateway.roles.roles.items()
+    ]
+    return slice_page(found, lambda role: str(role["name"]), query, "roles")
+
+
+async def list_profiles(request: RestRequest, query: PageQuery) -> object:
+    """List profiles with the cost of their tools; `default` is what a client without one gets"""
+    gateway = request.gateway
+    found = []
+    for name, profile in {"default": ProfileSettings(), **gateway.roles.profiles}.items():
+        access = None if name not in gateway.roles.profiles else gateway.roles.profile_access(name)
+        tools = gateway.catalog.for_principal(access).to_mcp_tools()
+        found.append(
+            {
+                "name": name,
+                "allow": profile.tools.allow,
+                "deny": profile.tools.deny,
+                "tools": len(tools),
+                "tokens": len(to_json(tools)) // _TOKEN_CHARACTERS,
+                **profile.model_dump(include={"mode", "permission"}),
+            }
+        )
+    return slice_page(found, lambda each: str(each["name"]), query, "profiles")
+
+
+async def list_clients(request: RestRequest) -> object:
+    """List the lines by which each client is connected to this gateway"""
+    origin = Origin(request.gateway.settings.server.public_url).of(Request(request.scope))
+    url = f"{origin}{HTTP_PATH}"
+    snippets = make_snippets(serve_command(sys.executable), url)
+    items = [
+        {
+            "client": each.client,
+            "title": CLIENTS[each.client].title,
+            "file": each.file.name if request.principal.id != LOCAL else str(each.file),
+            "text": each.text,
+            "note": each.note,
+            "restart": CLIENTS[each.client].restart,
+            "link": make_install_link(each),
+        }
+        for each in snippets
+    ]
+    return {"url": url, "needs_key": request.principal.id != LOCAL, "items": items}
+
+
 class EventStreams:
     """The streams of events of one gateway, bounded in number."""
 
@@ -137,4 +245,7 @@ CONSOLE_ENDPOINTS = [
     Endpoint("GET", "/api/me", get_me, MeAnswer),
     Endpoint("GET", "/api/sessions", list_sessions, ListPage[SessionInfo]),
     Endpoint("DELETE", "/api/sessions/{session_id}", end_session),
+    Endpoint("GET", "/api/roles", list_roles, ListPage[RoleInfo], admin=True),
+    Endpoint("GET", "/api/profiles", list_profiles, ListPage[ProfileInfo], admin=True),
+    Endpoint("GET", "/api/clients", list_clients, ClientList),
 ]

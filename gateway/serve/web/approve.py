@@ -1,4 +1,4 @@
-"""One approval on a page of its own: the target of a link, on a phone too. Rendered here, so that it needs no scripts."""
+"""One approval on a page of its own: the target of a link, also on a phone. It needs no scripts."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ _SCOPES = [
 # A click that was meant for what was here before must not decide: the buttons take none in the first half second.
 _STYLE = """
 main{padding-bottom:210px}
-pre{margin:0 0 12px;padding:10px 12px;background:var(--sunken);border:1px solid var(--line);border-radius:6px;overflow-x:auto;
-font:12px/20px ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace;white-space:pre-wrap}
+pre{margin:0 0 12px;padding:10px 12px;background:var(--sunken);border:1px solid var(--line);border-radius:6px;
+overflow-x:auto;font:12px/20px ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace;
+white-space:pre-wrap}
 pre .add{display:block;background:#e6f6ec}pre .del{display:block;background:#fdecea}
 @media(prefers-color-scheme:dark){pre .add{background:#0f2a1d}pre .del{background:#331816}}
 h2{font-size:14px;margin:16px 0 6px}
@@ -97,7 +98,9 @@ class ApproveRoutes:
     async def _apply(self, approval_id: str, fields: FormData, principal: Principal) -> None:
         gateway = self._gateway
         if fields.get("action") == "deny":
-            await approvals.deny(gateway, approval_id, principal.id, str(fields.get("reason", ""))[:1000].strip() or None)
+            await approvals.deny(
+                gateway, approval_id, principal.id, str(fields.get("reason", ""))[:1000].strip() or None
+            )
             return
         record = (await approvals.show_approval(gateway, approval_id)).to_dict()
         changes = _find_changes(record["args"] or {}, str(fields.get("arguments", "")))
@@ -128,7 +131,7 @@ class ApproveRoutes:
 
 def _describe_state(record: Mapping[str, Any]) -> str:
     if record["status"] != "waiting":
-        return _ENDINGS.get(record["status"], record["status"])
+        return _ENDINGS[record["status"]]
     seconds = max(0, round(datetime.fromisoformat(record["expires_at"]).timestamp() - time.time()))
     left = f"{seconds // 60} min" if seconds >= 60 else f"{seconds} s"
     return f"Waiting for you. Expires in {left}."

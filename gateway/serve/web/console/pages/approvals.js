@@ -129,7 +129,7 @@ function row(item, chosen) {
     : h("span", {class: "meta"}, formatTime(item.decided_at || item.created_at));
   return h(
     "a", {class: "list-link", href: `/console/approvals/${item.id}`, "aria-current": item.id === chosen ? "true" : false, "data-testid": "approvals.row", "data-key": item.id},
-    state(kind, "").firstChild || icon("clock"),
+    state(kind, null),
     h("span", {class: "name"}, item.tool_id), end,
     h("span", {}), h("span", {class: "meta list-about"}, about), h("span", {}),
   );
