@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
+from functools import reduce
+from typing import Literal
 
 from gateway.tools import ADMIN_CATEGORY, Permission, Tool
 
@@ -22,6 +24,36 @@ class AccessLimits:
     bytes_per_minute: int | None = None
 
 
+# How tools are listed: all of them, a few that find and call the others, these and one that runs programs, or what fits
+# the client. A later one lists less.
+ListMode = Literal["full", "auto", "search", "code"]
+_MODES: Sequence[ListMode] = ("full", "auto", "search", "code")
+
+
+@dataclass(frozen=True)
+class ListPolicy:
+    """The way tools are listed; without a mode, as another policy says. `pinned` are patterns over names and ids of
+    tools that a short list has, too; of longer descriptions, the first `description_limit` characters are listed."""
+
+    mode: ListMode | None = None
+    pinned: tuple[str, ...] = ()
+    description_limit: int | None = None
+
+    def combine(self, other: ListPolicy) -> ListPolicy:
+        """Return the policy of both that lists least."""
+        limits = [limit for limit in (self.description_limit, other.description_limit) if limit is not None]
+        modes = [mode for mode in (self.mode, other.mode) if mode is not None]
+        mode = max(modes, key=_MODES.index, default=None)
+        return ListPolicy(mode, (*self.pinned, *other.pinned), min(limits, default=None))
+
+    def override(self, other: ListPolicy | None) -> ListPolicy:
+        """Return the policy of both, with the mode of the other one if it has one."""
+        return self if other is None else replace(self.combine(other), mode=other.mode or self.mode)
+
+
+FULL_LIST = ListPolicy("full")
+
+
 @dataclass(frozen=True)
 class AccessRule:
     """One condition on a tool. `tools` and `denied` are patterns over its name and id, `servers` over the upstream it
@@ -34,6 +66,7 @@ class AccessRule:
     servers: Sequence[str] | None = None
     output_schemas: bool = True
     admin: bool = True
+    lists: ListPolicy | None = None
 
 
 class AccessPolicy:
@@ -43,6 +76,8 @@ class AccessPolicy:
     def __init__(self, rules: Sequence[AccessRule], limits: AccessLimits | None = None) -> None:
         self.permission = min((rule.permission for rule in rules), key=list(Permission).index)
         self.output_schemas = all(rule.output_schemas for rule in rules)
+        lists = [rule.lists for rule in rules if rule.lists is not None]
+        self.lists = reduce(ListPolicy.combine, lists) if lists else None
         self.limits = limits
         self._levels = frozenset(level for level in Permission if self.permission.allows(level))
         categories = [rule.categories for rule in rules if rule.categories is not None]

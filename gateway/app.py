@@ -51,6 +51,7 @@ from gateway.identity.roles import Roles
 from gateway.identity.sessions import SessionStore
 from gateway.protocol import HTTP_PATH
 from gateway.sealing import Sealer
+from gateway.search import CatalogSearch
 from gateway.serve.mcp.uris import file_uri
 from gateway.sources import Source
 from gateway.sources.builtin.source import builtin_source
@@ -62,6 +63,7 @@ from gateway.workspace.workspaces import attached_folders
 if TYPE_CHECKING:
     from gateway.authorization.provider import AuthorizationServers
     from gateway.bundles.installed import InstalledToolset
+    from gateway.discovery.source import DiscoverySource
     from gateway.identity.jwt import JwtVerifier
     from gateway.oauth.callback_server import WebLogins
     from gateway.oauth.store import LoginAccount
@@ -173,6 +175,8 @@ class GatewayParts:
             self.records.record_finished,
             RequestStateCodec(settings.approval.keys, settings.data_dir),
         )
+        self.search = CatalogSearch(self.toolset_rows.usage)
+        self.discovery = self._build_discovery() if settings.has_short_lists else None
         self.toolsets = Lazy(self._build_toolsets)
         self.upstreams = Lazy(self._build_upstreams)
         self.passthrough = Lazy(self._build_passthrough)
@@ -259,6 +263,15 @@ class GatewayParts:
 
     async def installed_toolsets(self) -> Sequence[InstalledToolset]:
         return await self.toolsets.get().library.list() if await self.toolset_rows.revision() else ()
+
+    def _build_discovery(self) -> DiscoverySource:
+        # Imported here: most gateways list all their tools.
+        from gateway.discovery import CATEGORY
+        from gateway.discovery.source import make_discovery
+
+        self.add_category(CATEGORY)
+        catalog, call_step = (lambda: self.executor.catalog), self.approval_flow.call_step
+        return make_discovery(catalog, self.search, call_step, self.settings.sandbox.timeout)
 
     def _build_toolsets(self) -> ToolsetRuntime:
         # Imported at the first use: a process without toolsets starts in half the time.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
 from gateway import names
-from gateway.access import AccessPolicy, ToolGroup, group_of
+from gateway.access import FULL_LIST, AccessPolicy, ListPolicy, ToolGroup, group_of
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.sources import Source
 from gateway.tools import Category, Permission, Tool
@@ -80,13 +80,17 @@ class CatalogEntry:
 class CatalogPolicy:
     """The limits of a catalog: its categories, the highest permission, and the number of tools. `first` are patterns
     over the names and ids of tools that are listed before all others. `access` is what the profile of this process
-    leaves; None for everything."""
+    leaves; None for everything. `lists` is how tools are listed, `discovery` are the tools of short lists, `about` says
+    what servers, toolsets and categories are for."""
 
     categories: Mapping[str, Category]
     permission: Permission = Permission.EXECUTE
     limit: int = 5000
     first: Sequence[str] = ()
     access: AccessPolicy | None = None
+    lists: ListPolicy = FULL_LIST
+    discovery: Sequence[CatalogEntry] = ()
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 class Catalog:
@@ -95,7 +99,8 @@ class Catalog:
     `aliases` are other names with the ids they may mean: names that a tool had before, and names without the prefix,
     which models and apps leave out. One that may mean several tools finds none of them. `withheld` says of each tool
     that exists but is not offered why; `problems` is what an operator should mend: bad schemas, tools above their
-    category's level, names that had to be changed. Without `output_schemas`, lists leave those out.
+    category's level, names that had to be changed. Without `output_schemas`, lists leave those out. `discovery` are
+    tools that find and run others: no part of the catalog, but callable by everybody whose list may be short.
     """
 
     def __init__(
@@ -105,8 +110,15 @@ class Catalog:
         problems: Sequence[GatewayError] = (),
         aliases: Mapping[str, Sequence[str]] | None = None,
         output_schemas: bool = True,
+        lists: ListPolicy = FULL_LIST,
+        discovery: Sequence[CatalogEntry] = (),
+        about: Mapping[str, str] | None = None,
     ) -> None:
         self.output_schemas = output_schemas
+        self.lists = lists
+        self.about: Mapping[str, str] = about or {}
+        self.discovery = {entry.name: entry for entry in discovery}
+        self._own: Mapping[str, CatalogEntry] = {} if lists.mode == "full" else self.discovery
         self._entries = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
         self._by_id = {entry.tool.id: entry for entry in self._entries.values()}
         self._withheld = dict(withheld or {})
@@ -127,7 +139,11 @@ class Catalog:
         """Every name by which a tool can be called."""
         unique = {name: ids[0] for name, ids in self._aliases.items() if len(ids) == 1}
         aliased = {name: self._by_id[tool_id] for name, tool_id in unique.items() if tool_id in self._by_id}
-        return {**aliased, **self._by_id, **self._entries}
+        return {**aliased, **self._by_id, **self._entries, **self._own}
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._entries.keys()
 
     def __iter__(self) -> Iterator[CatalogEntry]:
         return iter(self._entries.values())
@@ -174,7 +190,12 @@ class Catalog:
     def _unknown_name(self, name: str) -> NotFound:
         shown = name if len(name) <= 100 else f"{name[:100]}…"
         hint = names.did_you_mean(name, self._entries) if len(name) <= 2 * names.WIRE_NAME_LIMIT else ""
-        advice = hint or "; `toolgate tool list` and tools/list have all names"
+        listed = (
+            "search_tools finds tools by what they do"
+            if self._own
+            else "`toolgate tool list` and tools/list have all names"
+        )
+        advice = hint or f"; {listed}"
         return NotFound(f"no tool is named {shown!r}{advice}", code="UNKNOWN_TOOL")
 
     def filter(self, *, kind: str | None = None, category: str | None = None, tag: str | None = None) -> Catalog:
@@ -204,11 +225,15 @@ class CatalogView(Catalog):
         allows = access.allows_name
         groups = [entries for group, entries in whole.groups.items() if access.allows_group(group)]
         found = {entry.name for entries in groups for entry, names in entries if allows(names)}
-        super().__init__(output_schemas=whole.output_schemas and access.output_schemas)
+        schemas, lists = whole.output_schemas and access.output_schemas, whole.lists.override(access.lists)
+        own = tuple(whole.discovery.values())
+        super().__init__(output_schemas=schemas, lists=lists, discovery=own, about=whole.about)
         self._entries = {name: entry for name, entry in whole._entries.items() if name in found}
         self._whole = whole
 
     def get(self, name: str) -> CatalogEntry | None:
+        if name in self._own:
+            return self._own[name]
         entry = self._whole.get(name)
         if entry is None or entry.name not in self._entries:
             visible = self._find_visible(name)
@@ -305,7 +330,8 @@ class Draft:
         )
         aliases = self._find_aliases(owners)
         schemas = self.policy.access is None or self.policy.access.output_schemas
-        return Catalog(entries, self.withheld, self.problems, aliases, schemas)
+        discovery = self.policy.lists, self.policy.discovery, self.policy.about
+        return Catalog(entries, self.withheld, self.problems, aliases, schemas, *discovery)
 
     def _rank(self, name: str, tool: Tool) -> int:
         if any(fnmatchcase(text, pattern) for pattern in self.policy.first for text in (name, tool.id)):

@@ -45,9 +45,10 @@ class Executor:
         if access is not None:
             catalog = catalog.for_principal(access)
         entry = catalog.get(call.name)
-        if entry is None:
+        if entry is None or call.refusal is not None:
+            refusal = call.refusal or catalog.refusal(call.name)
             pipeline = self._unknown_pipeline
-            call = call.replace(tool=None, public_name=None, refusal=catalog.refusal(call.name))
+            call = call.replace(tool=None, public_name=None, refusal=refusal)
         else:
             pipeline = self._pipelines.get(entry.name) or self._build(entry)
             call = call.replace(tool=entry.tool, public_name=entry.name, refusal=None, began=time.perf_counter())

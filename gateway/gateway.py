@@ -21,7 +21,6 @@ from gateway.config import Settings
 from gateway.db.switches import Switches
 from gateway.errors import GatewayError, Unavailable
 from gateway.extensions import Extension
-from gateway.search import CatalogSearch
 from gateway.sources import Source
 from gateway.tools import ADMIN_CATEGORY, Category
 from gateway.workspace.workspaces import default_chat
@@ -109,7 +108,6 @@ class Gateway:
         self._installing: asyncio.Task[Any] | None = None
         self._first_lists: asyncio.Task[None] | None = None
         self._listeners: list[Callable[[], None]] = []
-        self._search = CatalogSearch()
         self._health: HealthMonitor | None = None
         self._serves = False
 
@@ -170,7 +168,7 @@ class Gateway:
 
     async def search(self, query: str, limit: int = 10, part: Catalog | None = None) -> list[CatalogEntry]:
         """The tools of the catalog, or of a part of it, that fit a few words or a sentence, best first."""
-        return await self._search.find(self.catalog, query, limit, part)
+        return await self._parts.search.find(self.catalog, query, limit, part)
 
     @property
     def queued_calls(self) -> int:
@@ -254,7 +252,12 @@ class Gateway:
             self._parts.set_categories(await self.switches.load_categories())
             limit, first = self.settings.limits.tools, self.settings.tools.first
             self._add_admin_tools()
-            draft = Draft(CatalogPolicy(self._parts.categories, profile.permission, limit, first, access))
+            lists = self.settings.tools.list_policy.override(access.lists if access is not None else None)
+            policy = CatalogPolicy(self._parts.categories, profile.permission, limit, first, access, lists)
+            if (discovery := self._parts.discovery) is not None:
+                own = [CatalogEntry(tool.id, tool, discovery) for tool in await discovery.list_tools()]
+                policy = replace(policy, discovery=own, about=self._describe_owners(installed))
+            draft = Draft(policy)
             for source in self._parts.sources:
                 await self._add_tools(draft, source)
             unlisted = await self._find_unlisted_servers(draft.known, installed)
@@ -326,7 +329,7 @@ class Gateway:
         if self._refresh_task is not None:
             await _cancel(self._refresh_task)
         self._parts.rate_limit.close()
-        for part in (self._parts.upstreams.peek(), self._parts.toolsets.peek()):
+        for part in (self._parts.discovery, self._parts.upstreams.peek(), self._parts.toolsets.peek()):
             if part is not None:
                 await part.close()
 
@@ -371,6 +374,14 @@ class Gateway:
             if builtin in self._off_builtins:
                 tool = replace(tool, withheld=f"it is turned off; turn it on with: toolgate tool enable {builtin}")
             draft.consider(source, tool)
+
+    def _describe_owners(self, installed: Sequence[InstalledToolset]) -> dict[str, str]:
+        """Return the purpose of servers, toolsets and categories, by name."""
+        registry = self._parts.upstreams.peek()
+        servers = {} if registry is None else {name: each.instructions for name, each in registry.by_name.items()}
+        toolsets = {toolset.id: toolset.spec.description for toolset in installed}
+        categories = {name: category.description for name, category in self.categories.items()}
+        return {name: text for name, text in {**categories, **toolsets, **servers}.items() if text}
 
     async def _find_unlisted_servers(
         self, known: Collection[str], installed: Sequence[InstalledToolset]

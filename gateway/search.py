@@ -2,7 +2,7 @@
 
 The order of the answers: tools whose name starts with what was typed, then tools that have its words, then tools with
 words near to them. Tools with the words are ranked by BM25 over name, title, server, description and arguments.
-`ToolIndex` orders what is equal otherwise by last use, where a caller knows it; `CatalogSearch` does not yet.
+What is equal otherwise is ordered by last use.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import difflib
 import heapq
 import math
 import re
+import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -42,6 +44,9 @@ _QUERY_LENGTH = 500
 _COMPARED, _NEAR_WORDS = 50, 4
 _LEAST_LIKENESS = 0.7
 
+# Seconds for which the last use of tools is remembered.
+_USAGE_SECONDS = 10.0
+
 _WORD = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+(?:[0-9]+[a-z]*)?|[0-9]+|[^\W0-9A-Za-z_]+")
 # A word of a script that does not separate words is indexed by pairs of characters.
 _UNSEPARATED = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
@@ -64,10 +69,18 @@ class _Entry:
     name: frozenset[str]
 
 
-class CatalogSearch:
-    """Searches the catalog. The index is built at the first search, outside the event loop, and follows changes."""
+# Returns how often each tool was called, by its id, and when the last call began.
+LoadUsage = Callable[[], Awaitable[Mapping[str, tuple[int, str]]]]
 
-    def __init__(self) -> None:
+
+class CatalogSearch:
+    """Searches the catalog. The index is built at the first search, outside the event loop, and follows changes. The
+    last use of tools is read at most every few seconds."""
+
+    def __init__(self, load_usage: LoadUsage | None = None) -> None:
+        self._load_usage = load_usage
+        self._last_used: Mapping[str, float] = {}
+        self._usage_read = -math.inf
         self._index = ToolIndex()
         self._catalog = Catalog()
         self._lock = asyncio.Lock()
@@ -80,8 +93,14 @@ class CatalogSearch:
             if catalog is not self._catalog:
                 await asyncio.to_thread(self._follow, catalog)
                 self._catalog = catalog
-        offered = {entry.name: entry for entry in (catalog if part is None else part)}
-        return [offered[name] for name in self._index.search(query, limit, among=offered.keys())]
+            if self._load_usage is not None and time.monotonic() - self._usage_read > _USAGE_SECONDS:
+                self._usage_read = time.monotonic()
+                usage = await self._load_usage()
+                moments = {entry.name: usage[entry.tool.id][1] for entry in catalog if entry.tool.id in usage}
+                self._last_used = {name: datetime.fromisoformat(at).timestamp() for name, at in moments.items()}
+        among = None if part is None or part is catalog else part.names
+        found = self._index.search(query, limit, among=among, last_used=self._last_used)
+        return [entry for name in found if (entry := catalog.get(name)) is not None]
 
     def _follow(self, catalog: Catalog) -> None:
         known = {entry.name: entry.tool for entry in self._catalog}

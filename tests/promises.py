@@ -61,8 +61,7 @@ PROMISES: dict[str, Promise] = {
     "B5": Promise(
         "Search ranks prefix, whole word, fuzzy, then recency.",
         "partly",
-        "all of it under /tools over REST; the command line, the library and /api/search do not rank by last use, and "
-        "MCP has no search mode",
+        "the ranking under /tools over REST is another one than that of the command line, /api/search and MCP",
     ),
     "B6": Promise(
         "Invoking validates arguments and output and answers {ok, value} or {ok, error}, by the one executor.",
@@ -137,13 +136,13 @@ PROMISES: dict[str, Promise] = {
     "G5": Promise("Every renderer is an MCP App."),
     "G6": Promise(
         "Large catalogs stay usable: search-first mode and per-client profiles.",
-        "partly",
-        "profiles by URL, key and command line; search mode comes later",
+        "built",
     ),
     "G7": Promise("HTTP deployment with keys, roles, Host and Origin checks, health and metrics.", "built"),
     "G8": Promise("Grows past one machine on PostgreSQL and S3, losing nothing."),
     "G9": Promise("Upstream definitions are pinned; a changed one is held back until accepted.", "built"),
     # Beyond
     "H2": Promise("stdio upstreams run inside the sandbox, with the paths and hosts they are given.", "built"),
+    "H7": Promise("Code mode: one program calls many tools, each through the executor under its own name.", "built"),
     "H9": Promise("Upstreams and clients are told only of extensions that the gateway relays.", "built"),
 }

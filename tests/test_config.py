@@ -179,10 +179,3 @@ def test_folders_mean_what_they_mean_where_they_are_said(tmp_path: Path, monkeyp
     settings = config.load(None, {"workspace": Path(), "data_dir": Path("data")})
     monkeypatch.chdir("/")
     assert (settings.workspace, settings.data_dir) == (tmp_path, tmp_path / "data")
-
-
-def test_search_mode_is_refused_until_it_exists() -> None:
-    settings = config.load(None, {"profiles": {"small": {"mode": "search"}, "all": {"mode": "full"}}})
-    with pytest.raises(Invalid, match=r"'profiles.small.mode: search' is not available") as refused:
-        config.refuse_unavailable(settings)
-    assert refused.value.code == "NOT_AVAILABLE"

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from gateway.access import ListMode, ListPolicy
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
 from gateway.secrets import VARIABLE
@@ -329,6 +330,12 @@ class ToolSettings(Section):
     enable: bool | None = None
     enabled_categories: list[str] = []
     first: list[str] = []
+    mode: ListMode = "full"
+    pinned: list[str] = []
+
+    @property
+    def list_policy(self) -> ListPolicy:
+        return ListPolicy(self.mode, tuple(self.pinned))
 
 
 class HttpSettings(Section):
@@ -428,10 +435,13 @@ class ExtensionSettings(Section):
 
 
 class ProfileSettings(Section):
-    """A view for a kind of client: the highest level, and patterns over the names and ids of tools. Without
-    `output_schemas`, lists leave out what tools return, for clients that pay for every token."""
+    """A view for a kind of client: the highest level, and patterns over the names and ids of tools. `mode` is how they
+    are listed, `pinned` are patterns of tools that the short list of a mode has, too. Without `output_schemas`, lists
+    leave out what tools return, and of descriptions what is beyond `description_limit` characters."""
 
-    mode: Literal["full", "search"] = "full"
+    mode: ListMode | None = None
+    pinned: list[str] = []
+    description_limit: int | None = Field(default=None, ge=40)
     permission: Permission = Permission.EXECUTE
     tools: ToolFilterSettings = ToolFilterSettings()
     output_schemas: bool = True
@@ -530,6 +540,12 @@ class Settings(Section):
             settings.description if settings.description is not None else category.description,
         )
 
+    @property
+    def has_short_lists(self) -> bool:
+        """True if the tools of some list are found by searching."""
+        modes = [self.tools.mode, *(profile.mode for profile in self.profiles.values())]
+        return any(mode not in (None, "full") for mode in modes)
+
     def effective_profile(self) -> ProfileSettings:
         if self.profile is None:
             return ProfileSettings()
@@ -544,10 +560,6 @@ def refuse_unavailable(settings: Settings) -> None:
     for is_set, key, instead in (
         (settings.database_url, "database_url", "leave it out for SQLite in data_dir"),
         (settings.blob_store, "blob_store", "leave it out for files in data_dir"),
-        *(
-            (profile.mode == "search", f"profiles.{name}.mode: search", "leave it out for the full list")
-            for name, profile in settings.profiles.items()
-        ),
     ):
         if is_set:
             raise Invalid(f"{key!r} is not available in this version; {instead}", code="NOT_AVAILABLE")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gateway.access import AccessLimits, AccessPolicy, AccessRule
+from gateway.access import AccessLimits, AccessPolicy, AccessRule, ListPolicy
 from gateway.config import ProfileSettings, RoleSettings
 from gateway.errors import Forbidden, NotFound
 from gateway.identity import Principal
@@ -99,7 +99,21 @@ def _role_rule(settings: RoleSettings) -> AccessRule:
 
 def _profile_rule(settings: ProfileSettings) -> AccessRule:
     tools = settings.tools
-    return AccessRule(settings.permission, None, _open(tools.allow), tuple(tools.deny), None, settings.output_schemas)
+    return AccessRule(
+        settings.permission,
+        None,
+        _open(tools.allow),
+        tuple(tools.deny),
+        output_schemas=settings.output_schemas,
+        lists=list_policy(settings),
+    )
+
+
+def list_policy(settings: ProfileSettings) -> ListPolicy | None:
+    """Return how a profile lists tools; None if it leaves that to `tools` of the settings."""
+    if settings.mode is None and not settings.pinned and settings.description_limit is None:
+        return None
+    return ListPolicy(settings.mode, tuple(settings.pinned), settings.description_limit)
 
 
 def _open(patterns: list[str]) -> tuple[str, ...] | None:

@@ -15,8 +15,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,23 @@ _GRACE = 0.5
 _MEMORY = 256 * 1024 * 1024
 
 _KILLED_CODE = 128 + 9
+
+# Calls a function of the host, in the event loop: its name, positional arguments and arguments by name.
+HostFunction = Callable[[str, Sequence[Any], Mapping[str, Any]], Coroutine[Any, Any, Any]]
+
+
+class FunctionFailed(Exception):
+    """A function of the host failed; the code gets a RuntimeError with this message."""
+
+
+@dataclass(frozen=True)
+class FinishedCode:
+    """The output of code that calls functions, the value of its last expression, and how many calls it did not wait
+    for."""
+
+    program: FinishedProgram
+    value: Any
+    not_awaited: int = 0
 
 
 def is_installed() -> bool:
@@ -113,28 +130,44 @@ class Monty:
         on_output: OutputListener | None = None,
     ) -> FinishedProgram:
         """Run code to its end. A traceback is written to stderr, with exit code 1. Cancelling ends the code."""
+        given = _Code(code, folder, dict(env or {}), limits, timeout)
         loop = asyncio.get_running_loop()
         outputs = {
             name: BoundedOutput(output_limit, hard_limit, _in_loop(loop, output_callback(on_output, name)))
             for name in ("stdout", "stderr")
         }
+        return (await self._run(given, outputs, timeout + _GRACE)).program
+
+    async def run_with_functions(
+        self, code: str, function: HostFunction, *, limits: Limits, timeout: float, output_limit: int = OUTPUT_LIMIT
+    ) -> FinishedCode:
+        """Run code that has no folder and calls functions: every name that it does not define is one. The time that
+        they take does not count. Cancelling ends the code; running functions are cancelled when it ends."""
+        outputs = {name: BoundedOutput(output_limit, HARD_LIMIT) for name in ("stdout", "stderr")}
+        return await self._run(_Code(code, None, {}, limits, timeout, function), outputs, None)
+
+    async def _run(self, code: _Code, outputs: Mapping[str, BoundedOutput], limit: float | None) -> FinishedCode:
+        loop = asyncio.get_running_loop()
         async with self._slots:
             pool = await loop.run_in_executor(self._threads, self._open_pool)
             began = time.monotonic()
-            running = _RunningCode(_Code(code, folder, dict(env or {}), limits, timeout), outputs, loop)
-            exit_ = await self._wait_for(running, pool, timeout + _GRACE)
+            running = _RunningCode(code, outputs, loop)
+            exit_ = await self._wait_for(running, pool, limit)
         out, err = outputs["stdout"], outputs["stderr"]
-        return FinishedProgram(out.content, err.content, exit_, time.monotonic() - began, out.truncated, err.truncated)
+        seconds = time.monotonic() - began
+        finished = FinishedProgram(out.content, err.content, exit_, seconds, out.truncated, err.truncated)
+        return FinishedCode(finished, running.value, running.not_awaited)
 
-    async def _wait_for(self, running: _RunningCode, pool: Any, timeout: float) -> Exit:
+    async def _wait_for(self, running: _RunningCode, pool: Any, timeout: float | None) -> Exit:
         loop = asyncio.get_running_loop()
         self._running.add(running)
-        late = loop.call_later(timeout, running.end, "timeout")
+        late = None if timeout is None else loop.call_later(timeout, running.end, "timeout")
         serving = loop.run_in_executor(self._threads, running.serve, pool)
         try:
             return await asyncio.shield(serving)
         finally:
-            late.cancel()
+            if late is not None:
+                late.cancel()
             running.end()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([serving])
@@ -164,6 +197,7 @@ class _Code:
     env: dict[str, str]
     limits: Limits
     timeout: float
+    function: HostFunction | None = None
 
 
 class _RunningCode:
@@ -177,6 +211,9 @@ class _RunningCode:
         self._over = threading.Event()
         self._killed: Killed | None = None
         self._worker: int | None = None
+        self._calls: dict[int, Future[Any]] = {}  # running functions by the id of their call
+        self.value: Any = None
+        self.not_awaited = 0
 
     def end(self, killed: Killed | None = None) -> None:
         """Kill it; harmless if it has ended."""
@@ -188,6 +225,8 @@ class _RunningCode:
             if self._worker is not None:
                 with suppress(ProcessLookupError):
                     os.kill(self._worker, signal.SIGKILL)
+            for call in list(self._calls.values()):  # its thread may wait for them
+                call.cancel()
 
     def serve(self, pool: Any) -> Exit:
         """Run the code; return its exit. Errors are written to stderr."""
@@ -220,10 +259,57 @@ class _RunningCode:
             held.callback(watch.stop)
             if not held.enter_context(self._killable(session.worker_pid)):
                 return
+            answer = functools.partial(self._answer, module)
+            if self._code.function is not None:
+                snapshot = session.feed_start(self._code.text, print_callback=self._on_print, os=answer)
+                self._call_functions(module, snapshot, self._code.function)
+                return
             # The value of a last expression would be sent to us, however large; this makes it None.
             text = f"{self._code.text}\nNone"
-            answer = functools.partial(self._answer, module)
             session.feed_run(text, print_callback=self._on_print, mount=mount, os=answer)
+
+    def _call_functions(self, module: Any, snapshot: Any, function: HostFunction) -> None:
+        """Answer the calls of the code until it ends. Functions run in the event loop, at the same time if the code
+        does not wait for each."""
+        try:
+            while not isinstance(snapshot, module.MontyComplete):
+                if isinstance(snapshot, module.FutureSnapshot):
+                    snapshot = snapshot.resume(self._wait_for_calls(snapshot.pending_call_ids))
+                elif isinstance(snapshot, module.FunctionSnapshot) and not snapshot.is_os_function:
+                    name, arguments, named = str(snapshot.function_name), snapshot.args, snapshot.kwargs
+                    call = asyncio.run_coroutine_threadsafe(function(name, arguments, named), self._loop)
+                    self._add_call(snapshot.call_id, call)
+                    snapshot = snapshot.resume({"future": ...})
+                elif isinstance(snapshot, module.NameLookupSnapshot):
+                    snapshot = snapshot.resume()  # a name that is not called; the code gets a NameError
+                else:
+                    snapshot = snapshot.resume_auto()
+            self.value, self.not_awaited = snapshot.output, len(self._calls)
+        finally:
+            for call in list(self._calls.values()):
+                call.cancel()
+
+    def _add_call(self, number: int, call: Future[Any]) -> None:
+        with self._lock:
+            self._calls[number] = call
+            if self._over.is_set():
+                call.cancel()
+
+    def _wait_for_calls(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Wait until one of the calls has ended; return the results of those that have."""
+        calls = {self._calls[number]: number for number in numbers}
+        done, _ = wait(calls, return_when=FIRST_COMPLETED)
+        results = {}
+        for call in done:
+            number = calls[call]
+            try:
+                results[number] = {"return_value": call.result()}
+            except FunctionFailed as failed:
+                results[number] = {"exc_type": "RuntimeError", "message": str(failed)}
+            except CancelledError:
+                results[number] = {"exc_type": "RuntimeError", "message": "the call was cancelled"}
+            del self._calls[number]
+        return results
 
     @contextmanager
     def _killable(self, worker: int) -> Iterator[bool]:

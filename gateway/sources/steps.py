@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from gateway.bundles import Step, StepsTool
 from gateway.bundles.field_types import compile_expression
@@ -17,7 +18,7 @@ from gateway.calls import Ask, Call, ClientInfo, Outcome, Progress, no_progress,
 from gateway.errors import GatewayError, InputRequired, Invalid, ToolFailed
 from gateway.render.interpolate import Scope, interpolate
 from gateway.sources.upstreams.forward import question_capabilities
-from gateway.sources.upstreams.suspended_calls import SuspendedCalls, is_resumed
+from gateway.sources.upstreams.suspended_calls import SuspendableRequest, SuspendedCalls, is_resumed
 
 # Steps tools inside steps tools, and calls that one of them makes.
 DEPTH_LIMIT = 5
@@ -48,42 +49,75 @@ class _StepsRequest:
         return replace(self, call=call)
 
 
-class StepsRunner:
-    """Runs tools of steps. A modern client, which cannot be asked in the middle of a call, gets the question of a step
-    as the result and calls again with the answer; the steps wait for that."""
+Request = TypeVar("Request", bound=SuspendableRequest)
 
-    def __init__(self, call_step: CallStep) -> None:
-        self._call_step = call_step
+
+class InnerCalls:
+    """Runs calls that make other calls. A modern client, which cannot be asked in the middle of a call, gets the
+    question of an inner one as the result and calls again with the answer; the work waits for that."""
+
+    def __init__(self) -> None:
         self._suspended = SuspendedCalls()
 
-    async def run(self, tool: StepsTool, call: Call, full_id: Callable[[str], str]) -> Outcome:
-        request = _StepsRequest(tool, call, full_id)
+    async def run(self, request: Request, work: Callable[[Request], Awaitable[Outcome]]) -> Outcome:
         client = request.client
         if is_resumed(client):
             result = await self._suspended.resume(request)
         elif client.modern and question_capabilities(client):
-            result = await self._suspended.run(request, self._start)
+            result = await self._suspended.run(request, partial(self._start, work))
         else:
-            return Outcome(await self._run(request))
+            return await work(request)
         if result.get("resultType") == "input_required":
             asked = InputRequired("a step asks for input before it runs", reason="a step asks for input")
             return Outcome(error=asked, wire=result)
-        return Outcome(result["value"])
+        outcome: Outcome = result["outcome"]
+        return outcome
 
     async def close(self) -> None:
         """Cancel calls that wait for answers."""
         await self._suspended.close()
 
-    async def _start(self, ask: Ask, request: _StepsRequest) -> dict[str, Any]:
+    async def _start(self, work: Callable[[Request], Awaitable[Outcome]], ask: Ask, request: Request) -> dict[str, Any]:
         client = replace(request.client, modern=False, ask=ask)
-        return {"value": await self._run(request.by(request.call.replace(client=client)))}
-
-    async def _run(self, request: _StepsRequest) -> Any:
-        _check_depth(request.call)
-        return await _StepsRun(request, self._call_step).run()
+        return {"outcome": await work(request.by(request.call.replace(client=client)))}
 
 
-def _check_depth(call: Call) -> None:
+class StepsRunner:
+    """Runs tools of steps."""
+
+    def __init__(self, call_step: CallStep) -> None:
+        self._call_step = call_step
+        self._calls = InnerCalls()
+
+    async def run(self, tool: StepsTool, call: Call, full_id: Callable[[str], str]) -> Outcome:
+        return await self._calls.run(_StepsRequest(tool, call, full_id), self._run)
+
+    async def close(self) -> None:
+        """Cancel calls that wait for answers."""
+        await self._calls.close()
+
+    async def _run(self, request: _StepsRequest) -> Outcome:
+        check_depth(request.call)
+        return Outcome(await _StepsRun(request, self._call_step).run())
+
+
+def make_inner_call(parent: Call, name: str, arguments: Mapping[str, Any], progress: Progress = no_progress) -> Call:
+    """Return a call that another one makes, for the same person and with the same client."""
+    return Call(
+        name=name,
+        arguments=arguments,
+        chat=parent.chat,
+        message=parent.message,
+        parent_message=parent.parent_message,
+        caller=parent.caller,
+        client=parent.client and replace(parent.client, answers={}, reply_to=None),
+        parent=parent,
+        approver=parent.approver,
+        progress=progress,
+    )
+
+
+def check_depth(call: Call) -> None:
     """Refuse steps that call their own tool, directly or through other toolsets, and steps inside too many others."""
     above = []
     parent = call.parent
@@ -192,20 +226,8 @@ class _StepsRun:
         """Call the tool of a step; its value, or None if it failed and may."""
         self._check_number(label, 1)
         self.calls += 1
-        parent = self.request.call
-        client = parent.client and replace(parent.client, answers={}, reply_to=None)
-        call = Call(
-            name=self.request.full_id(step.tool or ""),
-            arguments=self._fill(step.args, **trees),
-            chat=parent.chat,
-            message=parent.message,
-            parent_message=parent.parent_message,
-            caller=parent.caller,
-            client=client,
-            parent=parent,
-            approver=parent.approver,
-            progress=self._step_progress(label),
-        )
+        name, arguments = self.request.full_id(step.tool or ""), self._fill(step.args, **trees)
+        call = make_inner_call(self.request.call, name, arguments, self._step_progress(label))
         outcome = await self.call_step(call)
         if outcome.error is None:
             return outcome.value

@@ -195,8 +195,7 @@ class FastPath:
         """Answer a request. Messages of the call go through `notify`; those after the response are dropped."""
         if parsed.method == "tools/list" and self._handlers.first_lists() is None:
             with suppress(GatewayError):  # the handlers word the error
-                cursor, access = parsed.params.get("cursor"), parsed.caller.access
-                page = self._handlers.tools.page_json(cursor, parsed.modern, access)
+                page = self._handlers.tools.page_json(parsed.params.get("cursor"), parsed.modern, parsed.caller)
                 return EncodedResponse(_response(parsed.id, page))
         if parsed.method == "ping":
             return EncodedResponse(_response(parsed.id, b"{}"))

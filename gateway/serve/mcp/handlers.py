@@ -191,7 +191,7 @@ class Handlers:
 
     async def _list_tools(self, request: Request) -> dict[str, Any]:
         await self._wait_for_lists(request)
-        return self.tools.page(request.params.get("cursor"), request.caller.access)
+        return self.tools.page(request.params.get("cursor"), request.caller)
 
     async def _list_resources(self, request: Request) -> dict[str, Any]:
         reader = self.reader(request)

@@ -10,8 +10,18 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from gateway.access import AccessPolicy
-from gateway.calls import Call, Outcome, RawResult, check_chat, to_json
+from gateway.calls import Call, Caller, Outcome, RawResult, check_chat, to_json
 from gateway.catalog import Catalog, mcp_tool
+from gateway.discovery import (
+    AUTO_TOKENS,
+    AUTO_TOOLS,
+    CALLERS,
+    count_tokens,
+    is_deferring,
+    redirect,
+    short_list,
+    shorten,
+)
 from gateway.errors import GatewayError, NotFound
 from gateway.executor import Executor
 from gateway.protocol import is_version_at_least
@@ -60,12 +70,12 @@ class Tools:
         is_hidden = schema is not None and self._catalog.for_principal(access).get(name) is None
         return None if is_hidden else schema
 
-    def page(self, cursor: str | None, access: AccessPolicy | None) -> dict[str, Any]:
-        return self._list_for(access).page(cursor)
+    def page(self, cursor: str | None, caller: Caller) -> dict[str, Any]:
+        return self._list_for(caller).page(cursor)
 
-    def page_json(self, cursor: str | None, modern: bool, access: AccessPolicy | None) -> bytes:
+    def page_json(self, cursor: str | None, modern: bool, caller: Caller) -> bytes:
         """Return a page as JSON, encoded once."""
-        tools = self._list_for(access)
+        tools = self._list_for(caller)
         encoded = tools.encoded.get((cursor, modern))
         if encoded is None:
             encoded = to_json(shape(tools.page(cursor), modern))
@@ -73,19 +83,25 @@ class Tools:
                 tools.encoded[cursor, modern] = encoded
         return encoded
 
-    def _list_for(self, access: AccessPolicy | None) -> _ToolList:
-        if access is None:
-            return self._list
-        tools = self._views.get(access)
-        if tools is None:
-            tools = self._views[access] = _ToolList(self._catalog.for_principal(access), self._list)
-        return tools
+    def _list_for(self, caller: Caller) -> _ToolList:
+        """Return the list for a caller: whole, or short if its mode says so."""
+        access, tools = caller.access, self._list
+        if access is not None:
+            view = self._views.get(access)
+            if view is None:
+                view = self._views[access] = _ToolList(self._catalog.for_principal(access), self._list)
+            tools = view
+        return tools.short if tools.is_short_for(caller.client) else tools
 
     async def call(self, request: Request) -> Response:
         meta, params = request.client.meta, request.params
+        name, arguments, refusal = params["name"], params.get("arguments") or {}, None
+        if name in CALLERS and (catalog := self._catalog.for_principal(request.caller.access)).lists.mode != "full":
+            name, arguments, refusal = redirect(catalog, name, arguments)
         call = Call(
-            name=params["name"],
-            arguments=params.get("arguments") or {},
+            name=name,
+            arguments=arguments,
+            refusal=refusal,
             chat=check_chat(meta_text(meta, CHAT) or request.chat),
             message=meta_text(meta, MESSAGE) if MESSAGE in meta else None,
             parent_message=meta_text(meta, PARENT_MESSAGE) if PARENT_MESSAGE in meta else None,
@@ -134,20 +150,41 @@ def _is_ours(wire: Mapping[str, Any]) -> bool:
 
 
 class _ToolList:
-    """The tools of one catalog as MCP lists them, by their rank and name. A view takes them from the `whole`."""
+    """The tools of one catalog as MCP lists them, by their rank and name. A view takes them from the `whole`. A short
+    list is given as it is, by `tools`."""
 
-    def __init__(self, catalog: Catalog, whole: _ToolList | None = None) -> None:
-        entries = {f"{entry.rank}:{entry.name}": entry for entry in catalog}
-        self._cursors = sorted(entries)
-        if whole is None:
+    def __init__(
+        self, catalog: Catalog, whole: _ToolList | None = None, tools: list[dict[str, Any]] | None = None
+    ) -> None:
+        entries = {f"{entry.rank}:{entry.name}": entry for entry in catalog} if tools is None else {}
+        self._cursors = sorted(entries) if tools is None else [f"0:{number:03}" for number in range(len(tools))]
+        if tools is not None:
+            self._tools = tools
+        elif whole is None:
             self._tools = [mcp_tool(entries[cursor].name, entries[cursor].tool) for cursor in self._cursors]
         else:
             listed = dict(zip(whole._cursors, whole._tools, strict=True))
             self._tools = [listed[cursor] for cursor in self._cursors]
-        if not catalog.output_schemas:
-            self._tools = [{key: tool[key] for key in tool if key != "outputSchema"} for tool in self._tools]
+        if tools is None:
+            self._tools = [shorten(tool, catalog) for tool in self._tools]
         self.encoded: dict[tuple[str | None, bool], bytes] = {}
         self._catalog = catalog
+
+    def is_short_for(self, client: str | None) -> bool:
+        """Return whether a client gets the short list."""
+        mode = self._catalog.lists.mode
+        if mode == "full":
+            return False
+        return mode != "auto" or not (is_deferring(client) or self._fits)
+
+    @cached_property
+    def _fits(self) -> bool:
+        """True if the list is short enough for every client."""
+        return len(self._tools) <= AUTO_TOOLS and count_tokens(self._tools) <= AUTO_TOKENS
+
+    @cached_property
+    def short(self) -> _ToolList:
+        return _ToolList(self._catalog, tools=short_list(self._catalog))
 
     @cached_property
     def structured(self) -> frozenset[str]:

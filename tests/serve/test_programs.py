@@ -1,0 +1,149 @@
+"""Code mode: programs that call tools, with consent, failure, cancellation and limits of each call, in both eras."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from eventually import async_eventually
+from journeys.test_approval import Person, choose, decline
+
+from gateway.discovery import DESCRIPTION_LIMIT
+from gateway.discovery.programs import CALLS_LIMIT, RUN_TOOLS
+
+from .short_lists import ERAS, Lab, call, short_lists
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("H7")]
+
+ERASE = 'await notes__erase_notes(text="all")'
+
+
+async def run(client: Any, code: str) -> str:
+    return await call(client, "run_tools", code=code)
+
+
+async def find_inner(lab: Lab) -> list[tuple[str, str]]:
+    """Return the tool and the status of every call that a program made, after checking its parent."""
+    records = await lab.gateway.records.list_calls(limit=100)
+    parents = {record.id for record in records if record.tool_id == "run_tools"}
+    inner = [record for record in records if record.parent_call_id is not None]
+    assert {record.parent_call_id for record in inner} <= parents
+    return [(str(record.tool_id), record.status) for record in reversed(inner)]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_program_calls_tools_as_functions_and_returns_only_its_value(tmp_path: Path, era: str) -> None:
+    async with short_lists(tmp_path, "code") as lab, lab.connect(era) as client:
+        code = """
+import asyncio
+one = await notes__read_note("first")
+two, three = await asyncio.gather(notes__read_note(text="second"), call_tool("notes__add-note", {"text": "third"}))
+print("read", one["text"])
+[two["text"], three["tool"], (await read_note("short name"))["text"]]
+"""
+        assert await run(client, code) == 'read first\n["second","notes:add-note","short name"]'
+        assert sorted(await find_inner(lab)) == [("notes:add-note", "success"), *[("notes:read_note", "success")] * 3]
+        failed = await run(client, 'print("begun")\nawait notes__break_note()')
+        assert failed.startswith("PROGRAM_FAILED") and "RuntimeError: BROKEN: it broke" in failed and "begun" in failed
+        caught = "try:\n    await notes__break_note()\nexcept RuntimeError as error:\n    print(error)"
+        assert await run(client, caught) == "BROKEN: it broke"
+        assert await run(client, "None") == "The program returned nothing."
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_program_waits_for_consent_to_each_call_and_goes_on_with_the_answer(tmp_path: Path, era: str) -> None:
+    person = Person([choose("approve once"), choose("approve once", text="less"), decline])
+    async with short_lists(tmp_path, "code") as lab, lab.connect(era, person) as client:
+        code = f'print((await notes__read_note(text="x"))["text"])\na = {ERASE}\nb = {ERASE}\n[a["text"], b["text"]]'
+        assert await run(client, code) == 'x\n["all","less"]'
+        assert len(person.questions) == 2 and person.questions[0].message.startswith("Run notes__erase_notes?")
+        assert [each.target.id for each in lab.notes.calls].count("notes:read_note") == 1  # nothing ran twice
+        declined = await run(client, ERASE)
+        assert "RuntimeError: DECLINED" in declined
+        assert [each.arguments["text"] for each in lab.notes.calls if each.target.id == "notes:erase_notes"] == [
+            "all",
+            "less",
+        ]
+    async with short_lists(tmp_path / "silent", "code") as lab, lab.connect(era) as client:
+        assert "CONFIRMATION_REQUIRED" in await run(client, ERASE)
+        assert not lab.notes.calls
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_program_that_is_cancelled_ends_with_the_calls_it_made(tmp_path: Path, era: str) -> None:
+    async with short_lists(tmp_path, "code") as lab, lab.connect(era) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, client, "await notes__wait_long()")
+            await lab.notes.begun.wait()
+            tasks.cancel_scope.cancel()
+
+        async def is_recorded() -> bool:
+            return await find_inner(lab) == [("notes:wait_long", "error")]
+
+        await async_eventually(is_recorded)
+        assert await run(client, "1 + 1") == "2"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_program_whose_process_is_killed_fails_and_the_next_one_runs(tmp_path: Path, era: str) -> None:
+    async with short_lists(tmp_path, "code") as lab, lab.connect(era) as client:
+        running = asyncio.create_task(run(client, "await notes__wait_long()"))
+        await lab.notes.begun.wait()
+        discovery = lab.gateway._parts.discovery
+        assert discovery is not None and discovery._programs is not None
+        (code,) = discovery._programs._monty._running
+        assert code._worker is not None
+        os.kill(code._worker, signal.SIGKILL)
+        lab.gateway.cancel_call(lab.notes.calls[0].id, "a person")
+        assert (await running).startswith("PROGRAM_FAILED")
+        assert await run(client, "1 + 1") == "2"
+
+
+async def test_program_gets_the_same_refusal_for_a_hidden_tool_as_for_an_unknown_one(tmp_path: Path) -> None:
+    roles = {"reader": {"permission": "read-only", "tools": {"deny": ["*chart*"]}}}
+    async with short_lists(tmp_path, "code", roles=roles) as lab:
+        caller = lab.gateway.roles.make_principal("ann", "reader").caller("mcp", "tester 1")
+        refusals = []
+        for name in ("notes__draw_chart", "notes__drow_chart", "notes__erase_notes", "notes__eraze_notes"):
+            outcome = await lab.gateway.call("run_tools", {"code": f"await {name}()"}, caller=caller)
+            assert outcome.error is not None
+            refusals.append(outcome.error.message.replace(name, "NAME").partition("Error: ")[2])
+        assert len({text.partition(";")[0] for text in refusals}) == 1 and "UNKNOWN_TOOL" in refusals[0]
+        assert not lab.notes.calls and "draw_chart" not in refusals[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("open('/etc/passwd').read()", "PermissionError"),
+        ("import socket", "ModuleNotFoundError"),
+        ("import os\nos.system('id')", "AttributeError"),
+        ("await __import__('os')", "UNKNOWN_TOOL"),
+        ("read_note(text='x')", "write: await tool(...)"),
+        ("().__class__.__bases__[0].__subclasses__()", "AttributeError"),
+        ("eval('1')(2)", "TypeError"),
+        ("x = []\nwhile True: x.append('y' * 1000000)", "memory limit"),
+        ("while True: pass", "timeout limit"),
+        ("import asyncio\nawait asyncio.gather(*[read_note(text='x') for _ in range(600)])", "TOO_MANY_CALLS"),
+        ("'x' * 100000", "RESPONSE_TOO_LARGE"),
+        ("await run_tools(code='1')", "RECURSIVE_STEPS"),
+    ],
+)
+async def test_program_cannot_leave_its_interpreter_or_exceed_its_limits(
+    tmp_path: Path, code: str, reason: str
+) -> None:
+    async with short_lists(tmp_path, "code", sandbox={"timeout": 1}) as lab:
+        outcome = await lab.gateway.call("run_tools", {"code": code})
+        assert outcome.error is not None and reason in str(outcome.error), outcome
+        assert len(lab.notes.calls) <= CALLS_LIMIT
+
+
+def test_program_is_explained_in_two_kilobytes() -> None:
+    assert len(RUN_TOOLS.description) <= DESCRIPTION_LIMIT
+    assert json.dumps(RUN_TOOLS.input_schema)

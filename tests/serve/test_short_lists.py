@@ -1,0 +1,132 @@
+"""Search mode: the short list, finding, describing and calling tools by it, and whom it is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from journeys.test_approval import Person, choose, decline
+
+from gateway.access import AccessPolicy, AccessRule, ListPolicy
+from gateway.discovery import AUTO_TOOLS, CALLERS, DESCRIPTION_LIMIT, count_tokens
+from gateway.tools import Permission, Tool
+
+from .short_lists import ERAS, TEXT, call, short_lists
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("G6")]
+
+DATA = Path(__file__).parents[3] / "shared/data/tools/tools.jsonl"
+SHORT = ["search_tools", "describe_tool", "call_read", "call_write", "call_dangerous"]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_short_list_finds_describes_and_calls_every_tool(tmp_path: Path, era: str) -> None:
+    async with short_lists(tmp_path) as lab, lab.connect(era) as client:
+        listed = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert list(listed) == [*SHORT, "notes__draw_chart"]
+        assert "notes (6)" in (listed["search_tools"].description or "")
+        found = await call(client, "search_tools", query="read a note", limit=3)
+        assert found.splitlines()[0] == "notes__read_note(text?: str) [call_read] Read one note by its text."
+        described = json.loads(await call(client, "describe_tool", name="notes__read_note"))
+        assert (described["inputSchema"], described["call"]) == (TEXT, "call_read")
+        expected = {"tool": "notes:read_note", "text": "x"}
+        for arguments in (
+            {"tool": "notes__read_note", "arguments": {"text": "x"}},
+            {"tool": "read_note", "arguments": '{"text": "x"}'},
+            {"tool": "notes:read_note", "text": "x"},
+        ):
+            assert json.loads(await call(client, "call_read", **arguments)) == expected
+        assert json.loads(await call(client, "notes__read_note", text="x")) == expected
+        records = await lab.gateway.records.list_calls(limit=10)
+        assert [record.tool_id for record in records[:4]] == ["notes:read_note"] * 4
+        assert {record.tool_id for record in records[4:]} == {"search_tools", "describe_tool"}
+
+
+async def test_call_by_a_short_list_never_does_more_than_its_annotations_say(tmp_path: Path) -> None:
+    async with short_lists(tmp_path) as lab, lab.connect(ERAS[0]) as client:
+        listed = {tool["name"]: tool["annotations"] for tool in lab.list()}
+        assert [listed[name]["readOnlyHint"] for name in CALLERS] == [True, False, False]
+        assert [listed[name]["destructiveHint"] for name in CALLERS] == [False, False, True]
+        for caller, tool, code in (
+            ("call_read", "notes__add-note", "WRONG_CALLER"),
+            ("call_write", "notes__erase_notes", "WRONG_CALLER"),
+            ("call_write", "notes__read_note", None),
+            ("call_dangerous", "notes__add-note", None),
+            ("call_read", "nosuch", "UNKNOWN_TOOL"),
+            ("call_read", 5, "INVALID_ARGUMENTS"),
+        ):
+            answer = await call(client, caller, tool=tool, arguments={"text": "x"})
+            assert answer.partition(":")[0] == (code or '{"tool"'), answer
+        assert (await call(client, "call_read", tool="notes__read_note", arguments="[")).startswith("INVALID_JSON")
+        assert (await call(client, "call_read", tool="notes__read_note", arguments="[]")).startswith("INVALID_ARG")
+        assert [each.target.id for each in lab.notes.calls] == ["notes:read_note", "notes:add-note"]
+        refused = [record for record in await lab.gateway.records.list_calls(limit=20) if record.status == "error"]
+        assert len(refused) == 6
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_call_by_a_short_list_asks_about_the_tool_it_calls(tmp_path: Path, era: str) -> None:
+    person = Person([choose("approve once", text="less"), decline])
+    async with short_lists(tmp_path) as lab, lab.connect(era, person) as client:
+        erased = await call(client, "call_dangerous", tool="notes__erase_notes", arguments={"text": "all"})
+        assert json.loads(erased) == {"tool": "notes:erase_notes", "text": "less"}
+        assert person.questions[0].message.startswith("Run notes__erase_notes?")
+        declined = await call(client, "call_dangerous", tool="notes__erase_notes", arguments={"text": "all"})
+        assert declined.startswith("DECLINED") and len(lab.notes.calls) == 1
+
+
+async def test_short_list_of_a_profile_has_what_it_may_call_and_what_it_pins(tmp_path: Path) -> None:
+    profiles = {
+        "small": {"mode": "search", "permission": "read-only", "pinned": ["notes:read_*"], "description_limit": 40},
+        "whole": {"mode": "full"},
+    }
+    async with short_lists(tmp_path, "auto", profiles=profiles) as lab:
+        small = lab.gateway.roles.make_principal("ann", "user", "small")
+        names = [tool["name"] for tool in lab.list(small)]
+        assert names == ["search_tools", "describe_tool", "call_read", "notes__draw_chart", "notes__read_note"]
+        assert "add_note" not in str(lab.list(small)) and "add-note" not in str(lab.list(small))
+        whole = lab.gateway.roles.make_principal("ann", "user", "whole")
+        assert len(lab.list(whole)) == len(lab.gateway.catalog)
+        assert lab.gateway.catalog.for_principal(whole.access).get("search_tools") is None
+        limited = lab.gateway.roles.make_principal("ann", "user")
+        view = lab.gateway.catalog.for_principal(small.access)
+        assert view.get("search_tools") is not None and view.get("add-note") is None
+        assert len(lab.list(limited)) == len(lab.gateway.catalog)  # few tools: listed whole in the mode `auto`
+
+
+def test_list_policies_combine_to_the_one_that_lists_least() -> None:
+    rules = [AccessRule(lists=ListPolicy("search", ("a",), 100)), AccessRule(lists=ListPolicy("full", ("b",), 80))]
+    assert AccessPolicy(rules).lists == ListPolicy("search", ("a", "b"), 80)
+    assert AccessPolicy([AccessRule()]).lists is None
+    assert ListPolicy("search").override(ListPolicy(None, ("a",))) == ListPolicy("search", ("a",))
+    assert ListPolicy("search").override(ListPolicy("full")) == ListPolicy("full")
+
+
+async def test_mode_auto_is_short_for_clients_that_do_not_defer_many_tools(tmp_path: Path) -> None:
+    many = [Tool(f"notes:many_{number}", "One of many.", TEXT, owner="notes") for number in range(AUTO_TOOLS)]
+    async with short_lists(tmp_path, "auto", many, categories={"toolsets": {"permission": "execute"}}) as lab:
+        assert len(lab.list(client="claude-code 2.1")) == len(lab.list(client="Visual Studio Code 1.9")) > AUTO_TOOLS
+        assert [tool["name"] for tool in lab.list(client="cursor 1")][:2] == SHORT[:2]
+        assert [tool["name"] for tool in lab.list(client=None)][:2] == SHORT[:2]
+
+
+@pytest.mark.skipif(not DATA.is_file(), reason="the definitions of real tools are not here")
+async def test_short_list_of_3704_tools_has_less_than_2000_tokens(tmp_path: Path) -> None:
+    tools = [_make(json.loads(line)) for line in DATA.read_text().splitlines()]
+    async with short_lists(tmp_path, "code", tools) as lab, lab.connect(ERAS[0]) as client:
+        assert len(lab.gateway.catalog) > 3700
+        assert lab.tokens() < 2000
+        description = lab.list()[0]["description"]
+        assert len(description) <= DESCRIPTION_LIMIT and "zotero (43)" in description
+        for query in ("create an issue", "search", "send a message to a person with many attachments"):
+            assert count_tokens(await call(client, "search_tools", query=query, limit=20)) < 1200
+
+
+def _make(row: dict[str, Any]) -> Tool:
+    read = (row.get("annotations") or {}).get("readOnlyHint")
+    permission = Permission.READ_ONLY if read else Permission.EXECUTE
+    schema = row["inputSchema"] or {"type": "object"}
+    options: dict[str, Any] = {"owner": row["server"], "category": "upstream", "permission": permission}
+    return Tool(row["id"], row.get("description") or "", schema, **options)
