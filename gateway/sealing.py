@@ -65,7 +65,7 @@ class Sealer:
             return None
         nonce, sealed = data[1 : 1 + _NONCE_BYTES], data[1 + _NONCE_BYTES :]
         for cipher in self._ciphers if data[:1] == _VERSION and sealed else ():
-            with suppress(_import_cryptography("cryptography.exceptions").InvalidTag):
+            with suppress(import_cryptography("cryptography.exceptions").InvalidTag):
                 content: bytes = cipher.decrypt(nonce, sealed, self._purpose)
                 return content
         return None
@@ -83,8 +83,8 @@ class Sealer:
 
     @cached_property
     def _ciphers(self) -> list[Any]:
-        keys = self.load_keys() or [_load_own_key(self._data_dir)]
-        cipher = _import_cryptography("cryptography.hazmat.primitives.ciphers.aead").AESGCM
+        keys = self.load_keys() or [load_key_file(self._data_dir / KEY_FILE)]
+        cipher = import_cryptography("cryptography.hazmat.primitives.ciphers.aead").AESGCM
         return [cipher(hmac.digest(key, b"toolgate " + self._purpose, hashlib.sha256)) for key in keys]
 
 
@@ -92,18 +92,17 @@ def _encode(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _import_cryptography(module: str) -> Any:
-    """Import the library for the first use only: most processes seal nothing."""
+def import_cryptography(module: str) -> Any:
+    """Import a part of the library on first use: many processes need none."""
     return importlib.import_module(module)
 
 
-def _load_own_key(data_dir: Path) -> bytes:
-    """Return the key of this data directory; the first process that needs it generates it."""
-    path = data_dir / KEY_FILE
+def load_key_file(path: Path) -> bytes:
+    """Return the key in a file of the data directory; the first process that needs it generates it."""
     with suppress(FileNotFoundError):
         return _read_key(path)
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = create_file(path.with_name(f"{KEY_FILE}.{secrets.token_hex(8)}"), secrets.token_bytes(KEY_BYTES))
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = create_file(path.with_name(f"{path.name}.{secrets.token_hex(8)}"), secrets.token_bytes(KEY_BYTES))
     try:
         with suppress(FileExistsError):  # another process was first; its key counts
             os.link(temporary, path)
@@ -116,7 +115,8 @@ def _read_key(path: Path) -> bytes:
     with path.open("rb") as file:
         if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
             raise Invalid(
-                f"{path} can be read by others, who could forge a person's consent; delete it, and a new one is made",
+                f"{path} can be read by others, who could forge what it protects (consent, logins, the call log); "
+                "delete it, and a new one is made",
                 code="KEY_EXPOSED",
             )
         key = file.read(KEY_BYTES + 1)

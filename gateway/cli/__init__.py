@@ -33,6 +33,7 @@ COMMANDS = {
     "workspace": ("workspace", "Show a chat's files and versions, and restore any version."),
     "approval": ("approval", "Decide on calls that wait for a person, and revoke earlier decisions."),
     "call": ("call", "Look at the record of tool calls."),
+    "audit": ("audit", "Verify and export the tamper-evident log of calls."),
     "key": ("key", "Make, list and revoke keys for the gateway over HTTP."),
     "client": ("clients", "Add the gateway to the settings of an MCP client."),
     "config": ("config", "Show and check the settings."),

@@ -15,6 +15,7 @@ import orjson
 
 from gateway.calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
 from gateway.db import Database, Insert, Statement, bump_revision, chats, load_revision, timestamp
+from gateway.db.call_log import COLUMNS
 from gateway.errors import GatewayError, InputRequired, Invalid, NotFound
 from gateway.names import first_id
 from gateway.secrets import KNOWN, mask_in, redact
@@ -30,16 +31,10 @@ PAGE_LIMIT = 1000
 PLANS_LOOKBACK = 1000
 _NO_JSON = (GatewayError, TypeError, ValueError, RecursionError)
 
-_NAMES = (
-    *("id", "chat_id", "message_id", "parent_message_id", "tool_id", "tool_name", "category", "principal", "surface"),
-    *("client", "started_at", "process", "parent_call_id", "args", "status", "error", "error_code", "result"),
-    *("render_plan", "finished_at", "duration_ms", "pre_manifest_id", "post_manifest_id", "attempts"),
-    *("args_bytes", "result_bytes"),
-)
-_COLUMNS = ", ".join(_NAMES)
+_COLUMNS = ", ".join(COLUMNS)
 _Row = list[Any]
 _INSERT_MANY = f"INSERT INTO tool_calls ({_COLUMNS}) VALUES {{rows}} "  # noqa: S608 - constants only
-_INSERT = _INSERT_MANY.replace("{rows}", f"({', '.join('?' * len(_NAMES))})")
+_INSERT = _INSERT_MANY.replace("{rows}", f"({', '.join('?' * len(COLUMNS))})")
 _RUNNING = f"{_INSERT}ON CONFLICT (id) DO NOTHING"
 _END = """ON CONFLICT (id) DO UPDATE SET
     args = excluded.args, status = excluded.status, error = excluded.error, error_code = excluded.error_code,
@@ -51,14 +46,14 @@ _END = """ON CONFLICT (id) DO UPDATE SET
 """
 _FINISHED = _INSERT + _END
 _JOURNALED = (
-    chats.ensure_all(_NAMES.index("chat_id"), _NAMES.index("principal"), _NAMES.index("started_at")),
-    Insert(_INSERT_MANY + _END, tuple(range(len(_NAMES)))),
+    chats.ensure_all(COLUMNS.index("chat_id"), COLUMNS.index("principal"), COLUMNS.index("started_at")),
+    Insert(_INSERT_MANY + _END, tuple(range(len(COLUMNS)))),
 )
-_RESULT = _NAMES.index("result")
+_RESULT = COLUMNS.index("result")
 _SET_RESULT = "UPDATE tool_calls SET result = ? WHERE id = ?"
 _SELECT = f"SELECT {_COLUMNS} FROM tool_calls"  # noqa: S608 - constants only
 _DOCUMENTS = {"args", "result", "render_plan"}
-_SELECT_FACTS = f"SELECT {', '.join('NULL' if name in _DOCUMENTS else name for name in _NAMES)} FROM tool_calls"  # noqa: S608
+_SELECT_FACTS = f"SELECT {', '.join('NULL' if name in _DOCUMENTS else name for name in COLUMNS)} FROM tool_calls"  # noqa: S608
 _HAS_TEXT = """lower(tool_name || ' ' || tool_id || ' ' || principal || ' ' || COALESCE(client, '') || ' '
     || COALESCE(error_code, '')) LIKE ? ESCAPE '~'"""
 # Methods have a slash, names of tools none.
@@ -136,7 +131,7 @@ class CallRecords:
         """Write that a call has begun; does nothing when its end is already written."""
         arguments, _, _ = _arguments(call)
         row = self._beginning(call, arguments, "running")
-        await self._write(call, _RUNNING, row + [None] * (len(_NAMES) - len(row)))
+        await self._write(call, _RUNNING, row + [None] * (len(COLUMNS) - len(row)))
 
     async def record_finished(self, call: Call, outcome: Outcome, *, finished_at: float | None = None) -> None:
         """Write what came of a call, whether or not its beginning was written."""

@@ -369,6 +369,25 @@ APPROVAL_DETAILS: Migration = (
     "ALTER TABLE approvals ADD COLUMN note TEXT",  # the person's reason, for the model
 )
 
+CALL_LOG: Migration = (
+    # Every write to `tool_calls` as a hash chain with signed checkpoints; see `call_log.py`.
+    """
+    CREATE TABLE call_log (
+        position  INTEGER PRIMARY KEY,
+        call_id   TEXT,                              -- NULL for a checkpoint
+        before    BLOB,                              -- digest of the record that was changed; NULL for a new one
+        digest    BLOB,                              -- of the record; where entries were removed, the last one's hash
+        removed   INTEGER,                           -- the position up to which entries were removed
+        at        TEXT,                              -- of a checkpoint
+        hash      BLOB NOT NULL,                     -- of this entry and the hash before it
+        mac       BLOB,                              -- of the hash, with the gateway's key
+        signature BLOB                               -- of a checkpoint
+    )
+    """,
+    "CREATE INDEX call_log_updates ON call_log (call_id, position) WHERE before IS NOT NULL",
+    "INSERT INTO revisions SELECT 'call_log_import', 1 WHERE EXISTS (SELECT 1 FROM tool_calls)",
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -385,6 +404,7 @@ MIGRATIONS: Sequence[Migration] = (
     SESSIONS,
     HEALTH_EVENTS,
     APPROVAL_DETAILS,
+    CALL_LOG,
 )
 
 

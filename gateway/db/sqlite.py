@@ -9,6 +9,7 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from urllib.parse import quote
 import aiosqlite
 
 from gateway.db import Inserts, Row, Statement
+from gateway.db.call_log import KEY_FILE, CallLog
 from gateway.db.journal import Batch, Journal, JournalFile
 from gateway.db.migrations import MIGRATIONS, Migration, pending
 from gateway.errors import Conflict, GatewayError, Invalid, Unavailable
@@ -137,6 +139,9 @@ CHECKPOINT_AFTER = 2000  # transactions; up to 50 MB of WAL
 BYTES_PER_TRANSACTION = 16 * 1024  # bytes of journaled rows that lengthen the WAL as one transaction does
 IDLE_AFTER = 1.0  # seconds without work until a checkpoint, and until deferred rows are tried again
 LOG_LIMIT = 64 * 1024 * 1024
+SIGN_AFTER = (
+    10.0  # seconds between signatures of the call log while calls go on; it is signed when idle, and at the end
+)
 FLUSH_AFTER = 0.25  # seconds that a journaled row waits for others, unless something reads
 
 
@@ -175,6 +180,7 @@ class Writer:
         self._deferred: list[WriteJob] = []
         self._transactions_in_log = 0
         self.failure: str | None = None
+        self._signed_at = time.monotonic()
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._run, name="sqlite-writer", daemon=True).start()
@@ -264,6 +270,7 @@ class Writer:
             with self._lock:
                 _create_private(self._path)
                 self._connection = connect(self._path)
+                self._call_log = CallLog(self._connection, self._path.with_name(KEY_FILE))
                 self._recover()
         except BaseException:
             self._lock.close()
@@ -272,6 +279,7 @@ class Writer:
     def _close(self) -> None:
         with self._lock, contextlib.suppress(sqlite3.Error):
             self._journal.close()
+            self._sign_log()
             self._connection.close()  # the last connection of all processes makes a checkpoint
         self._lock.close()
 
@@ -283,6 +291,7 @@ class Writer:
                 self._commit_deferred()
                 with self._lock:
                     self._recover()
+                    self._sign_log()
                     self._checkpoint()
                 continue
             if job is None:
@@ -313,6 +322,8 @@ class Writer:
             self._note_failure(next((str(each) for each in results if isinstance(each, GatewayError)), ""))
             self._journal.open()
             self._call_in_loop(_resolve_all, jobs, results)
+            if time.monotonic() - self._signed_at >= SIGN_AFTER:
+                self._sign_log()
             if self._transactions_in_log >= CHECKPOINT_AFTER:
                 self._checkpoint()
 
@@ -331,7 +342,8 @@ class Writer:
         A full or broken disk is the failure of no single job: all are refused.
         """
         try:
-            return self._execute([_statements(job) for job in jobs])
+            rows = [row for job in jobs if job.file is not None for row in job.file.batch.rows]
+            return self._execute([_statements(job) for job in jobs], rows)
         except Exception as error:
             if is_storage_failure(error):
                 return [convert_error(error, "be written") for _ in jobs]
@@ -340,19 +352,20 @@ class Writer:
             file = jobs[0].file
             return [convert_error(error, "be written") if file is None else self._write_batch(file.batch)]
 
-    def _execute(self, jobs: Sequence[Sequence[Statement]]) -> list[Rows]:
+    def _execute(self, jobs: Sequence[Sequence[Statement]], rows: Sequence[Sequence[Any]]) -> list[Rows]:
+        """Run the statements of all jobs in one transaction; `rows` are the journaled ones among them."""
         connection = self._connection
         if connection.in_transaction:  # its rollback failed for lack of memory
             connection.rollback()
-        if len(jobs) == 1 and len(jobs[0]) == 1 and jobs[0][0].expect is None:
-            return [[execute(connection, jobs[0][0])]]  # a transaction by itself
         with transaction(connection):
-            return [[execute(connection, statement) for statement in statements] for statements in jobs]
+            results = [[execute(connection, statement) for statement in statements] for statements in jobs]
+            self._call_log.append_entries({row[0]: row for row in rows})
+            return results
 
     def _write_batch(self, batch: Batch) -> Rows | GatewayError:
         """Write all rows together; if one of them fails, row by row, and log that one."""
         try:
-            return self._execute([batch.statements()])[0]
+            return self._execute([batch.statements()], batch.rows)[0]
         except Exception as error:
             if is_storage_failure(error) or isinstance(error, MemoryError):
                 return convert_error(error, "be written")
@@ -389,6 +402,15 @@ class Writer:
                     self._set_busy_timeout(BUSY_TIMEOUT)
         except (sqlite3.Error, OSError) as error:
             log.warning("the checkpoint of %s failed and will be tried again: %s", self._path, error)
+
+    def _sign_log(self) -> None:
+        """Append a signed checkpoint to the call log, under the file lock."""
+        self._signed_at = time.monotonic()
+        try:
+            with transaction(self._connection):
+                self._call_log.sign()
+        except sqlite3.Error as error:
+            log.warning("the call log in %s could not be signed and will be tried again: %s", self._path, error)
 
     def _set_busy_timeout(self, seconds: float) -> None:
         self._connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")

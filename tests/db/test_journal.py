@@ -360,9 +360,18 @@ async def test_a_journal_file_whose_lines_cannot_be_removed_is_not_used_again(tm
             await db.close()
 
 
-async def test_a_transaction_that_was_not_undone_takes_no_journaled_row_with_it(tmp_path: Path) -> None:
+async def test_a_transaction_that_was_not_undone_takes_no_journaled_row_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(tmp_path) as db:
-        await db.run(Statement("BEGIN"))  # as where there was no memory to undo one
+        writer = db._writer
+
+        def begin() -> None:  # in the thread of the writer, as where there was no memory to undo a transaction
+            monkeypatch.undo()
+            writer._connection.execute("BEGIN")
+
+        monkeypatch.setattr(writer._journal, "open", begin)
+        await db.run(Statement("SELECT 1"))
         assert note(db, "a") and note(db, "b")
         assert await notes(db) == ["a", "b"]
     assert await left(tmp_path) == ["a", "b"]

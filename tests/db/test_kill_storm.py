@@ -15,6 +15,7 @@ import pytest
 from amounts import amount
 from eventually import TIMEOUT
 
+from gateway.admin import audit
 from gateway.db.chats import settle_interrupted
 from gateway.db.sqlite import SqliteDatabase
 
@@ -84,6 +85,9 @@ def test_no_told_call_is_lost_when_processes_are_killed_at_any_moment(tmp_path: 
     assert len(told) > 1000
     _settle(tmp_path)
     _check(tmp_path / "toolgate.db", told, unfinished)
+    log = audit.verify(tmp_path)
+    assert log.problems == []
+    assert log.records >= len(told)
 
 
 def _storm(data: Path, workers: list[Worker]) -> None:
