@@ -143,14 +143,11 @@ PROMISES: dict[str, Promise] = {
     "G9": Promise("Upstream definitions are pinned; a changed one is held back until accepted.", "built"),
     # Beyond
     "H2": Promise("stdio upstreams run inside the sandbox, with the paths and hosts they are given.", "built"),
-<<<<<<< HEAD
-    "H7": Promise("Code mode: one program calls many tools, each through the executor under its own name.", "built"),
-=======
     "H5": Promise(
         "The call log is tamper-evident: any edit, deletion, insertion or reordering of records is found, by the "
         "gateway and by third parties.",
         "built",
     ),
->>>>>>> 143b513 (Chain the call records and sign the log)
+    "H7": Promise("Code mode: one program calls many tools, each through the executor under its own name.", "built"),
     "H9": Promise("Upstreams and clients are told only of extensions that the gateway relays.", "built"),
 }
