@@ -100,7 +100,7 @@ class Gateway:
         self._parts = parts
         # Revisions of toolsets, upstreams, pins and switches that the catalog was made of.
         self._revisions: tuple[int, ...] = ()
-        self._off_builtins: frozenset[str] = frozenset()
+        self._off_tools: frozenset[str] = frozenset()
         self._refresh_lock = asyncio.Lock()
         self._refresh_task: asyncio.Task[None] | None = None
         self._refresh_needed = False
@@ -366,13 +366,12 @@ class Gateway:
     async def _add_tools(self, draft: Draft, source: Source) -> None:
         tools = await source.list_tools()
         if source is self.builtins:  # the first source; a toolset's name for one of them is off with it
-            self._off_builtins = await self.switches.sync_builtins(tools)
+            self._off_tools = await self.switches.sync_builtins(tools)
         for tool in tools:
             if source.name in _OPEN_CATEGORIES:
                 self._parts.add_category(tool.category)
-            builtin = tool.id if source is self.builtins else tool.alias_of
-            if builtin in self._off_builtins:
-                tool = replace(tool, withheld=f"it is turned off; turn it on with: toolgate tool enable {builtin}")
+            for switched in self._off_tools.intersection(tool.ids):
+                tool = replace(tool, withheld=f"it is turned off; turn it on with: toolgate tool enable {switched}")
             draft.consider(source, tool)
 
     def _describe_owners(self, installed: Sequence[InstalledToolset]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.db.approvals import Ending
@@ -13,6 +14,27 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 Kind = Literal["tools", "requests"]
+
+# Latest calls of a tool that its usage is computed from.
+_USAGE_CALLS = 1000
+_USAGE_CALLERS = 10
+
+
+async def measure_tool(gateway: Gateway, tool: str, principal: str | None = None) -> dict[str, Any]:
+    """Return durations, failures and callers of a tool, of its latest calls; those of `principal` if one is named."""
+    calls = await list_calls(gateway, tool=tool, principal=principal, limit=_USAGE_CALLS)
+    durations = sorted(call["duration_ms"] for call in calls if call["duration_ms"] is not None)
+    callers: dict[tuple[str, str | None], dict[str, Any]] = {}
+    for call in calls:  # newest first
+        known = {"principal": call["principal"], "client": call["client"], "last_at": call["started_at"], "calls": 0}
+        callers.setdefault((call["principal"], call["client"]), known)["calls"] += 1
+    return {
+        "calls": len(calls),
+        "errors": sum(call["status"] == "error" for call in calls),
+        "median_ms": median(durations) if durations else None,
+        "p95_ms": durations[min(len(durations) * 95 // 100, len(durations) - 1)] if durations else None,
+        "callers": list(callers.values())[:_USAGE_CALLERS],
+    }
 
 
 async def list_calls(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gateway import names
 from gateway.catalog import Catalog
 from gateway.db.switches import CategoryRow
-from gateway.errors import Forbidden, NotFound
+from gateway.errors import Forbidden, GatewayError, NotFound
 from gateway.names import did_you_mean
 from gateway.tools import Category, Tool
 
@@ -23,16 +23,23 @@ async def enable_tool(gateway: Gateway, name: str, enabled: bool) -> str:
     if ":" not in tool_id:
         if not await gateway.switches.enable_builtin(tool_id, enabled):
             raise Forbidden(f"{tool_id} is a tool of this program, which offers it or not", code="NOT_SWITCHABLE")
-    elif (toolset := await _find_toolset(gateway, tool_id)) is not None:
+    elif (toolset := await find_toolset(gateway, tool_id)) is not None:
         await gateway.toolsets.library.override(toolset, tool_id, {"enabled": enabled})
     else:
-        server, _, own = tool_id.partition(":")
-        raise Forbidden(
-            f"{tool_id} is a tool of the server {server!r}; turn it off in its settings: "
-            f"mcpServers.{server}.overrides.{own}.enabled: false",
-            code="NOT_SWITCHABLE",
-        )
+        await gateway.switches.enable_server_tool(tool_id, enabled)
     return tool_id
+
+
+async def enable_tools(gateway: Gateway, tools: Sequence[str], enabled: bool) -> dict[str, GatewayError | None]:
+    """Turn tools on or off; each by its id, with the reason why it could not be switched."""
+    results: dict[str, GatewayError | None] = {}
+    for name in tools:
+        try:
+            results[await enable_tool(gateway, name, enabled)] = None
+        except GatewayError as refusal:
+            results[name] = refusal
+    await gateway.reload()
+    return results
 
 
 async def list_withheld(gateway: Gateway) -> list[tuple[Tool, str]]:
@@ -92,7 +99,7 @@ async def find_tool_id(gateway: Gateway, name: str) -> str:
     raise NotFound(f"no tool is named {name!r}{near}", code="UNKNOWN_TOOL")
 
 
-async def _find_toolset(gateway: Gateway, tool_id: str) -> str | None:
+async def find_toolset(gateway: Gateway, tool_id: str) -> str | None:
     """The toolset that brings a tool, by itself or by one of its servers."""
     owner = tool_id.partition(":")[0]
     for toolset in await gateway.installed_toolsets():

@@ -10,16 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from gateway.admin.switches import find_toolset
+from gateway.admin.upstream_setup import load_setup
+from gateway.admin.upstreams import override_server_tool
 from gateway.bundles.installed import InstalledToolset, describe_server
 from gateway.bundles.library import BundleDifference
 from gateway.bundles.lint import lint
+from gateway.bundles.openapi import BASELINE_NAME
 from gateway.bundles.scaffold import write_scaffold
-from gateway.bundles.spec import FILE_NAME, Server, load
+from gateway.bundles.spec import FILE_NAME, Server, dump, load
 from gateway.calls import Progress, no_progress
 from gateway.config import Settings
-from gateway.errors import Forbidden, Invalid, NotFound
+from gateway.errors import Conflict, Forbidden, Invalid, NotFound
 from gateway.sources.toolsets.assembly import fetch_bundle
-from gateway.tools import Tool
+from gateway.sources.upstreams.spec import ADDED
+from gateway.tools import Permission, Tool
+from gateway.yamldoc import find_line
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -91,6 +97,22 @@ class ToolsetInfo:
         """Mistakes of its author that do not keep it from being installed."""
         return list(lint(self.installed, self.tools))
 
+    @property
+    def problems(self) -> list[dict[str, Any]]:
+        """Everything that somebody should correct: a message each, with the line of `manifest` it is about."""
+        installed, manifest = self.installed, self.manifest.encode()
+        places = {tool.id: find_line(manifest, ("tools", index)) for index, tool in enumerate(installed.spec.tools)}
+        missing = [f"{tool.spec.id}: {tool.missing}" for tool in installed.tools if tool.missing is not None]
+        found = [(text, places.get(text.partition(":")[0])) for text in (*self.warnings, *missing)]
+        held = [] if installed.problem is None else [(installed.problem.message, find_line(manifest, ("mcp_servers",)))]
+        hints = [(text, None) for text in self.hints]
+        return [{"message": text, "file": FILE_NAME, "line": line} for text, line in (*found, *held, *hints)]
+
+    @property
+    def manifest(self) -> str:
+        """Its `toolset.yaml`, as an export would write it."""
+        return dump(self.installed.spec)
+
     def to_dict(self) -> dict[str, Any]:
         installed = self.installed
         return {
@@ -107,6 +129,11 @@ class ToolsetInfo:
             "dependencies": installed.spec.dependencies,
             "variables": sorted(installed.spec.variables()),
             "tools": [_tool_dict(tool) for tool in self.tools],
+            "tool_count": len(self.tools),
+            "offered": sum(tool.withheld is None for tool in self.tools),
+            "permission": next(
+                (level for level in reversed(Permission) if any(tool.permission is level for tool in self.tools)), None
+            ),
             "mcp_servers": [server.id for server in installed.servers],
             "servers": [server.to_dict() for server in self.servers],
         }
@@ -126,6 +153,22 @@ async def install_toolset(
             progress=progress,
         )
         return await add_installed(gateway, installed)
+
+
+async def update_toolset(gateway: Gateway, toolset_id: str, dry_run: bool) -> BundleDifference:
+    """Install a toolset again from the folder or URL it came from, unless `dry_run`; return what changes."""
+    installed = await gateway.toolsets.library.get(toolset_id)
+    source = installed.source_ref
+    if source is None or installed.source_type not in ("url", "local"):
+        raise Conflict(f"{toolset_id!r} was uploaded; upload its new version", code="NO_SOURCE")
+    if (installed.directory / BASELINE_NAME).exists():
+        raise Conflict(f"{toolset_id!r} was made of the document {source}; import that again", code="OPENAPI_SOURCE")
+    difference = await compare_toolset(gateway, source)
+    if difference.id != toolset_id:
+        raise Conflict(f"{source} has the toolset {difference.id!r} now", code="OTHER_TOOLSET")
+    if not dry_run:
+        await install_toolset(gateway, source, copy=not installed.live)
+    return difference
 
 
 async def compare_toolset(gateway: Gateway, source: str, progress: Progress = no_progress) -> BundleDifference:
@@ -209,11 +252,43 @@ async def override_tool(gateway: Gateway, tool_id: str, changes: Mapping[str, An
             f"{tool_id} is builtin: it can only be turned off and on, with: toolgate tool disable {tool_id}",
             code="BUILTIN_IMMUTABLE",
         )
-    toolset_id, library = tool_id.partition(":")[0], gateway.toolsets.library
-    if changes:
-        await library.override(toolset_id, tool_id, changes)
+    owner, _, own = tool_id.partition(":")
+    toolset_id, library = await find_toolset(gateway, tool_id), gateway.toolsets.library
+    if toolset_id is None and owner in (await load_setup(gateway)).specs:
+        await override_server_tool(gateway, owner, own, changes)
+    elif changes:
+        await library.override(toolset_id or owner, tool_id, changes)
     else:
-        await library.clear_override(toolset_id, tool_id)
+        await library.clear_override(toolset_id or owner, tool_id)
+
+
+async def describe_original(gateway: Gateway, tool: Tool) -> dict[str, Any] | None:
+    """Return the name, description, consent and renderer of a tool before anybody changed them; None if they cannot be
+    changed: of a builtin, and of a server that is set up elsewhere."""
+    owner, _, own = tool.id.partition(":")
+    toolset_id = await find_toolset(gateway, tool.id)
+    if owner == toolset_id:
+        item = next(item for item in (await gateway.toolsets.library.get(owner)).tools if item.id == tool.id)
+        declared, field = item.spec.renderer, item.get_field
+        return {
+            "name": field("name", item.spec.id),
+            "description": field("description", ""),
+            "requires_confirmation": bool(field("requires_confirmation", False) or field("destructive", False)),
+            "renderer": None if declared is None else declared.type,
+        }
+    setup = await load_setup(gateway)
+    if owner not in setup.specs or (toolset_id is None and setup.specs[owner].origin != ADDED):
+        return None
+    listed = (await gateway.upstreams.store.recall(owner)).tools or ()
+    raw = next((each for each in listed if isinstance(each, dict) and each.get("name") == own), {})
+    hints = raw.get("annotations") or {}
+    asks = setup.specs[owner].settings.requires_confirmation
+    return {
+        "name": str(raw.get("title") or hints.get("title") or own),
+        "description": str(raw.get("description") or ""),
+        "requires_confirmation": hints.get("destructiveHint") is True if asks is None else asks,
+        "renderer": None,
+    }
 
 
 async def allow_servers(

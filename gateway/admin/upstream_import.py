@@ -78,6 +78,14 @@ def find_servers(file: Path | None, workspace: Path | None, names: Sequence[str]
     return [each for each in found if not names or each.server.name in names]
 
 
+def parse_servers(text: str) -> list[FoundServer]:
+    """Find the servers in the text of a client's settings, as somebody pastes it. Files that it refers to are not
+    read."""
+    suffix = ".json" if text.lstrip().startswith(("{", "/")) else ".toml" if text.lstrip().startswith("[") else ".yaml"
+    servers = read(text, Around(Path.home(), None, os.environ), VariableNames(), suffix)
+    return [FoundServer("the pasted text", server) for server in servers]
+
+
 def importable_names(found: Sequence[FoundServer]) -> list[str]:
     return [each.server.name for each in found if isinstance(each.server, Candidate)]
 

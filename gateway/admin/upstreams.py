@@ -33,6 +33,7 @@ from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailabl
 from gateway.mcp_client.connect import Step, ignore_step
 from gateway.oauth.flow import sign_in, sign_out
 from gateway.oauth.store import Login, LoginAccount
+from gateway.render import declare
 from gateway.sandbox.supervisor_main import remove as remove_folder
 from gateway.secrets import KNOWN, VARIABLE
 from gateway.sources.upstreams.client_configs import is_toolgate
@@ -63,6 +64,7 @@ class UpstreamInfo:
     origin: str
     error: str | None = None
     era: str | None = None
+    transport: str = "-"
     sandbox: str = "-"
     seen_at: str | None = None
     missing: Sequence[str] = ()
@@ -75,11 +77,14 @@ class UpstreamInfo:
             "state": self.state,
             "era": self.era,
             "origin": self.origin,
+            "transport": self.transport,
             "sandbox": self.sandbox,
             "seen_at": self.seen_at,
             "error": self.error,
             "missing": list(self.missing),
             "tools": [tool.to_dict() for tool in self.tools],
+            "tool_count": len(self.tools),
+            "offered": sum(tool.state == "offered" for tool in self.tools),
             "waiting": self.waiting,
         }
 
@@ -194,6 +199,24 @@ async def enable_upstream(gateway: Gateway, name: str, enabled: bool) -> None:
     """Turn a server that was added by hand on or off."""
     (await load_setup(gateway)).get_added(name)
     await gateway.upstreams.store.enable(name, enabled)
+
+
+async def override_server_tool(gateway: Gateway, name: str, tool: str, changes: Mapping[str, Any]) -> None:
+    """Change one tool of a server that was added by hand, with the keys of a toolset's `tool_overrides`; None removes a
+    change. Without changes, undo earlier ones."""
+    (await load_setup(gateway)).get_added(name)
+    settings = dict((await gateway.upstreams.store.find(name)).settings)
+    overrides = dict(settings.get("overrides") or {})
+    known = overrides.pop(tool, {}) if changes else {}
+    if "renderer" in changes:
+        known = {key: value for key, value in known.items() if key != "renderer_config"}
+    renamed = {key.removesuffix("_override"): value for key, value in changes.items()}
+    merged = {key: value for key, value in {**known, **renamed}.items() if value is not None}
+    if "renderer" in merged:
+        declare(merged["renderer"], merged.get("renderer_config") or {})  # refuses a config that does not fit
+    settings["overrides"] = {**overrides, tool: merged} if merged else overrides
+    _check_settings(name, settings)
+    await gateway.upstreams.store.change(name, settings)
 
 
 async def restart_upstream(gateway: Gateway, name: str) -> None:
@@ -323,6 +346,7 @@ async def _describe(setup: UpstreamSetup, spec: Spec) -> UpstreamInfo:
         origin=spec.origin,
         error=memory.error,
         era=memory.era,
+        transport="stdio" if spec.settings.command is not None else "sse" if spec.settings.type == "sse" else "http",
         sandbox=_describe_sandbox(spec),
         seen_at=memory.seen_at,
         missing=missing(spec.settings.model_dump(), setup.environment(spec)),

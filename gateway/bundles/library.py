@@ -18,7 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.bundles import spec, store
 from gateway.bundles.archive import LIMITS, Bundle, BundleLimits, module_file, open_bundle
 from gateway.bundles.field_types import Category, Line, Prose, Seconds
-from gateway.bundles.installed import InstalledToolset, load_toolset, merge_override, override_fields, resolve_tool_id
+from gateway.bundles.installed import (
+    InstalledToolset,
+    describe_server,
+    load_toolset,
+    merge_override,
+    override_fields,
+    resolve_tool_id,
+)
 from gateway.bundles.rows import BundleOrigin, PreparedVersion, SourceType, ToolsetEdit, build_rows
 from gateway.bundles.secret_references import mask_url
 from gateway.bundles.spec import Server, Toolset
@@ -188,7 +195,9 @@ class NameChanges:
 
 @dataclass(frozen=True)
 class BundleDifference:
-    """The difference that installing a bundle would make; `installed_version` is None for a new toolset."""
+    """The difference that installing a bundle would make; `installed_version` is None for a new toolset. `levels` are
+    those that its tools declare outside of their code, `variables` the secrets that it wants, and `commands` describes
+    the servers it would start or reach."""
 
     id: str
     name: str
@@ -198,6 +207,9 @@ class BundleDifference:
     files: NameChanges
     tools: NameChanges
     servers: NameChanges
+    levels: Mapping[str, str | None]
+    variables: tuple[str, ...]
+    commands: Mapping[str, Mapping[str, str]]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -278,6 +290,12 @@ class ToolsetLibrary:
             ),
             tools=NameChanges.of(_by_id(now.spec.tools if now else ()), _by_id(bundle.spec.tools)),
             servers=NameChanges.of(_by_id(now.servers if now else ()), _by_id(bundle.spec.mcp_servers)),
+            levels={
+                tool.id: level.value if (level := tool.permission or bundle.spec.permission) else None
+                for tool in bundle.spec.tools
+            },
+            variables=tuple(sorted(bundle.spec.variables())),
+            commands={server.id: dict(describe_server(server)) for server in bundle.spec.mcp_servers},
         )
 
     async def list(self) -> tuple[InstalledToolset, ...]:

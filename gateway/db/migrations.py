@@ -388,6 +388,9 @@ CALL_LOG: Migration = (
     "INSERT INTO revisions SELECT 'call_log_import', 1 WHERE EXISTS (SELECT 1 FROM tool_calls)",
 )
 
+# Tools of servers that a person turned off; builtins and tools of toolsets have their switch in their own rows.
+DISABLED_TOOLS: Migration = ("CREATE TABLE disabled_tools (tool_id TEXT PRIMARY KEY)",)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -405,6 +408,7 @@ MIGRATIONS: Sequence[Migration] = (
     HEALTH_EVENTS,
     APPROVAL_DETAILS,
     CALL_LOG,
+    DISABLED_TOOLS,
 )
 
 

@@ -1,4 +1,4 @@
-"""Builtin tools as rows of `tools`, and a person's switches: which builtins are on, and changes to categories."""
+"""Builtin tools as rows of `tools`, and a person's switches: builtins, tools of servers, and changes to categories."""
 
 from __future__ import annotations
 
@@ -48,6 +48,9 @@ _PUT_BUILTIN = """INSERT INTO tools
     description = excluded.description, requires_confirmation = excluded.requires_confirmation,
     position = excluded.position, modified_at = excluded.modified_at"""
 _ENABLE = "UPDATE tools SET enabled = ? WHERE tool_id = ? AND toolset_id IS NULL"
+_DISABLED = "SELECT tool_id FROM disabled_tools"
+_DISABLE_TOOL = "INSERT INTO disabled_tools (tool_id) VALUES (?) ON CONFLICT (tool_id) DO NOTHING"
+_ENABLE_TOOL = "DELETE FROM disabled_tools WHERE tool_id = ?"
 _BUMP = bump_revision(SUBJECT)
 
 
@@ -66,9 +69,10 @@ class Switches:
         return {row.id: row for row in map(_category, await self._db.fetch(_CATEGORIES))}
 
     async def sync_builtins(self, tools: Iterable[Tool]) -> frozenset[str]:
-        """Store the builtins, and return the ids of those that a person turned off. One without a description was not
-        loaded, since its category is off; its row stays as it is."""
-        known = {row[0]: row[1:] for row in await self._db.fetch(_BUILTINS)}
+        """Store the builtins, and return the ids of those, and of tools of servers, that a person turned off. A builtin
+        without a description was not loaded, since its category is off; its row stays as it is."""
+        builtins, disabled = await self._db.run(Statement(_BUILTINS), Statement(_DISABLED))
+        known = {row[0]: row[1:] for row in builtins}
         changed, moment = [], timestamp(time.time())
         for position, tool in enumerate(tools):
             row = (tool.title or tool.id, tool.description or None, bool(tool.requires_confirmation), position)
@@ -76,7 +80,7 @@ class Switches:
                 changed.append(Statement(_PUT_BUILTIN, (tool.id, *row, moment, moment)))
         if changed:
             await self._db.run(*changed)
-        return frozenset(tool_id for tool_id, row in known.items() if not row[-1])
+        return frozenset([*(tool_id for tool_id, row in known.items() if not row[-1]), *(row[0] for row in disabled)])
 
     async def builtin_states(self) -> dict[str, BuiltinState]:
         """The switch and dates of every builtin, by id."""
@@ -91,6 +95,10 @@ class Switches:
         except Conflict:
             return False
         return True
+
+    async def enable_server_tool(self, tool_id: str, enabled: bool) -> None:
+        """Turn a tool of a server on or off, wherever the server is set up."""
+        await self._db.run(Statement(_ENABLE_TOOL if enabled else _DISABLE_TOOL, (tool_id,)), _BUMP)
 
     async def set_category(self, row: CategoryRow) -> None:
         """Store a person's changes to a category, in place of earlier ones."""

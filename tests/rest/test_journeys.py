@@ -238,10 +238,113 @@ def test_rest_adds_tests_switches_and_removes_an_upstream(own: Rest) -> None:
     assert own.ok("POST", "/api/upstreams/clock/restart")["state"] == "ok"
     assert "hello log" in " ".join(own.ok("GET", "/api/upstreams/clock/logs")["lines"])
     assert own.ok("GET", "/api/upstreams/clock/review") == {"items": [], "next_page_token": None}
+    [clock] = [each for each in own.ok("GET", "/api/upstreams")["items"] if each["name"] == "clock"]
+    assert (clock["transport"], clock["tool_count"], clock["offered"]) == ("stdio", 2, 2)
     assert own.delete("/api/upstreams/clock").status_code == 204
     own.refused("GET", "/api/upstreams/clock", 404)
     unreachable = {"name": "gone", "settings": {"command": sys.executable, "args": ["-c", "raise SystemExit('no')"]}}
     assert "nothing was added" in own.refused("POST", "/api/upstreams", 422, json=unreachable)["message"]
+
+
+def test_rest_switches_and_overrides_and_measures_tools_of_a_pasted_server(own: Rest) -> None:
+    token = "ghp_" + "Ab1" * 12
+    program = ["-c", "from mcp_server_time import main; main()"]
+    entry = {"command": sys.executable, "args": program, "env": {"API_TOKEN": token}}
+    pasted = {"text": json.dumps({"mcpServers": {"pasted": entry}})}
+    [tried] = own.ok("POST", "/api/upstream-imports", json=pasted | {"dry_run": True})["items"]
+    assert (tried["outcome"], tried["missing"]) == ("would be imported", [])
+    assert token not in json.dumps(tried)
+    own.refused("GET", "/api/upstreams/pasted", 404)
+    assert own.ok("POST", "/api/upstream-imports", json=pasted)["items"][0]["outcome"] == "imported"
+    tool = "pasted__get_current_time"
+    eventually(lambda: own.get(f"/api/tools/{tool}").status_code == 200)
+
+    both = own.ok("PATCH", "/api/tools", json={"tools": [tool, "read_file", "no_such_tool"], "enabled": False})["items"]
+    assert [(each["id"], each["offered"]) for each in both] == [
+        ("pasted:get_current_time", False),
+        ("read_file", False),
+        ("no_such_tool", False),
+    ]
+    withheld = {each["id"]: each for each in own.ok("GET", "/api/withheld-tools")["items"]}
+    assert withheld["pasted:get_current_time"]["name"] == tool
+    assert "turned off" in withheld["pasted:get_current_time"]["reason"]
+    back = own.ok("PATCH", "/api/tools", json={"tools": [each["id"] for each in both[:2]], "enabled": True})["items"]
+    assert all(each["offered"] for each in back)
+
+    changes = {
+        "name_override": "The time",
+        "description_override": "Says what time it is.",
+        "requires_confirmation": True,
+    }
+    own.ok("PATCH", f"/api/tools/{tool}", json=changes)
+    shown = own.ok("GET", f"/api/tools/{tool}")
+    assert (shown["title"], shown["description"], shown["requires_confirmation"]) == tuple(changes.values())
+    assert shown["original"]["description"] != shown["description"]
+    assert (shown["origin"], shown["tokens"] > 20) == ("server", True)
+    own.ok("PATCH", f"/api/tools/{tool}", json=dict.fromkeys(changes))
+    shown = own.ok("GET", f"/api/tools/{tool}")
+    assert shown["original"]["description"] == shown["description"]
+
+    call = own.ok("POST", f"/api/tools/{tool}/invoke", json={"args": {"timezone": "UTC"}})
+    own.refused("POST", f"/api/tools/{tool}/invoke", 422, json={"args": {}})
+    usage = own.ok("GET", f"/api/tools/{tool}/usage")
+    assert (call["ok"], usage["calls"], usage["errors"], usage["callers"][0]["calls"]) == (True, 2, 1, 2)
+    assert 0 <= usage["median_ms"] <= usage["p95_ms"]
+    assert own.delete("/api/upstreams/pasted").status_code == 204
+
+
+def test_rest_imports_an_openapi_document_and_names_the_lines_of_problems(own: Rest) -> None:
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "Pets", "version": "1"},
+        "servers": [{"url": "https://pets.example"}],
+        "paths": {
+            "/pets": {
+                "get": {"operationId": "listPets", "summary": "List pets", "responses": {"200": {"description": "ok"}}}
+            }
+        },
+    }
+    body = {"document": json.dumps(document), "id": "pets"}
+    tried = own.ok("POST", "/api/openapi-imports?dry_run=true", json=body)
+    assert (tried["installed"], len(tried["tools"]), tried["hosts"]) == (False, 1, ["pets.example"])
+    own.refused("GET", "/api/toolsets/pets", 404)
+    assert own.ok("POST", "/api/openapi-imports", json=body)["installed"] is True
+    assert own.refused("POST", "/api/toolsets/pets/update", 409)["code"] in ("NO_SOURCE", "OPENAPI_SOURCE")
+    own.ok("POST", "/api/toolsets/pets/uninstall", 204)
+
+    manifest = """id: untidy
+name: Untidy
+version: 1.0.0
+secrets: [API_KEY]
+tools:
+  - id: tidy
+    type: shell
+    description: Says hello.
+    command: [echo, hello]
+  - id: silent
+    type: shell
+    permission: execute
+    command: [echo, hello]
+    env: {API_KEY: "${API_KEY}"}
+"""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("toolset.yaml", manifest)
+    upload = {"file": ("untidy.zip", archive.getvalue(), "application/zip")}
+    difference = own.ok("POST", "/api/toolsets/import?dry_run=true", files=upload)["difference"]
+    assert difference["levels"] == {"tidy": None, "silent": "execute"}
+    assert difference["variables"] == ["API_KEY"]
+    own.ok("POST", "/api/toolsets/import", files=upload)
+    shown = own.ok("GET", "/api/toolsets/untidy")
+    [silent] = [each for each in shown["problems"] if each["message"].startswith("silent:")]
+    assert "id: silent" in shown["manifest"].splitlines()[silent["line"] - 1]
+    [listed] = [each for each in own.ok("GET", "/api/toolsets")["items"] if each["id"] == "untidy"]
+    assert (listed["permission"], listed["tool_count"], listed["problem_count"]) == (
+        "execute",
+        2,
+        len(shown["problems"]),
+    )
+    own.ok("POST", "/api/toolsets/untidy/uninstall", 204)
 
 
 def test_rest_changes_categories_and_tools_and_finds_them(own: Rest) -> None:

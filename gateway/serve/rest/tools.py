@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field, JsonValue
 
-from gateway.admin import switches, toolsets
+from gateway.admin import calls, switches, toolsets
 from gateway.calls import Call, Outcome, check_chat, to_json
-from gateway.catalog import Catalog, CatalogEntry, anthropic_tool, mcp_tool, openai_tool
-from gateway.errors import InputRequired
-from gateway.names import CHAT_LIMIT
+from gateway.catalog import Catalog, CatalogEntry, anthropic_tool, estimate_tokens, mcp_tool, openai_tool
+from gateway.errors import GatewayError, InputRequired
+from gateway.names import CHAT_LIMIT, wire_name
 from gateway.serve.rest.app import error_reply, make_etag
 from gateway.serve.rest.endpoint import (
     AnswerModel,
@@ -39,7 +39,7 @@ MessageId = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class ToolSummary(AnswerModel):
-    """`name` is the one that clients call; `id` is stable."""
+    """`name` is the one that clients call; `id` is stable. `app_only` tools are for views and not listed to models."""
 
     id: str
     name: str
@@ -52,6 +52,10 @@ class ToolSummary(AnswerModel):
     requires_confirmation: Annotated[bool, Field(description="Whether a person may be asked first.")]
     renderer: str | None
     tags: list[str]
+    origin: Annotated[Literal["builtin", "toolset", "server"], Field(description="The kind of its owner.")]
+    destructive: bool
+    app_only: bool
+    tokens: Annotated[int, Field(description="About what its definition takes of a model's context.")]
 
 
 class RendererInfo(AnswerModel):
@@ -59,18 +63,26 @@ class RendererInfo(AnswerModel):
     config: dict[str, Any]
 
 
+class ToolOriginal(AnswerModel):
+    """A tool before anybody changed it."""
+
+    name: str
+    description: str
+    requires_confirmation: bool
+    renderer: str | None
+
+
 class ToolDetails(ToolSummary):
     input_schema: dict[str, Any]
     output_schema: dict[str, Any] | None
     annotations: dict[str, Any] | None
     render_config: RendererInfo | None
+    original: Annotated[
+        ToolOriginal | None, Field(description="For administrators; null if nothing of it can be changed.")
+    ]
 
 
-class WithheldTool(AnswerModel):
-    id: str
-    description: str
-    category: str
-    kind: str
+class WithheldTool(ToolSummary):
     reason: str
 
 
@@ -100,6 +112,21 @@ class ToolChanges(RequestModel):
     requires_confirmation: bool | None = None
     renderer: Literal["code", "document", "html", "frame"] | None = None
     renderer_config: dict[str, Any] | None = None
+
+
+class ToolSwitches(RequestModel):
+    tools: Annotated[list[str], Field(min_length=1, max_length=5000, description="Ids or names.")]
+    enabled: bool
+
+
+class ToolUsage(AnswerModel):
+    """The latest calls of a tool, at most 1,000; all for administrators, your own otherwise."""
+
+    calls: int
+    errors: int
+    median_ms: float | None
+    p95_ms: float | None
+    callers: list[dict[str, Any]]
 
 
 class ToolState(AnswerModel):
@@ -159,7 +186,7 @@ async def list_tools(request: RestRequest, query: ToolQuery) -> object:
     def encode(catalog: Catalog) -> bytes:
         chosen = catalog.filter(kind=query.kind, category=query.category, tag=query.tag)
         page = slice_page(chosen, lambda entry: entry.name, query, "tools")
-        return to_json({**page, "items": [summarize(entry) for entry in page["items"]]})
+        return to_json({**page, "items": [summarize(entry.name, entry.tool) for entry in page["items"]]})
 
     return _lists.get(request, query, encode)
 
@@ -167,7 +194,7 @@ async def list_tools(request: RestRequest, query: ToolQuery) -> object:
 async def list_withheld_tools(request: RestRequest, query: PageQuery) -> object:
     """List the tools that exist and are not offered, with the reason and what to do"""
     found = [
-        {"id": tool.id, "description": tool.description, "category": tool.category, "kind": tool.kind, "reason": reason}
+        {**summarize(wire_name(tool.id, tool.prefix), tool), "reason": reason}
         for tool, reason in await switches.list_withheld(request.gateway)
     ]
     return slice_page(found, lambda tool: tool["id"], query, "withheld")
@@ -175,7 +202,25 @@ async def list_withheld_tools(request: RestRequest, query: PageQuery) -> object:
 
 async def get_tool(request: RestRequest, tool_id: str) -> object:
     """Get a tool by its id or name, with its schemas and how its outcomes are shown"""
-    return _describe(request.gateway.catalog.for_principal(request.principal.access).find(tool_id))
+    entry = request.gateway.catalog.for_principal(request.principal.access).find(tool_id)
+    is_admin = request.principal.admin
+    return {
+        **_describe(entry),
+        "original": await toolsets.describe_original(request.gateway, entry.tool) if is_admin else None,
+    }
+
+
+async def get_tool_usage(request: RestRequest, tool_id: str) -> object:
+    """Get how often a tool is called, how long it takes, and by whom"""
+    principal = request.principal
+    tool = request.gateway.catalog.for_principal(principal.access).find(tool_id).tool
+    return await calls.measure_tool(request.gateway, tool.id, None if principal.admin else principal.id)
+
+
+async def switch_tools(request: RestRequest, body: ToolSwitches) -> object:
+    """Turn tools on or off together; each answers whether it is offered now"""
+    results = await switches.enable_tools(request.gateway, body.tools, body.enabled)
+    return {"items": [_describe_state(request, tool_id, refusal) for tool_id, refusal in results.items()]}
 
 
 async def change_tool(request: RestRequest, tool_id: str, body: ToolChanges) -> object:
@@ -188,12 +233,14 @@ async def change_tool(request: RestRequest, tool_id: str, body: ToolChanges) -> 
     if enabled is not None:
         await switches.enable_tool(gateway, tool_id, enabled)
     await gateway.reload()
-    offered = gateway.catalog.get(tool_id) is not None
-    return {
-        "id": tool_id,
-        "offered": offered,
-        "withheld": None if offered else gateway.catalog.refusal(tool_id).message,
-    }
+    return _describe_state(request, tool_id)
+
+
+def _describe_state(request: RestRequest, tool_id: str, refusal: GatewayError | None = None) -> dict[str, Any]:
+    catalog = request.gateway.catalog
+    offered = catalog.get(tool_id) is not None
+    reason = refusal or (None if offered else catalog.refusal(tool_id))
+    return {"id": tool_id, "offered": offered, "withheld": None if reason is None else reason.message}
 
 
 async def invoke_tool(request: RestRequest, tool_id: str, body: InvokeBody) -> object:
@@ -261,12 +308,12 @@ def describe_outcome(call_id: str, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def summarize(entry: CatalogEntry) -> dict[str, Any]:
+def summarize(name: str, tool: Tool) -> dict[str, Any]:
     """Return a tool as `ToolSummary` has it."""
-    tool = entry.tool
+    surface = tool.meta.get("ui")
     return {
         "id": tool.id,
-        "name": entry.name,
+        "name": name,
         "title": tool.title,
         "description": tool.description,
         "kind": tool.kind,
@@ -276,13 +323,17 @@ def summarize(entry: CatalogEntry) -> dict[str, Any]:
         "requires_confirmation": bool(tool.requires_confirmation),
         "renderer": None if tool.renderer is None else tool.renderer.kind,
         "tags": list(tool.tags),
+        "origin": "builtin" if tool.owner is None else "server" if tool.kind == "mcp" else "toolset",
+        "destructive": tool.destructive and tool.permission.value != "read-only",
+        "app_only": isinstance(surface, Mapping) and surface.get("visibility") == ["app"],
+        "tokens": estimate_tokens(name, tool),
     }
 
 
 def _describe(entry: CatalogEntry) -> dict[str, Any]:
     listed, tool = mcp_tool(entry.name, entry.tool), entry.tool
     return {
-        **summarize(entry),
+        **summarize(entry.name, tool),
         "input_schema": listed["inputSchema"],
         "output_schema": listed.get("outputSchema"),
         "annotations": listed.get("annotations"),
@@ -293,9 +344,11 @@ def _describe(entry: CatalogEntry) -> dict[str, Any]:
 CALL_ERRORS = (403, 404, 409, 422, 428, 429, 499)
 ENDPOINTS = [
     Endpoint("GET", "/api/tools", list_tools, ListPage[ToolSummary]),
+    Endpoint("PATCH", "/api/tools", switch_tools, ListPage[ToolState], admin=True),
     Endpoint("GET", "/api/tools/{tool_id}", get_tool, ToolDetails, errors=(403,)),
     Endpoint("PATCH", "/api/tools/{tool_id}", change_tool, ToolState, admin=True),
     Endpoint("POST", "/api/tools/{tool_id}/invoke", invoke_tool, InvokeAnswer, errors=CALL_ERRORS),
+    Endpoint("GET", "/api/tools/{tool_id}/usage", get_tool_usage, ToolUsage, errors=(403,)),
     Endpoint("GET", "/api/withheld-tools", list_withheld_tools, ListPage[WithheldTool], admin=True),
     Endpoint("GET", "/api/available-tools", get_available_tools, AvailableTools),
 ]

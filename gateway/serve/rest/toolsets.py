@@ -13,7 +13,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import StreamingResponse
 
-from gateway.admin import toolsets
+from gateway.admin import openapi, toolsets
+from gateway.bundles.openapi import ImportOptions
 from gateway.errors import Invalid
 from gateway.serve.rest.endpoint import (
     AnswerModel,
@@ -54,15 +55,28 @@ class ToolsetSummary(AnswerModel):
     installed_at: str
     digest: str
     mcp_servers: list[str]
+    tool_count: int
+    offered: int
+    permission: Annotated[str | None, Field(description="The highest level of its tools.")]
+    problem_count: int
+
+
+class ToolsetProblem(AnswerModel):
+    message: str
+    file: str
+    line: int | None
 
 
 class ToolsetDetails(ToolsetSummary):
-    """`servers` need the consent of a person, by their digests, before they are started."""
+    """`servers` need the consent of a person, by their digests, before they are started. `manifest` is its
+    toolset.yaml, which the lines of problems are in."""
 
     dependencies: Any
     variables: list[str]
     tools: list[ToolsetTool]
     servers: list[dict[str, Any]]
+    problems: list[ToolsetProblem]
+    manifest: str
 
 
 class NamesChanged(AnswerModel):
@@ -80,6 +94,40 @@ class ToolsetDifference(AnswerModel):
     files: NamesChanged
     tools: NamesChanged
     servers: NamesChanged
+    levels: Annotated[dict[str, str | None], Field(description="By tool; null where only its code has it.")]
+    variables: Annotated[list[str], Field(description="Secrets and settings that it wants from the environment.")]
+    commands: Annotated[dict[str, dict[str, str]], Field(description="Servers that it would start or reach.")]
+
+
+class UpdateAnswer(AnswerModel):
+    dry_run: bool
+    difference: ToolsetDifference
+
+
+class OpenApiBody(RequestModel):
+    """A document by its `url`, or its text."""
+
+    url: Annotated[str | None, Field(pattern=r"^https?://[^\s/]+", max_length=4000)] = None
+    document: Annotated[str | None, Field(min_length=1, max_length=10_000_000)] = None
+    id: Annotated[str | None, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")] = None
+    tags: Annotated[list[str], Field(max_length=200)] = []
+    server: Annotated[str | None, Field(max_length=2000)] = None
+
+
+class OpenApiAnswer(AnswerModel):
+    """The report of an import. `skipped` has the reason for each operation that is no tool."""
+
+    id: str
+    installed: bool
+    operations: int
+    tools: list[str]
+    tags: dict[str, int]
+    skipped: dict[str, str]
+    notes: dict[str, list[str]]
+    remarks: list[str]
+    variables: list[str]
+    hosts: list[str]
+    changes: dict[str, Any] | None
 
 
 class ImportAnswer(AnswerModel):
@@ -119,12 +167,13 @@ class ConsentAnswer(AnswerModel):
 async def list_toolsets(request: RestRequest, query: PageQuery) -> object:
     """List installed toolsets"""
     infos = await toolsets.list_toolsets(request.gateway)
-    return slice_page([info.to_dict() for info in infos], lambda info: info["id"], query, "toolsets")
+    listed = [{**info.to_dict(), "problem_count": len(info.problems)} for info in infos]
+    return slice_page(listed, lambda info: info["id"], query, "toolsets")
 
 
 async def get_toolset(request: RestRequest, toolset_id: str) -> object:
     """Get a toolset with its tools"""
-    return (await toolsets.show_toolset(request.gateway, toolset_id)).to_dict()
+    return _describe(await toolsets.show_toolset(request.gateway, toolset_id))
 
 
 async def import_toolset(
@@ -155,7 +204,35 @@ async def _install(request: RestRequest, source: str, name: str | None, dry_run:
         return {"dry_run": True, "difference": difference, "toolset": None, "hints": []}
     info = await toolsets.install_toolset(gateway, source, copy=True, name=name)
     await gateway.reload()
-    return {"dry_run": False, "difference": difference, "toolset": info.to_dict(), "hints": list(info.hints)}
+    return {"dry_run": False, "difference": difference, "toolset": _describe(info), "hints": list(info.hints)}
+
+
+def _describe(info: toolsets.ToolsetInfo) -> dict[str, Any]:
+    problems = info.problems
+    return {**info.to_dict(), "problems": problems, "problem_count": len(problems), "manifest": info.manifest}
+
+
+async def import_openapi(request: RestRequest, query: ImportQuery, body: OpenApiBody) -> object:
+    """Install an OpenAPI document as a toolset with one tool per operation"""
+    options = ImportOptions(toolset_id=body.id, tags=body.tags, server=body.server)
+    with tempfile.NamedTemporaryFile(prefix="toolgate-", suffix=".yaml") as file:
+        if (body.url is None) == (body.document is None):
+            raise Invalid("send either a 'url' or a 'document'", code="INVALID_REQUEST")
+        if body.document is not None:
+            await run_in_threadpool(Path(file.name).write_text, body.document)
+        with refuse_unreachable():
+            report = await openapi.install_openapi(request.gateway, body.url or file.name, options, query.dry_run)
+    if not query.dry_run:
+        await request.gateway.reload()
+    return report.to_dict()
+
+
+async def update_toolset(request: RestRequest, toolset_id: str, query: ImportQuery) -> object:
+    """Install a toolset again from the folder or URL it came from"""
+    with refuse_unreachable():
+        difference = await toolsets.update_toolset(request.gateway, toolset_id, query.dry_run)
+    await request.gateway.reload()
+    return {"dry_run": query.dry_run, "difference": difference}
 
 
 async def export_toolset(request: RestRequest, toolset_id: str) -> object:
@@ -189,7 +266,7 @@ async def enable_toolset(request: RestRequest, toolset_id: str, body: Switch) ->
     """Turn a toolset on or off"""
     await toolsets.enable_toolset(request.gateway, toolset_id, body.enabled)
     await request.gateway.reload()
-    return (await toolsets.show_toolset(request.gateway, toolset_id)).to_dict()
+    return _describe(await toolsets.show_toolset(request.gateway, toolset_id))
 
 
 async def uninstall_toolset(request: RestRequest, toolset_id: str) -> object:
@@ -202,14 +279,14 @@ async def uninstall_toolset(request: RestRequest, toolset_id: str) -> object:
 async def allow_toolset_servers(request: RestRequest, toolset_id: str, body: ServerDigests) -> object:
     """Consent to MCP servers of a toolset, and connect to each once"""
     info, results = await toolsets.allow_servers(request.gateway, toolset_id, body.digests, request.principal.id)
-    return {"toolset": info.to_dict(), "results": results}
+    return {"toolset": _describe(info), "results": results}
 
 
 async def disallow_toolset_servers(request: RestRequest, toolset_id: str) -> object:
     """Withdraw consent to the MCP servers of a toolset"""
     await toolsets.disallow_servers(request.gateway, toolset_id)
     await request.gateway.reload()
-    return (await toolsets.show_toolset(request.gateway, toolset_id)).to_dict()
+    return _describe(await toolsets.show_toolset(request.gateway, toolset_id))
 
 
 _ONE = "/api/toolsets/{toolset_id}"
@@ -217,6 +294,8 @@ ENDPOINTS = [
     Endpoint("GET", "/api/toolsets", list_toolsets, ListPage[ToolsetSummary], admin=True),
     Endpoint("GET", _ONE, get_toolset, ToolsetDetails, admin=True),
     Endpoint("POST", "/api/toolsets/import", import_toolset, ImportAnswer, admin=True, errors=(404, 409, 422)),
+    Endpoint("POST", "/api/openapi-imports", import_openapi, OpenApiAnswer, admin=True, errors=(409, 422)),
+    Endpoint("POST", f"{_ONE}/update", update_toolset, UpdateAnswer, admin=True, errors=(409, 422)),
     Endpoint("GET", f"{_ONE}/export", export_toolset, media="application/zip", admin=True),
     Endpoint("POST", f"{_ONE}/enable", enable_toolset, ToolsetDetails, admin=True),
     Endpoint("POST", f"{_ONE}/uninstall", uninstall_toolset, admin=True),

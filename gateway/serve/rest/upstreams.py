@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue
 from starlette.concurrency import run_in_threadpool
 
-from gateway.admin import upstream_review, upstreams
+from gateway.admin import upstream_import, upstream_review, upstreams
 from gateway.errors import GatewayError, Invalid
 from gateway.secrets import KNOWN
 from gateway.serve.rest.endpoint import (
@@ -43,10 +43,13 @@ class UpstreamSummary(AnswerModel):
     state: str
     era: str | None
     origin: str
+    transport: str
     sandbox: str
     seen_at: str | None
     error: str | None
     missing: list[str]
+    tool_count: int
+    offered: int
     waiting: int
 
 
@@ -73,6 +76,27 @@ class NewUpstream(RequestModel):
     settings: Annotated[dict[str, JsonValue], Field(max_length=50)]
     secrets: Annotated[dict[str, str], Field(max_length=50)] = {}
     test: bool = True
+
+
+class PastedSettings(RequestModel):
+    """The text of a client's settings file, such as one with `mcpServers`. `keep` keeps the secrets in it."""
+
+    text: Annotated[str, Field(min_length=1, max_length=1_000_000)]
+    replace: bool = False
+    keep: bool = True
+    dry_run: bool = False
+
+
+class ImportedServer(AnswerModel):
+    """`outcome` is imported, replaced or skipped, after `would be` in a dry run; `missing` are variables without a
+    value."""
+
+    name: str
+    outcome: str
+    reason: str | None
+    settings: dict[str, Any] | None
+    variables: list[str]
+    missing: list[str]
 
 
 class AddedUpstream(AnswerModel):
@@ -146,6 +170,16 @@ async def add_upstream(request: RestRequest, body: NewUpstream) -> object:
     await gateway.reload()
     shown = (await upstreams.show_upstream(gateway, body.name)).to_dict()
     return {"upstream": shown, "probe": _describe_probe(result)}
+
+
+async def import_upstreams(request: RestRequest, body: PastedSettings) -> object:
+    """Add the servers of a client's settings; one that cannot be added does not prevent the others"""
+    found = await run_in_threadpool(upstream_import.parse_servers, body.text)
+    options = {"replace": body.replace, "keep": body.keep, "dry_run": body.dry_run}
+    results = await upstream_import.import_servers(request.gateway, found, **options)
+    if not body.dry_run:
+        await request.gateway.reload()
+    return {"items": [KNOWN.mask_value(result.to_dict()) for result in results]}
 
 
 async def remove_upstream(request: RestRequest, name: str) -> object:
@@ -248,6 +282,7 @@ _ONE = "/api/upstreams/{name}"
 ENDPOINTS = [
     Endpoint("GET", "/api/upstreams", list_upstreams, ListPage[UpstreamSummary], admin=True),
     Endpoint("POST", "/api/upstreams", add_upstream, AddedUpstream, status=201, admin=True, errors=(409, 422)),
+    Endpoint("POST", "/api/upstream-imports", import_upstreams, ListPage[ImportedServer], admin=True),
     Endpoint("GET", _ONE, get_upstream, UpstreamAnswer, admin=True),
     Endpoint("DELETE", _ONE, remove_upstream, admin=True, errors=(409,)),
     Endpoint("POST", f"{_ONE}/enable", enable_upstream, UpstreamAnswer, admin=True, errors=(409,)),
