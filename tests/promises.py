@@ -149,5 +149,9 @@ PROMISES: dict[str, Promise] = {
         "built",
     ),
     "H7": Promise("Code mode: one program calls many tools, each through the executor under its own name.", "built"),
+    "H8": Promise(
+        "The token cost of lists is shown per tool and profile; output schemas and long descriptions can be left out.",
+        "built",
+    ),
     "H9": Promise("Upstreams and clients are told only of extensions that the gateway relays.", "built"),
 }

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 from gateway import __version__
 from gateway.admin.clients import CLIENTS, make_snippets, serve_command
 from gateway.admin.health_monitor import HealthCheck, ProblemKey
+from gateway.admin.token_costs import find_long_descriptions
 from gateway.admin.upstream_setup import ProbeResult, UpstreamSetup, load_setup, probe_all
+from gateway.catalog import Catalog
 from gateway.config import Settings
 from gateway.db.health_events import HealthEvent
+from gateway.discovery import DESCRIPTION_LIMIT
 from gateway.errors import GatewayError
 from gateway.mcp_client.connect import Step, ignore_step
 from gateway.sandbox.cgroups import find_cgroups
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 _WAL_RESET_FIXED = (3, 51, 3)
 _LOW_SPACE_MEBIBYTES = 512
+# Tools named for their long descriptions.
+_LONG_DESCRIPTIONS = 5
 # Chats named for their size.
 _LARGEST_CHATS = 3
 # The gateway's entry in a client's JSON, TOML or YAML.
@@ -86,7 +91,17 @@ async def _check_tools(gateway: Gateway) -> list[HealthCheck]:
     return [
         HealthCheck("tools", "ok", f"{len(gateway.catalog)} on; categories: {enabled}"),
         *(HealthCheck("tools", "note", problem) for problem in problems),
+        *_check_descriptions(gateway.catalog),
     ]
+
+
+def _check_descriptions(catalog: Catalog) -> Iterator[HealthCheck]:
+    long = [entry.name for entry in find_long_descriptions(catalog)]
+    if long:
+        shown = ", ".join(long[:_LONG_DESCRIPTIONS]) + (" and others" if len(long) > _LONG_DESCRIPTIONS else "")
+        tools = "1 tool has a description" if len(long) == 1 else f"{len(long)} tools have descriptions"
+        advice = f"{tools} over {DESCRIPTION_LIMIT} characters, which some clients cut; shorten them with overrides"
+        yield HealthCheck("tools", "note", f"{advice}: {shown}")
 
 
 async def check_upstreams(gateway: Gateway, step: Step = ignore_step) -> list[HealthCheck]:

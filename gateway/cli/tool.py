@@ -7,14 +7,16 @@ import json
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from gateway.admin import switches
+from gateway.admin.token_costs import count_tool_tokens, list_costs
 from gateway.approval.question import Answer, ConsentNeeded, Question
 from gateway.calls import Caller, Outcome
-from gateway.catalog import CatalogEntry, mcp_tool
+from gateway.catalog import Catalog, CatalogEntry, mcp_tool
 from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
 from gateway.cli.progress import show_progress
 from gateway.cli.prompt import ask_on_terminal
@@ -33,14 +35,18 @@ def tool() -> None:
 
 @tool.command("list")
 @click.option("--category", help="Only tools of this category.")
+@click.option("--tokens", is_flag=True, help="What each tool, and the list of each profile, costs a model, about.")
 @as_json
 @settings_options
-def list_tools(settings: Settings, category: str | None, as_json: bool) -> None:
+def list_tools(settings: Settings, category: str | None, tokens: bool, as_json: bool) -> None:
     """Every tool that is on."""
 
     async def task() -> None:
         async with _open(settings) as gateway:
             catalog = gateway.catalog.filter(category=category)
+            if tokens:
+                _print_costs(gateway, catalog, as_json)
+                return
             if as_json:
                 print_json(catalog.to_mcp_tools())
                 return
@@ -68,6 +74,21 @@ def search(settings: Settings, query: tuple[str, ...], limit: int, as_json: bool
                 click.echo(f"No tool fits; 'toolgate tool list' lists all {len(gateway.catalog)}.")
 
     run(task)
+
+
+def _print_costs(gateway: Gateway, catalog: Catalog, as_json: bool) -> None:
+    costs = {entry.name: count_tool_tokens(entry, gateway.catalog) for entry in catalog}
+    lists = list_costs(gateway)
+    if as_json:
+        print_json({"tools": costs, "lists": [asdict(each) for each in lists]})
+        return
+    rows = [(name, str(costs[name])) for name in sorted(costs, key=lambda name: -costs[name])]
+    print_table(("NAME", "TOKENS"), rows)
+    click.echo()
+    header = ("PROFILE", "MODE", "TOOLS", "TOKENS", "OUTPUT SCHEMAS", "SHORT LIST")
+    numbers = [(each.tools, each.tokens, each.output_schemas, each.short_tokens) for each in lists]
+    shown = [tuple("-" if number is None else str(number) for number in row) for row in numbers]
+    print_table(header, [(each.name, each.mode, *row) for each, row in zip(lists, shown, strict=True)])
 
 
 def _print_tools(entries: Iterable[CatalogEntry]) -> None:

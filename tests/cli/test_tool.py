@@ -103,3 +103,17 @@ def test_a_category_nobody_knows_is_refused_with_those_there_are(tmp_path: Path,
     with pytest.raises(Invalid) as refused:
         run(tmp_path, "list", "--enable-tool-categories", given)
     assert refused.value.message == f"there is no category {given!r}{hint}"
+
+
+@pytest.mark.promise("H8")
+def test_tokens_of_each_tool_and_of_the_list_of_each_profile_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "toolgate.yaml"
+    file.write_text("profiles: {small: {mode: search}, plain: {output_schemas: false, description_limit: 60}}")
+    costs = json.loads(run(tmp_path, "list", "--tokens", "--json", "--config", str(file)))
+    default, small, plain = costs["lists"]
+    assert (small["name"], small["mode"], plain["mode"]) == ("small", "search", "full")
+    assert small["short_tokens"] < 1000 < plain["tokens"] < default["tokens"] == small["tokens"]
+    assert abs(sum(costs["tools"].values()) - default["tokens"]) < len(costs["tools"])
+    assert default["output_schemas"] > 0 == plain["output_schemas"] and default["short_tokens"] is None
+    lines = run(tmp_path, "list", "--tokens", "--config", str(file)).splitlines()
+    assert lines[0].split() == ["NAME", "TOKENS"] and lines[-2].split()[:2] == ["small", "search"]

@@ -10,6 +10,7 @@ import pytest
 from journeys.test_approval import Person, choose, decline
 
 from gateway.access import AccessPolicy, AccessRule, ListPolicy
+from gateway.admin.health import check_gateway
 from gateway.discovery import AUTO_TOOLS, CALLERS, DESCRIPTION_LIMIT, count_tokens
 from gateway.tools import Permission, Tool
 
@@ -94,6 +95,13 @@ async def test_short_list_of_a_profile_has_what_it_may_call_and_what_it_pins(tmp
         view = lab.gateway.catalog.for_principal(small.access)
         assert view.get("search_tools") is not None and view.get("add-note") is None
         assert len(lab.list(limited)) == len(lab.gateway.catalog)  # few tools: listed whole in the mode `auto`
+
+
+async def test_doctor_names_tools_whose_descriptions_clients_cut(tmp_path: Path) -> None:
+    long = Tool("notes:long", "x" * (DESCRIPTION_LIMIT + 1), TEXT, owner="notes", category="upstream")
+    async with short_lists(tmp_path, more=[long]) as lab:
+        (check,) = [each for each in await check_gateway(lab.gateway) if "clients cut" in each.message]
+        assert check.state == "note" and check.message.endswith(": notes__long")
 
 
 def test_list_policies_combine_to_the_one_that_lists_least() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from gateway import __version__
 from gateway.admin import approvals, calls, keys
 from gateway.admin.clients import CLIENTS, make_install_link, make_snippets, serve_command
+from gateway.admin.token_costs import list_costs
 from gateway.calls import LOCAL, to_json
 from gateway.config import ProfileSettings
 from gateway.errors import Unavailable
@@ -29,8 +31,6 @@ _STREAMS = 100
 # Calls whose state is watched, and approvals that are counted.
 _RECENT = 10
 _COUNTED = 100
-# Of the JSON of definitions, per token of a model; an estimate.
-_TOKEN_CHARACTERS = 4
 
 
 class PrincipalInfo(AnswerModel):
@@ -105,19 +105,23 @@ class RoleInfo(AnswerModel):
 
 
 class ProfileInfo(AnswerModel):
-    """A view of the catalog: how many tools it has, and about how many tokens their definitions take."""
+    """A view of the catalog: how many tools it has, and about how many tokens their definitions take. `output_schemas`
+    are those of them that describe results; `short_tokens` are those of the short list, if its mode has one."""
 
     name: str
-    mode: str
+    mode: Literal["full", "auto", "search", "code"]
     permission: Literal["read-only", "read-write", "execute"]
     allow: list[str]
     deny: list[str]
     tools: int
     tokens: int
+    output_schemas: int
+    short_tokens: int | None
 
 
 class ClientSetup(AnswerModel):
-    """The way a client is connected: the text for its `file`, and an address that adds it with one click if it has one."""
+    """The way a client is connected: the text for its `file`, and an address that adds it with one click if there is
+    one."""
 
     client: str
     title: str
@@ -155,19 +159,10 @@ async def list_profiles(request: RestRequest, query: PageQuery) -> object:
     """List profiles with the cost of their tools; `default` is what a client without one gets"""
     gateway = request.gateway
     found = []
-    for name, profile in {"default": ProfileSettings(), **gateway.roles.profiles}.items():
-        access = None if name not in gateway.roles.profiles else gateway.roles.profile_access(name)
-        tools = gateway.catalog.for_principal(access).to_mcp_tools()
-        found.append(
-            {
-                "name": name,
-                "allow": profile.tools.allow,
-                "deny": profile.tools.deny,
-                "tools": len(tools),
-                "tokens": len(to_json(tools)) // _TOKEN_CHARACTERS,
-                **profile.model_dump(include={"mode", "permission"}),
-            }
-        )
+    for cost in list_costs(gateway):
+        profile = gateway.roles.profiles.get(cost.name, ProfileSettings())
+        tools = {"allow": profile.tools.allow, "deny": profile.tools.deny}
+        found.append({**asdict(cost), **tools, "permission": profile.permission})
     return slice_page(found, lambda each: str(each["name"]), query, "profiles")
 
 
