@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import anyio
@@ -11,6 +12,7 @@ import anyio
 from gateway.calls import Call, Outcome, Proceed
 from gateway.catalog import Catalog, CatalogEntry
 from gateway.extensions import Extension, PlanStep, build, plan, stack
+from gateway.extensions.step_times import StepTimes
 from gateway.tools import Hides, Tool, hide_nothing
 
 Listener = Callable[[Catalog], None]
@@ -30,6 +32,8 @@ class Executor:
         self._unknown_pipeline = stack(extensions, _refuse)
         self._pipelines: dict[str, Proceed] = {}  # by public name
         self._listeners: list[Listener] = []
+        self.step_times = StepTimes()
+        self._measuring = 0
         self._active = 0
         self._idle: anyio.Event | None = None
 
@@ -100,6 +104,17 @@ class Executor:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Measure the steps of calls that begin meanwhile, for `step_times`."""
+        self._measuring += 1
+        self._pipelines.clear()
+        try:
+            yield
+        finally:
+            self._measuring -= 1
+            self._pipelines.clear()
+
     async def idle(self) -> None:
         """Wait until no call is running or being recorded."""
         while self._active:
@@ -117,7 +132,11 @@ class Executor:
 
     def _build(self, entry: CatalogEntry) -> Proceed:
         """The tool's plan, then its source; made at its first call."""
-        pipeline = build(self.plan(entry.tool), entry.source.call_tool)
+        steps = self.plan(entry.tool)
+        run: Proceed = entry.source.call_tool
+        if self._measuring:
+            steps, run = self.step_times.measure(steps, run)
+        pipeline = build(steps, run)
         self._pipelines[entry.name] = pipeline
         return pipeline
 

@@ -33,16 +33,17 @@ async def open_browser() -> AsyncIterator[Browser]:
 
 
 @asynccontextmanager
-async def open_page(browser: Browser, origin: str, **options: Any) -> AsyncIterator[Page]:
+async def open_page(browser: Browser, origin: str, *, refused: int = 0, **options: Any) -> AsyncIterator[Page]:
     """A page in a context of its own (`options` are Playwright's). What goes wrong in it is raised at the end: an error
-    in its console, a script that failed, a request to another origin than `origin`."""
+    in its console, a script that failed, a request to another origin than `origin`. Answers of the status `refused` are
+    expected, although the browser reports them as errors."""
     context = await browser.new_context(**options)
     context.set_default_timeout(PATIENCE)
     page = await context.new_page()
     faults: list[str] = []
 
     def hear(message: ConsoleMessage) -> None:
-        if message.type == "error":
+        if message.type == "error" and not (refused and f"a status of {refused} " in message.text):
             faults.append(f"console: {message.text} ({message.location.get('url')})")
 
     page.on("console", hear)

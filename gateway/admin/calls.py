@@ -82,6 +82,30 @@ async def show_call(gateway: Gateway, call_id: str, principal: str | None = None
     return record
 
 
+async def list_steps(gateway: Gateway, call_id: str, principal: str | None = None) -> dict[str, Any]:
+    """Return the steps of a call: the extensions that its tool passes now, and the tool. Their times are `measured`
+    only of calls that this process ran while somebody followed calls."""
+    record = await show_call(gateway, call_id, principal)
+    entry = gateway.catalog.get(record["tool_id"])
+    plan = [] if entry is None else gateway.executor.plan(entry.tool)
+    steps = [(step.name, "gate" if step.gate else "observer") for step in plan] + [(record["tool_name"], "tool")]
+    times = gateway.executor.step_times.get(record["id"]) or {}
+    first = min((step.began for step in times.values()), default=0.0)
+    result = []
+    for place, (name, kind) in enumerate(steps):
+        step = times.get(place)
+        result.append(
+            {
+                "name": name,
+                "kind": kind,
+                "failed": step is not None and step.failed,
+                "start_ms": None if step is None else round((step.began - first) * 1000, 3),
+                "duration_ms": None if step is None else round(step.seconds * 1000, 3),
+            }
+        )
+    return {"measured": bool(times), "steps": result}
+
+
 async def cancel_call(gateway: Gateway, call_id: str, by: str, principal: str | None = None) -> dict[str, Any]:
     """Cancel a call that runs, in this process or in another one, or that waits for a person. Return its record, which
     may still be running: the end of a call takes a moment, and up to a second in another process."""

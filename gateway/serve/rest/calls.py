@@ -97,6 +97,24 @@ class CallDetails(CallInfo):
     render_plan: Any
 
 
+class CallStep(AnswerModel):
+    """A step of a call; the times are null if it was not reached or not measured. `failed` says that it ended the
+    call."""
+
+    name: str
+    kind: Literal["gate", "observer", "tool"]
+    failed: bool
+    start_ms: float | None
+    duration_ms: float | None
+
+
+class CallSteps(AnswerModel):
+    """Times are measured of calls that ran while somebody followed calls, in the process that answers."""
+
+    measured: bool
+    steps: list[CallStep]
+
+
 class CallQuery(PageQuery):
     chat: Chat | None = None
     tool: Annotated[str | None, Field(min_length=1, max_length=200, description="An id or a name.")] = None
@@ -198,13 +216,18 @@ async def watch_calls(request: RestRequest, query: CallQuery) -> object:
     """
     if request.scope["method"] == "HEAD":
         return Response(media_type=_MEDIA, headers=_HEADERS)
-    events = _follow_calls(request, query.filters(_own(request)))
+    events = _measure_calls(request, _follow_calls(request, query.filters(_own(request))))
     return StreamingResponse(events, media_type=_MEDIA, headers=_HEADERS)
 
 
 async def get_call(request: RestRequest, call_id: Id) -> object:
     """Get a call with its arguments, its result and how that is shown"""
     return await calls.show_call(request.gateway, call_id, _own(request))
+
+
+async def get_call_steps(request: RestRequest, call_id: Id) -> object:
+    """Get the steps of a call through the extensions to its tool, with their times"""
+    return await calls.list_steps(request.gateway, call_id, _own(request))
 
 
 async def cancel_call(request: RestRequest, call_id: Id) -> object:
@@ -262,6 +285,7 @@ CALL_ENDPOINTS = [
     Endpoint("GET", "/api/calls", list_calls, ListPage[CallInfo]),
     Endpoint("GET", "/api/calls/events", watch_calls, media=_MEDIA),
     Endpoint("GET", "/api/calls/{call_id}", get_call, CallDetails),
+    Endpoint("GET", "/api/calls/{call_id}/steps", get_call_steps, CallSteps),
     Endpoint("POST", "/api/calls/{call_id}/cancel", cancel_call, CallDetails, status=202, errors=(409,)),
 ]
 APPROVAL_ENDPOINTS = [
@@ -271,6 +295,13 @@ APPROVAL_ENDPOINTS = [
     Endpoint("GET", "/api/approvals/{approval_id}", get_approval, ApprovalInfo),
     Endpoint("POST", "/api/approvals/{approval_id}", decide_approval, ApprovalInfo, admin=True, errors=(409,)),
 ]
+
+
+async def _measure_calls(request: RestRequest, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same events; meanwhile the steps of calls are measured."""
+    with request.gateway.executor.measure():
+        async for event in events:
+            yield event
 
 
 async def _follow_calls(request: RestRequest, filters: Mapping[str, Any]) -> AsyncIterator[bytes]:
