@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from gateway.access import AccessPolicy
 from gateway.approval.flow import ApprovalFlow
 from gateway.approval.preview import WorkspacePreview
 from gateway.approval.request_state import RequestStateCodec
@@ -303,7 +304,13 @@ class GatewayParts:
         # Imported at the first use: a command that only lists tools does not serve prompts and resources.
         from gateway.sources.upstreams.passthrough import UpstreamPassthrough
 
-        return UpstreamPassthrough(lambda: self.upstreams.get().source, self._request, self.executor.refuses)
+        source = lambda: self.upstreams.get().source  # noqa: E731
+        return UpstreamPassthrough(source, self._request, self.executor.refuses, self._list_public_names)
+
+    def _list_public_names(self, server: str, access: AccessPolicy | None) -> dict[str, str]:
+        """Return the names of a server's tools as somebody may call them, by the server's own names."""
+        entries = self.executor.catalog.for_principal(access)
+        return {entry.tool.id.partition(":")[2]: entry.name for entry in entries if entry.tool.owner == server}
 
     async def _request(self, call: Call, tool: Tool, work: Callable[[], Awaitable[Any]]) -> Any:
         self.add_category(tool.category)

@@ -214,14 +214,19 @@ class Catalog:
             and (tag is None or tag in entry.tool.tags)
         )
 
+    @cached_property
+    def for_models(self) -> Sequence[CatalogEntry]:
+        """The tools that a model may see: all but those that an upstream offers to its own views alone."""
+        return [entry for entry in self if not entry.tool.app_only]
+
     def to_mcp_tools(self) -> list[dict[str, Any]]:
-        return [mcp_tool(entry.name, entry.tool) for entry in self]
+        return [mcp_tool(entry.name, entry.tool) for entry in self.for_models]
 
     def to_openai_tools(self) -> list[dict[str, Any]]:
-        return [openai_tool(entry.name, entry.tool) for entry in self]
+        return [openai_tool(entry.name, entry.tool) for entry in self.for_models]
 
     def to_anthropic_tools(self) -> list[dict[str, Any]]:
-        return [anthropic_tool(entry.name, entry.tool) for entry in self]
+        return [anthropic_tool(entry.name, entry.tool) for entry in self.for_models]
 
 
 class CatalogView(Catalog):

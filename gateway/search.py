@@ -103,8 +103,8 @@ class CatalogSearch:
         return [entry for name in found if (entry := catalog.get(name)) is not None]
 
     def _follow(self, catalog: Catalog) -> None:
-        known = {entry.name: entry.tool for entry in self._catalog}
-        offered = {entry.name: entry for entry in catalog}
+        known = {entry.name: entry.tool for entry in self._catalog.for_models}
+        offered = {entry.name: entry for entry in catalog.for_models}
         for name in known.keys() - offered.keys():
             self._index.remove(name)
         for name, entry in offered.items():

@@ -150,7 +150,7 @@ class DatabaseLoader:
 
     async def load(self) -> Sequence[ToolSpec]:
         async with Gateway.open(self.settings, connect="none") as gateway:
-            return [_describe(entry.name, entry.tool) for entry in gateway.catalog]
+            return [_describe(entry.name, entry.tool) for entry in gateway.catalog.for_models]
 
 
 def _describe(name: str, tool: Tool) -> ToolSpec:

@@ -153,6 +153,22 @@ class Tool:
         """The ids by which rules name it: a builtin also under its own, whatever a toolset calls it."""
         return (self.id,) if self.alias_of is None else (self.id, self.alias_of)
 
+    @cached_property
+    def has_own_view(self) -> bool:
+        """True if its server has a view of MCP Apps for it."""
+        match self.meta:
+            case {"ui": {"resourceUri": str()}} | {"ui/resourceUri": str()}:
+                return True
+        return False
+
+    @cached_property
+    def app_only(self) -> bool:
+        """True if its server offers it to views alone: no model may see it."""
+        match self.meta:
+            case {"ui": {"visibility": list(visibility)}}:
+                return "app" in visibility and "model" not in visibility
+        return False
+
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments the schema does not take, naming the first thing to mend."""
         if not self._arguments.is_valid(arguments):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import zipfile
@@ -11,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 from gateway.admin.workspaces import (
     UPLOAD_LIMIT,
@@ -26,17 +25,29 @@ from gateway.admin.workspaces import (
 from gateway.calls import Call, Caller, check_chat
 from gateway.db.chats import ChatRow
 from gateway.errors import Forbidden, Invalid, NotFound
+from gateway.executor import Executor
 from gateway.tools import LIST_RESOURCES, READ_RESOURCE, WRITE_RESOURCE, Tool
 from gateway.workspace import Entry, Parts, Root, parse
 from gateway.workspace.blobs import CHUNK
 from gateway.workspace.history import Version
 from gateway.workspace.tree import EXECUTABLE, LINK, Tree, changes, diff, encode
+from gateway.workspace.versions import Versions
 from gateway.workspace.walk import ANY_DEPTH
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 Result = TypeVar("Result")
+
+
+class FileBackend(Protocol):
+    """The parts of a gateway that files are reached through."""
+
+    @property
+    def versions(self) -> Versions: ...
+
+    @property
+    def executor(self) -> Executor: ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ class ChatFiles:
     only by an administrator: nobody else can be asked here.
     """
 
-    def __init__(self, gateway: Gateway, chat: str, caller: Caller, admin: bool) -> None:
+    def __init__(self, gateway: FileBackend, chat: str, caller: Caller, admin: bool) -> None:
         self.chat = check_chat(chat)
         self._gateway = gateway
         self._versions = gateway.versions
@@ -278,12 +289,8 @@ class ChatFiles:
 
 def _etag(root: Root, parts: Parts) -> str | None:
     """Return the entity tag of a file; None if there is none."""
-    entry = root.find(parts)
-    if entry is None:
-        return None
-    found = entry.stat
-    text = f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}"
-    return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
+    revision = root.revision(parts)
+    return None if revision is None else f'"{revision}"'
 
 
 def _size(file: BinaryIO) -> int:

@@ -116,7 +116,7 @@ def short_list(catalog: Catalog) -> list[dict[str, Any]]:
             tool["description"] = _describe_servers(tool["description"], catalog)
         elif tool["name"] == RUN_NAME:
             tool["annotations"] = _annotations(2, catalog)
-    needed = {caller_of_tool(entry.tool) for entry in catalog}
+    needed = {caller_of_tool(entry.tool) for entry in catalog.for_models}
     callers = [_caller_shape(name, catalog) for name in CALLERS if name in needed]
     kept = [entry for entry in catalog if _stays(entry, catalog.lists.pinned)]
     kept.sort(key=lambda entry: (entry.rank, entry.name))
@@ -151,7 +151,7 @@ def _caller_shape(name: str, catalog: Catalog) -> dict[str, Any]:
 
 def _annotations(danger: int, catalog: Catalog) -> dict[str, bool]:
     """Return the hints of a tool that calls others: those of the most dangerous one that it may call."""
-    tools = [entry.tool for entry in catalog if CALLERS[caller_of_tool(entry.tool)] <= danger]
+    tools = [entry.tool for entry in catalog.for_models if CALLERS[caller_of_tool(entry.tool)] <= danger]
     highest = max((CALLERS[caller_of_tool(tool)] for tool in tools), default=0)
     return {
         "readOnlyHint": highest == 0,
@@ -164,12 +164,12 @@ def _annotations(danger: int, catalog: Catalog) -> dict[str, bool]:
 def _describe_servers(text: str, catalog: Catalog) -> str:
     """Return the description of `search_tools`: what is behind it, as far as a description may be long."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for entry in catalog:
+    for entry in catalog.for_models:
         tool = entry.tool
         group = ("", tool.owner) if tool.owner else ("builtin ", tool.category)
         groups.setdefault(group, []).append(tool.id.partition(":")[2] or tool.id)
     heads = [f"{kind}{name} ({len(tools)})" for (kind, name), tools in groups.items()]
-    begin = f"{text}\n{len(catalog)} tools are here, by what they belong to:"
+    begin = f"{text}\n{len(catalog.for_models)} tools are here, by what they belong to:"
     room = DESCRIPTION_LIMIT - len(begin) - sum(len(head) + 2 for head in heads)
     share = min(_ABOUT_LIMIT, room // max(1, len(heads)) - 2)
     if share >= _LEAST_ABOUT:

@@ -142,6 +142,7 @@ _URL = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _DECLARED_HOST = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?=[:/?#])", re.IGNORECASE | re.ASCII)
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(?::[0-9]+)?(?=[/?#])", re.IGNORECASE | re.ASCII)
 _SCHEME = re.compile(r"\s*([^:/?#]*):")
 _DESCRIBED_LIMIT = 200
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -194,6 +195,24 @@ def origin(url: str) -> str:
     """Return scheme, host and port of a URL, for a security policy."""
     match = _URL.fullmatch(url)
     return url[: match.start("rest")] if match and match["rest"] else url
+
+
+def frame_origins(config: Mapping[str, Any]) -> list[str]:
+    """Return the origins of which a `frame` renderer may show pages, for a security policy; an expression that chooses
+    a port stands for any port."""
+    if "port" in config:
+        port = config["port"]
+        return [f"http://localhost:{'*' if isinstance(port, str) and roots(port) else port_number(port)}"]
+    template = config.get("url")
+    if not isinstance(template, str):
+        return []
+    start, host = literal_start(template), find_host(template)
+    if host is None:  # chosen by the call, and then on this machine
+        return ["http://localhost:*", "http://127.0.0.1:*"]
+    match = _ORIGIN.match(start if roots(template) else f"{start}/")
+    if match is None:  # an IPv6 address, which a policy cannot name, or a port that the call chooses
+        return [] if "[" in host else [f"{start.partition(':')[0].lower()}://{host}:*"]
+    return [match[0].lower()]
 
 
 def find_host(template: str) -> str | None:

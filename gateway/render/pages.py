@@ -143,6 +143,44 @@ def make_page(plan: Mapping[str, Any], content: bytes | None = None, size: int =
     return _page(plan, _note("There is nothing to show of this call."))
 
 
+def make_content(
+    plan: Mapping[str, Any], content: bytes | None, size: int, revision: str | None = None
+) -> dict[str, Any]:
+    """Return the text of a `code` or `document` plan with the HTML that shows it. `content` is the beginning of its
+    file, `size` the size of the whole; `revision` names the state of a file that may be changed.
+
+    It may take seconds: call it in a thread."""
+    config, binary = plan.get("config", {}), content is not None and b"\0" in content
+    if content is None:
+        text, cut = config.get("content") or "", _cut(plan, "config.content")
+        size = cut or len(text.encode())
+    else:
+        text, cut = "" if binary else _decode(content), size if len(content) < size else None
+    language, shown = "markdown", to_html(text) if plan["renderer"] == "document" else ""
+    if plan["renderer"] == "code":
+        language, shown = _highlight(text, config)
+    editable = config.get("editable") is True and revision is not None and cut is None and not binary
+    return {
+        "text": text,
+        "html": shown,
+        "language": language,
+        "size": size,
+        "truncated": cut is not None,
+        "binary": binary,
+        "revision": revision,
+        "editable": editable,
+    }
+
+
+def _highlight(text: str, config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the language and the HTML of code; long code is plain."""
+    if len(text) <= HIGHLIGHT_LIMIT:
+        found = highlight(text, config.get("language", "auto"), config.get("file"))
+        if len(found.html) <= HIGHLIGHTED_LIMIT:
+            return found.language, found.html
+    return "text", html.escape(text, quote=False)
+
+
 def _text(plan: Mapping[str, Any], config: Mapping[str, Any], content: bytes | None, size: int) -> Page:
     if content is not None and b"\0" in content:
         return _page(plan, _note(f"{config['file']} is not text; it has {size} bytes."), config.get("file"))

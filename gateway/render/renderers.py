@@ -126,6 +126,7 @@ _LANDMARK = re.compile(
     """,
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
 )
+_CHARSET = re.compile(r"<meta charset=[^>]*>", re.IGNORECASE)
 _BEFORE_ANY_TAG = re.compile(r"\ufeff?\s*(?:<!--.*?-->\s*)*(?:<!doctype[^>]*>)?", re.IGNORECASE | re.DOTALL)
 
 
@@ -137,6 +138,21 @@ def inject(html: str, data: Any) -> str:
     """
     place = _find_place(html)
     return f"{html[:place]}<script>window.__TOOL_DATA__ = {script_literal(data)};</script>{html[place:]}"
+
+
+def insert_first(html: str, markup: str) -> str:
+    """Return `html` with `markup` before its first tag, which puts a script at the beginning of its head."""
+    place = _start(html)
+    return f"{html[:place]}{markup}{html[place:]}"
+
+
+def embed(html: str, element: str, data: Any) -> str:
+    """Return `html` with `data` as JSON in a script element of that id, after the declaration of its encoding, which a
+    browser looks for at the beginning."""
+    document = to_json(data).decode().translate(_ESCAPES)
+    markup = f'<script type="application/json" id="{element}">{document}</script>'
+    charset = _CHARSET.search(html)
+    return insert_first(html, markup) if charset is None else html[: charset.end()] + markup + html[charset.end() :]
 
 
 def script_literal(data: Any) -> str:
@@ -154,5 +170,9 @@ def _find_place(html: str) -> int:
             return match.start()
         if match["body"]:
             return match.end()
+    return _start(html)
+
+
+def _start(html: str) -> int:
     start = _BEFORE_ANY_TAG.match(html)
     return start.end() if start else 0

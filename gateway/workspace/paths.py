@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import unicodedata
@@ -66,6 +67,15 @@ class Root:
             return Entry(parts, self.stat(parts))
         except NotFound:
             return None
+
+    def revision(self, parts: Parts) -> str | None:
+        """Return what changes with every change of a file; None if there is none."""
+        entry = self.find(parts)
+        if entry is None:
+            return None
+        found = entry.stat
+        text = f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def open(self, parts: Parts) -> BinaryIO:
         """Open a regular file for reading; refuse anything else without blocking on it."""

@@ -24,6 +24,7 @@ from gateway.protocol import (
     LOG_LEVELS,
     MODERN_PROTOCOL_VERSIONS,
     PROTOCOL_VERSION_META_KEY,
+    supports_apps,
 )
 from gateway.protocol.jsonrpc import RequestId, RpcError
 from gateway.serve.mcp.handlers import Handlers
@@ -195,7 +196,8 @@ class FastPath:
         """Answer a request. Messages of the call go through `notify`; those after the response are dropped."""
         if parsed.method == "tools/list" and self._handlers.first_lists() is None:
             with suppress(GatewayError):  # the handlers word the error
-                page = self._handlers.tools.page_json(parsed.params.get("cursor"), parsed.modern, parsed.caller)
+                cursor, apps = parsed.params.get("cursor"), supports_apps(parsed.capabilities)
+                page = self._handlers.tools.page_json(cursor, parsed.modern, parsed.caller, apps)
                 return EncodedResponse(_response(parsed.id, page))
         if parsed.method == "ping":
             return EncodedResponse(_response(parsed.id, b"{}"))

@@ -12,7 +12,13 @@ from gateway.calls import Caller, check_chat
 from gateway.catalog import Catalog
 from gateway.errors import GatewayError
 from gateway.executor import Executor
-from gateway.protocol import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
+from gateway.protocol import (
+    HANDSHAKE_PROTOCOL_VERSIONS,
+    LATEST_HANDSHAKE_VERSION,
+    MODERN_PROTOCOL_VERSIONS,
+    UI_EXTENSION,
+    supports_apps,
+)
 from gateway.protocol.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, RpcError
 from gateway.serve.mcp.notifications import Notifications, Subscriber
 from gateway.serve.mcp.render_resources import PlanStore, RenderResources, ResourceReader
@@ -22,6 +28,7 @@ from gateway.serve.mcp.results import SERVER_INFO, rpc_error, unknown_cursor
 from gateway.serve.mcp.sessions import Session, Sessions
 from gateway.serve.mcp.tools import ToolCaller, Tools
 from gateway.serve.mcp.uris import Address, is_ours
+from gateway.serve.mcp.view_tools import ViewTools
 from gateway.text import visible
 from gateway.workspace.versions import Versions
 
@@ -71,11 +78,12 @@ class Handlers:
         self._executor = executor
         self.first_lists = first_lists
         self._relay = relay
-        self.tools = Tools(executor, caller or executor, plans is not None)
+        renders = RenderResources(plans, versions, executor)
+        view_tools = ViewTools(executor, versions, renders, self.reader)
+        self.tools = Tools(executor, caller or executor, plans is not None, view_tools)
         self.notifications = Notifications(versions)
         self.sessions = Sessions(self._session_opened, self._session_closed, end_chat)
         self._modern_clients: set[str] = set()
-        renders = RenderResources(plans, versions, executor)
         self._resources = Resources(executor, versions, renders)
         self._completions = Completions(executor, versions, renders)
         self._methods: Mapping[str, Callable[[Request], Awaitable[dict[str, Any]]]] = {
@@ -178,7 +186,8 @@ class Handlers:
         return {
             **_PAGE,
             "supportedVersions": list(MODERN_PROTOCOL_VERSIONS),
-            "capabilities": self.capabilities(),
+            # The handshake versions have no extensions of a server.
+            "capabilities": {**self.capabilities(), "extensions": {UI_EXTENSION: {}}},
             "instructions": self.instructions(request.caller),
         }
 
@@ -191,7 +200,8 @@ class Handlers:
 
     async def _list_tools(self, request: Request) -> dict[str, Any]:
         await self._wait_for_lists(request)
-        return self.tools.page(request.params.get("cursor"), request.caller)
+        apps = supports_apps(request.client.capabilities)
+        return self.tools.page(request.params.get("cursor"), request.caller, apps)
 
     async def _list_resources(self, request: Request) -> dict[str, Any]:
         reader = self.reader(request)
@@ -199,6 +209,8 @@ class Handlers:
             self.notifications.subscribe_list(request.session.subscriber, reader.chat)
         page = await self._resources.page(reader, request.params.get("cursor"))
         if "nextCursor" not in page:
+            if supports_apps(request.client.capabilities):
+                page["resources"] += self._resources.views.list(reader)
             page["resources"] += await self.relay.resources(request.caller, reader.chat, request.client)
         return page
 

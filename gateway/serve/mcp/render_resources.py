@@ -239,6 +239,27 @@ class RenderResources:
 
         return await self.request(reader, "resources/read", address, read)
 
+    async def describe(self, reader: ResourceReader, call_id: str) -> dict[str, Any]:
+        """Return the plan of a call, and its text with the HTML that shows it; refused like reading it. A file that
+        may be edited is as it is now, any other as the call left it."""
+
+        async def describe(planned: PlannedCall) -> dict[str, Any]:
+            plan: dict[str, Any] = orjson.loads(planned.plan or "{}")
+            described = {"uri": render_uri(planned.id), "plan": plan}
+            if "error" in plan or plan.get("renderer") not in ("code", "document"):
+                return described
+            return {**described, "content": await self._make_content(planned, plan)}
+
+        return await self.request(reader, "resources/read", RenderAddress(call_id), describe)
+
+    async def find_latest(self, reader: ResourceReader, tool: str) -> str:
+        """Return the id of the latest call of a tool in the reader's chat that has a plan."""
+        entry = self._executor.catalog.for_principal(reader.caller.access).get(tool)
+        for call in await self._list_plans(reader, reader.chat, COMPLETED):
+            if call.name == tool or (entry is not None and call.tool_id == entry.tool.id):
+                return call.id
+        raise NotFound(f"no call of {tool[:100]!r} in this chat has a render plan", code="RENDER_NOT_FOUND")
+
     async def page(self, reader: ResourceReader, call_id: str) -> Page:
         """Return the whole page of a call; refused like reading it."""
 
@@ -294,10 +315,29 @@ class RenderResources:
         config = {} if "error" in plan else plan.get("config", {})
         content_slice = None
         if "artifact" in config:
-            content_slice = await self._in_thread(_read_artifact, self._find_home(call), config["artifact"])
+            content_slice = await self._in_thread(read_artifact, self._find_home(call), config["artifact"])
         elif "file" in config:
             content_slice = await self._read_file(call, config)
         return await self._in_thread(_make_page, plan, content_slice)
+
+    async def _make_content(self, call: PlannedCall, plan: Mapping[str, Any]) -> dict[str, Any]:
+        config = plan.get("config", {})
+        if "file" not in config:
+            return await self._in_thread(_make_content, plan, None)
+        if config.get("editable") is True and (current := await self._read_current(call, config)) is not None:
+            return await self._in_thread(_make_content, plan, *current)
+        return await self._in_thread(_make_content, plan, await self._read_file(call, config))
+
+    async def _read_current(
+        self, call: PlannedCall, config: Mapping[str, Any]
+    ) -> tuple[ContentSlice, str | None] | None:
+        """Return the file as it is now with its revision; None if it is gone."""
+        path = config["file"]
+        if self._executor.hides(READ_RESOURCE)(path):
+            raise path_denied(path)
+        with suppress(NotFound):
+            return await self._versions.in_thread(_read_revision, self._versions, call.chat, path)
+        return None
 
     async def _read_file(self, call: PlannedCall, config: Mapping[str, Any]) -> ContentSlice:
         address = parse(config["uri"])
@@ -336,7 +376,7 @@ class RenderResources:
         return await anyio.to_thread.run_sync(function, *arguments, limiter=self._threads)
 
 
-def _read_artifact(home: Path, path: str) -> ContentSlice:
+def read_artifact(home: Path, path: str) -> ContentSlice:
     """Read a page of the toolset in `home`."""
     try:
         with Root(home) as root, root.open(parse_path(path)) as file:
@@ -361,3 +401,20 @@ def _make_page(plan: Mapping[str, Any], content_slice: ContentSlice | None) -> P
     from gateway.render.pages import make_page
 
     return make_page(plan) if content_slice is None else make_page(plan, content_slice.content, content_slice.size)
+
+
+def _make_content(
+    plan: Mapping[str, Any], content_slice: ContentSlice | None, revision: str | None = None
+) -> dict[str, Any]:
+    # Imported here, as for a page.
+    from gateway.render.pages import make_content
+
+    if content_slice is None:
+        return make_content(plan, None, 0)
+    return make_content(plan, content_slice.content, content_slice.size, revision)
+
+
+def _read_revision(versions: Versions, chat: str, path: str) -> tuple[ContentSlice, str | None]:
+    with versions.root(chat) as root:
+        parts = parse_path(path)
+        return _read(root.open(parts), path, Span(0, FILE_LIMIT)), root.revision(parts)

@@ -31,6 +31,7 @@ from gateway.serve.mcp.render_resources import (
 from gateway.serve.mcp.results import unknown_cursor
 from gateway.serve.mcp.uris import (
     SPAN_LIMIT,
+    VIEW_ROOT,
     Address,
     FileAddress,
     ManifestAddress,
@@ -40,6 +41,7 @@ from gateway.serve.mcp.uris import (
     path_text,
     template_value,
 )
+from gateway.serve.mcp.views import ViewResources
 from gateway.tools import LIST_RESOURCES, READ_RENDER, READ_RESOURCE, Hides
 from gateway.workspace.openat import Parts
 from gateway.workspace.os_errors import show_path
@@ -118,6 +120,7 @@ class Resources:
         self._hides = executor.hides(READ_RESOURCE)
         self._versions = versions
         self._renders = renders
+        self.views = ViewResources(executor)
 
     async def page(self, reader: ResourceReader, cursor: str | None) -> dict[str, Any]:
         """Return the files after the one named by the cursor, so that other changes do not shift pages; after the last
@@ -146,6 +149,8 @@ class Resources:
         return self._executor.refuses(READ_RESOURCE, {"path": path})
 
     async def read(self, reader: ResourceReader, uri: str) -> dict[str, Any]:
+        if uri.startswith(VIEW_ROOT):
+            return await self.views.read(reader, uri)
         address = parse(uri)
         if isinstance(address, RenderAddress):
             return await self._renders.read(reader, uri, address)

@@ -24,10 +24,12 @@ from gateway.discovery import (
 )
 from gateway.errors import GatewayError, NotFound
 from gateway.executor import Executor
-from gateway.protocol import is_version_at_least
+from gateway.protocol import is_version_at_least, supports_apps
 from gateway.serve.mcp.render_resources import link
 from gateway.serve.mcp.request import CHAT, Request, Response, meta_text
 from gateway.serve.mcp.results import OWN_PREFIX, shape, tool_result, unknown_cursor
+from gateway.serve.mcp.view_tools import VIEW_TOOL_NAMES, VIEW_TOOLS, ViewTools, plan_meta
+from gateway.serve.mcp.views import describe_views
 
 MESSAGE = "dev.toolgate/message"
 PARENT_MESSAGE = "dev.toolgate/parent_message"
@@ -36,7 +38,7 @@ PARENT_MESSAGE = "dev.toolgate/parent_message"
 # accepts no event above 1 MiB.
 PAGE_BYTES = 768 * 1024
 
-_CURSOR = re.compile(r"[0-3]:[A-Za-z0-9_-]{1,64}")
+_CURSOR = re.compile(r"[0-3]:[~A-Za-z0-9_-]{1,64}")
 _UNCACHED = {"ttlMs": 0, "cacheScope": "private"}
 
 # The first version whose clients accept links in a result; earlier ones refuse the whole result.
@@ -53,16 +55,17 @@ class Tools:
     """The tools of the executor's catalog, as each access leaves them. With `link_plans`, a result links to its render
     plan."""
 
-    def __init__(self, executor: Executor, caller: ToolCaller, link_plans: bool) -> None:
+    def __init__(self, executor: Executor, caller: ToolCaller, link_plans: bool, view_tools: ViewTools) -> None:
         self._caller = caller
         self._link_plans = link_plans
+        self._view_tools = view_tools
         self.set_catalog(executor.catalog)
 
     def set_catalog(self, catalog: Catalog) -> None:
         """List the tools of this catalog from now on."""
         self._catalog = catalog
-        self._list = _ToolList(catalog)
-        self._views: dict[AccessPolicy, _ToolList] = {}
+        self._lists: dict[tuple[AccessPolicy | None, bool], _ToolList] = {}
+        self._list = self._list_for(None, apps=False)
 
     def header_schema(self, name: str, access: AccessPolicy | None) -> Mapping[str, Any] | None:
         """Return the input schema of a tool with arguments that are sent as HTTP headers too; None for any other."""
@@ -70,12 +73,13 @@ class Tools:
         is_hidden = schema is not None and self._catalog.for_principal(access).get(name) is None
         return None if is_hidden else schema
 
-    def page(self, cursor: str | None, caller: Caller) -> dict[str, Any]:
-        return self._list_for(caller).page(cursor)
+    def page(self, cursor: str | None, caller: Caller, apps: bool) -> dict[str, Any]:
+        """Return a page for a client; with `apps` it shows views, and gets the tools that only these may call."""
+        return self._choose_list(caller, apps).page(cursor)
 
-    def page_json(self, cursor: str | None, modern: bool, caller: Caller) -> bytes:
+    def page_json(self, cursor: str | None, modern: bool, caller: Caller, apps: bool) -> bytes:
         """Return a page as JSON, encoded once."""
-        tools = self._list_for(caller)
+        tools = self._choose_list(caller, apps)
         encoded = tools.encoded.get((cursor, modern))
         if encoded is None:
             encoded = to_json(shape(tools.page(cursor), modern))
@@ -83,21 +87,25 @@ class Tools:
                 tools.encoded[cursor, modern] = encoded
         return encoded
 
-    def _list_for(self, caller: Caller) -> _ToolList:
+    def _choose_list(self, caller: Caller, apps: bool) -> _ToolList:
         """Return the list for a caller: whole, or short if its mode says so."""
-        access, tools = caller.access, self._list
-        if access is not None:
-            view = self._views.get(access)
-            if view is None:
-                view = self._views[access] = _ToolList(self._catalog.for_principal(access), self._list)
-            tools = view
+        tools = self._list_for(caller.access, apps)
         return tools.short if tools.is_short_for(caller.client) else tools
+
+    def _list_for(self, access: AccessPolicy | None, apps: bool) -> _ToolList:
+        tools = self._lists.get((access, apps))
+        if tools is None:
+            whole = None if access is None else self._list_for(None, apps)
+            tools = self._lists[access, apps] = _ToolList(self._catalog.for_principal(access), apps, whole)
+        return tools
 
     async def call(self, request: Request) -> Response:
         meta, params = request.client.meta, request.params
         name, arguments, refusal = params["name"], params.get("arguments") or {}, None
         if name in CALLERS and (catalog := self._catalog.for_principal(request.caller.access)).lists.mode != "full":
             name, arguments, refusal = redirect(catalog, name, arguments)
+        elif name in VIEW_TOOL_NAMES and self._catalog.get(name) is None:
+            return Response(await self._view_tools.call(request))
         call = Call(
             name=name,
             arguments=arguments,
@@ -124,6 +132,8 @@ class Tools:
             result["content"] = [block for block in result.get("content", ()) if not _is_link(block)]
         elif plan is not None and self._link_plans:
             result["content"] = [*result["content"], link(call.id, plan)]
+            if supports_apps(request.client.capabilities):
+                result["_meta"] |= plan_meta(call.id, plan)
         return Response(result, call.id)
 
 
@@ -151,24 +161,31 @@ def _is_ours(wire: Mapping[str, Any]) -> bool:
 
 class _ToolList:
     """The tools of one catalog as MCP lists them, by their rank and name. A view takes them from the `whole`. A short
-    list is given as it is, by `tools`."""
+    list is given as it is, by `tools`. Clients that show views (`apps`) get the tools that only these may call."""
 
     def __init__(
-        self, catalog: Catalog, whole: _ToolList | None = None, tools: list[dict[str, Any]] | None = None
+        self, catalog: Catalog, apps: bool, whole: _ToolList | None = None, tools: list[dict[str, Any]] | None = None
     ) -> None:
-        entries = {f"{entry.rank}:{entry.name}": entry for entry in catalog} if tools is None else {}
-        self._cursors = sorted(entries) if tools is None else [f"0:{number:03}" for number in range(len(tools))]
+        self._cursors: list[str]
+        self._tools: list[dict[str, Any]]
         if tools is not None:
-            self._tools = tools
-        elif whole is None:
-            self._tools = [mcp_tool(entries[cursor].name, entries[cursor].tool) for cursor in self._cursors]
+            self._tools = describe_views(tools, catalog, apps)
+            self._cursors = [f"0:{number:03}" for number in range(len(self._tools))]
         else:
-            listed = dict(zip(whole._cursors, whole._tools, strict=True))
-            self._tools = [listed[cursor] for cursor in self._cursors]
-        if tools is None:
-            self._tools = [shorten(tool, catalog) for tool in self._tools]
+            entries = {f"{entry.rank}:{entry.name}": entry for entry in (catalog if apps else catalog.for_models)}
+            if whole is None:
+                listed = [mcp_tool(entry.name, entry.tool) for entry in entries.values()]
+                known = dict(zip(entries, describe_views(listed, catalog, apps), strict=True))
+            else:
+                known = dict(zip(whole._cursors, whole._tools, strict=True))
+            self._cursors = sorted(entries)
+            self._tools = [shorten(known[cursor], catalog) for cursor in self._cursors]
+        if apps and any(entry.tool.renderer is not None for entry in catalog):
+            self._cursors = [*self._cursors, *(f"3:~{name}" for name in sorted(VIEW_TOOLS))]
+            self._tools = [*self._tools, *(VIEW_TOOLS[name] for name in sorted(VIEW_TOOLS))]
         self.encoded: dict[tuple[str | None, bool], bytes] = {}
         self._catalog = catalog
+        self._apps = apps
 
     def is_short_for(self, client: str | None) -> bool:
         """Return whether a client gets the short list."""
@@ -184,7 +201,7 @@ class _ToolList:
 
     @cached_property
     def short(self) -> _ToolList:
-        return _ToolList(self._catalog, tools=short_list(self._catalog))
+        return _ToolList(self._catalog, self._apps, tools=short_list(self._catalog))
 
     @cached_property
     def structured(self) -> frozenset[str]:
@@ -195,7 +212,7 @@ class _ToolList:
     @cached_property
     def header_schemas(self) -> Mapping[str, Mapping[str, Any]]:
         """The input schemas, by name, of tools with arguments that are sent as HTTP headers too."""
-        with_headers = {tool["name"] for tool in self._tools if "x-mcp-header" in str(tool["inputSchema"])}
+        with_headers = {entry.name for entry in self._catalog if "x-mcp-header" in str(entry.tool.input_schema)}
         accepted = self._catalog.accepted.items() if with_headers else ()
         return {name: entry.tool.input_schema for name, entry in accepted if entry.name in with_headers}
 

@@ -58,12 +58,15 @@ class RenderAddress:
 Address = FileAddress | ManifestAddress | RenderAddress
 
 
-_SCHEMES = ("workspace://", "manifest://", "render://")
+# The beginning of the URIs of the gateway's own views. Those of an upstream begin with its prefix instead.
+VIEW_ROOT = "ui://toolgate/"
+
+_OWN = ("workspace://", "manifest://", "render://", VIEW_ROOT)
 
 
 def is_ours(uri: str) -> bool:
-    """Return whether a URI or URI template has one of the gateway's own schemes."""
-    return uri.startswith(_SCHEMES)
+    """Return whether a URI or URI template is one of the gateway's own."""
+    return uri.startswith(_OWN)
 
 
 def file_uri(chat: str, path: str) -> str:

@@ -172,7 +172,7 @@ async def get_profile_document(request: RestRequest, profile: ProfileName) -> ob
     settings = request.gateway.settings.server
     base = (settings.public_url or f"{request.scope['scheme']}://{request.headers['host']}").rstrip("/")
     catalog = request.gateway.catalog.for_principal(narrowed.principal.access)
-    body = to_json(build_tool_document(catalog, profile, f"{base}/openapi/{profile}"))
+    body = to_json(build_tool_document(catalog.for_models, profile, f"{base}/openapi/{profile}"))
     return Reply(encoded=body, etag=make_etag(body))
 
 

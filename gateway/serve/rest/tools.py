@@ -257,7 +257,7 @@ async def get_available_tools(request: RestRequest, query: FormatQuery) -> objec
     """List the tools that you may call in the format of a model API"""
 
     def encode(catalog: Catalog) -> bytes:
-        page = slice_page(catalog, lambda entry: entry.name, query, "available")
+        page = slice_page(catalog.for_models, lambda entry: entry.name, query, "available")
         tools = [_FORMATS[query.format](entry.name, entry.tool) for entry in page.pop("items")]
         return to_json({"format": query.format, "tools": tools, **page})
 

@@ -16,6 +16,7 @@ from gateway.errors import Forbidden, GatewayError, Timeout, ToolFailed, Unavail
 from gateway.mcp_client import McpClient, Unauthorized
 from gateway.names import new_id
 from gateway.oauth.store import LoginAccount
+from gateway.protocol import UI_EXTENSION
 from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import ConnectionBusy, UpstreamConnection
 from gateway.sources.upstreams.labels import (
@@ -29,7 +30,6 @@ from gateway.sources.upstreams.labels import (
 )
 from gateway.sources.upstreams.suspended_calls import SuspendedCalls, is_resumed
 from gateway.sources.upstreams.upstream import Upstream
-from gateway.sources.upstreams.uris import UI_EXTENSION
 
 if TYPE_CHECKING:
     from gateway.oauth.callback_server import PendingLogin

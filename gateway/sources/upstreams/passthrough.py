@@ -10,9 +10,12 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from gateway import names
+from gateway.access import AccessPolicy
 from gateway.calls import Call, Caller, ClientInfo
 from gateway.errors import GatewayError, NotFound, RateLimited, Timeout
+from gateway.protocol import UI_MIME_TYPE, UI_SCHEME
 from gateway.protocol.jsonrpc import RpcError
+from gateway.render.view_names import adapt_view
 from gateway.sources.upstreams.forward import UpstreamRequest
 from gateway.sources.upstreams.labels import label_fault
 from gateway.sources.upstreams.registry import UpstreamSource
@@ -44,16 +47,22 @@ Pass = Callable[[Call, Tool, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 # Returns whether a rule refuses a request.
 Refuses = Callable[[Tool, Mapping[str, Any]], bool]
 
+# Returns the public names of a server's tools, by its own names, as an access policy leaves them.
+PublicNames = Callable[[str, AccessPolicy | None], Mapping[str, str]]
+
 
 class UpstreamPassthrough:
     """Forwards each request to the server of its prompt or resource. `source` returns the upstreams' source, None while
     there are none; requests run through `passing`. Lists leave out what `refuses` refuses. For a caller that may not
     use a server's prompts or resources they do not exist."""
 
-    def __init__(self, source: Callable[[], UpstreamSource | None], passing: Pass, refuses: Refuses) -> None:
+    def __init__(
+        self, source: Callable[[], UpstreamSource | None], passing: Pass, refuses: Refuses, public_names: PublicNames
+    ) -> None:
         self._source = source
         self._pass = passing
         self._refuses = refuses
+        self._public_names = public_names
 
     def prompts(self, caller: Caller) -> list[dict[str, Any]]:
         """All prompts under their public names, sorted."""
@@ -120,12 +129,22 @@ class UpstreamPassthrough:
         contents = result.get("contents")
         if isinstance(contents, list):
             result["contents"] = [
-                {**each, "uri": public_uri(_prefix(upstream), each["uri"])}
+                {**self._adapt_view(each, upstream, caller), "uri": public_uri(_prefix(upstream), each["uri"])}
                 if isinstance(each, dict) and isinstance(each.get("uri"), str)
                 else each
                 for each in contents
             ]
         return result
+
+    def _adapt_view(self, content: dict[str, Any], upstream: Upstream, caller: Caller) -> dict[str, Any]:
+        """A view of MCP Apps with the script that lets it use its server's own names; anything else unchanged."""
+        if content.get("mimeType") != UI_MIME_TYPE or not isinstance(content.get("text"), str):
+            return content
+        prefix, renamed = _prefix(upstream), self._public_names(upstream.spec.name, caller.access)
+        if not prefix and all(own == name for own, name in renamed.items()):
+            return content
+        roots = [public_uri(prefix, ""), public_uri(prefix, UI_SCHEME)] if prefix else []
+        return {**content, "text": adapt_view(content["text"], renamed, roots)}
 
     async def follow(self, uri: str, listener: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]:
         """Call `listener` when the resource changes, until the returned function is called."""

@@ -17,12 +17,13 @@ from gateway.db.upstreams import UpstreamRow, Upstreams
 from gateway.errors import GatewayError, InputRequired, NotFound, ToolFailed
 from gateway.mcp_client import ClientIdentity
 from gateway.oauth.store import Logins
+from gateway.protocol import UI_EXTENSION, UI_MIME_TYPE
 from gateway.sources.upstreams.forward import RequestForwarder, UpstreamRequest
 from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 from gateway.sources.upstreams.tools import Override
 from gateway.sources.upstreams.upstream import Upstream
-from gateway.sources.upstreams.uris import UI_EXTENSION, prefix_of, public_blocks
+from gateway.sources.upstreams.uris import prefix_of, public_blocks, public_meta
 from gateway.tasks import TaskSet
 from gateway.tools import Tool
 
@@ -55,14 +56,17 @@ class UpstreamSource:
         params = {"name": tool.id.partition(":")[2], "arguments": dict(call.arguments)}
         spec = upstream.spec
         request = UpstreamRequest("tools/call", params, call, tool.id, spec.name, trusted=spec.terms.trusted)
-        return _outcome(await self.forwarder.answer(upstream, request), prefix_of(upstream.spec))
+        result: Mapping[str, Any] = await self.forwarder.answer(upstream, request)
+        if tool.has_own_view:
+            result = public_meta(prefix_of(spec), result)
+        return _outcome(result, prefix_of(spec))
 
     async def close(self) -> None:
         """Cancel calls that wait for answers."""
         await self.forwarder.close()
 
 
-def _outcome(result: dict[str, Any], prefix: str) -> Outcome:
+def _outcome(result: Mapping[str, Any], prefix: str) -> Outcome:
     content = result.get("content")
     blocks = public_blocks(prefix, content) if isinstance(content, list) else []
     if result.get("resultType") == "input_required":
@@ -91,7 +95,7 @@ FACE = ClientIdentity(
         "elicitation": {"form": {}, "url": {}},
         "sampling": {"tools": {}},
         "roots": {},
-        "extensions": {UI_EXTENSION: {"mimeTypes": ["text/html;profile=mcp-app"]}},
+        "extensions": {UI_EXTENSION: {"mimeTypes": [UI_MIME_TYPE]}},
     },
 )
 _SAME_FIELDS = ("command", "cwd", "url", "enabled", "requires_confirmation", "prefix", "permission", "timeout")

@@ -28,7 +28,7 @@ from gateway.mcp_client import (
 from gateway.mcp_client.connect import Step, ignore_step
 from gateway.mcp_client.http_headers import load_header_rules
 from gateway.oauth.store import LoginAccount, Logins
-from gateway.protocol import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
+from gateway.protocol import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS, supports_apps
 from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import UpstreamConnection
 from gateway.sources.upstreams.definitions import LISTS, METHOD_NOT_FOUND, Kind, define, define_all, fetch_list
@@ -37,7 +37,7 @@ from gateway.sources.upstreams.secret_store import UpstreamCredentials
 from gateway.sources.upstreams.spec import Spec
 from gateway.sources.upstreams.subscriptions import Subscriptions
 from gateway.sources.upstreams.tools import list_tools
-from gateway.sources.upstreams.uris import UI_EXTENSION, has_page, prefix_of, public_tool
+from gateway.sources.upstreams.uris import has_page, prefix_of, public_meta
 from gateway.tasks import TaskSet
 from gateway.tools import Tool
 
@@ -257,8 +257,7 @@ class Upstream:
         if self._mirrors:
             handshake = not client.modern
         if self._has_pages and (handshake or self._era not in MODERN_PROTOCOL_VERSIONS):
-            extensions = client.capabilities.get("extensions")
-            ui = isinstance(extensions, Mapping) and UI_EXTENSION in extensions
+            ui = supports_apps(client.capabilities)
         return handshake, ui
 
     def _set_era(self, version: str | None) -> None:
@@ -506,7 +505,7 @@ async def open_newest(
 
 def _with_pages(spec: Spec, tool: Tool) -> Tool:
     """The tool with the public URI of its page, if it has one."""
-    if tool.wire is None or (wire := public_tool(prefix_of(spec), tool.wire)) is tool.wire:
+    if tool.wire is None or (wire := public_meta(prefix_of(spec), tool.wire)) is tool.wire:
         return tool
     return replace(tool, wire=wire)
 

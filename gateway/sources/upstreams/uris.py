@@ -7,14 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gateway.protocol import UI_FLAT_KEY, UI_SCHEME
+
 if TYPE_CHECKING:
     from gateway.sources.upstreams.spec import Spec
-
-APP = "ui://"
-# The extension of clients that show pages.
-UI_EXTENSION = "io.modelcontextprotocol/ui"
-# The `_meta` key of a tool's page in older MCP Apps.
-PAGE = "ui/resourceUri"
 
 _BLOCKS_WITH_URI = ("resource_link", "resource")
 _SCHEME = "mcp+"
@@ -27,16 +23,16 @@ def public_uri(prefix: str, uri: str) -> str:
     scheme, by which hosts recognise pages."""
     if not prefix:
         return uri
-    if uri.startswith(APP):
-        return f"{APP}{_encode(prefix)}/{uri.removeprefix(APP)}"
+    if uri.startswith(UI_SCHEME):
+        return f"{UI_SCHEME}{_encode(prefix)}/{uri.removeprefix(UI_SCHEME)}"
     return f"{_SCHEME}{_encode(prefix)}:{uri}"
 
 
 def split_uri(uri: str) -> tuple[str, str] | None:
     """The prefix and the upstream's own URI of a public URI; None if it names no upstream."""
-    if uri.startswith(APP):
-        encoded, slash, rest = uri.removeprefix(APP).partition("/")
-        return (_decode(encoded), f"{APP}{rest}") if slash else None
+    if uri.startswith(UI_SCHEME):
+        encoded, slash, rest = uri.removeprefix(UI_SCHEME).partition("/")
+        return (_decode(encoded), f"{UI_SCHEME}{rest}") if slash else None
     if not uri.startswith(_SCHEME):
         return None
     encoded, colon, rest = uri.removeprefix(_SCHEME).partition(":")
@@ -48,14 +44,14 @@ def prefix_of(spec: Spec) -> str:
     return spec.name if spec.settings.prefix is None else spec.settings.prefix
 
 
-def public_tool(prefix: str, wire: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool's definition with the public URI of its page."""
+def public_meta(prefix: str, wire: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool's definition or result with the public URI of its page; the same object if it names none."""
     meta = wire.get("_meta")
-    if not prefix or not isinstance(meta, Mapping):
+    if not prefix or not has_page(wire) or not isinstance(meta, Mapping):
         return wire
     changed = dict(meta)
-    if isinstance(changed.get(PAGE), str):
-        changed[PAGE] = public_uri(prefix, changed[PAGE])
+    if isinstance(changed.get(UI_FLAT_KEY), str):
+        changed[UI_FLAT_KEY] = public_uri(prefix, changed[UI_FLAT_KEY])
     page = changed.get("ui")
     if isinstance(page, Mapping) and isinstance(page.get("resourceUri"), str):
         changed["ui"] = {**page, "resourceUri": public_uri(prefix, page["resourceUri"])}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sources.upstreams.uris import public_blocks, public_tool, public_uri, split_uri
+from gateway.sources.upstreams.uris import public_blocks, public_meta, public_uri, split_uri
 
 PREFIXES = st.text("abcXYZ019_-", min_size=1, max_size=32)
 URIS = st.sampled_from(["file:///a b.txt", "ui://app/page.html", "memo://insights", "x", "mcp+a:b:c", "file:///{path}"])
@@ -55,9 +55,9 @@ def test_a_tools_page_is_found_under_its_outer_address() -> None:
         "_meta": {"ui": {"resourceUri": "ui://a/b", "x": 1}, "ui/resourceUri": "ui://a/b", "k": 2},
     }
     page = "ui://docs/a/b"
-    assert public_tool("docs", wire) == {
+    assert public_meta("docs", wire) == {
         "description": "d",
         "_meta": {"ui": {"resourceUri": page, "x": 1}, "ui/resourceUri": page, "k": 2},
     }
-    assert public_tool("", wire) is wire
-    assert public_tool("docs", {"description": "d"}) == {"description": "d"}
+    assert public_meta("", wire) is wire
+    assert public_meta("docs", {"description": "d"}) == {"description": "d"}

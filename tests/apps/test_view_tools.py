@@ -1,0 +1,167 @@
+"""Render plans on their three ways to a view, the tools of views, and who may use them; no browser needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client
+from mcp.shared.exceptions import MCPError
+
+from gateway import Gateway
+from gateway.admin import toolsets
+from gateway.calls import Caller
+from gateway.serve.mcp.handlers import Handlers, McpServer
+from gateway.serve.mcp.view_tools import PLAN_META_LIMIT, RENDER
+from gateway.tools import Permission
+
+from .hosts import APPS, COUNTER, STUDIO
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("G4")]
+
+
+class Desk:
+    """A client that shows views, in front of a gateway with the toolset."""
+
+    def __init__(self, gateway: Gateway, client: Client) -> None:
+        self.gateway = gateway
+        self.client = client
+
+    async def call(self, name: str, **arguments: Any) -> Any:
+        return await self.client.call_tool(name, arguments)
+
+    async def value(self, name: str, **arguments: Any) -> dict[str, Any]:
+        result = await self.call(name, **arguments)
+        assert not result.is_error, result.content
+        assert json.loads(result.content[0].text) == result.structured_content
+        return dict(result.structured_content)
+
+    async def refusal(self, name: str, **arguments: Any) -> str:
+        result = await self.call(name, **arguments)
+        assert result.is_error
+        return str(result.meta["dev.toolgate/error"]["code"])
+
+
+@pytest.fixture(params=["auto", "legacy"])
+async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Desk]:
+    async with Gateway.open({"data_dir": str(tmp_path / "data"), "mcpServers": {"counter": COUNTER}}) as gateway:
+        await toolsets.install_toolset(gateway, str(STUDIO))
+        await gateway.reload()
+        handlers = Handlers(
+            gateway.executor, gateway.versions, "c", gateway.records, gateway.passthrough, gateway.approval_flow
+        )
+        async with Client(McpServer(handlers).sdk, mode=request.param, cache=None, extensions=APPS) as client:
+            yield Desk(gateway, client)
+
+
+async def test_plan_reaches_a_view_on_each_of_three_ways(desk: Desk) -> None:
+    await desk.call("write_file", path="a.py", content="x = '</script>'\n")
+    result = await desk.call("studio__edit", path="a.py")
+    [link] = [block for block in result.content if block.type == "resource_link"]
+    given = result.meta[RENDER]
+    assert given["uri"] == link.uri and given["plan"]["input"] == {"path": "a.py"}
+    [read] = (await desk.client.read_resource(link.uri)).contents
+    assert json.loads(read.text) == given["plan"]  # type: ignore[union-attr]
+    by_uri, by_tool = (
+        await desk.value("render_plan", uri=link.uri),
+        await desk.value("render_plan", tool="studio__edit"),
+    )
+    assert by_uri == by_tool and by_uri["plan"] == given["plan"]
+    content = by_uri["content"]
+    assert content["text"] == "x = '</script>'\n" and "&lt;/script&gt;" in content["html"]
+    assert content["editable"] is True and content["language"] == "python"
+
+
+async def test_large_plan_is_linked_and_not_repeated_in_the_result(desk: Desk) -> None:
+    text = "x = 1\n" * (PLAN_META_LIMIT // 6)
+    await desk.call("write_file", path="big.py", content=text)
+    result = await desk.call("studio__look", path="big.py")
+    assert result.meta[RENDER].keys() == {"uri"}
+    assert (await desk.value("render_plan", uri=result.meta[RENDER]["uri"]))["content"]["text"].startswith("x = 1\n")
+
+
+async def test_view_saves_the_file_it_shows_and_never_over_another_change(desk: Desk) -> None:
+    await desk.call("write_file", path="a.py", content="one\n")
+    uri = (await desk.call("studio__edit", path="a.py")).meta[RENDER]["uri"]
+    first = (await desk.value("view_read_file", uri=uri))["content"]["revision"]
+    saved = await desk.value("view_write_file", uri=uri, text="two\n", base_revision=first)
+    assert saved["path"] == "a.py" and saved["manifest"]
+    assert (await desk.value("view_read_file", uri=uri))["content"]["text"] == "two\n"
+    again = await desk.call("view_write_file", uri=uri, text="three\n", base_revision=first)
+    assert again.meta["dev.toolgate/error"]["code"] == "CONFLICT"
+    assert again.meta["dev.toolgate/error"]["details"]["revision"] == saved["revision"]
+    assert (await desk.value("render_plan", uri=uri))["content"]["text"] == "two\n"
+    records = [call for call in await desk.gateway.records.list_calls(chat="c") if call.tool_id == "write_file"]
+    assert [call.status for call in records] == ["error", "success", "success"]  # saving is recorded, refused or not
+
+
+async def test_view_writes_no_file_that_its_tool_does_not_declare_editable(desk: Desk) -> None:
+    await desk.call("write_file", path="a.py", content="one\n")
+    looked = (await desk.call("studio__look", path="a.py")).meta[RENDER]["uri"]
+    assert await desk.refusal("view_write_file", uri=looked, text="x", base_revision="r") == "FILE_NOT_FOUND"
+    listed = (await desk.call("studio__page", path=".")).meta[RENDER]["uri"]
+    assert await desk.refusal("view_read_file", uri=listed) == "FILE_NOT_FOUND"
+    assert (
+        await desk.refusal("view_write_file", uri="workspace://c/a.py", text="x", base_revision="r")
+        == "INVALID_ARGUMENTS"
+    )
+    assert await desk.refusal("render_plan") == "INVALID_ARGUMENTS"
+
+
+async def test_operators_rule_on_writing_files_holds_for_views(tmp_path: Path) -> None:
+    rules = {"rules": [{"tool": "write_file", "when": {"path": "kept/*"}, "then": "deny"}]}
+    async with Gateway.open({"data_dir": str(tmp_path / "data"), "approval": rules}) as gateway:
+        await toolsets.install_toolset(gateway, str(STUDIO))
+        await gateway.reload()
+        handlers = Handlers(gateway.executor, gateway.versions, "c", gateway.records)
+        await gateway.call("write_file", {"path": "free.py", "content": "one"}, chat="c")
+        (tmp_path / "data/chats/c/workspace/kept").mkdir()
+        (tmp_path / "data/chats/c/workspace/kept/a.py").write_text("one")
+        async with Client(McpServer(handlers).sdk, cache=None, extensions=APPS) as client:
+            desk = Desk(gateway, client)
+            for path, code in (("free.py", None), ("kept/a.py", "DENIED_BY_RULE")):
+                uri = (await desk.call("studio__edit", path=path)).meta[RENDER]["uri"]
+                revision = (await desk.value("view_read_file", uri=uri))["content"]["revision"]
+                result = await desk.call("view_write_file", uri=uri, text="two", base_revision=revision)
+                assert (result.meta or {}).get("dev.toolgate/error", {}).get("code") == code
+
+
+async def test_plans_of_others_are_not_found_by_views(desk: Desk) -> None:
+    ada = Caller(principal="ada", permission=Permission.EXECUTE)
+    await desk.gateway.call("write_file", {"path": "s.py", "content": "secret"}, chat="theirs", caller=ada)
+    await desk.gateway.call("studio__edit", {"path": "s.py"}, chat="theirs", caller=ada)
+    theirs = next(call for call in await desk.gateway.records.list_calls(chat="theirs") if call.tool_id != "write_file")
+    for arguments in ({"uri": f"render://{theirs.id}"}, {"tool": "studio__edit"}):
+        assert await desk.refusal("render_plan", **arguments) == "RENDER_NOT_FOUND"
+    for name in ("view_read_file", "view_write_file"):
+        more = {"text": "x", "base_revision": "r"} if name == "view_write_file" else {}
+        assert await desk.refusal(name, uri=f"render://{theirs.id}", **more) == "RENDER_NOT_FOUND"
+
+
+async def test_old_version_of_a_view_is_answered_with_the_newest_and_not_cached(desk: Desk) -> None:
+    tools = {tool.name: tool.meta or {} for tool in (await desk.client.list_tools()).tools}
+    for name in ("studio__edit", "studio__page", "studio__site"):
+        uri = tools[name]["ui"]["resourceUri"]
+        newest = await desk.client.read_resource(uri)
+        old = await desk.client.read_resource(f"{uri.partition('?')[0]}?v=00000000")
+        assert old.contents[0].text == newest.contents[0].text  # type: ignore[union-attr]
+        assert old.ttl_ms == 0
+        if desk.client.protocol_version == "2026-07-28":  # earlier ones have no hints
+            assert newest.ttl_ms and newest.cache_scope == ("public" if name == "studio__edit" else "private")
+    artifact = (await desk.client.read_resource(tools["studio__page"]["ui"]["resourceUri"])).contents[0].text  # type: ignore[union-attr]
+    assert '<script type="application/json" id="toolgate-artifact">' in artifact and "\\u003cul id" in artifact
+    for unknown in ("ui://toolgate/view/none", "ui://toolgate/html/studio__edit", "ui://nobody/view.html", "ui://x"):
+        with pytest.raises(MCPError):
+            await desk.client.read_resource(unknown)
+
+
+async def test_tools_for_views_are_hidden_from_every_list_of_models(desk: Desk) -> None:
+    catalog = desk.gateway.catalog
+    assert catalog.get("counter__more") is not None
+    names = {entry.name for entry in await desk.gateway.search("count on more render plan", 50)}
+    assert "counter__count" in names and names.isdisjoint({"counter__more", "render_plan"})
+    for listed in (catalog.to_mcp_tools(), catalog.to_anthropic_tools()):
+        assert {"counter__more", "render_plan"}.isdisjoint(tool["name"] for tool in listed)
