@@ -130,10 +130,9 @@ PROMISES: dict[str, Promise] = {
     "G3": Promise("Serves stdio and streamable HTTP in both protocol eras from one process.", "built"),
     "G4": Promise(
         "Render plans and workspace files as resources.",
-        "partly",
-        "workspace files, manifests and render plans; the viewer comes later",
+        "built",
     ),
-    "G5": Promise("Every renderer is an MCP App."),
+    "G5": Promise("Every renderer is an MCP App.", "built"),
     "G6": Promise(
         "Large catalogs stay usable: search-first mode and per-client profiles.",
         "built",

@@ -62,7 +62,7 @@ async def connected(request: pytest.FixtureRequest, road: str, era: str, apps: b
         transport = stdio_client(
             StdioServerParameters(command=command, args=arguments, env=environment(home), cwd=home)
         )
-    async with Client(transport, mode=era, cache=None, extensions=APPS if apps else []) as client:  # type: ignore[arg-type]
+    async with Client(transport, mode=era, cache=None, extensions=APPS if apps else []) as client:
         yield client
 
 
