@@ -165,3 +165,22 @@ async def test_tools_for_views_are_hidden_from_every_list_of_models(desk: Desk) 
     assert "counter__count" in names and names.isdisjoint({"counter__more", "render_plan"})
     for listed in (catalog.to_mcp_tools(), catalog.to_anthropic_tools()):
         assert {"counter__more", "render_plan"}.isdisjoint(tool["name"] for tool in listed)
+
+
+async def test_short_list_has_views_for_a_client_that_shows_them(tmp_path: Path) -> None:
+    settings = {"data_dir": str(tmp_path / "data"), "mcpServers": {"counter": COUNTER}, "tools": {"mode": "search"}}
+    async with Gateway.open(settings) as gateway:
+        await toolsets.install_toolset(gateway, str(STUDIO))
+        await gateway.reload()
+        face = McpServer(Handlers(gateway.executor, gateway.versions, "c", gateway.records, gateway.passthrough))
+        async with Client(face.sdk, cache=None, extensions=APPS) as client, Client(face.sdk, cache=None) as other:
+            tools = {tool.name: (tool.meta or {}).get("ui", {}) for tool in (await client.list_tools()).tools}
+            plain = {tool.name for tool in (await other.list_tools()).tools}
+            listed = {each.uri for each in (await client.list_resources()).resources}
+            uri = tools["call_dangerous"]["resourceUri"]
+            assert uri.startswith("ui://toolgate/view/auto?v=") and uri in listed
+            assert tools["studio__edit"]["resourceUri"].startswith("ui://toolgate/view/code?v=")
+            assert tools["search_tools"] == {"visibility": ["model"]}
+            assert tools.keys() - plain == {"counter__more", "render_plan", "view_read_file", "view_write_file"}
+            found = await other.call_tool("search_tools", {"query": "count on more"})
+            assert "counter__more" not in str(found.structured_content)

@@ -76,7 +76,7 @@ class Lab:
 
     def list(self, principal: Principal | None = None, client: str | None = "tester 1") -> list[dict[str, Any]]:
         caller = (principal or self.gateway.roles.make_principal("local", "admin")).caller("mcp", client)
-        tools: list[dict[str, Any]] = self.handlers.tools.page(None, caller)["tools"]
+        tools: list[dict[str, Any]] = self.handlers.tools.page(None, caller, apps=False)["tools"]
         return tools
 
 

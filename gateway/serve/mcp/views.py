@@ -26,8 +26,8 @@ ARTIFACT_ID = "toolgate-artifact"
 # How long a client may cache a view whose URI names its version.
 VIEW_SECONDS = 86_400
 
-# Views for all tools; `auto` is that of tools which call others. Other renderers have a view for each tool, with its own
-# content security policy.
+# Views for all tools; `auto` is that of tools which call others. Other renderers have a view for each tool, with
+# its own content security policy.
 _SHARED = ("code", "document", "auto")
 
 
