@@ -47,6 +47,14 @@ def test_wheel_holds_the_shipped_toolsets_and_no_leftovers(wheel: Path) -> None:
     assert not [name for name in names if name.startswith("gateway/") and len(name.split("/")) > 8]
 
 
+def test_wheel_holds_the_web_surface(wheel: Path) -> None:
+    packaged = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("gateway/serve/web/")}
+    web = ROOT / "gateway/serve/web"
+    sources = [path for path in web.rglob("*") if path.suffix in (".js", ".css", ".html", ".py")]
+    assert len(sources) > 20
+    assert {str(path.relative_to(ROOT)) for path in sources} <= packaged
+
+
 @pytest.mark.slow
 @pytest.mark.promise("T9")
 def test_shipped_toolset_is_installed_by_its_name_after_pip_install(wheel: Path, tmp_path: Path) -> None:

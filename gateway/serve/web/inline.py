@@ -47,7 +47,7 @@ def _view(name: str) -> tuple[str, str]:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>Toolgate, {name}</title>\n'
         f"<style>\n{style}</style>\n</head>\n"
-        f'<body data-gw-view="{name}">\n<div id="root"></div>\n'
+        f'<body data-gw-view="{name}">\n<main id="root"></main>\n'
         f"<script>\n{script}</script>\n</body>\n</html>\n"
     )
     return document, hashlib.sha256(document.encode()).hexdigest()[:8]

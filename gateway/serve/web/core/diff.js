@@ -78,14 +78,14 @@ function readHeader(line, file, open) {
 
 /**
  * A view of a diff. Give `unified` text of one or many files, `hunks` of one file, or parsed `files`.
- * @param {{unified?: string, hunks?: Hunk[], files?: FileDiff[], label?: string, wrap?: boolean, numbers?: boolean, open?: number}} options
- *   `wrap` for prose and definitions; `open` is the number of files that are unfolded
+ * @param {{unified?: string, hunks?: Hunk[], files?: FileDiff[], label?: string, wrap?: boolean, numbers?: boolean, open?: number, limit?: number}} options
+ *   `wrap` for prose and definitions; `open` is the number of files that are unfolded, `limit` the lines of each before "Show 34 more lines"
  * @returns {HTMLElement}
  */
-export function diffView({ unified, hunks, files, label = "Changes", wrap = false, numbers = true, open = 3 }) {
+export function diffView({ unified, hunks, files, label = "Changes", wrap = false, numbers = true, open = 3, limit = DRAWN_LINES }) {
   const all = files ?? (hunks ? [{ path: "", was: null, status: "changed", hunks, note: null, added: 0, removed: 0 }] : parseUnified(unified ?? ""));
   const root = h("div", { class: `diff${wrap ? " diff--wrap" : ""}${numbers ? "" : " diff--plain"}` });
-  all.forEach((file, index) => root.append(file.path ? drawFile(/** @type {FileDiff} */ (file), index < open) : drawHunks(file.hunks, label)));
+  all.forEach((file, index) => root.append(file.path ? drawFile(/** @type {FileDiff} */ (file), index < open, limit) : drawHunks(file.hunks, label, limit)));
   if (!all.length) root.append(h("p", { class: "empty" }, "Nothing changed."));
   return root;
 }
@@ -97,30 +97,30 @@ export function changeCounts(added, removed) {
   return h("span", { class: "diff__counts" }, count("added", "+", added, "added"), count("removed", "−", removed, "removed"));
 }
 
-/** @param {FileDiff} file @param {boolean} isOpen */
-function drawFile(file, isOpen) {
+/** @param {FileDiff} file @param {boolean} isOpen @param {number} limit */
+function drawFile(file, isOpen, limit) {
   const badge = { added: "new", deleted: "deleted", renamed: "renamed", changed: null }[file.status];
   const summary = h("summary", { "data-testid": "diff.file", "data-key": file.path }, icon("chevron"),
     h("span", { class: "name", title: file.path }, file.was ? `${file.was} → ${file.path}` : file.path),
     badge ? h("span", { class: "badge" }, badge) : null, changeCounts(file.added, file.removed));
   const details = h("details", { class: "diff__file", open: isOpen }, summary);
   const draw = () => {
-    if (details.open && details.childElementCount === 1) details.append(drawHunks(file.hunks, file.path, file.note));
+    if (details.open && details.childElementCount === 1) details.append(drawHunks(file.hunks, file.path, limit, file.note));
   };
   details.addEventListener("toggle", draw);
   draw();
   return details;
 }
 
-/** @param {Hunk[]} hunks @param {string} label @param {string | null} [note] */
-function drawHunks(hunks, label, note) {
+/** @param {Hunk[]} hunks @param {string} label @param {number} limit @param {string | null} [note] */
+function drawHunks(hunks, label, limit, note) {
   if (!hunks.length) return h("p", { class: "code__note" }, note ?? "No line changed.");
   const rows = hunks.flatMap((hunk, index) => drawHunk(hunk, hunks[index - 1]));
-  const body = h("tbody", null, rows.slice(0, DRAWN_LINES));
+  const shown = rows.length > limit + 3 ? limit : rows.length;
+  const body = h("tbody", null, rows.slice(0, shown));
   const head = h("thead", { class: "visually-hidden" }, h("tr", null, ["Old line", "New line", "Change", "Text"].map((title) => h("th", { scope: "col" }, title))));
   const region = h("div", { class: "diff__lines", tabindex: 0, role: "region", "aria-label": `Changes in ${label}` }, h("table", null, head, body));
-  const rest = rows.length - DRAWN_LINES;
-  return rest > 0 ? h("div", null, region, moreButton(rest, () => body.append(...rows.slice(DRAWN_LINES)))) : region;
+  return shown < rows.length ? h("div", null, region, moreButton(rows.length - shown, () => body.append(...rows.slice(shown)))) : region;
 }
 
 /** @param {Hunk} hunk @param {Hunk | undefined} previous */

@@ -8,4 +8,4 @@ import { drawWebsite } from "./website.js";
 /** @type {Record<string, import("./layout.js").Draw>} */
 const RENDERERS = { code: drawFile, document: drawFile, html: drawArtifact, frame: drawWebsite };
 
-startView("auto", (host, shown) => (RENDERERS[shown.plan?.renderer ?? ""] ?? drawResult)(host, shown));
+startView("auto", (host, shown) => (RENDERERS[shown.plan?.renderer ?? ""] ?? drawResult)(host, shown), { plan: "optional" });

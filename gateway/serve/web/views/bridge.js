@@ -36,9 +36,10 @@ export class ViewError extends Error {
 
 /** The host of this view. Handlers are registered before `connect`; a host says nothing before that. */
 export class Host {
-  /** @param {string} name of the view */
-  constructor(name) {
+  /** @param {string} name of the view @param {boolean} wantsPlan whether the calls it shows have a plan */
+  constructor(name, wantsPlan) {
     this.name = name;
+    this.wantsPlan = wantsPlan;
     /** @type {Record<string, any>} */
     this.context = {};
     /** @type {Record<string, any>} what the host offers */
@@ -209,10 +210,10 @@ export class Host {
     const uri = own.uri ?? result?.content?.find((block) => block.type === "resource_link" && String(block.uri).startsWith("render://"))?.uri;
     const tool = this.context.toolInfo?.tool?.name;
     /** @type {[string, () => Promise<Shown>][]} */
-    const ways = uri
+    const ways = uri && this.wantsPlan
       ? [["resource", async () => ({ uri, plan: JSON.parse(await this.read(uri)) })], ["tool", () => this.call("render_plan", { uri })]]
       : [];
-    if (tool) ways.push(["latest", () => this.call("render_plan", { tool })]);
+    if (tool && this.wantsPlan) ways.push(["latest", () => this.call("render_plan", { tool })]);
     for (const [via, find] of ways) {
       const found = await Promise.race([find().catch(() => null), wait(SILENCE)]);
       if (attempt !== this._attempt) return;
@@ -225,7 +226,7 @@ export class Host {
   /** @param {Shown} shown @param {string} via */
   _show(shown, via) {
     document.body.dataset.gwPlanVia = via;
-    this.onShown({ ...shown, result: this.result ?? undefined, input: shown.plan?.input ?? this.input ?? undefined });
+    this.onShown({ ...shown, result: this.result ?? shown.result, input: shown.plan?.input ?? this.input ?? undefined });
   }
 
   /** @param {ViewError} error */

@@ -2,4 +2,4 @@
 import { startView } from "./layout.js";
 import { drawDiff } from "./result.js";
 
-startView("diff", drawDiff);
+startView("diff", drawDiff, { plan: "none" });

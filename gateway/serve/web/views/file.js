@@ -64,10 +64,19 @@ function drawContent(content, isDocument, host) {
     const isWhole = host.context.displayMode === "fullscreen";
     return codeBlock({ text: content.text, html: content.html || undefined, language: content.language, maxLines: isWhole ? undefined : INLINE_LINES, copy: false });
   }
-  const article = h("article", { class: "prose" }, content.html ? fromServerHtml(content.html) : h("pre", null, content.text));
+  const article = h("article", { class: "prose" }, content.html ? withoutRemoteImages(fromServerHtml(content.html)) : h("pre", null, content.text));
   for (const pre of article.querySelectorAll("pre, table")) pre.setAttribute("tabindex", "0");
   article.addEventListener("click", (event) => openLinks(event, host));
   return content.text.length > 3000 && host.context.displayMode !== "fullscreen" ? fold(article, lengthOf(content)) : article;
+}
+
+/** A view loads nothing: an image of another place becomes a link to it. @param {DocumentFragment} fragment not yet in the document */
+function withoutRemoteImages(fragment) {
+  for (const image of fragment.querySelectorAll("img:not([src^='data:'])")) {
+    const [source, text] = [image.getAttribute("src") ?? "", image.getAttribute("alt") || "image"];
+    image.replaceWith(/^https?:/i.test(source) ? h("a", { href: source, target: "_blank", rel: "noopener noreferrer" }, text) : text);
+  }
+  return fragment;
 }
 
 /** @param {Content} content */
@@ -150,7 +159,7 @@ function conflictNote(view, host, shown, area) {
   const compare = attempt(async () => {
     const current = await read();
     const go = () => drawEditing(view, host, shown, current, area.value);
-    replace(box, diffView({ hunks: diffHunks(current.text, area.value), label: "what is saved now and what you wrote" }),
+    replace(box, diffView({ hunks: diffHunks(current.text, area.value), label: "what is saved now and what you wrote", limit: INLINE_LINES }),
       h("div", { class: "view__foot" }, "Minus is what is saved now, plus is what you wrote.", h("button", { type: "button", class: "button button--small push", onclick: go, "data-testid": "view.rebase" }, "Edit on top of what is saved")));
   });
   return h("div", { class: "view" },
@@ -172,7 +181,7 @@ function textEditor(text, label, isProse) {
   area.addEventListener("scroll", () => void (numbers.scrollTop = area.scrollTop));
   element.style.height = `${Math.min(460, Math.max(160, text.split("\n").length * 20 + 40))}px`;
   renumber();
-  return { element, focus: () => (area.focus(), area.setSelectionRange(0, 0)), get value() { return area.value; } };
+  return { element, focus: () => (area.setSelectionRange(0, 0), area.focus(), void (area.scrollTop = 0)), get value() { return area.value; } };
 }
 
 /** @param {HTMLElement} view @param {string} testid */

@@ -2,4 +2,4 @@
 import { startView } from "./layout.js";
 import { drawImages } from "./result.js";
 
-startView("image", drawImages);
+startView("image", drawImages, { plan: "none" });

@@ -8,18 +8,19 @@ import { Host, textOf, toError, ViewError } from "./bridge.js";
 /** @typedef {import("./bridge.js").Shown} Shown */
 /** @typedef {(host: Host, shown: Shown) => HTMLElement | Promise<HTMLElement>} Draw */
 
-/** Pixels of content shown inline before the rest is folded: 22 lines of code. */
+/** Lines shown inline before the rest is folded, about 480 px. */
 export const INLINE_LINES = 22;
 
 /**
  * Start the view of this document.
  * @param {string} name
  * @param {Draw} draw
+ * @param {{plan?: "required" | "optional" | "none"}} [options] whether the calls it shows have a plan
  */
-export function startView(name, draw) {
+export function startView(name, draw, { plan = "required" } = {}) {
   const root = /** @type {HTMLElement} */ (document.getElementById("root"));
   document.body.dataset.gwView = name;
-  const host = new Host(name);
+  const host = new Host(name, plan !== "none");
   let drawing = 0;
   /** @param {Promise<HTMLElement> | HTMLElement} content */
   const show = async (content) => {
@@ -32,6 +33,7 @@ export function startView(name, draw) {
   host.onShown = (shown) => {
     if (shown.plan?.error) show(errorNote(shown.plan.error, host));
     else if (!shown.plan && shown.result?.isError) show(errorNote(toError(shown.result), host));
+    else if (!shown.plan && plan === "required") show(fallback(host, new ViewError("NO_PLAN", "The host passed on no plan of this call.")));
     else show((async () => draw(host, shown))());
   };
   host.onFailed = (error) => show(fallback(host, error));
@@ -62,7 +64,7 @@ export function textActions(host, name, text, mimeType = "text/plain") {
 export function errorNote(error, host) {
   const { code, message } = /** @type {any} */ ({ code: "VIEW_FAILED", ...error, message: error.message || "The call failed." });
   document.body.dataset.gwError = code;
-  return h("div", { class: "banner banner--bad", role: "alert", "data-testid": "view.error" }, icon("octagon"), h("p", null, message, " ", h("code", null, code)),
+  return h("div", { class: "banner banner--bad", role: "alert", "data-testid": "view.error" }, icon("octagon"), h("h1", { class: "visually-hidden" }, "Not shown"), h("p", null, message, " ", h("code", null, code)),
     host && code !== "CANCELLED" ? reloadButton(host) : null);
 }
 

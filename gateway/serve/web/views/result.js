@@ -75,7 +75,7 @@ export function drawDiff(host, shown) {
   const [from, to] = [value.from ?? value.pre_manifest ?? shown.plan?.call.preManifest, value.to ?? value.post_manifest ?? shown.plan?.call.postManifest];
   return h("div", { class: "view" },
     viewHead({ icon: "branch", name, facts: changeCounts(sum("added"), sum("removed")), actions: textActions(host, "changes.diff", unified, "text/x-diff") }),
-    diffView({ files, open: files.length > 3 ? 1 : 3 }),
+    diffView({ files, open: files.length > 3 ? 1 : 2, limit: INLINE_LINES }),
     from && to ? h("footer", { class: "view__foot" }, h("span", null, "From ", h("code", null, String(from).slice(0, 10)), " to ", h("code", null, String(to).slice(0, 10)))) : null);
 }
 

@@ -2,4 +2,4 @@
 import { startView } from "./layout.js";
 import { drawTable } from "./result.js";
 
-startView("table", drawTable);
+startView("table", drawTable, { plan: "none" });

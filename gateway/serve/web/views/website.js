@@ -22,7 +22,7 @@ export function drawWebsite(host, shown) {
   const view = h("div", { class: "view" });
   const block = () => {
     document.body.dataset.gwBlocked = "true";
-    replace(view, h("div", { class: "empty", "data-testid": "view.blocked" }, icon("external"), h("strong", null, "This host shows no pages of other addresses"), h("p", { class: "mono" }, url), open("button--primary")));
+    replace(view, h("div", { class: "empty", "data-testid": "view.blocked" }, icon("external"), h("h1", null, "This host shows no pages of other addresses"), h("p", { class: "mono" }, url), open("button--primary")));
   };
   const allowed = host.can.sandbox?.csp?.frameDomains;
   if (Array.isArray(allowed) && !allowed.some((each) => matches(each, origin ?? url))) {
