@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import open_page
 from playwright.async_api import Browser, Frame, Page, Route
 
 from gateway.serve.web.inline import read_view
-from tests.browser import open_page
 
 ORIGIN = "http://host.test"
 PAGES = Path(__file__).parent / "host"
 MODULES = Path(__file__).parents[1] / "journeys/node/node_modules"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".mjs": "text/javascript"}
 # What a host offers that leaves nothing out.
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "serverTools": {},
     "serverResources": {},
     "openLinks": {},
@@ -81,15 +81,21 @@ class HostPage:
             "frames": frames,
         }
         await self.page.evaluate("options => openView(options)", options)
-        element = await self.page.wait_for_selector("main iframe")
-        frame = await element.content_frame()
-        assert frame is not None
+        frame = await content_frame(self.page, "main iframe")
         await frame.wait_for_selector("body[data-gw-ready]")
         return frame
 
     async def asked(self, name: str) -> list[Any]:
         """What the view asked of the host by this method."""
         return [params for method, params in await self.page.evaluate("window.asked") if method == name]
+
+
+async def content_frame(within: Page | Frame, selector: str) -> Frame:
+    """The document of a frame element, when there is one."""
+    element = await within.wait_for_selector(selector)
+    frame = None if element is None else await element.content_frame()
+    assert frame is not None
+    return frame
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from gateway.serve.web.inline import WEB
-from tests.web.hosts import MODULES, require_bridge
+from web.hosts import MODULES, require_bridge
 
 
 def test_types_of_core_and_views_are_sound() -> None:

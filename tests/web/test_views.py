@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from browser import find_violations, open_browser
 from playwright.async_api import Browser, Frame
 
 from gateway.render.highlight import highlight
 from gateway.render.pages import to_html
 from gateway.serve.web.inline import read_view
-from tests.browser import find_violations, open_browser
-from tests.web.hosts import EVERYTHING, HostPage, open_host
+from web.hosts import EVERYTHING, HostPage, content_frame, open_host
 
 pytestmark = pytest.mark.anyio
 
@@ -242,8 +242,7 @@ async def test_html_view_shows_a_page_without_an_origin_and_with_its_data(host: 
     element = f'<script type="application/json" id="toolgate-artifact">{page}</script>'
     html = read_view("html").replace("</head>", f"{element}</head>")
     frame = await host.open(html=html, result={"content": [LINK]})
-    inner = await (await frame.wait_for_selector(part("artifact"))).content_frame()
-    assert inner is not None
+    inner = await content_frame(frame, part("artifact"))
     await inner.wait_for_selector("body[data-refused]")
     assert await inner.locator("#out").text_content() == f"{HOSTILE} null"
     await host.page.wait_for_function("document.querySelector('iframe').clientHeight >= 900")
