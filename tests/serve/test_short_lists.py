@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import statistics
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,10 +14,12 @@ from journeys.test_approval import Person, choose, decline
 
 from gateway.access import AccessPolicy, AccessRule, ListPolicy
 from gateway.admin.health import check_gateway
+from gateway.calls import ClientInfo
 from gateway.discovery import AUTO_TOOLS, CALLERS, DESCRIPTION_LIMIT, count_tokens
+from gateway.serve.mcp.request import Request
 from gateway.tools import Permission, Tool
 
-from .short_lists import ERAS, TEXT, call, short_lists
+from .short_lists import ERAS, TEXT, Lab, call, short_lists
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G6")]
 
@@ -118,6 +123,38 @@ async def test_mode_auto_is_short_for_clients_that_do_not_defer_many_tools(tmp_p
         assert len(lab.list(client="claude-code 2.1")) == len(lab.list(client="Visual Studio Code 1.9")) > AUTO_TOOLS
         assert [tool["name"] for tool in lab.list(client="cursor 1")][:2] == SHORT[:2]
         assert [tool["name"] for tool in lab.list(client=None)][:2] == SHORT[:2]
+
+
+async def test_call_by_a_short_list_costs_at_most_a_tenth_more_than_a_direct_one(tmp_path: Path) -> None:
+    async with short_lists(tmp_path) as lab:
+        direct = {"name": "notes__read_note", "arguments": {"text": "x"}}
+        redirected = {"name": "call_read", "arguments": {"tool": "notes__read_note", "arguments": {"text": "x"}}}
+        whole, short = [await _count_opcodes(lab, params) for params in (direct, redirected)]
+        assert whole < short <= 1.1 * whole
+
+
+async def _count_opcodes(lab: Lab, params: dict[str, Any]) -> float:
+    """Return the instructions of Python that a usual call takes."""
+    caller, count = lab.gateway.roles.make_principal("local", "admin").caller("mcp", None), 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    counts = []
+    before = sys.gettrace()
+    for _ in range(60):
+        count = 0
+        sys.settrace(trace)
+        try:
+            await lab.handlers.answer(Request("tools/call", params, ERAS[0], caller, "c", ClientInfo(modern=True)))
+        finally:
+            sys.settrace(before)
+        counts.append(count)
+    return statistics.median(counts[20:])
 
 
 @pytest.mark.skipif(not DATA.is_file(), reason="the definitions of real tools are not here")
