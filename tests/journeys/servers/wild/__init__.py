@@ -40,6 +40,12 @@ def six_more(node: str, database: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def example_apps(node: str) -> dict[str, dict[str, Any]]:
+    """What `mcpServers` says of three examples of MCP Apps, whose tools are theirs alone."""
+    named = {"clock": "basic-vanillajs", "budget": "budget-allocator", "cohorts": "cohort-heatmap"}
+    return {server: _from_npm(node, name, "--stdio") for server, name in named.items()}
+
+
 def conformance_servers(node: str) -> dict[str, dict[str, Any]]:
     """What `mcpServers` says of servers that have everything: the Python SDK's, FastMCP's, and the reference one."""
     python = str(THERE / "bin/python")
