@@ -13,7 +13,9 @@ from gateway.approval.request_state import RequestStateCodec
 from gateway.approval.store import ApprovalStore
 from gateway.authorization import GrantStore
 from gateway.calls import Call
+from gateway.catalog import Catalog
 from gateway.config import Settings
+from gateway.config.settings import ApprovalSettings
 from gateway.db import Database
 from gateway.db.api_keys import ApiKeys
 from gateway.db.approvals import Approvals
@@ -241,15 +243,16 @@ class GatewayParts:
         """Make the categories those of the settings with a person's changes on top."""
         self._category_changes = changes
         for name in {*self.categories, *changes}:
-            self.categories[name] = self._category(name)
+            self.categories[name] = self.make_category(name)
 
     def add_category(self, name: str) -> None:
         """Add a category that a toolset or an upstream names."""
         if name not in self.categories:
-            self.categories[name] = self._category(name)
+            self.categories[name] = self.make_category(name)
 
-    def _category(self, name: str) -> Category:
-        category, row = self.settings.category(name), self._category_changes.get(name)
+    def make_category(self, name: str, settings: Settings | None = None) -> Category:
+        """Return a category of the settings with a person's changes on top."""
+        category, row = (settings or self.settings).category(name), self._category_changes.get(name)
         if row is None:
             return category
         limit = category.calls_per_minute if row.calls_per_minute is None else row.calls_per_minute or None
@@ -319,7 +322,7 @@ class GatewayParts:
     def _extensions(self, extensions: Sequence[Extension]) -> list[Extension]:
         """All extensions, outermost first. Their order is the policy: read it from top to bottom."""
         settings, limits = self.settings, self.settings.limits
-        approval = self._approval()
+        approval = self._approval(settings.approval)
         given = [place_extension(extension, type(extension).__name__) for extension in extensions]
         custom = [*map(load_extension, settings.extensions), *given]
         policies = [approval, *custom]
@@ -353,8 +356,14 @@ class GatewayParts:
         directory = self.settings.data_dir / "run"
         return RateTable(directory, lambda: sum(1 for _ in directory.glob("*.lock")))
 
-    def _approval(self) -> Approval:
-        settings = self.settings.approval
+    def make_policy_executor(
+        self, settings: Settings, catalog: Catalog, categories: Mapping[str, Category]
+    ) -> Executor:
+        """Return an executor with the gates that decide by rules and levels, under other settings."""
+        permission = settings.effective_profile().permission
+        return Executor([Permissions(categories, permission), self._approval(settings.approval)], catalog)
+
+    def _approval(self, settings: ApprovalSettings) -> Approval:
         return Approval(
             settings.mode,
             settings.rules,

@@ -20,9 +20,12 @@ from gateway.catalog import Catalog, CatalogEntry, CatalogPolicy, Draft
 from gateway.config import Settings
 from gateway.db.switches import Switches
 from gateway.errors import GatewayError, Unavailable
+from gateway.executor import Executor
 from gateway.extensions import Extension
+from gateway.identity.roles import Roles
+from gateway.names import wire_name
 from gateway.sources import Source
-from gateway.tools import ADMIN_CATEGORY, Category
+from gateway.tools import ADMIN_CATEGORY, Category, Tool
 from gateway.workspace.workspaces import default_chat
 
 if TYPE_CHECKING:
@@ -61,6 +64,21 @@ REAP_SECONDS = 3600.0
 
 # How often a gateway that serves checks its parts.
 HEALTH_SECONDS = 10.0
+
+
+class _NoSource:
+    """Runs nothing: stands for every source where calls are only decided about."""
+
+    name = "rehearsal"
+
+    async def list_tools(self) -> Sequence[Tool]:
+        return ()
+
+    async def call_tool(self, call: Call) -> Outcome:
+        return Outcome()
+
+
+_NO_SOURCE = _NoSource()
 
 
 class Gateway:
@@ -274,6 +292,22 @@ class Gateway:
             self._revisions = revisions
             return catalog
 
+    async def make_policy_executor(self, settings: Settings) -> Executor:
+        """Return an executor that decides about calls as this gateway would with other settings, and runs nothing."""
+        names = {*settings.effective_categories(), *self._parts.categories}
+        categories = {name: self._parts.make_category(name, settings) for name in names}
+        access = Roles(settings.roles, settings.profiles).profile_access(settings.profile)
+        draft = Draft(CatalogPolicy(categories, settings.effective_profile().permission, access=access))
+        for source in self._parts.sources:
+            for tool in await source.list_tools():
+                draft.consider(source, self._switch(tool))
+        given = {entry.tool.id: entry.name for entry in self.catalog}
+        entries = [
+            CatalogEntry(given.get(tool.id, wire_name(tool.id, tool.prefix)), tool, _NO_SOURCE)
+            for _, tool in draft.offered.values()
+        ]
+        return self._parts.make_policy_executor(settings, Catalog(entries, draft.withheld), categories)
+
     def cancel_call(self, call_id: str, by: str) -> bool:
         """Cancel a call that this process runs; False if it runs no such call."""
         return self._parts.concurrency.cancel(call_id, by)
@@ -370,9 +404,13 @@ class Gateway:
         for tool in tools:
             if source.name in _OPEN_CATEGORIES:
                 self._parts.add_category(tool.category)
-            for switched in self._off_tools.intersection(tool.ids):
-                tool = replace(tool, withheld=f"it is turned off; turn it on with: toolgate tool enable {switched}")
-            draft.consider(source, tool)
+            draft.consider(source, self._switch(tool))
+
+    def _switch(self, tool: Tool) -> Tool:
+        """Return the tool, withheld if a person turned it off."""
+        for switched in self._off_tools.intersection(tool.ids):
+            return replace(tool, withheld=f"it is turned off; turn it on with: toolgate tool enable {switched}")
+        return tool
 
     def _describe_owners(self, installed: Sequence[InstalledToolset]) -> dict[str, str]:
         """Return the purpose of servers, toolsets and categories, by name."""

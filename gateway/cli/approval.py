@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gateway.admin import approvals
+from gateway.admin import approvals, policy
 from gateway.approval.question import escape_text
-from gateway.cli.options import as_json, print_json, print_table, run_stored, settings_options
+from gateway.cli.options import as_json, print_json, print_table, run_admin, run_stored, settings_options
 from gateway.cli.prompt import person
 from gateway.cli.tool import parse_arguments
 from gateway.config import Settings
@@ -168,3 +169,43 @@ def _print_decision(record: ApprovalRecord, status: str, as_json: bool) -> None:
         print_json({"id": record.id, "call_id": record.call_id, "status": status})
     else:
         click.echo(f"{status} {escape_text(record.tool_id)} ({record.id})")
+
+
+@approval.command()
+@click.argument("rules", metavar="RULES.yaml", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--days", type=click.FloatRange(min=0, min_open=True, max=3650), default=policy.DAYS, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=policy.CALL_LIMIT, show_default=True)
+@as_json
+@settings_options
+def simulate(settings: Settings, rules: Path, days: float, limit: int, as_json: bool) -> None:
+    """Show what changed rules would have decided about the recorded calls of the last days.
+
+    RULES.yaml has any of the keys rules, mode, out_of_band, roles and categories, as in toolgate.yaml. Nothing runs,
+    and nobody is asked.
+    """
+    changes = policy.read_changes(rules)
+    found = run_admin(settings, lambda gateway: policy.simulate(gateway, changes, days, limit), "deciding")
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            f"{change['before']} -> {change['after']}",
+            str(change["calls"]),
+            escape_text(change["tool"]),
+            escape_text(change["principal"])[:40],
+            change["call"],
+            escape_text(change["reason"])[:120],
+        )
+        for change in found["changes"]
+    ]
+    if rows:
+        print_table(("CHANGE", "CALLS", "TOOL", "PRINCIPAL", "LATEST", "WHY"), rows)
+    for name in ("now", "then"):
+        counts = found[name]
+        click.echo(f"{name:4}  {counts['allow']} allowed, {counts['ask']} asked, {counts['deny']} denied")
+    cut_off, gone = found["skipped"]["cut_off"], found["skipped"]["gone"]
+    click.echo(f"{found['calls']} calls; left out: {cut_off} too large to be recorded whole, {gone} of tools now gone")
+    if found["unknown_roles"]:
+        names = escape_text(", ".join(found["unknown_roles"]))[:200]
+        click.echo(f"decided without a role, since no key names one: {names}")

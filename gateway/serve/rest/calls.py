@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter
 from starlette.responses import Response, StreamingResponse
 
-from gateway.admin import approvals, calls
+from gateway.admin import approvals, calls, policy
 from gateway.approval.flow import Notify
 from gateway.calls import Call, Progress, check_chat, to_json
 from gateway.errors import GatewayError, Invalid, NotFound
@@ -179,6 +179,53 @@ class DecisionBody(RequestModel):
     reason: Annotated[str | None, Field(max_length=1000)] = None
 
 
+class SimulationBody(RequestModel):
+    """Settings to rehearse on the calls of the last days. What `changes` does not name stays as it is."""
+
+    changes: policy.PolicyChanges
+    days: Annotated[float, Field(gt=0, le=3650)] = policy.DAYS
+    limit: Annotated[int, Field(ge=1, le=100_000)] = policy.CALL_LIMIT
+
+
+class DecisionCounts(AnswerModel):
+    """Calls by decision."""
+
+    allow: int
+    ask: int
+    deny: int
+
+
+class SkippedCalls(AnswerModel):
+    """Calls that cannot be decided about: not recorded whole, or of tools that are no longer there."""
+
+    cut_off: int
+    gone: int
+
+
+class ChangedDecision(AnswerModel):
+    """Calls of one principal and tool that would be decided differently; `call` is the latest of them."""
+
+    before: policy.Decision
+    after: policy.Decision
+    tool: str
+    principal: str
+    call: str
+    reason: str
+    calls: int
+
+
+class SimulationInfo(AnswerModel):
+    """How the calls are decided `now`, and would be `then`. Principals of `unknown_roles` have no key that names their
+    role; their calls are decided about without one."""
+
+    calls: int
+    skipped: SkippedCalls
+    now: DecisionCounts
+    then: DecisionCounts
+    changes: list[ChangedDecision]
+    unknown_roles: list[str]
+
+
 class RememberedInfo(AnswerModel):
     """A decision that still counts: in one chat, or in all if `chat_id` is null."""
 
@@ -268,6 +315,11 @@ async def decide_approval(request: RestRequest, approval_id: Id, body: DecisionB
     return (await approvals.show_approval(gateway, approval_id)).to_dict()
 
 
+async def simulate_policy(request: RestRequest, body: SimulationBody) -> object:
+    """Decide about recorded calls under changed rules, roles or categories; nothing runs"""
+    return await policy.simulate(request.gateway, body.changes, body.days, body.limit)
+
+
 async def list_remembered_approvals(request: RestRequest, query: PageQuery) -> object:
     """List decisions that still count"""
     found = await approvals.list_remembered(request.gateway)
@@ -292,6 +344,7 @@ APPROVAL_ENDPOINTS = [
     Endpoint("GET", "/api/approvals", list_approvals, ListPage[ApprovalInfo]),
     Endpoint("GET", _REMEMBERED, list_remembered_approvals, ListPage[RememberedInfo], admin=True),
     Endpoint("DELETE", f"{_REMEMBERED}/{{remembered_id}}", revoke_remembered_approval, admin=True),
+    Endpoint("POST", "/api/approvals/simulate", simulate_policy, SimulationInfo, admin=True),
     Endpoint("GET", "/api/approvals/{approval_id}", get_approval, ApprovalInfo),
     Endpoint("POST", "/api/approvals/{approval_id}", decide_approval, ApprovalInfo, admin=True, errors=(409,)),
 ]
