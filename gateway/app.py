@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from gateway.authorization.provider import AuthorizationServers
     from gateway.bundles.installed import InstalledToolset
     from gateway.discovery.source import DiscoverySource
+    from gateway.extensions.tracing import Tracer
     from gateway.identity.jwt import JwtVerifier
     from gateway.oauth.callback_server import WebLogins
     from gateway.oauth.store import LoginAccount
@@ -74,7 +77,11 @@ if TYPE_CHECKING:
     from gateway.sources.upstreams.passthrough import UpstreamPassthrough
     from gateway.sources.upstreams.registry import UpstreamRegistry
 
+log = logging.getLogger(__name__)
+
 Part = TypeVar("Part")
+
+_OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 class Lazy(Generic[Part]):
@@ -155,6 +162,7 @@ class GatewayParts:
         self.grants = Grants(db, lambda: self.credential_changes.get().increment())
         self.sessions = BrowserSessions(db, lambda: self.credential_changes.get().increment())
         self.telemetry = Telemetry()
+        self.tracer: Tracer | None = None
         limits = settings.limits
         self.concurrency = Concurrency(limits.concurrency, limits.timeout, limits.total_timeout)
         self.categories = settings.effective_categories()
@@ -349,8 +357,30 @@ class GatewayParts:
             (70, self.concurrency),  # a slot and a deadline, held by no call that waits for a person
             (100, versioning),  # innermost: the files before and after, and consent to changes of existing ones
         ]
-        placed = [*own, *((extension.priority, extension) for extension in custom)]
+        placed = [*self._tracing(), *own, *((extension.priority, extension) for extension in custom)]
         return [extension for _, extension in sorted(placed, key=lambda pair: pair[0])]
+
+    def _tracing(self) -> list[tuple[int, Extension]]:
+        """The extensions that make spans, where an exporter is set."""
+        otel, variables = self.settings.telemetry.otel, os.environ
+        if otel is None and (
+            not any(variables.get(name) for name in _OTLP_ENDPOINTS)
+            or variables.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp"
+            or variables.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        ):
+            return []
+        try:
+            # Imported only here: without an exporter nobody pays for traces.
+            from gateway.extensions.tracing import Tracer, Tracing, UpstreamTracing
+        except ImportError as error:
+            fix = f"traces need the extra 'otel' ({error}); install it with: pip install 'toolgate-mcp[otel]'"
+            if otel is not None:
+                raise Unavailable(fix, code="OTEL_MISSING") from None
+            log.warning("%s, or unset %s", fix, " and ".join(filter(variables.get, _OTLP_ENDPOINTS)))
+            return []
+        self.tracer = Tracer(None if otel is None else otel.endpoint)
+        tracing = Tracing(self.tracer)
+        return [(-1, tracing), (110, UpstreamTracing(self.tracer, tracing.spans))]  # around all, and next to the source
 
     def _open_rate_table(self) -> RateTable:
         directory = self.settings.data_dir / "run"

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
 
 import orjson
 
@@ -118,8 +118,10 @@ class Call:
     process, `consent` is a person's answer, `agreed` are the paths among the arguments that somebody agreed to,
     `approved_paths` the protected files among them; none of them comes from the wire. `parent` is the call whose step
     this is, `approver` asks the person behind a library or command line. `began` is when the executor got it, by the
-    monotonic clock.
+    monotonic clock. `trace` is the W3C trace context for the upstream server, set only in the copy of a traced call.
     """
+
+    trace: ClassVar[str | None] = None
 
     _: KW_ONLY
     name: str

@@ -62,6 +62,9 @@ FOLLOW_SECONDS = 0.5
 REAP_AFTER_SECONDS = 2 * 24 * 3600.0
 REAP_SECONDS = 3600.0
 
+# How long the end of a gateway waits for its last spans to be sent.
+TRACES_SECONDS = 5.0
+
 # How often a gateway that serves checks its parts.
 HEALTH_SECONDS = 10.0
 
@@ -153,6 +156,7 @@ class Gateway:
         async with AsyncExitStack() as stack:
             gateway = cls(resolved, await stack.enter_async_context(open_storage(resolved)), sources, extensions)
             stack.callback(gateway._close_credentials)
+            stack.push_async_callback(gateway._flush_traces)
             stack.push_async_callback(gateway.records.wait)
             await gateway.approvals.records.sweep()
             if gateway.chat is not None and resolved.workspace is not None:
@@ -366,6 +370,16 @@ class Gateway:
         for part in (self._parts.discovery, self._parts.upstreams.peek(), self._parts.toolsets.peek()):
             if part is not None:
                 await part.close()
+
+    @property
+    def tracing_failure(self) -> str | None:
+        """The reason why spans are not sent; None while they are, or without traces."""
+        return self._parts.tracer.failure if self._parts.tracer is not None else None
+
+    async def _flush_traces(self) -> None:
+        if self._parts.tracer is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._parts.tracer.close(), TRACES_SECONDS)
 
     def _close_credentials(self) -> None:
         if (changes := self._parts.credential_changes.peek()) is not None:

@@ -88,9 +88,7 @@ PROMISES: dict[str, Promise] = {
     "X3": Promise(
         "Extensions stand around every call, by priority; a failing gate denies, a failing observer is passed by, "
         "and the call's record is never lost.",
-        "partly",
-        "from settings, entry points and programs, with a line of the log for each call, roles and Prometheus; "
-        "OpenTelemetry comes later",
+        "built",
     ),
     "X4": Promise("Shell tools get arguments as data, never spliced into a command.", "built"),
     # Core tools and approval

@@ -63,7 +63,7 @@ FORBIDDEN = {"serve": {"db", "sources"}, "cli": {"db", "sources", "workspace"}}
 # Imports inside functions, for the start-up time of the command; each has a comment that says so.
 LAZY = {
     "gateway/__init__.py": 1,
-    "gateway/app.py": 9,
+    "gateway/app.py": 10,
     "gateway/cli/browser.py": 1,
     "gateway/cli/call.py": 2,
     "gateway/cli/clients.py": 7,

@@ -135,6 +135,8 @@ class HealthMonitor:
             fix = f"toolsets and programs cannot run: this machine offers no sandbox; {FIXES[0]}"
             name = found.sandbox.name if found.sandbox is not None else "no sandbox, as the settings allow"
             yield HealthCheck("sandbox", "ok" if works else "fail", name if works else fix)
+        if (untraced := gateway.tracing_failure) is not None:
+            yield HealthCheck("traces", "note", f"{untraced}; check telemetry.otel and the receiver there")
         for name, upstream in gateway.upstreams.by_name.items() if gateway.passthrough() is not None else ():
             eager = not upstream.spec.settings.lazy
             advice = f"{upstream.error or 'it is not connected yet'}; see: toolgate upstream test {name}"

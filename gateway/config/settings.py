@@ -472,10 +472,18 @@ class ServerSettings(Section):
     shutdown_grace: float = Field(default=5, ge=0)
 
 
+class OtelSettings(Section):
+    """`endpoint` is the address of an OTLP receiver, for traces over HTTP."""
+
+    endpoint: str = Field(pattern=r"^https?://[^\s/]+")
+
+
 class TelemetrySettings(Section):
-    """Measurements for others: `prometheus` serves /metrics over HTTP."""
+    """Measurements for others: `prometheus` serves /metrics over HTTP, `otel` sends traces. Without it, the standard
+    variable OTEL_EXPORTER_OTLP_ENDPOINT turns traces on."""
 
     prometheus: bool = True
+    otel: OtelSettings | None = None
 
 
 class Settings(Section):

@@ -27,7 +27,7 @@ from gateway.serve.mcp.event_streams import (
 )
 from gateway.serve.mcp.fastpath import EncodedResponse, FastPath, ParsedRequest
 from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.request import connection_chat
+from gateway.serve.mcp.request import connection_chat, read_traceparent
 from gateway.serve.mcp.sdk import ERROR_STATUS, HttpSessions, SdkTransport, is_modern_request
 from gateway.serve.mcp.sessions import Session
 from gateway.tasks import CallScope, SharedTimer
@@ -54,13 +54,14 @@ _MODERN = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
 @dataclass(frozen=True, slots=True)
 class RequestHead:
     """The head of a request. `chat` is the one that the URL or the command line names, `profile` the one of the URL,
-    `credential` what the request is authenticated by, each time."""
+    `credential` what the request is authenticated by, each time, `traceparent` the trace it belongs to."""
 
     headers: Headers
     chat: str | None
     session_id: str | None
     credential: bytes | None
     profile: str | None
+    traceparent: str | None
 
 
 class HttpFastPath:
@@ -92,7 +93,8 @@ class HttpFastPath:
         session_id = headers[b"mcp-session-id"].decode("latin-1") if b"mcp-session-id" in headers else None
         chat = QueryParams(query).get("chat") if query else None
         credential, profile = parse_credential(headers), self._profiles[path]
-        head = RequestHead(headers, chat or self._handlers.chat, session_id, credential, profile)
+        trace = read_traceparent(headers.get(b"traceparent"))
+        head = RequestHead(headers, chat or self._handlers.chat, session_id, credential, profile, trace)
         is_modern = headers.get(b"mcp-protocol-version") in _MODERN and headers.get(b"mcp-method") in _METHODS
         return head if is_modern or self._find_session(head) is not None else None
 
@@ -102,6 +104,8 @@ class HttpFastPath:
         message = fastpath.parse(body) if principal is not None else None
         if principal is None or message is None:
             return None
+        if head.traceparent is not None:
+            fastpath.add_traceparent(message, head.traceparent)
         if head.session_id is not None and (found := self._find_session(head)) is not None:
             return self._answer_in_session(*found, principal, message, head, send)
         chat = connection_chat(principal.id, head.chat)

@@ -28,7 +28,7 @@ from gateway.protocol import (
 )
 from gateway.protocol.jsonrpc import RequestId, RpcError
 from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.request import Request, caller_of, client_name
+from gateway.serve.mcp.request import TRACEPARENT, Request, caller_of, client_name
 from gateway.serve.mcp.results import shape
 from gateway.serve.mcp.sessions import Notify, Session
 
@@ -95,6 +95,13 @@ def parse(body: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
+
+
+def add_traceparent(message: Mapping[str, Any], trace: str) -> None:
+    """Add the trace of an HTTP header to the `_meta` of a request, unless it names one itself."""
+    params = message.get("params")
+    if isinstance(params, dict) and isinstance(params.get("_meta", {}), dict):
+        params.setdefault("_meta", {}).setdefault(TRACEPARENT, trace)
 
 
 def parse_modern(

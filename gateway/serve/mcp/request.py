@@ -16,6 +16,8 @@ from gateway.identity import Principal
 from gateway.serve.mcp.sessions import Session
 
 CHAT = "dev.toolgate/chat"
+TRACEPARENT = "traceparent"
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}(-[0-9a-f]{2,32}){3}")
 
 # Headers by which a proxy, or a client of one, shows that the gateway serves more than the person of this machine.
 _OTHER_USERS = frozenset(["authorization", "cookie", "forwarded", "via", "x-forwarded-for", "x-real-ip"])
@@ -92,6 +94,11 @@ def _is_loopback(peer: str) -> bool:
         return ip_address(peer).is_loopback
     except ValueError:
         return False
+
+
+def read_traceparent(header: bytes | None) -> str | None:
+    """Return the trace that the header of an HTTP request names, by W3C Trace Context."""
+    return header.decode() if header is not None and _TRACEPARENT.fullmatch(header) else None
 
 
 def meta_text(meta: Mapping[str, Any], key: str) -> str | None:

@@ -61,7 +61,15 @@ from gateway.serve.mcp.notifications import (
     Change,
     Subscriber,
 )
-from gateway.serve.mcp.request import Request, caller_of, client_chat, client_name, connection_chat
+from gateway.serve.mcp.request import (
+    TRACEPARENT,
+    Request,
+    caller_of,
+    client_chat,
+    client_name,
+    connection_chat,
+    read_traceparent,
+)
 from gateway.serve.mcp.results import SERVER_INFO, shape
 from gateway.serve.mcp.sessions import Session, Sessions
 
@@ -265,6 +273,10 @@ def _client_info(context: Context, session: Session | None) -> ClientInfo:
     """Return the client as an upstream needs it: its `_meta` unchanged, and how to ask it in its version."""
     params: Mapping[str, Any] = context.params or {}
     meta: Mapping[str, Any] = params.get("_meta") or {}
+    http = context.request
+    header = http.headers.get(TRACEPARENT) if isinstance(http, HttpRequest) else None
+    if header is not None and (trace := read_traceparent(header.encode("latin-1"))) is not None:
+        meta = {TRACEPARENT: trace, **meta}
     if session is None:
         capabilities, level = meta.get(CLIENT_CAPABILITIES_META_KEY), meta.get(LOG_LEVEL_META_KEY)
     else:

@@ -221,7 +221,7 @@ class RequestForwarder:
 
         # The response to this request is not the server's: a modern client gets it with another request.
         client = replace(request.client, reply_to=None)
-        request = request.by(replace(request.call, client=client))
+        request = request.by(request.call.replace(client=client))
         try:
             return await (self._suspended.run(request, relay) if client.modern else relay(client.ask, request))
         except RpcError as fault:
@@ -387,6 +387,8 @@ def _send_request(
 ) -> Awaitable[Result]:
     client, call = request.client, request.call
     meta = {key: value for key, value in client.meta.items() if not key.startswith(_PRIVATE_META)}
+    if call.trace is not None:
+        meta["traceparent"] = call.trace
     return link.request(
         request.method,
         {**request.params, **answers} if answers else request.params,

@@ -196,7 +196,7 @@ class _SuspendedCall(Generic[Request]):
             if self.call.client is not None and self.call.client.log is not None:
                 await self.call.client.log(message)
 
-        return self.request.by(replace(self.call, progress=progress, client=replace(self.request.client, log=log)))
+        return self.request.by(self.call.replace(progress=progress, client=replace(self.request.client, log=log)))
 
     def _finish(self, task: asyncio.Task[Result]) -> None:
         with suppress(asyncio.CancelledError):
