@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.catalog import Catalog, CatalogEntry
 
@@ -43,6 +43,8 @@ _QUERY_LENGTH = 500
 # For a word that no tool has: the words with which it is compared letter by letter, and how many it may mean.
 _COMPARED, _NEAR_WORDS = 50, 4
 _LEAST_LIKENESS = 0.7
+# Values of an argument that are indexed.
+_VALUES = 20
 
 # Seconds for which the last use of tools is remembered.
 _USAGE_SECONDS = 10.0
@@ -116,9 +118,18 @@ class CatalogSearch:
 def _searchable(entry: CatalogEntry) -> SearchableTool:
     tool = entry.tool
     own_name = tool.id.partition(":")[2] or tool.id
-    properties = tool.input_schema.get("properties")
-    arguments = list(properties) if isinstance(properties, Mapping) else []
-    return SearchableTool(own_name, tool.title or "", tool.owner or "", tool.description, arguments)
+    words = argument_words(tool.input_schema)
+    return SearchableTool(own_name, tool.title or "", tool.owner or "", tool.description, words)
+
+
+def argument_words(schema: Mapping[str, Any]) -> list[str]:
+    """The names of a tool's arguments and the values that they can have: often these say what a tool does."""
+    properties = schema.get("properties")
+    words: list[str] = []
+    for name, argument in properties.items() if isinstance(properties, Mapping) else ():
+        values = argument.get("enum") if isinstance(argument, Mapping) else None
+        words += [name, *(str(value) for value in (values if isinstance(values, list) else ())[:_VALUES])]
+    return words
 
 
 class ToolIndex:
@@ -254,6 +265,8 @@ class ToolIndex:
 
 def split_words(text: str) -> list[str]:
     """The words of a text or of a name in any style, in lower case."""
+    if text.isascii():
+        return [word.lower() for word in _WORD.findall(text)]
     words: list[str] = []
     for word in _WORD.findall(text):
         lower = word.lower()

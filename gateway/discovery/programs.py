@@ -21,6 +21,7 @@ from gateway.discovery import CATEGORY, RUN_NAME, SEARCH_NAME, argument_names
 from gateway.errors import GatewayError, Invalid, ToolFailed, Unavailable
 from gateway.sandbox import Limits
 from gateway.sandbox.monty import MODULES, FinishedCode, FunctionFailed, Monty
+from gateway.sources.builtin.decorator import LONGEST_RESULT
 from gateway.sources.steps import NOBODY, CallStep, InnerCalls, check_depth, make_inner_call
 from gateway.tools import Permission, Tool
 
@@ -67,6 +68,7 @@ Modules: {", ".join(MODULES)}. There are no files, packages or network but throu
     # Each call of the program needs its own level.
     permission=Permission.READ_ONLY,
     destructive=True,
+    meta={LONGEST_RESULT: OUTPUT_LIMIT},
     is_tool=False,
 )
 

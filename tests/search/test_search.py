@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway import Gateway
 from gateway.admin import switches
-from gateway.search import SearchableTool, ToolIndex, split_words
+from gateway.search import SearchableTool, ToolIndex, argument_words, split_words
 
 pytestmark = pytest.mark.promise("B5")
 
@@ -144,8 +144,9 @@ def _real_tools() -> dict[str, SearchableTool]:
     tools = {}
     for line in (DATA / "tools.jsonl").read_text().splitlines():
         tool = json.loads(line)
-        arguments = list(tool["inputSchema"].get("properties") or ())
-        title, description = tool.get("title") or "", tool.get("description") or ""
+        arguments = argument_words(tool["inputSchema"])
+        title = tool.get("title") or (tool.get("annotations") or {}).get("title") or ""
+        description = tool.get("description") or ""
         tools[tool["id"]] = SearchableTool(tool["name"], title, tool["server"], description, arguments)
     return tools
 

@@ -26,6 +26,10 @@ from gateway.workspace.versions import Versions
 Function = Callable[..., Any]
 
 
+# In the `_meta` of a tool: Claude Code stores longer results than usual in a file unless it allows them.
+LONGEST_RESULT = "anthropic/maxResultSizeChars"
+
+
 def _alias(name: str) -> str:
     return to_camel(name.rstrip("_"))
 
@@ -82,7 +86,7 @@ class Builtin:
             id=self.function.__name__,
             description=inspect.cleandoc(self.function.__doc__ or ""),
             input_schema=inline_references(_remove_titles(self._arguments.model_json_schema())),
-            output_schema=_remove_titles(self._result.model_json_schema()),
+            output_schema=_compact(_remove_titles(self._result.model_json_schema())),
             **self.hints,
         )
 
@@ -142,8 +146,11 @@ def builtin(
     path_arguments: tuple[str, ...] | None = None,
     patch_argument: str | None = None,
     preview: FilePreview | None = None,
+    longest_result: int | None = None,
 ) -> Callable[[Function], Builtin]:
     """Make a tool of a function.
+
+    `longest_result` is the number of characters of a result that clients should not cut or store in a file.
 
     `requires_confirmation` may be a function of the same parameters, `async` if the tool is, that returns the reason to
     ask a person, or None. A tool that writes declares which arguments are paths: protected files among them need
@@ -162,6 +169,7 @@ def builtin(
         "path_arguments": path_arguments,
         "patch_argument": patch_argument,
         "preview": preview,
+        "meta": {} if longest_result is None else {LONGEST_RESULT: longest_result},
     }
     return lambda function: Builtin(function, hints, asks, requires)
 
@@ -180,6 +188,21 @@ def _outcome(returned: Any) -> Outcome:
         pre_manifest=before,
         post_manifest=after,
     )
+
+
+def _compact(schema: Any) -> Any:
+    """Return the schema of a result in fewer characters: a simple type or null as a list of types, and no null as the
+    default of what may be missing."""
+    if isinstance(schema, list):
+        return [_compact(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    compact = {key: _compact(value) for key, value in schema.items() if not (key == "default" and value is None)}
+    match compact.get("anyOf"):
+        case [{"type": str(kind), **rest}, {"type": "null"}] if not rest:
+            del compact["anyOf"]
+            compact["type"] = [kind, "null"]
+    return compact
 
 
 # Keywords whose value maps names to schemas; "title" may be one of the names.

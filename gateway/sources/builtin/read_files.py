@@ -244,6 +244,7 @@ class FilePart(Shape):
 
 @builtin(
     title="Read file",
+    longest_result=256 * 1024,
     category="filesystem",
     permission=Permission.READ_ONLY,
     access=Access.READ,

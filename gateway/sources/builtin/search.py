@@ -50,6 +50,7 @@ class SearchMatches(Shape):
 
 @builtin(
     title="Search in files",
+    longest_result=_TEXT_LIMIT,
     category="filesystem",
     permission=Permission.READ_ONLY,
     access=Access.READ,

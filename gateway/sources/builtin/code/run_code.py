@@ -12,7 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from gateway.errors import Invalid
 from gateway.sandbox import Killed
 from gateway.sandbox.process import create_data_fd
-from gateway.sandbox.run import FinishedProgram
+from gateway.sandbox.run import OUTPUT_LIMIT, FinishedProgram
 from gateway.sources.builtin.code.call_context import CodeContext
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.tools import Access, Permission
@@ -60,6 +60,7 @@ async def _code_reason(context: CodeContext, language: str, **_other: object) ->
 
 @builtin(
     title="Run code",
+    longest_result=OUTPUT_LIMIT,
     category="development",
     permission=Permission.EXECUTE,
     access=Access.WRITE,
@@ -133,6 +134,7 @@ async def _command_reason(_: CodeContext, command: str, directory: str = ".", **
 
 @builtin(
     title="Run a command",
+    longest_result=OUTPUT_LIMIT,
     category="development",
     permission=Permission.EXECUTE,
     access=Access.WRITE,

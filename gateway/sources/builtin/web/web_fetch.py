@@ -69,6 +69,7 @@ async def _post_reason(
 
 @builtin(
     title="Fetch from the web",
+    longest_result=PAGE_LIMIT,
     category="web",
     permission=Permission.READ_ONLY,
     access=Access.NONE,
