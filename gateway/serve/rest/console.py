@@ -120,8 +120,7 @@ class ProfileInfo(AnswerModel):
 
 
 class ClientSetup(AnswerModel):
-    """The way a client is connected: the text for its `file`, and an address that adds it with one click if there is
-    one."""
+    """The way a client is connected: the text for its `file`, and a `link` that adds it with one click."""
 
     client: str
     title: str

@@ -81,7 +81,7 @@ async function drawKeys(context) {
   });
   const make = async () => {
     const [roles, profiles] = await Promise.all([api.get("/api/roles"), api.get("/api/profiles")]);
-    const option = (name) => h("option", {value: name}, name);
+    const option = (name) => h("option", {value: name, selected: name === "user"}, name || "none");
     const field = (id, label, control, hint) => h("div", {class: "field"}, h("label", {for: id}, label), control, hint ? h("p", {class: "field__hint"}, hint) : null);
     ask({
       title: "Make a key", verb: "Make the key",
