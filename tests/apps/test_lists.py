@@ -18,7 +18,7 @@ from .hosts import APPS, COUNTER, EXTENSION, MIME_TYPE, STUDIO
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G4", "G5")]
 
-VIEW_TOOLS = {"render_plan", "view_read_file", "view_write_file"}
+VIEW_TOOLS = {"render_plan", "view_changes", "view_read_file", "view_write_file"}
 VIEWS = {
     "studio__edit": "ui://toolgate/view/code?v=",
     "studio__look": "ui://toolgate/view/code?v=",
@@ -26,6 +26,9 @@ VIEWS = {
     "studio__page": "ui://toolgate/html/studio__page?v=",
     "studio__site": "ui://toolgate/frame/studio__site?v=",
     "counter__count": "ui://counter/counter/view.html",
+    "edit_file": "ui://toolgate/view/diff?v=",
+    "apply_patch": "ui://toolgate/view/diff?v=",
+    "workspace_diff": "ui://toolgate/view/diff?v=",
 }
 
 

@@ -16,7 +16,8 @@ from gateway.admin import toolsets
 from gateway.calls import Caller
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.mcp.view_tools import PLAN_META_LIMIT, RENDER
-from gateway.tools import Permission
+from gateway.serve.mcp.views import result_view
+from gateway.tools import Permission, Tool
 
 from .hosts import APPS, COUNTER, STUDIO
 
@@ -181,6 +182,44 @@ async def test_short_list_has_views_for_a_client_that_shows_them(tmp_path: Path)
             assert uri.startswith("ui://toolgate/view/auto?v=") and uri in listed
             assert tools["studio__edit"]["resourceUri"].startswith("ui://toolgate/view/code?v=")
             assert tools["search_tools"] == {"visibility": ["model"]}
-            assert tools.keys() - plain == {"counter__more", "render_plan", "view_read_file", "view_write_file"}
+            helpers = {"render_plan", "view_changes", "view_read_file", "view_write_file"}
+            assert tools.keys() - plain == {"counter__more", *helpers}
             found = await other.call_tool("search_tools", {"query": "count on more"})
             assert "counter__more" not in str(found.structured_content)
+
+
+async def test_changes_of_a_call_are_those_of_its_version(desk: Desk) -> None:
+    assert await desk.value("view_changes") == {"diff": "", "truncated": False}
+    first = await desk.call("write_file", path="a.txt", content="one\n")
+    second = await desk.call("edit_file", path="a.txt", edits=[{"oldText": "one", "newText": "two"}])
+    untouched = await desk.call("read_file", path="a.txt")
+    ids = [result.meta["dev.toolgate/call_id"] for result in (first, second, untouched)]
+    created, changed, nothing = [await desk.value("view_changes", call=call_id) for call_id in ids]
+    assert "+one" in created["diff"] and created["from"] is None
+    assert "-one\n+two" in changed["diff"] and changed["from"] == created["to"]
+    assert nothing["diff"] == ""
+    assert await desk.value("view_changes") == changed
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema", "view"),
+    [
+        (
+            "toolset",
+            {"rows": {"type": "array", "items": {"$ref": "#/$defs/Row"}}, "total": {"type": "integer"}},
+            "table",
+        ),
+        ("mcp", {"rows": {"type": "array", "items": {"$ref": "#/$defs/Row"}}}, "table"),
+        ("builtin", {"rows": {"type": "array", "items": {"$ref": "#/$defs/Row"}}}, None),
+        ("mcp", {"names": {"type": "array", "items": {"type": "string"}}}, None),
+        ("mcp", {"diff": {"type": "string"}}, "diff"),
+        ("mcp", {}, None),
+    ],
+)
+def test_view_of_a_tool_without_a_renderer_follows_its_output_schema(
+    kind: str, schema: dict[str, Any], view: str | None
+) -> None:
+    row = {"type": "object", "properties": {"city": {"type": "string"}}}
+    output = {"type": "object", "properties": schema, "$defs": {"Row": row}}
+    tool = Tool("list", "Lists.", {"type": "object"}, kind=kind, output_schema=output)
+    assert result_view(tool) == view

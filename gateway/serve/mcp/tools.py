@@ -29,7 +29,7 @@ from gateway.serve.mcp.render_resources import link
 from gateway.serve.mcp.request import CHAT, Request, Response, meta_text
 from gateway.serve.mcp.results import OWN_PREFIX, shape, tool_result, unknown_cursor
 from gateway.serve.mcp.view_tools import VIEW_TOOL_NAMES, VIEW_TOOLS, ViewTools, plan_meta
-from gateway.serve.mcp.views import describe_views
+from gateway.serve.mcp.views import describe_views, result_view
 
 MESSAGE = "dev.toolgate/message"
 PARENT_MESSAGE = "dev.toolgate/parent_message"
@@ -180,7 +180,7 @@ class _ToolList:
                 known = dict(zip(whole._cursors, whole._tools, strict=True))
             self._cursors = sorted(entries)
             self._tools = [shorten(known[cursor], catalog) for cursor in self._cursors]
-        if apps and any(entry.tool.renderer is not None for entry in catalog):
+        if apps and any(entry.tool.renderer is not None or result_view(entry.tool) for entry in catalog):
             self._cursors = [*self._cursors, *(f"3:~{name}" for name in sorted(VIEW_TOOLS))]
             self._tools = [*self._tools, *(VIEW_TOOLS[name] for name in sorted(VIEW_TOOLS))]
         self.encoded: dict[tuple[str | None, bool], bytes] = {}

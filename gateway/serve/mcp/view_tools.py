@@ -1,4 +1,5 @@
-"""Tools that only views may call: a call's render plan for hosts that do not pass it on, and the file that it shows."""
+"""Tools that only views may call: a call's render plan for hosts that do not pass it on, and the file that it shows,
+and what a call changed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from gateway.serve.mcp.render_resources import RenderResources, ResourceReader
 from gateway.serve.mcp.request import Request
 from gateway.serve.mcp.results import ERROR
 from gateway.serve.mcp.uris import RenderAddress, parse, render_uri
-from gateway.tools import Permission, Tool
+from gateway.tools import READ_RESOURCE, Permission, Tool
+from gateway.workspace.globs import Selection
+from gateway.workspace.history import history
 from gateway.workspace.versions import Versions
 
 # In the `_meta` of a result: the URI of its render plan, and the plan itself unless it is large.
@@ -24,6 +27,9 @@ PLAN_META_LIMIT = 64 * 1024
 
 # Bytes of a text that a view saves.
 SAVED_LIMIT = 1024 * 1024
+
+# Versions among which the one of a call is looked for, the latest ones.
+CHANGES_LIMIT = 100
 
 _URI = {"type": "string", "description": "The render://… URI of a call's plan"}
 _TOOLS = {
@@ -67,6 +73,20 @@ _TOOLS = {
             destructive=True,
             meta={"ui": {"visibility": ["app"]}},
         ),
+        Tool(
+            "view_changes",
+            "Return what a call changed in the files of its chat, as a diff in git's format.",
+            {
+                "type": "object",
+                "properties": {
+                    "call": {"type": "string", "description": "Id of the call; default the latest that changed files"},
+                },
+                "additionalProperties": False,
+            },
+            title="Get changed files",
+            permission=Permission.READ_ONLY,
+            meta={"ui": {"visibility": ["app"]}},
+        ),
     )
 }
 VIEW_TOOL_NAMES = frozenset(_TOOLS)
@@ -99,6 +119,7 @@ class ViewTools:
             "render_plan": self._render_plan,
             "view_read_file": self._read_file,
             "view_write_file": self._write_file,
+            "view_changes": self._compare,
         }
 
     async def call(self, request: Request) -> dict[str, Any]:
@@ -150,6 +171,27 @@ class ViewTools:
         written = await files.write_file(path, content, check)
         saved = {"path": path, "revision": written.etag.strip('"'), "manifest": written.manifest_id}
         return {**saved, "size": written.size}
+
+    async def _compare(self, request: Request, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        reader = self._reader(request)
+        call = reader.call("resources/read", reader.chat, arguments, confirmed=True)
+
+        async def compare() -> dict[str, Any]:
+            return await self._compare_call(reader, arguments.get("call"))
+
+        return await self.executor.request(call, READ_RESOURCE, compare)
+
+    async def _compare_call(self, reader: ResourceReader, call_id: str | None) -> dict[str, Any]:
+        versions, chat = self.versions, reader.chat
+        is_readable = await versions.may_read(chat, reader.principal)
+        latest = await history(versions, chat, limit=CHANGES_LIMIT) if is_readable else []
+        version = next((each for each in latest if call_id in (None, each.source_ref)), None)
+        if version is None:
+            return {"diff": "", "truncated": False}
+        old, new = [await versions.tree(chat, manifest) for manifest in (version.parent, version.id)]
+        selection = Selection((), self.executor.hides(READ_RESOURCE))
+        found = await versions.compare(chat, old, new, selection)
+        return {"from": version.parent, "to": version.id, "diff": found.text, "truncated": found.truncated}
 
 
 def _call_id(arguments: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from gateway.render.renderers import embed
 from gateway.serve.mcp.render_resources import ResourceReader, read_artifact
 from gateway.serve.mcp.uris import VIEW_ROOT
 from gateway.serve.web.inline import read_view, view_version
-from gateway.tools import Renderer, Tool
+from gateway.tools import Permission, Renderer, Tool
 
 # The `id` of the script element that holds a toolset's page, in the view that shows it.
 ARTIFACT_ID = "toolgate-artifact"
@@ -28,7 +28,7 @@ VIEW_SECONDS = 86_400
 
 # Views for all tools; `auto` is that of tools which call others. Other renderers have a view for each tool, with
 # its own content security policy.
-_SHARED = ("code", "document", "auto")
+_SHARED = ("code", "document", "auto", "diff", "table", "image")
 
 
 def view_uri(entry: CatalogEntry) -> str | None:
@@ -43,6 +43,26 @@ def view_uri(entry: CatalogEntry) -> str | None:
     return f"{VIEW_ROOT}{renderer.kind}/{entry.name}?v={hashlib.sha256('|'.join(parts).encode()).hexdigest()[:8]}"
 
 
+def result_view(tool: Tool) -> str | None:
+    """Return the view that fits the results of a tool without a renderer, as far as its declaration tells: `diff` for
+    what changes files, `table` for a list of records. The working tools of models are read often, and have none."""
+    if tool.renderer is not None or tool.has_own_view or tool.app_only:
+        return None
+    properties = (tool.output_schema or {}).get("properties", {})
+    changes_files = bool(tool.path_arguments or tool.patch_argument) and tool.permission is Permission.READ_WRITE
+    if "diff" in properties or changes_files:
+        return "diff"
+    lists = [schema for schema in properties.values() if isinstance(schema, Mapping) and schema.get("type") == "array"]
+    is_of_records = len(lists) == 1 and _is_record(lists[0].get("items"), tool.output_schema or {})
+    return "table" if is_of_records and tool.kind != "builtin" else None
+
+
+def _is_record(schema: Any, whole: Mapping[str, Any]) -> bool:
+    if isinstance(schema, Mapping) and str(schema.get("$ref")).startswith("#/$defs/"):
+        schema = whole.get("$defs", {}).get(schema["$ref"].removeprefix("#/$defs/"))
+    return isinstance(schema, Mapping) and schema.get("type") == "object" and bool(schema.get("properties"))
+
+
 def describe_views(tools: Iterable[dict[str, Any]], catalog: Catalog, apps: bool) -> list[dict[str, Any]]:
     """Return tools as listed, each with the URI of its view, under both keys that hosts read. A client that shows views
     (`apps`) also gets who may call each tool; any other gets no tool that is for views alone."""
@@ -54,7 +74,9 @@ def describe_views(tools: Iterable[dict[str, Any]], catalog: Catalog, apps: bool
             continue
         meta = dict(listed.get("_meta") or {})
         ui = dict(meta["ui"]) if isinstance(meta.get("ui"), Mapping) else {}
-        uri = view_uri(entry) if entry is not None else _shared_uri("auto") if apps else None
+        uri = view_uri(entry) if entry is not None else None
+        if uri is None and apps and (kind := "auto" if entry is None else result_view(entry.tool)):
+            uri = _shared_uri(kind)
         if uri is not None:
             ui["resourceUri"] = meta[UI_FLAT_KEY] = uri
         # By default every view could call every tool: one that does not say otherwise is for models alone, unless its
@@ -81,9 +103,10 @@ class ViewResources:
             if uri is not None and renderer is not None and uri not in found:
                 name = renderer.kind if renderer.kind in _SHARED else entry.name
                 found[uri] = _describe_resource(uri, name, entry.tool.title, renderer)
-        if catalog.lists.mode != "full":
-            uri = _shared_uri("auto")
-            found[uri] = _describe_resource(uri, "auto", None, Renderer("auto", {}))
+        shared = {kind for entry in catalog if (kind := result_view(entry.tool))}
+        for kind in sorted(shared | ({"auto"} if catalog.lists.mode != "full" else set())):
+            uri = _shared_uri(kind)
+            found[uri] = _describe_resource(uri, kind, None, Renderer(kind, {}))
         return list(found.values())
 
     async def read(self, reader: ResourceReader, uri: str) -> dict[str, Any]:

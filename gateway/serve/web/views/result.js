@@ -51,6 +51,7 @@ function rowsOf(value) {
  * What fits a result best.
  * @param {Host} host
  * @param {Shown} shown
+ * @returns {HTMLElement | Promise<HTMLElement>}
  */
 export function drawResult(host, shown) {
   if (imagesOf(shown.result).length) return drawImages(host, shown);
@@ -64,18 +65,23 @@ function titleOf(shown, host) {
   return String(shown.plan?.tool.title ?? tool.title ?? tool.name ?? "Result");
 }
 
-/** What a call changed. @param {Host} host @param {Shown} shown */
-export function drawDiff(host, shown) {
-  const unified = unifiedOf(shown.result);
+/** What a call changed: as its result says, else as the gateway compares the versions around it. @param {Host} host @param {Shown} shown */
+export async function drawDiff(host, shown) {
+  let [unified, value] = [unifiedOf(shown.result), valueOf(shown.result) ?? {}];
+  if (unified === null && host.can.serverTools) {
+    const call = shown.result?._meta?.["dev.toolgate/call_id"];
+    value = await host.call("view_changes", call ? { call } : {}).catch(() => ({}));
+    unified = value.diff || null;
+  }
   if (unified === null) return drawText(host, shown);
   const files = parseUnified(unified);
   const sum = (/** @type {"added" | "removed"} */ key) => files.reduce((total, file) => total + file[key], 0);
-  const value = valueOf(shown.result) ?? {};
   const name = files.length === 1 && !files[0].path ? titleOf(shown, host) : `${plural(files.length, "file")} changed`;
   const [from, to] = [value.from ?? value.pre_manifest ?? shown.plan?.call.preManifest, value.to ?? value.post_manifest ?? shown.plan?.call.postManifest];
   return h("div", { class: "view" },
     viewHead({ icon: "branch", name, facts: changeCounts(sum("added"), sum("removed")), actions: textActions(host, "changes.diff", unified, "text/x-diff") }),
     diffView({ files, open: files.length > 3 ? 1 : 2, limit: INLINE_LINES }),
+    value.truncated ? h("p", { class: "view__note" }, "The rest of the changes is too long to be shown.") : null,
     from && to ? h("footer", { class: "view__foot" }, h("span", null, "From ", h("code", null, String(from).slice(0, 10)), " to ", h("code", null, String(to).slice(0, 10)))) : null);
 }
 
