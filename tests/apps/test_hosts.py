@@ -99,6 +99,15 @@ async def test_person_edits_and_saves_the_shown_file_and_a_new_view_shows_it(hos
     await expect(host.view.locator("body")).to_contain_text("two = 2")
 
 
+async def test_call_that_changes_files_shows_what_it_changed(host: Host) -> None:
+    await host.show("write_file", {"path": "diff.txt", "content": "one\n"})
+    await expect(host.view.locator(".diff__add")).to_contain_text("one")
+    await host.show("edit_file", {"path": "diff.txt", "edits": [{"oldText": "one", "newText": "two"}]})
+    await expect(host.view.locator(".diff__del")).to_contain_text("one")
+    await expect(host.view.locator(".diff__add")).to_contain_text("two")
+    await host.client.call_tool("delete_file", {"path": "diff.txt"})
+
+
 async def test_view_of_an_upstream_uses_its_servers_own_names(host: Host) -> None:
     await host.show("counter__count")
     await expect(host.view.locator("#tool")).to_have_text("count")
