@@ -14,7 +14,7 @@ import orjson
 
 from gateway.calls import to_json
 from gateway.catalog import Catalog, CatalogEntry, mcp_tool
-from gateway.errors import Forbidden, GatewayError, Invalid
+from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.tools import Permission, Tool
 
 KIND = "discovery"
@@ -65,6 +65,15 @@ def caller_of_tool(tool: Tool) -> str:
     return "call_read" if tool.permission is Permission.READ_ONLY else "call_write"
 
 
+def find_entry(catalog: Catalog, name: str) -> CatalogEntry | None:
+    """Return the entry of a name that a model wrote; None if there is none. A tool that only views may call is refused
+    like one that does not exist."""
+    entry = catalog.get(name)
+    if entry is not None and entry.tool.app_only:
+        raise NotFound(f"no tool is named {name!r}; {SEARCH_NAME} finds tools by what they do", code="UNKNOWN_TOOL")
+    return entry
+
+
 def redirect(
     catalog: Catalog, caller: str, given: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any], GatewayError | None]:
@@ -82,7 +91,10 @@ def redirect(
         arguments = {key: value for key, value in given.items() if key not in ("tool", "arguments")}
     if not isinstance(arguments, dict):
         return name, {}, Invalid(f"{caller}: 'arguments' of {name} must be an object")
-    entry = catalog.get(name)
+    try:
+        entry = find_entry(catalog, name)
+    except NotFound as unknown:
+        return name, arguments, unknown
     if entry is not None:
         needed = caller_of_tool(entry.tool)
         if CALLERS[caller] < CALLERS[needed]:

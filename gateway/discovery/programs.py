@@ -17,7 +17,7 @@ import anyio
 
 from gateway.calls import Call, ClientInfo, Outcome, text_content, to_json
 from gateway.catalog import Catalog
-from gateway.discovery import CATEGORY, RUN_NAME, SEARCH_NAME, argument_names
+from gateway.discovery import CATEGORY, RUN_NAME, SEARCH_NAME, argument_names, find_entry
 from gateway.errors import GatewayError, Invalid, ToolFailed, Unavailable
 from gateway.sandbox import Limits
 from gateway.sandbox.monty import MODULES, FinishedCode, FunctionFailed, Monty
@@ -167,6 +167,7 @@ class _Functions:
             name, arguments = _parse_call(given, named)
         else:
             arguments = self._bind(name, given, named)
+        find_entry(self._request.catalog, name)
         self.count += 1
         if self.count > CALLS_LIMIT:
             raise Invalid(f"the program calls more than {CALLS_LIMIT} tools", code="TOO_MANY_CALLS")

@@ -16,6 +16,7 @@ from gateway.discovery import (
     argument_names,
     caller_of_tool,
     count_tokens,
+    find_entry,
 )
 from gateway.discovery.programs import RUN_TOOLS, ProgramRunner
 from gateway.sandbox.monty import is_installed
@@ -87,12 +88,11 @@ class DiscoverySource:
         if call.target.id == RUN_NAME and self._programs is not None:
             return await self._programs.run(call, catalog)
         if call.target.id == DESCRIBE_NAME:
-            entry = catalog.find(call.arguments["name"])
-            described = describe(entry, catalog.output_schemas)
-            return Outcome(described)
+            name = call.arguments["name"]
+            return Outcome(describe(find_entry(catalog, name) or catalog.find(name), catalog.output_schemas))
         query, limit = call.arguments["query"], int(call.arguments.get("limit", _RESULTS))
         found = await self._search.find(whole, query, limit, catalog)
-        return _answer([summarize(entry) for entry in found], len(catalog))
+        return _answer([summarize(entry) for entry in found if not entry.tool.app_only], len(catalog.for_models))
 
     async def close(self) -> None:
         if self._programs is not None:

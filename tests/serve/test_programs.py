@@ -16,8 +16,9 @@ from journeys.test_approval import Person, choose, decline
 
 from gateway.discovery import DESCRIPTION_LIMIT
 from gateway.discovery.programs import CALLS_LIMIT, RUN_TOOLS
+from gateway.tools import Tool
 
-from .short_lists import ERAS, Lab, call, short_lists
+from .short_lists import ERAS, TEXT, Lab, call, short_lists
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("H7")]
 
@@ -116,6 +117,21 @@ async def test_program_gets_the_same_refusal_for_a_hidden_tool_as_for_an_unknown
             refusals.append(outcome.error.message.replace(name, "NAME").partition("Error: ")[2])
         assert len({text.partition(";")[0] for text in refusals}) == 1 and "UNKNOWN_TOOL" in refusals[0]
         assert not lab.notes.calls and "draw_chart" not in refusals[1]
+
+
+async def test_tool_that_only_views_may_call_does_not_exist_for_models(tmp_path: Path) -> None:
+    meta = {"ui": {"visibility": ["app"]}}
+    hidden = Tool("notes:secret_view", "Secret view.", TEXT, owner="notes", category="upstream", meta=meta)
+    async with short_lists(tmp_path, "code", [hidden]) as lab, lab.connect(ERAS[0]) as client:
+        assert "secret" not in str(lab.list())
+        assert "secret" not in await call(client, "search_tools", query="secret view")
+        for answer in (
+            await call(client, "describe_tool", name="notes__secret_view"),
+            await call(client, "call_dangerous", tool="notes__secret_view"),
+            await run(client, "await notes__secret_view()"),
+        ):
+            assert "UNKNOWN_TOOL: no tool is named 'notes__secret_view'" in answer
+        assert not lab.notes.calls
 
 
 @pytest.mark.parametrize(
