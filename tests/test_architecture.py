@@ -64,8 +64,8 @@ FORBIDDEN = {"serve": {"db", "sources"}, "cli": {"db", "sources", "workspace"}}
 LAZY = {
     "gateway/__init__.py": 1,
     "gateway/app.py": 10,
-    "gateway/cli/browser.py": 1,
-    "gateway/cli/call.py": 2,
+    "gateway/cli/browser.py": 2,
+    "gateway/cli/call.py": 3,
     "gateway/cli/clients.py": 7,
     "gateway/cli/options.py": 1,
     "gateway/cli/serve.py": 7,

@@ -35,17 +35,18 @@ def open_page(page: Page, title: str) -> None:
 
 
 def open_file(path: str, content: bytes) -> None:
-    """Show a file of a workspace: a picture as it is, anything else as a page that runs nothing."""
+    """Show a file of a workspace: a picture as it is, anything else in a view."""
     suffix = PurePosixPath(path).suffix.lower()
     if suffix in _PICTURES:
         _open(content, f"picture{suffix}")
         return
     # Imported here: it imports Pygments and markdown-it, which no other command needs.
     from gateway.render.pages import make_page
+    from gateway.serve.web.inline import read_view
 
     renderer = "document" if suffix in (".md", ".markdown") else "code"
     plan = {"renderer": renderer, "config": {"file": path}, "tool": {"title": PurePosixPath(path).name}}
-    open_page(make_page(plan, content, len(content)), path)
+    open_page(make_page(read_view(renderer), plan, content, len(content)), path)
 
 
 def open_url(url: str) -> None:

@@ -79,6 +79,7 @@ async def _open_page(gateway: Gateway, record: CallRecord) -> None:
     # Imported here: no other command shows pages.
     from gateway.render.pages import make_page
     from gateway.serve.mcp.render_resources import RenderResources, ResourceReader
+    from gateway.serve.web.inline import read_view
 
     if record.render_plan is not None:
         renders = RenderResources(gateway.records, gateway.versions, gateway.executor)
@@ -86,7 +87,7 @@ async def _open_page(gateway: Gateway, record: CallRecord) -> None:
     else:
         shown = json.dumps(KNOWN.mask_value(record.to_dict()), indent=2, ensure_ascii=False, default=str)
         config = {"content": shown, "language": "json"}
-        page = make_page({"renderer": "code", "config": config, "tool": {"title": record.tool_name}})
+        page = make_page(read_view("code"), {"renderer": "code", "config": config, "tool": {"title": record.tool_name}})
     open_page(page, f"{record.tool_name}, call {record.id}")
 
 

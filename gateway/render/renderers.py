@@ -149,7 +149,7 @@ def insert_first(html: str, markup: str) -> str:
 def embed(html: str, element: str, data: Any) -> str:
     """Return `html` with `data` as JSON in a script element of that id, after the declaration of its encoding, which a
     browser looks for at the beginning."""
-    document = to_json(data).decode().translate(_ESCAPES)
+    document = to_json(data).decode().replace("<", "\\u003c")
     markup = f'<script type="application/json" id="{element}">{document}</script>'
     charset = _CHARSET.search(html)
     return insert_first(html, markup) if charset is None else html[: charset.end()] + markup + html[charset.end() :]

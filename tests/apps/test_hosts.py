@@ -108,6 +108,27 @@ async def test_call_that_changes_files_shows_what_it_changed(host: Host) -> None
     await host.client.call_tool("delete_file", {"path": "diff.txt"})
 
 
+async def test_view_as_a_page_shows_its_call_without_a_host(host: Host) -> None:
+    for tool, path, text in (("studio__edit", "a.py", "return '</script><b>x'"), ("studio__document", "a.md", "soft")):
+        result = await host.client.call_tool(tool, {"path": path})
+        uri = f"{(result.meta or {})['dev.toolgate/render']['uri']}/view"
+        [page] = (await host.client.read_resource(uri)).contents
+        rights = (page.meta or {})["dev.toolgate/sandbox"]
+        await host.page.evaluate(
+            """([html, rights]) => {
+                const frame = document.createElement("iframe");
+                frame.setAttribute("sandbox", rights);
+                frame.srcdoc = html;
+                document.body.replaceChildren(frame);
+            }""",
+            [page.text, rights],  # type: ignore[union-attr]
+        )
+        await expect(host.view.locator("body")).to_have_attribute("data-gw-plan-via", "page")
+        await expect(host.view.locator("body")).to_contain_text(text)
+        await host.page.wait_for_timeout(3500)  # a host that says nothing is noticed after three seconds
+        await expect(host.view.locator("body")).to_contain_text(text)
+
+
 async def test_view_of_an_upstream_uses_its_servers_own_names(host: Host) -> None:
     await host.show("counter__count")
     await expect(host.view.locator("#tool")).to_have_text("count")

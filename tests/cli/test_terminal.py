@@ -230,7 +230,7 @@ def test_a_page_of_a_call_or_file_is_shown_in_the_browser(tmp_path: Path) -> Non
     content = "# Title <script>alert(1)</script>"
     assert piped(tmp_path, "tool", "call", "write_file", "path=a.md", f"content={content}").returncode == 0
     page = opened("workspace", "cat", "a.md", "--open")
-    assert "&lt;h1&gt;Title" in page
+    assert r"\u003ch1&gt;Title" in page
     assert '<iframe sandbox="' in page
     assert "allow-same-origin" not in page
     [call] = re.findall(r"^([0-9a-f-]{36})", piped(tmp_path, "call", "list").stdout, re.MULTILINE)

@@ -63,7 +63,7 @@ async def test_an_app_is_written_started_shown_and_ends_with_its_chat(tmp_path: 
             plan = json.loads((await client.read_resource(f"render://{call_id}")).contents[0].text)  # type: ignore[union-attr]
             assert (plan["renderer"], plan["config"]["url"]) == ("frame", url)
             view = (await client.read_resource(f"render://{call_id}/view")).contents[0].text  # type: ignore[union-attr]
-            assert f'<iframe src="{url}"' in view
+            assert f'"url":"{url}"' in view and f"frame-src {plan['config']['origin']}" in view
             assert await get(url) == "<h1>built here</h1>"
             host, port = str(urlsplit(url).hostname), int(urlsplit(url).port or 0)
             assert host.startswith("127.")

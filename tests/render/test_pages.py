@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,18 @@ from hypothesis import strategies as st
 from gateway.calls import Call, Outcome
 from gateway.errors import ToolFailed
 from gateway.render import declare, make_plan
-from gateway.render.pages import FRAME, HIGHLIGHT_LIMIT, LINKS, NO_RIGHTS, SCRIPTS, make_page
+from gateway.render.pages import (
+    FRAME,
+    HIGHLIGHT_LIMIT,
+    LINKS,
+    PLAN_ID,
+    SCRIPTS,
+    Page,
+    choose_view,
+    make_content,
+    make_page,
+)
+from gateway.serve.web.inline import read_view
 from gateway.tools import Renderer, Tool
 
 HOSTILE = [
@@ -32,21 +45,26 @@ RENDERERS = [
     declare("document", {"content": "$return"}),
     declare("frame", {"url": "http://localhost:1/$return"}),
 ]
-TAGS = {
-    *("a", "article", "body", "code", "div", "h1", "head", "header", "html", "iframe", "main", "meta", "p", "pre"),
-    *("span", "strong", "style", "title"),
-    *("blockquote", "br", "em", "h2", "h3", "h4", "h5", "h6", "hr", "img", "li", "ol", "ul"),  # of Markdown
-}
+VIEWS = {name: read_view(name) for name in ("auto", "code", "document", "frame", "html")}
 
 
 class Tags(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.shown: dict[str, Any] = {}
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.found[-1:] == [("script", {"type": "application/json", "id": PLAN_ID})] and not self.shown:
+            self.shown = json.loads(data)
+
+
+def page_of(plan: dict[str, Any], content: bytes | None = None) -> Page:
+    return make_page(VIEWS[choose_view(plan)], plan, content, len(content or b""))
 
 
 def planned(renderer: Renderer, outcome: Outcome, title: str = "Show", **arguments: Any) -> dict[str, Any]:
@@ -54,13 +72,19 @@ def planned(renderer: Renderer, outcome: Outcome, title: str = "Show", **argumen
     return make_plan(renderer, Call(name="a__b", arguments=arguments, tool=tool), outcome).to_dict()
 
 
-def check_harmless(page: str) -> None:
-    tags = Tags(page).found
-    assert {tag for tag, _ in tags} <= TAGS
-    for tag, attributes in tags:
-        assert not [name for name in attributes if name.startswith("on") or name == "srcdoc"], (tag, attributes)
-    [policy] = [str(attributes["content"]) for tag, attributes in tags if tag == "meta" and "http-equiv" in attributes]
-    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+def check_harmless(page: Page, plan: dict[str, Any]) -> dict[str, Any]:
+    """The page is the view and nothing else, with the plan in it unchanged; returns the content."""
+    parsed = Tags(page.html)
+    view = Counter(tag for tag, _ in Tags(VIEWS[choose_view(plan)]).found)
+    assert Counter(tag for tag, _ in parsed.found) == view + Counter(["meta", "script"])
+    assert parsed.shown["plan"] == json.loads(json.dumps(plan))
+    [policy] = [str(each["content"]) for tag, each in parsed.found if tag == "meta" and "http-equiv" in each]
+    assert policy.startswith("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:")
+    content: dict[str, Any] = parsed.shown.get("content", {})
+    tags = Tags(content.get("html", "")).found
+    assert not [tag for tag, _ in tags if tag in ("script", "style", "iframe", "svg", "form", "meta", "object")]
+    assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "srcdoc"]
+    return content
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -68,23 +92,24 @@ def check_harmless(page: str) -> None:
 def test_text_cannot_escape_its_element(renderer: Renderer, text: str) -> None:
     for outcome in (Outcome(text), Outcome(error=ToolFailed(text, code=text, why=text))):
         plan = planned(renderer, outcome, title=text)
-        check_harmless(make_page(plan, text.encode() if "file" in plan["config"] else None, len(text)).html)
+        check_harmless(page_of(plan, text.encode() if "file" in plan["config"] else None), plan)
 
 
 @given(text=st.text(), kind=st.sampled_from(["code", "document"]))
 def test_any_text_makes_a_harmless_page(text: str, kind: str) -> None:
-    check_harmless(make_page(planned(declare(kind, {"content": "$return"}), Outcome(text), title=text)).html)
+    plan = planned(declare(kind, {"content": "$return"}), Outcome(text), title=text)
+    assert check_harmless(page_of(plan), plan).get("text") == plan["config"].get("content")
 
 
 @given(content=st.binary(max_size=200), kind=st.sampled_from(["code", "document"]))
 def test_any_file_makes_a_harmless_page(content: bytes, kind: str) -> None:
     plan = planned(declare(kind, {"file": "a.md"}), Outcome(None))
-    check_harmless(make_page(plan, content, len(content)).html)
+    assert check_harmless(page_of(plan, content), plan)["binary"] == (b"\0" in content)
 
 
 def test_page_sandbox_allows_only_what_its_renderer_needs() -> None:
     shown = {
-        kind: make_page(planned(declare(kind, config), Outcome("x")), content).sandbox
+        kind: page_of(planned(declare(kind, config), Outcome("x")), content).sandbox
         for kind, config, content in (
             ("code", {"content": "$return"}, None),
             ("document", {"content": "$return"}, None),
@@ -92,41 +117,34 @@ def test_page_sandbox_allows_only_what_its_renderer_needs() -> None:
             ("frame", {"port": 3000}, None),
         )
     }
-    assert shown == {"code": NO_RIGHTS, "document": LINKS, "html": SCRIPTS, "frame": FRAME}
-    assert "allow-scripts" not in LINKS
-    assert "allow-same-origin" not in FRAME
-    failed = planned(declare("html", {"artifact": "a.html"}), Outcome(error=ToolFailed("no")))
-    assert make_page(failed, b"<script>").sandbox == NO_RIGHTS
+    assert shown == {"code": SCRIPTS, "document": LINKS, "html": SCRIPTS, "frame": FRAME}
+    assert not [rights for rights in shown.values() if "allow-same-origin" in rights]
+    failed = planned(declare("frame", {"port": 3000}), Outcome(error=ToolFailed("no")))
+    assert page_of(failed).sandbox == SCRIPTS
 
 
 def test_code_over_the_highlight_limit_is_plain() -> None:
     renderer = declare("code", {"content": "$return", "language": "python"})
-    wide = "x=1" + " " * 996
-    short, long, many = (
-        make_page(planned(renderer, Outcome(f"{line}\n" * (length // len(line))))).html
-        for line, length in ((wide, 4000), (wide, HIGHLIGHT_LIMIT + 4000), ("x=1", 4 * HIGHLIGHT_LIMIT))
+    short, long = (
+        make_content(planned(renderer, Outcome("x=1\n" * (length // 4))), None, 0)
+        for length in (4000, HIGHLIGHT_LIMIT + 4000)
     )
-    assert 'class="hl-n"' in short and 'class="hl-n"' not in long
-    assert f'<span id="L1">{wide}</span>\n<span id="L2">{wide}</span>' in long
-    assert 'id="L1"' not in many and "x=1\nx=1\n" in many  # the numbers would make the page too large
+    assert 'class="hl-n"' in short["html"] and (short["language"], short["truncated"]) == ("python", False)
+    assert (long["html"], long["text"]) == ("", "x=1\n" * (HIGHLIGHT_LIMIT // 4 + 1000))
 
 
 @given(st.lists(st.sampled_from(['x = """', "text", '"""', "", "# <b>", "\tif x:"]), min_size=1, max_size=30))
-def test_code_has_a_numbered_line_for_each_line_of_the_text(lines: list[str]) -> None:
+def test_highlighted_code_keeps_every_line_of_the_text(lines: list[str]) -> None:
     text = "\n".join([*lines, "end"])
     renderer = declare("code", {"content": "$return", "language": "python"})
-    page = make_page(planned(renderer, Outcome(text))).html
-    rows = re.findall(r'<span id="L(\d+)">(.*?)</span>(?=\n<span id="L|</code>)', page)
-    assert [number for number, _ in rows] == [str(number) for number in range(1, len(lines) + 2)]
-    shown = [html.unescape(re.sub(r"<[^>]*>", "", row)) for _, row in rows]
-    assert shown == text.split("\n")
-    for _, row in rows:
-        assert row.count("<span") == row.count("</span")
+    shown = make_content(planned(renderer, Outcome(text)), None, 0)["html"]
+    assert html.unescape(re.sub(r"<[^>]*>", "", shown)) == text
+    assert shown.count("<span") == shown.count("</span")
 
 
 def test_every_page_has_the_same_colours_of_text_and_lines() -> None:
-    own = make_page(planned(declare("code", {"content": "x"}), Outcome(""))).html
     root = Path(__file__).parents[2]
+    own = (root / "gateway/serve/web/core/tokens.css").read_text()
     for page in (
         root / "toolsets/data-lab/artifacts/chart.html",
         root / "toolsets/data-lab/artifacts/profile.html",
@@ -134,10 +152,10 @@ def test_every_page_has_the_same_colours_of_text_and_lines() -> None:
     ):
         colours = dict(zip(("ink", "quiet"), ("ink", "ink-3"), strict=True))
         for theirs, ours in colours.items():
-            expected = re.findall(rf"--{ours}: (#\w+);", own)
-            assert re.findall(rf"--{theirs}: (#\w+);", page.read_text()) == expected, (page.name, theirs)
+            [expected] = re.findall(rf"--{ours}: light-dark\((#\w+), (#\w+)\);", own)
+            assert tuple(re.findall(rf"--{theirs}: (#\w+);", page.read_text())) == expected, (page.name, theirs)
 
 
 def test_plan_of_unknown_shape_still_makes_a_page() -> None:
     for plan in ({}, {"truncated": True, "bytes": 1}, {"renderer": "hologram", "config": {}}):
-        check_harmless(make_page(plan).html)
+        check_harmless(page_of(plan), plan)

@@ -135,27 +135,24 @@ async def staged(place: Path, era: Any, **settings: Any) -> AsyncIterator[Stage]
 
 
 class Outline(HTMLParser):
-    """The tags of a page in order, with their attributes, and the text outside of scripts and styles."""
+    """The tags of a page in order, with their attributes, its scripts, and the plan and content that a view shows."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
         self.scripts: list[str] = []
         self.feed(page)
+        self.shown: dict[str, Any] = json.loads(self.scripts[0]) if "toolgate-plan" in page else {}
+        self.content: dict[str, Any] = self.shown.get("content", {})
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
 
     def handle_data(self, data: str) -> None:
-        last = self.tags[-1][0] if self.tags else ""
-        if last == "script":
-            self.scripts.append(data)
-        elif last != "style":
-            self.text += data
-
-    def first(self, tag: str) -> dict[str, str | None]:
-        return next(attributes for found, attributes in self.tags if found == tag)
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
 
     @property
     def policy(self) -> str:
@@ -163,7 +160,7 @@ class Outline(HTMLParser):
 
     @property
     def loads_nothing(self) -> bool:
-        return "script" not in dict(self.tags) and self.policy.startswith("default-src 'none'")
+        return len(self.scripts) == 2 and self.policy.startswith("default-src 'none'")
 
 
 async def test_a_result_links_to_its_plan_and_keeps_all_it_had(stage: Stage) -> None:
@@ -198,8 +195,8 @@ async def test_an_error_links_to_its_plan_and_is_shown_plainly(stage: Stage) -> 
     assert (await stage.plan(link.uri))["error"]["message"] == "the <b>data</b> is gone"
     page, sandbox = await stage.view(link.uri)
     outline = Outline(page)
-    assert "EXECUTION_ERROR" in outline.text and "the <b>data</b> is gone" in outline.text
-    assert (sandbox, outline.loads_nothing) == ("", True)
+    assert outline.shown["plan"]["error"]["message"] == "the <b>data</b> is gone"
+    assert (sandbox, outline.loads_nothing) == ("allow-scripts", True)
 
 
 async def test_tool_without_a_renderer_has_no_link_and_no_renderer_in_its_definition(stage: Stage) -> None:
@@ -223,11 +220,9 @@ async def test_code_is_highlighted(stage: Stage) -> None:
     uri = await stage.uri("code", give={"code": f"x = '{BREAKOUT}'"})
     page, sandbox = await stage.view(uri)
     outline = Outline(page)
-    assert f"x = '{BREAKOUT}'" in outline.text
-    assert {"class": "hl-n"} in [attributes for tag, attributes in outline.tags if tag == "span"]
-    assert (sandbox, outline.loads_nothing) == ("", True)
-    assert "prefers-color-scheme: dark" in page
-    assert "http" not in page.replace("http-equiv", "")
+    assert outline.content["text"] == f"x = '{BREAKOUT}'"
+    assert '<span class="hl-n">x</span>' in outline.content["html"] and "<script" not in outline.content["html"]
+    assert (sandbox, outline.loads_nothing) == ("allow-scripts", True)
 
 
 async def test_a_file_is_shown_as_the_call_left_it(stage: Stage) -> None:
@@ -235,25 +230,26 @@ async def test_a_file_is_shown_as_the_call_left_it(stage: Stage) -> None:
     second = await stage.uri("file", path="a.py", write="def second(): ...")
     (stage.studio.files / "a.py").write_text("def by_hand(): ...")
     shown = [Outline((await stage.view(uri))[0]) for uri in (first, second)]
-    assert ["first" in one.text and "a.py" in one.text for one in shown] == [True, False]
-    assert ["second" in one.text for one in shown] == [False, True]
+    assert [one.content["text"] for one in shown] == ["def first(): ...", "def second(): ..."]
+    assert [one.shown["plan"]["config"]["file"] for one in shown] == ["a.py", "a.py"]
 
 
 async def test_a_large_or_binary_file_is_shown_as_far_as_it_can_be(stage: Stage) -> None:
     large = Outline((await stage.view(await stage.uri("file", path="big.py", write="öx = [1]\n" * SPAN_LIMIT)))[0])
-    assert f"the whole has {10 * SPAN_LIMIT} bytes" in large.text
-    assert large.text.count("öx = [1]") == FILE_LIMIT // 10 and "\ufffd" not in large.text
-    binary = await stage.uri("file", path="a.bin", write="\0\1\2")
-    assert "a.bin is not text; it has 3 bytes" in Outline((await stage.view(binary))[0]).text
+    assert (large.content["size"], large.content["truncated"]) == (10 * SPAN_LIMIT, True)
+    assert large.content["text"].count("öx = [1]") == FILE_LIMIT // 10 and "\ufffd" not in large.content["text"]
+    binary = Outline((await stage.view(await stage.uri("file", path="a.bin", write="\0\1\2")))[0])
+    assert (binary.content["binary"], binary.content["size"], binary.content["text"]) == (True, 3, "")
 
 
 async def test_a_document_is_shown_as_html_that_runs_nothing(stage: Stage) -> None:
     text = f"# Title\n\n*soft* <img src=x onerror=alert(1)> [link](javascript:alert(1))\n\n{BREAKOUT}\n"
     page, sandbox = await stage.view(await stage.uri("document", give={"text": text}))
     outline = Outline(page)
-    assert ("em", {}) in outline.tags and "Title" in outline.text
-    assert "allow-scripts" not in sandbox and outline.loads_nothing
-    assert not [attributes for _, attributes in outline.tags if {"onerror", "href"} & attributes.keys()]
+    shown = Outline(outline.content["html"])
+    assert ("em", {}) in shown.tags and ("h1", {}) in shown.tags and not shown.scripts
+    assert sandbox == "allow-scripts allow-popups allow-popups-to-escape-sandbox" and outline.loads_nothing
+    assert not [attributes for _, attributes in shown.tags if {"onerror", "href"} & attributes.keys()]
 
 
 async def test_data_reaches_its_artifact_and_cannot_break_out(stage: Stage) -> None:
@@ -272,9 +268,7 @@ async def test_a_frame_is_sandboxed_and_may_load_its_origin_alone(stage: Stage) 
     url = 'http://localhost:3000/a?b="><script>alert(1)</script>&c=1'
     page, sandbox = await stage.view(await stage.uri("frame", give={"url": url}))
     outline = Outline(page)
-    frame = outline.first("iframe")
-    assert (frame["src"], frame["sandbox"]) == (url, "allow-scripts allow-forms allow-popups")
-    assert sandbox == frame["sandbox"]
+    assert (outline.shown["plan"]["config"]["url"], sandbox) == (url, "allow-scripts allow-forms allow-popups")
     assert outline.policy.endswith("; frame-src http://localhost:3000")
     assert outline.loads_nothing
 
@@ -284,21 +278,21 @@ async def test_a_frame_is_sandboxed_and_may_load_its_origin_alone(stage: Stage) 
 
 async def test_data_that_cannot_be_shown_says_why(stage: Stage) -> None:
     page, _ = await stage.view(await stage.uri("frame", give={"url": "https://elsewhere.example/"}))
-    assert "is on another machine" in Outline(page).text
+    assert "is on another machine" in Outline(page).shown["plan"]["error"]["message"]
 
 
 async def test_too_large_data_is_reported_and_not_shown_in_part(stage: Stage) -> None:
     uri = await stage.uri("html", give={"rows": ["x" * 1000] * 1000})
     assert [cut["at"] for cut in (await stage.plan(uri))["truncated"]] == ["config.data", "input.give"]
     page, _ = await stage.view(uri)
-    assert "too many to be shown" in Outline(page).text and "Mine" not in page
+    assert Outline(page).shown["plan"]["config"]["data"] is None and "Mine" not in page
     cut, _ = await stage.view(await stage.uri("code", give={"code": "y" * 1024 * 1024}))
-    assert "Only the beginning is shown" in Outline(cut).text
+    assert Outline(cut).content["truncated"] is True
 
 
 async def test_nothing_to_show_is_a_page_too(stage: Stage) -> None:
     for uri in (await stage.uri("code", give={"code": ""}), await stage.uri("document", give={})):
-        assert "It is empty." in Outline((await stage.view(uri))[0]).text
+        assert Outline((await stage.view(uri))[0]).content["text"] == ""
 
 
 async def test_a_page_of_a_toolset_that_is_gone_missing_or_a_link_is_not_found(stage: Stage, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from gateway.catalog import RENDERER
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.executor import Executor
 from gateway.serve.mcp.uris import SPAN_LIMIT, FileAddress, RenderAddress, Span, parse, render_uri
+from gateway.serve.web.inline import read_view
 from gateway.tools import READ_RENDER, READ_RESOURCE, Tool
 from gateway.workspace.os_errors import is_directory, is_link
 from gateway.workspace.paths import Root
@@ -398,9 +399,12 @@ def read_artifact(home: Path, path: str) -> ContentSlice:
 
 def _make_page(plan: Mapping[str, Any], content_slice: ContentSlice | None) -> Page:
     # Imported here, in a thread: it imports Pygments and markdown-it, which would delay the start.
-    from gateway.render.pages import make_page
+    from gateway.render.pages import choose_view, make_page
 
-    return make_page(plan) if content_slice is None else make_page(plan, content_slice.content, content_slice.size)
+    view, call_id = read_view(choose_view(plan)), plan.get("call", {}).get("id", "")
+    if content_slice is None:
+        return make_page(view, plan, uri=render_uri(call_id))
+    return make_page(view, plan, content_slice.content, content_slice.size, render_uri(call_id))
 
 
 def _make_content(

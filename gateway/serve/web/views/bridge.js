@@ -69,7 +69,7 @@ export class Host {
     const embedded = readEmbedded("toolgate-plan");
     if (embedded) this._show(embedded, "page");
     if (window.parent === window) return;
-    const silence = setTimeout(() => this._resolve(null), SILENCE);
+    if (!embedded) setTimeout(() => this._resolve(null), SILENCE);
     const answer = await this.request("ui/initialize", {
       protocolVersion: "2026-01-26",
       appInfo: { name: `toolgate-${this.name}`, version: "1.0.0" },
@@ -79,7 +79,6 @@ export class Host {
     this._changeContext(answer.hostContext ?? {});
     this._notify("ui/notifications/initialized", {});
     this._watchSize();
-    if (embedded) clearTimeout(silence);
   }
 
   /** @param {string} method @param {Record<string, any>} params @returns {Promise<any>} */
