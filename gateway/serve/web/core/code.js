@@ -7,6 +7,8 @@ import { icon } from "./icons.js";
 export const HIGHLIGHT_LIMIT = 64 * 1024;
 /** Lines above which the rest is not drawn before somebody asks. */
 const DRAWN_LINES = 5000;
+/** Lines above which the browser lays out only those in sight; the width of the others is estimated. */
+const LONG = 300;
 
 /**
  * @typedef {object} CodeOptions
@@ -34,6 +36,11 @@ export function codeBlock({ text = "", html, language, startLine = 1, maxLines, 
   const digits = Math.max(2, String(startLine + lines.length).length);
   const name = label ?? (language && language !== "auto" ? `Code, ${language}` : "Code");
   const style = { "--digits": digits, "--start": startLine - 1 };
+  if (lines.length > LONG) {
+    const longest = splitLines(text).reduce((most, line) => Math.max(most, line.length), 0);
+    body.classList.add("code__body--long");
+    body.style.setProperty("--width", `calc(${Math.min(longest, 5000) + digits}ch + 48px)`);
+  }
   const pre = h("pre", { class: "code__lines", tabindex: 0, role: "region", "aria-label": name, style }, body);
   if (onLine) pre.addEventListener("click", (event) => clickLine(event, pre, onLine));
   const block = h("div", { class: "code" }, pre);
