@@ -14,11 +14,13 @@ from urllib.parse import quote
 import anyio
 import pytest
 from amounts import amount
-from browser import PATIENCE, find_violations, open_browser, open_page
+from browser import find_violations, open_page
 from journeys.clients import call, over_http, value
 from journeys.wire import HANDSHAKE, MODERN
 from playwright.async_api import Browser, Locator, Page, expect
 from rest.conftest import Rest, serve
+
+from .payloads import PAYLOADS, assert_inert
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("T8")]
 
@@ -49,21 +51,6 @@ tools:
     input_schema: {type: object, properties: {}}
 """
 SCRIPT = "<script>window.hacked = 1</script>"
-PAYLOADS = [
-    SCRIPT,
-    '"><img src=x onerror=window.hacked=1>',
-    "'><svg onload=window.hacked=1>",
-    "javascript:window.hacked=1",
-    "</textarea><script>window.hacked=1</script>",
-    "{{constructor.constructor('window.hacked=1')()}}",
-    "<iframe srcdoc='<script>parent.hacked=1</script>'>",
-    "<b onmouseover=window.hacked=1>txt.exe",
-]
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +62,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
             archive.writestr("artifacts/page.html", ARTIFACT)
         rest.ok("POST", "/api/toolsets/import", files={"file": ("lab.zip", packed.getvalue(), "application/zip")})
         yield rest
-
-
-@pytest.fixture(scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    expect.set_options(timeout=PATIENCE)
-    async with open_browser() as opened:
-        yield opened
 
 
 @asynccontextmanager
@@ -276,23 +256,48 @@ async def test_workspace_takes_uploads_and_dropped_files_and_offers_downloads(br
             assert sorted(archive.namelist()) == ["docs/a.md", "docs/b.txt", "docs/c.txt"]
 
 
-async def test_hostile_names_contents_chats_and_arguments_are_shown_as_text(browser: Browser, gateway: Rest) -> None:
+async def test_hostile_chats_names_and_arguments_are_shown_as_text(browser: Browser, gateway: Rest) -> None:
+    hostile = [text for text in PAYLOADS if text.isprintable()][::25]
     async with over_http(gateway.gateway.url, MODERN) as client:
-        for number, text in enumerate(PAYLOADS):
-            name = text.replace("/", "∕")
-            await call(client, "write_file", {"path": f"{number}{name}.md", "content": text}, text)
+        for text in hostile:
+            await call(client, "write_file", {"path": f"{text.replace('/', '∕')}.txt", "content": text}, text)
             await call(client, text, {text: text}, text)
     async with open_console(browser, gateway, "/console/chats") as page:
-        for text in PAYLOADS:
+        for text in hostile:
             await page.goto(f"/console/calls?chat={quote(text, safe='')}&kind=all")
             await expect(page.get_by_test_id("calls.chip")).to_contain_text("Chat: ")
             await page.get_by_test_id("calls.row").last.click()
-            await expect(page.locator(".call-arguments")).to_contain_text(text[-20:])
+            await expect(page.locator(".call-arguments")).to_contain_text(json.dumps(text)[-20:-1])
             await page.get_by_test_id("call.chat").click()
             await page.get_by_test_id("workspace.tree.row").click()
-            await page.locator("[data-key='source']").click()
             await expect(page.locator(".code__body")).to_contain_text(text)
-            assert await page.evaluate("window.hacked") is None
+            await assert_inert(page, text)
+
+
+async def test_hostile_corpus_is_inert_as_names_document_and_arguments(browser: Browser, gateway: Rest) -> None:
+    async with over_http(gateway.gateway.url, MODERN) as client:
+        await call(client, "write_file", {"path": "all.md", "content": "\n\n".join(PAYLOADS)}, "corpus")
+        await call(client, "nothing", {text: [text, {text: text}] for text in PAYLOADS}, "corpus")
+    [folder] = [path.parent for path in (gateway.data / "chats").rglob("all.md")]
+    names = {text.replace("/", "∕").replace("\0", "")[:60] for text in PAYLOADS}
+    for name in names:
+        (folder / f"x{name}").write_bytes(name.encode())
+    # Pictures of the document are looked for beside it, and nowhere else.
+    async with open_console(browser, gateway, "/console/chats/corpus/files/all.md", refused=404) as page:
+        await expect(page.locator("article")).to_contain_text("window.hacked")
+        tree = page.get_by_test_id("workspace.tree")
+        await tree.focus()
+        for key in ("End", "Home"):
+            await page.keyboard.press(key)
+            await expect(page.get_by_test_id("workspace.tree.row").filter(has_text="hacked").first).to_be_visible()
+        await expect(tree.locator("[aria-posinset='1']")).to_have_attribute("aria-setsize", str(len(names) + 1))
+        await page.goto("/console/chats/corpus/files/all.md?show=source")
+        await expect(page.locator(".code__body")).to_contain_text("window.hacked")
+        await assert_inert(page, "source")
+        await page.goto("/console/calls?chat=corpus")
+        await page.get_by_test_id("calls.row").first.click()
+        await expect(page.locator(".call-arguments")).to_contain_text("window.hacked")
+        await assert_inert(page, "arguments")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (360, "light")])

@@ -157,7 +157,12 @@ def test_rest_key_sees_and_does_what_its_role_allows(keyed: tuple[Rest, dict[str
         assert {call["principal"] for call in reader.ok("GET", "/api/calls")["items"]} <= {"reader"}
     with Rest(rest.gateway, rest.data, secrets["writer"]) as writer:
         writer.ok("PUT", f"/api/chats/{chat}/files/a", 201, content=b"x")
-        assert rest.refused("GET", f"/api/chats/{chat}/files/a", 403)["code"] == "CHAT_FORBIDDEN"
+        for kind in ("files", "preview"):
+            assert rest.refused("GET", f"/api/chats/{chat}/{kind}/a", 403)["code"] == "CHAT_FORBIDDEN"
+        [written, *_] = writer.ok("GET", "/api/calls")["items"]
+    with Rest(rest.gateway, rest.data, secrets["reader"]) as reader:
+        for path in ("", "/steps", "/view"):
+            assert reader.refused("GET", f"/api/calls/{written['id']}{path}", 404)["code"] == "UNKNOWN_CALL"
     with Rest(rest.gateway, rest.data, secrets["operator"]) as operator:
         keys = operator.ok("GET", "/api/keys?limit=1000")["items"]
         assert all("digest" not in key and "secret" not in key for key in keys)

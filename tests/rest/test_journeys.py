@@ -411,6 +411,32 @@ def test_rest_call_events_tell_of_calls_of_every_process(rest: Rest, chat: str) 
     assert "args" not in call
 
 
+def test_rest_steps_of_a_call_are_measured_while_calls_are_followed(rest: Rest, chat: str) -> None:
+    def steps(path: str) -> tuple[bool, dict[str, Any]]:
+        rest.post("/api/tools/read_file/invoke", json={"args": {"path": path}, "chat": chat})
+        [call, *_] = rest.ok("GET", f"/api/calls?chat={chat}")["items"]
+        found = rest.ok("GET", f"/api/calls/{call['id']}/steps")
+        return found["measured"], {step["name"]: step for step in found["steps"]}
+
+    with rest.stream("GET", "/api/calls/events", params={"chat": chat}) as response:
+        lines = response.iter_lines()  # kept: without it the response is closed
+        assert next(lines) == "event: ready"
+        measured, denied = steps("secret/a.txt")
+        assert measured
+        assert [name for name, step in denied.items() if step["failed"]] == ["Approval"]
+        assert denied["read_file"]["duration_ms"] is None
+        assert denied["Validation"]["duration_ms"] >= 0
+        _, missing = steps("missing.txt")
+        assert missing["read_file"]["failed"]
+        assert missing["read_file"]["start_ms"] >= missing["Approval"]["start_ms"] > 0
+
+    def is_measured_no_more() -> bool:
+        measured, unmeasured = steps("missing.txt")
+        return not measured and {step["duration_ms"] for step in unmeasured.values()} == {None}
+
+    eventually(is_measured_no_more)
+
+
 def test_rest_preview_is_safe_html_of_code_and_documents(rest: Rest, chat: str) -> None:
     hostile = b"<script>alert(1)</script>"
     for name, content in {

@@ -360,7 +360,7 @@ async function renderCall(context) {
       place.hidden = false;
       replace(place, panel("Approval", items.map((approval) => list([
         ["Asked", h("span", {}, formatTime(approval.created_at), `, ${approval.reason}`)],
-        ["Answer", `${approval.status}${approval.decided_by ? ` by ${approval.decided_by}` : ""}${approval.decided_at ? ` at ${formatTime(approval.decided_at)}` : ""}${approval.scope ? `, ${approval.scope}` : ""}`],
+        ["Answer", `${approval.status === "used" ? "allowed" : approval.status}${approval.decided_by ? ` by ${approval.decided_by}` : ""}${approval.decided_at ? ` at ${formatTime(approval.decided_at)}` : ""}${approval.scope ? `, ${approval.scope}` : ""}`],
         ...(approval.edited_args ? [["Changed", documentBlock(approval.edited_args, "Changed arguments")]] : []),
         ["Question", h("a", {class: "mono", href: `/console/approvals/${approval.id}`, "data-testid": "call.approval"}, approval.id.slice(0, 18))],
       ]))));

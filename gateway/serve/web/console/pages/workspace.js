@@ -224,7 +224,7 @@ async function renderChat(context) {
     const mark = (version) => (version.id === a ? "A" : version.id === b ? "B" : "");
     const draw = (version) => [
       h("span", {class: "version__line"}, h("span", {class: version.tool ? "version__name mono" : "version__name", title: nameOf(version)}, nameOf(version)), mark(version) ? h("span", {class: `version__mark version__mark--${mark(version)}`}, mark(version)) : null),
-      h("span", {class: "version__line meta"}, h("time", {title: formatExactTime(version.created)}, formatTime(version.created)), fileCounts(version.changes), version.head ? h("span", {class: "badge badge--ok"}, "current") : version.source === "branch" && version.message ? h("span", {class: "badge", title: version.message}, icon("branch"), shorten(version.message, 16)) : null),
+      h("span", {class: "version__line meta"}, h("time", {title: formatExactTime(version.created)}, formatTime(version.created)), fileCounts(version.changes), version.head ? h("span", {class: "badge badge--ok"}, "current") : version.source === "branch" && version.source_ref ? h("span", {class: "badge", title: version.source_ref}, icon("branch"), shorten(version.source_ref, 16)) : null),
     ];
     const pick = (version) => (event) => {
       if (event.shiftKey && chosen && chosen.id !== version.id) navigate(compareUrl(chosen, version));
