@@ -29,6 +29,8 @@ ANSWER_TOKENS = 1150
 _RESULTS, _MOST_RESULTS = 8, 20
 # Characters of the description and of the signature of a tool in it.
 _SUMMARY, _SIGNATURE = 160, 200
+# Fields of its result.
+_FIELDS = 12
 
 SEARCH_TOOLS = Tool(
     SEARCH_NAME,
@@ -92,7 +94,9 @@ class DiscoverySource:
             return Outcome(describe(find_entry(catalog, name) or catalog.find(name), catalog.output_schemas))
         query, limit = call.arguments["query"], int(call.arguments.get("limit", _RESULTS))
         found = await self._search.find(whole, query, limit, catalog)
-        return _answer([summarize(entry) for entry in found if not entry.tool.app_only], len(catalog.for_models))
+        programs = catalog.lists.mode == "code"
+        lines = [summarize(entry, programs) for entry in found if not entry.tool.app_only]
+        return _answer(lines, len(catalog.for_models))
 
     async def close(self) -> None:
         if self._programs is not None:
@@ -114,11 +118,13 @@ def describe(entry: CatalogEntry, output_schemas: bool) -> dict[str, Any]:
     return {**{key: shape[key] for key in kept if key in shape}, "call": caller_of_tool(entry.tool)}
 
 
-def summarize(entry: CatalogEntry) -> str:
-    """Return a tool on one line: how it is called, and what it does."""
+def summarize(entry: CatalogEntry, programs: bool = False) -> str:
+    """Return a tool on one line: how it is called, for programs also the fields of its result, and what it does."""
     text = " ".join(entry.tool.description[: 4 * _SUMMARY].split()) or entry.tool.title or ""
     text = text if len(text) <= _SUMMARY else f"{text[: _SUMMARY - 1]}…"
-    return f"{entry.name}({sign(entry.tool.input_schema)}) [{caller_of_tool(entry.tool)}] {text}"
+    fields = argument_names(entry.tool.output_schema or {}) if programs else []
+    result = f" -> {{{', '.join(fields[:_FIELDS])}{', …' if len(fields) > _FIELDS else ''}}}" if fields else ""
+    return f"{entry.name}({sign(entry.tool.input_schema)}){result} [{caller_of_tool(entry.tool)}] {text}"
 
 
 def sign(schema: Mapping[str, Any]) -> str:

@@ -55,6 +55,8 @@ print("read", one["text"])
         caught = "try:\n    await notes__break_note()\nexcept RuntimeError as error:\n    print(error)"
         assert await run(client, caught) == "BROKEN: it broke"
         assert await run(client, "None") == "The program returned nothing."
+        found = await call(client, "search_tools", query="read_file", limit=1)
+        assert ") -> {content, size, modified, truncated, offset, nextOffset, totalLines} [call_read] " in found
 
 
 @pytest.mark.parametrize("era", ERAS)
