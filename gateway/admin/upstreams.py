@@ -186,7 +186,12 @@ async def probe_upstreams(
     """Probe one server, or every one that is on; each name with the result or the reason why it did not answer."""
     setup = await load_setup(gateway)
     specs = [setup.get(name)] if name else [spec for spec in setup.specs.values() if spec.settings.enabled]
-    return await probe_all(setup, specs, step)
+    results = await probe_all(setup, specs, step)
+    for probed, result in results:
+        upstream = gateway.upstreams.by_name.get(probed)
+        if upstream is not None and isinstance(result, ProbeResult):
+            await upstream.load_cached()  # its own listing is older, and would release what is held since
+    return results
 
 
 async def forget_history(gateway: Gateway, name: str) -> None:

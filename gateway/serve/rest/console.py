@@ -195,8 +195,9 @@ class EventStreams:
     async def follow_events(self, request: RestRequest) -> object:
         """Follow what happens
 
-        The events are `approvals`, with the number of those that wait for a person, and `calls`, when a call began or
-        ended. Each comes once at the beginning; get /api/approvals or /api/calls for what it is about.
+        The events are `approvals`, with the number of those that wait for a person, `calls`, when a call began or
+        ended, and `tools`, when the tools changed. Each comes once at the beginning; get /api/approvals, /api/calls or
+        /api/tools for what it is about.
         """
         if request.scope["method"] == "HEAD":
             return Response(media_type=_MEDIA, headers=_HEADERS)
@@ -229,9 +230,11 @@ async def _read_state(request: RestRequest) -> dict[str, tuple[Any, dict[str, An
     own = None if request.principal.admin else request.principal.id
     waiting = await approvals.list_approvals(request.gateway, waiting=True, limit=_COUNTED, principal=own)
     recent = await calls.list_calls(request.gateway, principal=own, limit=_RECENT, documents=False)
+    catalog = request.gateway.catalog
     return {
         "approvals": ([record.id for record in waiting], {"waiting": len(waiting)}),
         "calls": ([(call["id"], call["status"]) for call in recent], {"newest": recent[0]["id"] if recent else None}),
+        "tools": (id(catalog), {"tools": len(catalog.for_principal(request.principal.access))}),
     }
 
 

@@ -44,8 +44,9 @@ export function parseUnified(text) {
     if (start) {
       const sizes = /^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))?/.exec(line) ?? [];
       [oldLeft, newLeft] = [Number(sizes[1] ?? 1), Number(sizes[2] ?? 1)];
+      const opened = file ?? open("");
       hunk = { oldStart: Number(start[1]), newStart: Number(start[2]), lines: [] };
-      (file ?? open("")).hunks.push(hunk);
+      opened.hunks.push(hunk);
     } else if (line.startsWith("diff --git ")) {
       open(/ b\/(.*?)"?$/.exec(line)?.[1] ?? "");
     } else {
