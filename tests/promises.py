@@ -48,7 +48,11 @@ PROMISES: dict[str, Promise] = {
         "partly",
         "all of it over REST; the MCP tools manage toolsets, tools, categories and servers, and no workspaces or keys",
     ),
-    "T8": Promise("A web console, and the same viewers inside any MCP Apps host."),
+    "T8": Promise(
+        "A web console, and the same viewers inside any MCP Apps host.",
+        "partly",
+        "the views, and the pages Home, Approvals, Calls, Workspace and Access; the pages of the catalog come next",
+    ),
     "T9": Promise(
         "The app-builder toolset ships, works from Claude Desktop's settings, and starts and shows what it builds.",
         "built",
@@ -98,8 +102,7 @@ PROMISES: dict[str, Promise] = {
     "C4": Promise("git, tests, formatting and packages as tools.", "built"),
     "C5": Promise(
         "A person decides on dangerous calls, in every protocol era, and may edit the arguments.",
-        "partly",
-        "by form, queue, REST, terminal and callback; a page to approve at comes with the console",
+        "built",
     ),
     "C6": Promise(
         "Results are {ok, value} or {ok: false, error: {code, message, details}}, on every surface.", "built"

@@ -68,6 +68,9 @@ def test_shipped_toolset_is_installed_by_its_name_after_pip_install(wheel: Path,
     elsewhere.mkdir()
     where = run(python, "-c", "import gateway, covalt_toolset; print(gateway.__file__)", cwd=elsewhere)
     assert where.startswith(str(packages))
+    listing = "from gateway.serve.web.static import load_files; print(*load_files().contents)"
+    console = run(python, "-c", listing, cwd=elsewhere).split()
+    assert {"console/main.js", "console/shell.css", "console/pages/approvals.js", "core/dom.js"} <= {*console}
     toolgate = tmp_path / "venv/bin/toolgate"
     installed = json.loads(
         run(toolgate, "toolset", "install", "app-builder", "--json", "--data-dir", "data", cwd=elsewhere)

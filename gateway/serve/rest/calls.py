@@ -215,8 +215,8 @@ class ChangedDecision(AnswerModel):
 
 
 class SimulationInfo(AnswerModel):
-    """How the calls are decided `now`, and would be `then`. Principals of `unknown_roles` have no key that names their
-    role; their calls are decided about without one."""
+    """Decisions on the calls as they are `now`, and would be `then`. Principals of `unknown_roles` have no key that
+    names their role; their calls are decided about without one."""
 
     calls: int
     skipped: SkippedCalls

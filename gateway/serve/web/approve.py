@@ -149,7 +149,7 @@ def _show_changes(changes: str) -> str:
 
 def _mark_lines(lines: Iterable[str]) -> Iterable[str]:
     for line in lines:
-        kind = {"+": "add", "-": "del"}.get(line[:1])
+        kind = None if line.startswith(("+++ ", "--- ")) else {"+": "add", "-": "del"}.get(line[:1])
         yield f'<span class="{kind}">{escape(line)}</span>' if kind else f"{escape(line)}\n"
 
 

@@ -14,8 +14,19 @@ export const live = {
   /** Approvals that wait. */
   waiting: 0,
 
+  /** Follow events while the page is in sight: a browser opens only six connections to a host, for all its tabs. */
   start() {
-    api.stream("/api/events", receive, {onState: setState});
+    let close = null;
+    const follow = () => {
+      const wanted = !document.hidden || live.notifies;
+      if (wanted && !close) close = api.stream("/api/events", receive, {onState: setState});
+      if (!wanted && close) {
+        close();
+        close = null;
+      }
+    };
+    document.addEventListener("visibilitychange", follow);
+    follow();
   },
 
   /** Call `listener(event)` after every event, and with null when the state changed. Returns a function that ends it. */

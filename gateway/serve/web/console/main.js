@@ -40,13 +40,19 @@ let current = null;
 let turn = 0;
 
 async function start() {
+  const wait = h("main", {class: "console-wait"});
+  const timer = setTimeout(() => drawSkeleton(wait), SKELETON_MS); // the gateway loads its REST surface with the first request
+  document.body.append(wait);
   try {
     session = await api.get("/api/me");
   } catch (error) {
     if (!(error instanceof ApiError) || error.status === 401) return;
-    document.body.append(h("main", {class: "console-main"}, errorBanner(error, () => location.reload())));
+    replace(wait, errorBanner(error, () => location.reload()));
     return;
+  } finally {
+    clearTimeout(timer);
   }
+  wait.remove();
   navigate = startRouter(show);
   drawFrame();
   live.start();
