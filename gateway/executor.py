@@ -33,7 +33,7 @@ class Executor:
         self._pipelines: dict[str, Proceed] = {}  # by public name
         self._listeners: list[Listener] = []
         self.step_times = StepTimes()
-        self._measuring = 0
+        self.measuring = 0  # how many want the steps of calls measured
         self._active = 0
         self._idle: anyio.Event | None = None
 
@@ -107,12 +107,12 @@ class Executor:
     @contextmanager
     def measure(self) -> Iterator[None]:
         """Measure the steps of calls that begin meanwhile, for `step_times`."""
-        self._measuring += 1
+        self.measuring += 1
         self._pipelines.clear()
         try:
             yield
         finally:
-            self._measuring -= 1
+            self.measuring -= 1
             self._pipelines.clear()
 
     async def idle(self) -> None:
@@ -134,7 +134,7 @@ class Executor:
         """The tool's plan, then its source; made at its first call."""
         steps = self.plan(entry.tool)
         run: Proceed = entry.source.call_tool
-        if self._measuring:
+        if self.measuring:
             steps, run = self.step_times.measure(steps, run)
         pipeline = build(steps, run)
         self._pipelines[entry.name] = pipeline

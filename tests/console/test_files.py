@@ -139,6 +139,9 @@ async def test_call_page_shows_files_timeline_and_what_to_do_next(browser: Brows
         await page.go_back()
         await expect(page.locator(".diff__del")).to_contain_text("one")
         assert page.url.endswith("?tab=files")
+        await page.get_by_test_id("call.version").first.click()
+        await expect(page.locator(".files-head h2")).to_have_text("Change")
+        await expect(page.locator(".diff__add")).to_contain_text("one")
 
 
 async def test_call_view_is_a_page_of_an_origin_of_its_own(browser: Browser, gateway: Rest) -> None:

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from gateway.admin import approvals, calls, policy
 from gateway.approval.flow import Notify
 from gateway.calls import Call, Progress, check_chat, to_json
-from gateway.errors import GatewayError, Invalid, NotFound
+from gateway.errors import GatewayError, Invalid, NotFound, Unavailable
 from gateway.serve.mcp.event_streams import (
     PING,
     PING_SECONDS,
@@ -46,6 +46,7 @@ _EVENT_BYTES = SESSION_BYTES // 4
 # A stream of calls ends after so many seconds, so that its reader is authenticated again.
 _WATCH_SECONDS = 600
 _WATCH_INTERVAL = 1.0
+_STREAMS = 100
 # The latest calls that are compared with those a second ago, and older ones that have not ended.
 _WATCHED = 500
 _OLD_OPEN = 20
@@ -263,6 +264,8 @@ async def watch_calls(request: RestRequest, query: CallQuery) -> object:
     """
     if request.scope["method"] == "HEAD":
         return Response(media_type=_MEDIA, headers=_HEADERS)
+    if request.gateway.executor.measuring >= _STREAMS:
+        raise Unavailable(f"{_STREAMS} browsers follow calls already; close some", code="TOO_MANY_STREAMS")
     events = _measure_calls(request, _follow_calls(request, query.filters(_own(request))))
     return StreamingResponse(events, media_type=_MEDIA, headers=_HEADERS)
 

@@ -15,6 +15,7 @@ import {renderParts} from "../subpages.js";
 const FOLDER_PAGE = 1000;
 const MOST_FILES = 20_000;
 const VERSIONS = 100;
+const MOST_PAGES = 20;
 const EDIT_BYTES = 1024 * 1024;
 const SOURCES = {user_upload: "Upload", edit: "Files edited", branch: "Branch", undone: "Undo", interrupted: "Interrupted call", tool_run: "Tool"};
 
@@ -134,10 +135,10 @@ async function renderChat(context) {
   }
 
   const here = () => folderOf(place.path) || ".";
-  const find = (id) => versions.find((version) => version.id === id) ?? null;
+  const find = (id) => (id ? versions.find((version) => version.id.startsWith(id)) : null) ?? null;
   const head = () => versions.find((version) => version.head) ?? null;
   /** The version that is looked at: the one of the address, or the current one. */
-  const looked = () => find(place.at) ?? head();
+  const looked = () => (place.at ? find(place.at) : head());
 
   // Files.
 
@@ -174,15 +175,20 @@ async function renderChat(context) {
     const answer = await api.get(`${base}/versions`, {limit: VERSIONS}, {signal});
     versions = answer.items;
     nextVersions = answer.next_page_token;
+    await findVersion();
     await tree.reload();
     drawAll();
+  }
+
+  /** Load older versions until the one of the address is among them. */
+  async function findVersion() {
+    for (let round = 0; place.at && !find(place.at) && nextVersions && round < MOST_PAGES; round += 1) await loadOlder();
   }
 
   async function loadOlder() {
     const answer = await api.get(`${base}/versions`, {limit: VERSIONS, page_token: nextVersions}, {signal});
     versions = [...versions, ...answer.items];
     nextVersions = answer.next_page_token;
-    drawVersions();
   }
 
   function drawAll() {
@@ -236,7 +242,7 @@ async function renderChat(context) {
     replace(
       side,
       h("div", {class: "files-side__head"}, h("h2", {}, "Versions"), h("span", {class: "meta"}, nextVersions ? `${versions.length} and more` : String(versions.length))),
-      h("div", {class: "files-side__list"}, list, nextVersions ? h("button", {class: "button button--quiet", type: "button", "data-testid": "workspace.older", onclick: () => loadOlder().catch((error) => toast(error.message, {kind: "bad"}))}, "Show older versions") : null),
+      h("div", {class: "files-side__list"}, list, nextVersions ? h("button", {class: "button button--quiet", type: "button", "data-testid": "workspace.older", onclick: () => loadOlder().then(drawVersions).catch((error) => toast(error.message, {kind: "bad"}))}, "Show older versions") : null),
       target ? h("div", {class: "files-side__foot row row--wrap"},
         mayWrite && !target.head ? h("button", {class: "button", type: "button", "data-testid": "workspace.restore", onclick: () => askRestore(target)}, place.compare ? "Restore A…" : "Restore…") : null,
         mayWrite ? h("button", {class: "button", type: "button", "data-testid": "workspace.branch", onclick: () => askBranch(target)}, place.compare ? "Branch from A…" : "Branch…") : null,
@@ -260,6 +266,7 @@ async function renderChat(context) {
   /** What a version changed; for the current one, what the last call changed. */
   async function versionPart() {
     const version = looked();
+    if (!version && place.at) return h("div", {class: "empty"}, icon("clock"), h("strong", {}, "No such version"), h("p", {}, "It is not among the versions of this chat. Choose one from the list."));
     if (!version) return h("div", {class: "empty"}, icon("files"), h("strong", {}, "Nothing has changed yet"), h("p", {}, mayWrite ? "Choose a file, or drop files here to upload them." : "Choose a file."));
     const diff = await api.get(`${base}/diff`, {to: version.id}, {signal});
     const call = version.tool && version.source_ref ? h("a", {href: `/console/calls/${encodeURIComponent(version.source_ref)}`, "data-testid": "workspace.call"}, "Show the call") : null;
@@ -557,7 +564,7 @@ async function renderChat(context) {
       if (treeVersion !== place.at) {
         treeVersion = place.at;
         allFiles = null;
-        await tree.reload().catch((error) => toast(error.message, {kind: "bad"}));
+        await findVersion().then(() => tree.reload()).catch((error) => toast(error.message, {kind: "bad"}));
       }
       drawAll();
     },
