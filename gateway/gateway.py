@@ -18,6 +18,7 @@ from gateway.approval.rules import check_tool_patterns
 from gateway.calls import DEFAULT_CHAT, LOCAL, Call, Caller, Outcome, Progress, check_chat, no_progress
 from gateway.catalog import Catalog, CatalogEntry, CatalogPolicy, Draft
 from gateway.config import Settings
+from gateway.db import timestamp
 from gateway.db.switches import Switches
 from gateway.errors import GatewayError, Unavailable
 from gateway.executor import Executor
@@ -61,6 +62,11 @@ FOLLOW_SECONDS = 0.5
 # How long an empty soft-deleted toolset is kept, and how often that is checked.
 REAP_AFTER_SECONDS = 2 * 24 * 3600.0
 REAP_SECONDS = 3600.0
+
+# How often old records are removed, and how many days ended problems are kept.
+RETENTION_SECONDS = 3600.0
+EVENT_DAYS = 90
+DAY = 86_400.0
 
 # How long the end of a gateway waits for its last spans to be sent.
 TRACES_SECONDS = 5.0
@@ -180,6 +186,7 @@ class Gateway:
             if follow:
                 gateway._serves = True
                 stack.push_async_callback(_cancel, asyncio.create_task(gateway._watch_health()))
+                stack.push_async_callback(_cancel, asyncio.create_task(gateway._apply_retention()))
                 stack.push_async_callback(_cancel, asyncio.create_task(gateway._follow()))
                 stack.push_async_callback(_cancel, asyncio.create_task(gateway._reap()))
             yield gateway
@@ -466,6 +473,26 @@ class Gateway:
             with suppress(TimeoutError):
                 await asyncio.wait_for(edited.wait(), FOLLOW_SECONDS)
             edited.clear()
+
+    async def remove_old_records(self) -> int:
+        """Remove call records, counts of usage and ended problems that are older than `retention` allows, and log how
+        many records. Return that number."""
+        retention, now = self.settings.retention, time.time()
+        since = None if retention.days is None else now - retention.days * DAY
+        removed = await self.records.remove_old(retention.calls, since)
+        if removed:
+            log.warning("%d call records were removed, as the settings say (retention); their counts are kept", removed)
+        if retention.usage_days is not None:
+            await self.usage.remove(timestamp(now - retention.usage_days * DAY)[:10])
+        await self._parts.health_events.remove(timestamp(now - EVENT_DAYS * DAY))
+        return removed
+
+    async def _apply_retention(self) -> None:
+        """Remove old records once an hour; runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(RETENTION_SECONDS)
+            with suppress(GatewayError):  # tried again later
+                await self.remove_old_records()
 
     async def _reap(self) -> None:
         """Remove soft-deleted toolsets when their time is over; runs until it is cancelled."""

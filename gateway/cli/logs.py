@@ -1,17 +1,20 @@
-"""The log of `toolgate serve`: on the terminal, and in a file of bounded size."""
+"""The log of `toolgate serve`: on the terminal, and in a file of bounded size; as text or as lines of JSON."""
 
 from __future__ import annotations
 
+import json
 import logging
 import logging.handlers
 import queue
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from gateway.errors import Unavailable
-from gateway.secrets import MaskingFormatter
+from gateway.secrets import KNOWN, MaskingFormatter
 
 # What a person at the terminal is shown: clients, calls, questions, upstreams.
 EVENTS = ("gateway.clients", "gateway.calls", "gateway.approval.store", "gateway.sources.upstreams")
@@ -30,20 +33,39 @@ class _TerminalFormatter(MaskingFormatter):
         return f"{moment} {level}{super().format(record)}"
 
 
+class JsonFormatter(MaskingFormatter):
+    """One line of JSON for each record; that of a call has its fields under `call`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (call := getattr(record, "call", None)) is not None:
+            fields["call"] = {name: value for name, value in call.items() if value is not None}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(KNOWN.mask_value(fields), ensure_ascii=False, default=str)
+
+
 @contextmanager
-def log_in_background(file: Path | None, *, terminal: bool, warnings_only: bool) -> Iterator[None]:
+def log_in_background(file: Path | None, *, terminal: bool, warnings_only: bool, as_json: bool) -> Iterator[None]:
     """Log from a thread: a terminal that is stopped with Ctrl-S, or a slow disk, must not stop the gateway. A stderr
     that is no terminal gets `warnings_only`, where nothing else was asked for."""
     handlers: list[logging.Handler] = []
-    if terminal:
+    if terminal or as_json:
         handlers.append(logging.StreamHandler(sys.stderr))
-        handlers[-1].setFormatter(_TerminalFormatter("%(message)s"))
+        handlers[-1].setFormatter(JsonFormatter() if as_json else _TerminalFormatter("%(message)s"))
     else:
         handlers += logging.getLogger().handlers
         for handler in handlers if warnings_only else ():
             handler.setLevel(logging.WARNING)
     if file is not None:
         handlers.append(_open_file(file))
+        if as_json:
+            handlers[-1].setFormatter(JsonFormatter())
     records: queue.Queue[logging.LogRecord] = queue.Queue(QUEUED)
     listener = logging.handlers.QueueListener(records, *handlers, respect_handler_level=True)
     queued = _QueueHandler(records)

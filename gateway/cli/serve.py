@@ -62,6 +62,13 @@ MESSAGE_FACTOR = 4
     metavar="[FILE]",
     help="Log to this file too; without FILE to logs/toolgate.log in the data directory.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: one line of JSON per record on stderr and in the log file, among them one for each call.",
+)
 @settings_options
 def serve(
     settings: Settings,
@@ -72,6 +79,7 @@ def serve(
     log_level: str | None,
     verbose: bool,
     log_file: str | None,
+    log_format: str,
 ) -> None:
     """Run the gateway.
 
@@ -80,23 +88,24 @@ def serve(
     """
     level = log_level or ("info" if verbose else None)
     file = None if log_file is None else Path(log_file) if log_file else settings.data_dir / "logs" / "toolgate.log"
-    with _logging(level, file, terminal=sys.stderr.isatty() and "stdio" not in transports):
+    terminal = sys.stderr.isatty() and "stdio" not in transports
+    with _logging(level, file, terminal=terminal, as_json=log_format == "json"):
         options = {"use_uvloop": "http" in transports}
         anyio.run(partial(_serve, settings, transports, host, port, allow_remote), backend_options=options)
 
 
-def _logging(level: str | None, file: Path | None, *, terminal: bool) -> AbstractContextManager[None]:
-    """Log to stderr at this level, and to the file. By default a terminal shows events, too."""
+def _logging(level: str | None, file: Path | None, *, terminal: bool, as_json: bool) -> AbstractContextManager[None]:
+    """Log to stderr at this level, and to the file. By default a terminal shows events, too, and so does JSON."""
     logging.getLogger().setLevel("DEBUG" if level == "debug" else "WARNING")
     logging.getLogger("gateway").setLevel((level or "warning").upper())
-    if not terminal and file is None:
+    if not terminal and file is None and not as_json:
         return nullcontext()
     # Imported here: a start over stdio, which a person waits for, does not need it.
     from gateway.cli.logs import EVENTS, log_in_background
 
     for name in EVENTS if level is None else ():
         logging.getLogger(name).setLevel(logging.INFO)
-    return log_in_background(file, terminal=terminal, warnings_only=level is None)
+    return log_in_background(file, terminal=terminal, warnings_only=level is None, as_json=as_json)
 
 
 async def _serve(settings: Settings, transports: tuple[str, ...], host: str, port: int, allow_remote: bool) -> None:
@@ -241,6 +250,8 @@ Press Ctrl-C to stop it."""
 
 def _print_address(url: str, gateway: Gateway, needs_key: bool) -> None:
     _print(f"toolgate serves {len(gateway.catalog)} tools at {url}  (data in {gateway.settings.data_dir})")
+    if click.get_current_context().params.get("log_format") == "json":
+        return  # the rest is for people
     every = make_snippets(serve_command(sys.executable), url)
     shown = [snippet for snippet in every if snippet.folder.is_dir()] or every[:4]
     for snippet in shown:
@@ -256,4 +267,9 @@ def _print_address(url: str, gateway: Gateway, needs_key: bool) -> None:
 
 
 def _print(text: str) -> None:
-    click.echo(text, err=True)
+    """Tell a person at the terminal. With `--log-format json`, the first line is a record of the log."""
+    context = click.get_current_context(silent=True)
+    if context is not None and context.params.get("log_format") == "json":
+        logging.getLogger("gateway.clients").info("%s", text.strip().partition("\n")[0])
+    else:
+        click.echo(text, err=True)

@@ -486,6 +486,15 @@ class TelemetrySettings(Section):
     otel: OtelSettings | None = None
 
 
+class RetentionSettings(Section):
+    """Records that are kept: the newest `calls`, and of them those of the last `days`; None for all. Counts of usage
+    are kept for `usage_days`. What is removed is logged, and signed in the call log."""
+
+    calls: int | None = Field(default=1_000_000, ge=1000)
+    days: int | None = Field(default=365, ge=1)
+    usage_days: int | None = Field(default=800, ge=1)
+
+
 class Settings(Section):
     """Everything a user can set: each field is a key of `toolgate.yaml`."""
 
@@ -507,6 +516,7 @@ class Settings(Section):
     limits: LimitSettings = LimitSettings()
     server: ServerSettings = ServerSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    retention: RetentionSettings = RetentionSettings()
     chat: str | None = None
     workspace: Path | None = None
     profile: str | None = None

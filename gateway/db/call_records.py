@@ -15,7 +15,7 @@ import orjson
 
 from gateway.calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
 from gateway.db import Database, Insert, Statement, bump_revision, chats, load_revision, timestamp
-from gateway.db.call_log import COLUMNS
+from gateway.db.call_log import COLUMNS, remove_calls
 from gateway.errors import GatewayError, InputRequired, Invalid, NotFound
 from gateway.names import first_id
 from gateway.secrets import KNOWN, mask_in, redact
@@ -27,6 +27,9 @@ DOCUMENT_LIMIT = 64 * 1024  # bytes of arguments or result kept whole
 PREVIEW_LIMIT = 4 * 1024
 FOLLOWING = 32  # results that wait, whole, for their digest; of one more it is made at once
 PAGE_LIMIT = 1000
+# Records removed in one transaction, and seconds until the next.
+REMOVED_AT_ONCE = 200
+REMOVAL_PAUSE = 0.02
 # How many calls of a chat are looked at for plans: with most calls having none, the look must end somewhere.
 PLANS_LOOKBACK = 1000
 _NO_JSON = (GatewayError, TypeError, ValueError, RecursionError)
@@ -61,6 +64,9 @@ _KINDS = {"tools": "tool_name NOT LIKE '%/%'", "requests": "tool_name LIKE '%/%'
 _BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? {{own}} ORDER BY id LIMIT 2"
 _PLANNED = """SELECT id, chat_id, tool_id, tool_name, status, started_at, render_plan FROM tool_calls
     WHERE id = ? AND render_plan IS NOT NULL"""
+# Row ids are given in the order of insertion, so that nothing need be counted.
+_BEYOND = """SELECT started_at FROM tool_calls WHERE rowid <= (SELECT max(rowid) FROM tool_calls) - ?
+    ORDER BY rowid DESC LIMIT 1"""
 # The error code of a running call that another process wants cancelled; the end of the call overwrites it.
 CANCEL_REQUESTED = "CANCEL_REQUESTED"
 _REQUEST_CANCEL = "UPDATE tool_calls SET error_code = ?, error = ? WHERE id = ? AND status = 'running'"
@@ -238,6 +244,19 @@ class CallRecords:
         if len(rows) > 1 and rows[0][0] != id_or_prefix:
             raise Invalid(f"several calls begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
         return CallRecord(*rows[0])
+
+    async def remove_old(self, calls: int | None, since: float | None) -> int:
+        """Remove the records beyond the newest `calls` and those that began before `since`, in small steps, between
+        which others write. Return how many were removed."""
+        before = "" if since is None else timestamp(since)
+        if calls is not None and (rows := await self._db.fetch(_BEYOND, calls)):
+            before = max(before, rows[0][0])
+        removed, more = 0, bool(before)
+        while more:
+            step = await remove_calls(self._db, before, REMOVED_AT_ONCE)
+            removed, more = removed + step.records, step.more
+            await asyncio.sleep(REMOVAL_PAUSE)
+        return removed
 
     async def request_cancel(self, call_id: str, by: str) -> None:
         """Ask the process that runs a call to cancel it."""

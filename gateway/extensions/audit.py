@@ -83,7 +83,7 @@ class Audit(Extension):
 
 
 def _log_call(call: Call, outcome: Outcome) -> None:
-    """Write one line without secret values."""
+    """Write one line without secret values. The record has the same as `call`, for formats with fields."""
     try:
         arguments = KNOWN.mask(redact(call.arguments_json)[0].decode())
     except (GatewayError, TypeError, ValueError, RecursionError):
@@ -92,8 +92,22 @@ def _log_call(call: Call, outcome: Outcome) -> None:
         arguments = f"{arguments[:LOGGED_ARGUMENTS]}…"
     caller = call.caller
     through = f"{caller.surface}, {caller.client}" if caller.client else caller.surface
+    code = None if outcome.error is None else outcome.error.code
+    milliseconds = round((time.time() - call.started_at) * 1000, 1)
     line = (
-        f"call {call.id} {call.name} {arguments}: {'ok' if outcome.error is None else outcome.error.code} in "
-        f"{(time.time() - call.started_at) * 1000:.1f} ms, chat {call.chat}, {caller.principal} by {through}"
+        f"call {call.id} {call.name} {arguments}: {code or 'ok'} in {milliseconds} ms, chat {call.chat}, "
+        f"{caller.principal} by {through}"
     )
-    CALLS.info("%s", visible(KNOWN.mask(line)).replace("\n", "\\n"))
+    fields = {
+        "id": call.id,
+        "tool": call.name if call.tool is None else call.tool.id,
+        "arguments": arguments,
+        "error_code": code,
+        "duration_ms": milliseconds,
+        "chat": call.chat,
+        "principal": caller.principal,
+        "surface": caller.surface,
+        "client": caller.client,
+        "parent": None if call.parent is None else call.parent.id,
+    }
+    CALLS.info("%s", visible(KNOWN.mask(line)).replace("\n", "\\n"), extra={"call": fields})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -112,3 +114,37 @@ def test_prometheus_takes_what_a_gateway_serves(tmp_path: Path) -> None:
     if promtool is not None:
         checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
         assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json"
+
+
+async def test_dashboard_of_grafana_uses_metrics_and_labels_that_exist(tmp_path: Path) -> None:
+    settings = {"data_dir": str(tmp_path), "mcpServers": {"off": {"command": "x", "enabled": False}}}
+    async with Gateway.open(settings) as gateway:
+        assert (await gateway.call("write_file", {"path": "a", "content": "b"})).ok
+        body, _ = await write_metrics(gateway, "text/plain")
+    samples = [sample for family in parse(body.decode()) for sample in family.samples]
+    labels = {sample.name: {*sample.labels, "job", "instance"} for sample in samples}
+    dashboard = json.loads(DASHBOARD.read_text())
+    texts = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    texts += [variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
+    assert len(texts) > 15
+    used = set()
+    for text in texts:
+        names = re.findall(r"\b((?:toolgate|process)_\w+)", text)
+        assert names, text
+        assert {*names} <= labels.keys(), text
+        known = set.union(*(labels[name] for name in names))
+        selected = re.findall(r"[{,] *(\w+) *(?:=~|!=|=)", text)
+        grouped = [label.strip() for group in re.findall(r"\bby \(([^)]*)\)", text) for label in group.split(",")]
+        queried = re.findall(r"label_values\(\w+, (\w+)\)", text)
+        assert {*selected, *grouped, *queried} <= known, text
+        used |= {*names}
+    assert {name for name in labels if name.startswith("toolgate_")} - used == {
+        *("toolgate_tools", "toolgate_tool_problems"),
+        *("toolgate_call_duration_seconds_count", "toolgate_call_duration_seconds_sum"),
+    }
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
