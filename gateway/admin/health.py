@@ -92,7 +92,15 @@ async def _check_tools(gateway: Gateway) -> list[HealthCheck]:
         HealthCheck("tools", "ok", f"{len(gateway.catalog)} on; categories: {enabled}"),
         *(HealthCheck("tools", "note", problem) for problem in problems),
         *_check_descriptions(gateway.catalog),
+        *_check_code_mode(gateway.settings),
     ]
+
+
+def _check_code_mode(settings: Settings) -> Iterator[HealthCheck]:
+    modes = [settings.tools.mode, *(profile.mode for profile in settings.profiles.values())]
+    if "code" in modes and not is_installed():
+        advice = "the mode 'code' has no run_tools without Monty: pip install 'toolgate-mcp[monty]'"
+        yield HealthCheck("tools", "note", advice)
 
 
 def _check_descriptions(catalog: Catalog) -> Iterator[HealthCheck]:

@@ -127,7 +127,7 @@ class ProgramRunner:
                 output_limit=OUTPUT_LIMIT,
             )
         finally:
-            self._running[principal] -= 1
+            self._running -= Counter({principal: 1})  # forgets those that have none left
             await functions.end()
         return _make_outcome(finished, functions.count)
 

@@ -14,6 +14,7 @@ import pytest
 from eventually import async_eventually
 from journeys.test_approval import Person, choose, decline
 
+from gateway.admin.health import check_gateway
 from gateway.discovery import DESCRIPTION_LIMIT
 from gateway.discovery.programs import CALLS_LIMIT, RUN_TOOLS
 from gateway.tools import Tool
@@ -160,6 +161,16 @@ async def test_program_cannot_leave_its_interpreter_or_exceed_its_limits(
         outcome = await lab.gateway.call("run_tools", {"code": code})
         assert outcome.error is not None and reason in str(outcome.error), outcome
         assert len(lab.notes.calls) <= CALLS_LIMIT
+
+
+async def test_doctor_says_that_code_mode_needs_its_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("gateway.admin.health", "gateway.discovery.source"):
+        monkeypatch.setattr(f"{module}.is_installed", lambda: False)
+    async with short_lists(tmp_path, "code") as lab:
+        assert "run_tools" not in [tool["name"] for tool in lab.list()]
+        assert [check for check in await check_gateway(lab.gateway) if "toolgate-mcp[monty]" in check.message]
 
 
 def test_program_is_explained_in_two_kilobytes() -> None:
