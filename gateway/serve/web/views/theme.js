@@ -21,7 +21,7 @@ const MAP = [
 export function applyTheme(context) {
   const root = /** @type {HTMLElement} */ (document.getElementById("root"));
   if (context.theme === "light" || context.theme === "dark") document.documentElement.dataset.theme = context.theme;
-  if (context.locale) document.documentElement.lang = "en";
+  document.documentElement.lang ||= "en"; // some hosts drop the attributes of our document
   const fixed = context.containerDimensions?.height;
   root.style.height = typeof fixed === "number" ? `${fixed}px` : "";
   root.classList.toggle("is-fixed", typeof fixed === "number");
