@@ -48,11 +48,7 @@ PROMISES: dict[str, Promise] = {
         "partly",
         "all of it over REST; the MCP tools manage toolsets, tools, categories and servers, and no workspaces or keys",
     ),
-    "T8": Promise(
-        "A web console, and the same viewers inside any MCP Apps host.",
-        "partly",
-        "the views, and the pages Home, Approvals, Calls, Workspace and Access; the pages of the catalog come next",
-    ),
+    "T8": Promise("A web console, and the same viewers inside any MCP Apps host.", "built"),
     "T9": Promise(
         "The app-builder toolset ships, works from Claude Desktop's settings, and starts and shows what it builds.",
         "built",
