@@ -125,8 +125,8 @@ async def test_view_as_a_page_shows_its_call_without_a_host(host: Host) -> None:
         )
         await expect(host.view.locator("body")).to_have_attribute("data-gw-plan-via", "page")
         await expect(host.view.locator("body")).to_contain_text(text)
-        await host.page.wait_for_timeout(3500)  # a host that says nothing is noticed after three seconds
-        await expect(host.view.locator("body")).to_contain_text(text)
+    await host.page.wait_for_timeout(3500)  # a view notices after three seconds that no host speaks
+    await expect(host.view.locator("body")).to_contain_text(text)
 
 
 async def test_view_of_an_upstream_uses_its_servers_own_names(host: Host) -> None:

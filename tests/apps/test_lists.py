@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amounts import NIGHTLY
 from journeys.processes import Listening, environment, on_http, serve_command
 from mcp import Client, StdioServerParameters, stdio_client
 
@@ -18,6 +19,7 @@ from .hosts import APPS, COUNTER, EXTENSION, MIME_TYPE, STUDIO
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G4", "G5")]
 
+ROADS = [("stdio", "auto"), ("stdio", "legacy"), ("http", "auto"), ("http", "legacy")]
 VIEW_TOOLS = {"render_plan", "view_changes", "view_read_file", "view_write_file"}
 VIEWS = {
     "studio__edit": "ui://toolgate/view/code?v=",
@@ -69,8 +71,7 @@ async def connected(request: pytest.FixtureRequest, road: str, era: str, apps: b
         yield client
 
 
-@pytest.mark.parametrize("era", ["auto", "legacy"])
-@pytest.mark.parametrize("road", ["stdio", "http"])
+@pytest.mark.parametrize(("road", "era"), ROADS)
 async def test_client_that_shows_views_gets_their_tools_and_resources(
     request: pytest.FixtureRequest, road: str, era: str
 ) -> None:
@@ -102,8 +103,7 @@ async def test_client_that_shows_views_gets_their_tools_and_resources(
             assert client.server_capabilities.extensions == {EXTENSION: {}}
 
 
-@pytest.mark.parametrize("era", ["auto", "legacy"])
-@pytest.mark.parametrize("road", ["stdio", "http"])
+@pytest.mark.parametrize(("road", "era"), ROADS if NIGHTLY else ROADS[1:3])
 async def test_client_that_shows_no_views_gets_no_tool_that_is_for_views(
     request: pytest.FixtureRequest, road: str, era: str
 ) -> None:
