@@ -50,12 +50,13 @@ from gateway.extensions.telemetry import Telemetry
 from gateway.extensions.validation import Validation
 from gateway.extensions.versioning import Versioning
 from gateway.files import SharedCounter
+from gateway.identity import ChatNames
 from gateway.identity.api_keys import ApiKeyStore
 from gateway.identity.authentication import CredentialStore, Identity
 from gateway.identity.roles import Roles
 from gateway.identity.sessions import SessionStore
 from gateway.protocol import HTTP_PATH
-from gateway.sealing import Sealer
+from gateway.sealing import Sealer, load_key_file
 from gateway.search import CatalogSearch
 from gateway.serve.mcp.uris import file_uri
 from gateway.sources import Source
@@ -82,6 +83,8 @@ log = logging.getLogger(__name__)
 Part = TypeVar("Part")
 
 _OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+# The key that makes the names of principals' chats unguessable.
+CHATS_KEY_FILE = "chats.key"
 
 
 class Lazy(Generic[Part]):
@@ -155,7 +158,8 @@ class GatewayParts:
         self.upstream_rows = Upstreams(db)
         self.pins = Pins(db)
         self.switches = Switches(db)
-        self.roles = Roles(settings.roles, settings.profiles)
+        self.chat_names = ChatNames(lambda: load_key_file(settings.data_dir / CHATS_KEY_FILE))
+        self.roles = Roles(settings.roles, settings.profiles, self.chat_names)
         # Counts changes of credentials, for all processes on the data directory.
         self.credential_changes = Lazy(lambda: SharedCounter(settings.data_dir / "run" / "credentials"))
         self.api_keys = ApiKeys(db, lambda: self.credential_changes.get().increment())
@@ -346,10 +350,13 @@ class GatewayParts:
             (0, self.telemetry),  # measures, refusals included
             (10, Audit(self.records, take_versions=versioning.take_versions)),  # records and logs, refusals included
             (20, validation),  # do the arguments fit the schema?
-            (25, Ownership(self.chats.claim)),  # is it this caller's chat?
             (30, Permissions(self.categories, self._permission)),  # is the caller allowed to?
             (38, Quotas(has_limits, self.rate_limit.table)),  # more than the caller's role may use?
             (40, self.rate_limit),  # too many calls?
+            (
+                45,
+                Ownership(self.chats.claim),
+            ),  # is it this caller's chat? From here on it is: those above claim nothing
             (60, approval),  # does a person agree?
             (63, large_results),  # too large to return?
             (65, Rendering(self._directories)),  # shows every outcome, a timeout included

@@ -165,6 +165,7 @@ class Gateway:
             stack.push_async_callback(gateway._flush_traces)
             stack.push_async_callback(gateway.records.wait)
             await gateway.approvals.records.sweep()
+            gateway._parts.chat_names.existing = await gateway.chats.list_derived()
             if gateway.chat is not None and resolved.workspace is not None:
                 # The owner's folder: no other principal becomes the owner of its chat by being first.
                 await gateway.versions.require_owner(gateway.chat, LOCAL)

@@ -38,6 +38,8 @@ CLIENT_ID_LIMIT = 8192
 REGISTERED = "tgd_"
 
 _GRANTS = ["authorization_code", "refresh_token"]
+# A client id must not make the gateway connect to other services than web servers.
+DOCUMENT_PORTS = (443,)
 _DOCUMENT_URL = re.compile(r"https://[a-z0-9.-]+(?::\d{1,5})?/[!-~]+", re.I)
 _AUTHORITY = re.compile(r"([a-z0-9.-]+|\[[0-9a-f:.]+\])(:\d{1,5})?", re.I)
 _URI = re.compile(r"([a-z][a-z0-9+.-]{0,63}):[!-~]+", re.I)
@@ -154,7 +156,7 @@ class Clients:
         return client
 
     async def _fetch(self, url: str) -> AuthorizedClient | None:
-        policy = NetworkPolicy(any_host=True, https_only=True)
+        policy = NetworkPolicy(any_host=True, https_only=True, ports=DOCUMENT_PORTS)
         try:
             async with (
                 GuardedClient(policy, self._network) as http,

@@ -136,7 +136,7 @@ class Approvals:
     async def ask(self, question: ApprovalRecord, each: int) -> None:
         """Write a question down; refused while its principal has `each` of them open, or all have too many."""
         row = [getattr(question, column) for column in _COLUMNS]
-        ensure = chats.ensure(question.chat_id, question.principal, self._clock())
+        ensure = chats.claim(question.chat_id, question.principal, self._clock())
         limits = (question.principal, each, OPEN_LIMIT)
         try:
             await self._db.run(*self._expire(), ensure, Statement(_ASK, (*row, *limits), 1))

@@ -49,7 +49,7 @@ _END = """ON CONFLICT (id) DO UPDATE SET
 """
 _FINISHED = _INSERT + _END
 _JOURNALED = (
-    chats.ensure_all(COLUMNS.index("chat_id"), COLUMNS.index("principal"), COLUMNS.index("started_at")),
+    chats.ensure_all(COLUMNS.index("chat_id"), COLUMNS.index("started_at")),
     Insert(_INSERT_MANY + _END, tuple(range(len(COLUMNS)))),
 )
 _RESULT = COLUMNS.index("result")
@@ -302,7 +302,7 @@ class CallRecords:
 
     async def _write(self, call: Call, sql: str, row: _Row) -> None:
         """One transaction, with the chat's row before it."""
-        chat = chats.ensure(call.chat, call.caller.principal, call.started_at)
+        chat = chats.ensure(call.chat, call.started_at)
         record = Statement(sql, row)
         try:
             await self._db.run(chat, record)

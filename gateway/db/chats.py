@@ -15,18 +15,30 @@ from gateway.names import new_id
 
 _OWNER = "SELECT principal FROM chats WHERE id = ?"
 _LIST = "SELECT id, principal, created_at, active_manifest_id, active_leaf_message_id FROM chats"
-_ENSURE = "INSERT INTO chats (id, principal, created_at) VALUES {rows} ON CONFLICT (id) DO NOTHING"
-_ENSURE_ONE = _ENSURE.replace("{rows}", "(?, ?, ?)")
+# The principal of a chat that nobody owns yet: every call in it was refused.
+NOBODY = ""
+_ENSURE = f"""INSERT INTO chats (id, created_at, principal) SELECT column1, column2, '{NOBODY}'
+    FROM (VALUES {{rows}}) WHERE TRUE ON CONFLICT (id) DO NOTHING"""  # noqa: S608 - constants
+_ENSURE_ONE = _ENSURE.replace("{rows}", "(?, ?)")
+_CLAIM = f"""INSERT INTO chats (id, principal, created_at) VALUES (?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET principal = excluded.principal WHERE chats.principal = '{NOBODY}'"""  # noqa: S608 - constants
+_HEX = "[0-9a-f]" * 8
+_DERIVED = f"SELECT id, principal FROM chats WHERE id GLOB 'default-*-{_HEX}' OR id GLOB 'client-*-{_HEX}'"  # noqa: S608
 
 
-def ensure(chat: str, principal: str, at: float) -> Statement:
-    """Create the chat's row before a statement refers to it; the first principal owns the chat for good."""
-    return Statement(_ENSURE_ONE, (chat, principal, timestamp(at)))
+def ensure(chat: str, at: float) -> Statement:
+    """Create the chat's row before a statement refers to it. The record of a refused call makes nobody its owner."""
+    return Statement(_ENSURE_ONE, (chat, timestamp(at)))
 
 
-def ensure_all(chat: int, principal: int, at: int) -> Insert:
+def ensure_all(chat: int, at: int) -> Insert:
     """The same statement for journaled rows that have these values at those places."""
-    return Insert(_ENSURE, (chat, principal, at))
+    return Insert(_ENSURE, (chat, at))
+
+
+def claim(chat: str, principal: str, at: float) -> Statement:
+    """Create the chat's row; the first principal that is not refused owns the chat for good."""
+    return Statement(_CLAIM, (chat, principal, timestamp(at)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +66,26 @@ class Chats:
     async def owner(self, chat: str) -> str | None:
         """The principal that first used the chat; None while nobody has. Once given it never changes."""
         rows = await self._db.fetch(_OWNER, chat)
-        return rows[0][0] if rows else None
+        return rows[0][0] or None if rows else None
 
     async def list(self, principal: str | None, before: str | None, limit: int) -> list[ChatRow]:
         """The chats of a principal or of all, newest first; `before` is the `place` of the last one already seen."""
         clauses = {"principal = ?": principal, "created_at || ' ' || id < ?": before}
         chosen = {clause: value for clause, value in clauses.items() if value is not None}
-        where = ["WHERE", " AND ".join(chosen)] if chosen else []
-        sql = " ".join([_LIST, *where, "ORDER BY created_at DESC, id DESC LIMIT ?"])
+        where = " AND ".join([f"principal <> '{NOBODY}'", *chosen])
+        sql = " ".join([_LIST, "WHERE", where, "ORDER BY created_at DESC, id DESC LIMIT ?"])
         return [ChatRow(*row) for row in await self._db.fetch(sql, *chosen.values(), limit)]
 
     async def claim(self, chat: str, principal: str) -> str:
         """Make `principal` the owner of a chat nobody has used yet; the principal it belongs to now."""
         owner = await self.owner(chat)
         if owner is None:
-            _, [(owner,)] = await self._db.run(ensure(chat, principal, time.time()), Statement(_OWNER, (chat,)))
+            _, [(owner,)] = await self._db.run(claim(chat, principal, time.time()), Statement(_OWNER, (chat,)))
         return str(owner)
+
+    async def list_derived(self) -> dict[str, str]:
+        """Chats under names that older versions derived from their owners' names, and the owners."""
+        return dict(await self._db.fetch(_DERIVED))
 
 
 _OWNERS = "SELECT DISTINCT process FROM tool_calls WHERE status = 'running'"

@@ -7,12 +7,43 @@ Over stdio the caller started the process and is its owner.
 
 from __future__ import annotations
 
+import hmac
+import re
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 
 from gateway.access import AccessPolicy
-from gateway.calls import LOCAL, Caller
+from gateway.calls import DEFAULT_CHAT, LOCAL, Caller
 from gateway.tools import Permission
+
+
+class ChatNames:
+    """Names for the chats of requests that name none. They contain a MAC, so that nobody can use the chat of another
+    principal first and thereby own it. `existing` are chats with names of an older form, which anybody could derive,
+    and their owners: those keep their chats. So do callers without a key, of whom there is only one: the owner."""
+
+    def __init__(self, load_key: Callable[[], bytes] | None = None) -> None:
+        self._load_key = load_key
+        self.existing: Mapping[str, str] = {}
+
+    def derive(self, kind: str, name: str, principal: str, unique: str) -> str:
+        """Return the name of a principal's chat; `unique` tells it from the principal's others."""
+        readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+        older = f"{kind}-{readable}-{sha256(unique.encode()).hexdigest()[:8]}"
+        if self._key is None or self.existing.get(older) == principal:
+            return older
+        mac = hmac.digest(self._key, f"{kind}\0{unique}".encode(), "sha256")
+        return f"{kind}-{readable}-{mac.hex()[:24]}"
+
+    @cached_property
+    def _key(self) -> bytes | None:
+        return None if self._load_key is None else self._load_key()
+
+
+_NO_KEY = ChatNames()
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +66,16 @@ class Principal:
     access: AccessPolicy | None = None
     resource: str | None = None
     restrictions: frozenset[str] = frozenset()
+    chats: ChatNames = _NO_KEY
+
+    @cached_property
+    def default_chat(self) -> str:
+        """The chat of its requests that name none. Chats belong to one principal each."""
+        return DEFAULT_CHAT if self.id == LOCAL else self.chats.derive(DEFAULT_CHAT, self.id, self.id, self.id)
+
+    def client_chat(self, name: str) -> str:
+        """Return the chat that the sessions of one of its clients share."""
+        return self.chats.derive("client", name, self.id, f"{self.id}\0{name}")
 
     def caller(self, surface: str, client: str | None = None) -> Caller:
         """Return this principal as the caller of tools through a surface (`mcp`, `rest`, …)."""

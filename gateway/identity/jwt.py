@@ -99,16 +99,24 @@ class JwtVerifier:
         )
 
     async def _find_key(self, key_id: Any) -> jwt.PyJWK:
-        async with self._lock:
-            age = time.monotonic() - self._fetched_at
-            if (age > KEYS_SECONDS or key_id not in self._keys) and self._may_fetch():
-                await self._fetch(age)
-        if key_id is None and len(self._keys) == 1:
-            return next(iter(self._keys.values()))
-        key = self._keys.get(key_id) if isinstance(key_id, str | None) else None
+        key = self._get_key(key_id)
+        if key is None or self._is_due():  # others do not wait for a fetch
+            async with self._lock:
+                age = time.monotonic() - self._fetched_at
+                if (age > KEYS_SECONDS or self._get_key(key_id) is None) and self._may_fetch():
+                    await self._fetch(age)
+            key = self._get_key(key_id)
         if key is None:
             raise _invalid(f"the token is signed by a key that {self.issuer} does not publish")
         return key
+
+    def _get_key(self, key_id: Any) -> jwt.PyJWK | None:
+        if key_id is None and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(key_id) if isinstance(key_id, str | None) else None
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._fetched_at > KEYS_SECONDS and self._may_fetch()
 
     def _may_fetch(self) -> bool:
         return time.monotonic() - self._tried_at >= FETCH_SECONDS

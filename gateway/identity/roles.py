@@ -8,7 +8,7 @@ from dataclasses import replace
 from gateway.access import AccessLimits, AccessPolicy, AccessRule, ListPolicy
 from gateway.config import ProfileSettings, RoleSettings
 from gateway.errors import Forbidden, NotFound
-from gateway.identity import Principal
+from gateway.identity import ChatNames, Principal
 from gateway.names import did_you_mean
 from gateway.tools import Permission
 
@@ -22,9 +22,15 @@ _LIMIT = "permission:"
 class Roles:
     """Every role and profile by name. What each pair of them leaves is compiled once."""
 
-    def __init__(self, roles: Mapping[str, RoleSettings], profiles: Mapping[str, ProfileSettings]) -> None:
+    def __init__(
+        self,
+        roles: Mapping[str, RoleSettings],
+        profiles: Mapping[str, ProfileSettings],
+        chats: ChatNames | None = None,
+    ) -> None:
         self.roles = {**BUILTIN_ROLES, **roles}
         self.profiles = profiles
+        self._chats = chats or ChatNames()
         self._accesses: dict[tuple[str | None, frozenset[str]], AccessPolicy | None] = {}
 
     def make_principal(
@@ -36,7 +42,10 @@ class Roles:
             raise Forbidden(f"there is no role {role!r} under 'roles'{known}", code="UNKNOWN_ROLE")
         if profile is not None and profile not in self.profiles:
             raise Forbidden(f"there is no profile {profile!r} under 'profiles'", code="UNKNOWN_PROFILE")
-        return self._apply(Principal(principal_id, role, admin=self.roles[role].admin, expires_at=expires_at), profile)
+        admin = self.roles[role].admin
+        return self._apply(
+            Principal(principal_id, role, admin=admin, expires_at=expires_at, chats=self._chats), profile
+        )
 
     def narrow(self, principal: Principal, profile: str) -> Principal:
         """Return the principal under another profile; those it has already stay in force."""

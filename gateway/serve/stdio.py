@@ -20,7 +20,7 @@ import anyio.abc
 import anyio.to_thread
 import orjson
 
-from gateway.calls import LOCAL, to_json
+from gateway.calls import to_json
 from gateway.identity import OWNER
 from gateway.protocol import PROTOCOL_VERSION_META_KEY
 from gateway.protocol.jsonrpc import CONNECTION_CLOSED, INVALID_REQUEST, RequestId, find_id
@@ -242,7 +242,7 @@ class FastRequests:
         return self._session is not None and self._session.take_reply(message)
 
     def _parse(self, message: Mapping[str, Any]) -> ParsedRequest | None:
-        chat = connection_chat(LOCAL, self._handlers.chat)
+        chat = connection_chat(OWNER, self._handlers.chat)
         if self._session is not None:
             return fastpath.parse_in_session(message, self._session, chat, fastpath.STDIO_HANDSHAKE_METHODS)
         if not self._modern:

@@ -227,6 +227,9 @@ class Names:
     ("client_id", "reached"),
     [
         ("https://client.example/oauth.json", ["93.184.216.34"]),
+        ("https://client.example:443/oauth.json", ["93.184.216.34"]),
+        ("https://client.example:22/oauth.json", []),
+        ("https://client.example:8443/oauth.json", []),
         ("https://inner.example/oauth.json", []),
         ("https://mixed.example/oauth.json", []),
         ("https://127.0.0.1/oauth.json", []),

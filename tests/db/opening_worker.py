@@ -14,7 +14,7 @@ from gateway.db.sqlite import SqliteDatabase
 
 async def main(path: Path, chat: str) -> None:
     db = await SqliteDatabase.open(path)
-    await db.run(chats.ensure(chat, "local", time.time()))
+    await db.run(chats.ensure(chat, time.time()))
     await db.close()
 
 

@@ -25,12 +25,14 @@ AUDIENCE = "toolgate"
 
 @dataclass
 class Issuer:
-    """`fetched` counts requests for the key set; while `down` it is not answered."""
+    """`fetched` counts requests for the key set; while `down` it is not answered, and with `hold` only once that is
+    set."""
 
     url: str
     keys: dict[str, ec.EllipticCurvePrivateKey] = field(default_factory=dict)
     fetched: int = 0
     down: bool = False
+    hold: anyio.Event | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -51,6 +53,8 @@ class Issuer:
 
     async def jwks(self, _: Request) -> Response:
         self.fetched += 1
+        if self.hold is not None:
+            await self.hold.wait()
         if self.down:
             return Response(status_code=503)
         algorithm = jwt.algorithms.ECAlgorithm(jwt.algorithms.ECAlgorithm.SHA256)

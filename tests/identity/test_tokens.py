@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from eventually import TIMEOUT
 
 from gateway.config import JwtSettings
 from gateway.errors import Forbidden, Unauthenticated, Unavailable
@@ -77,6 +79,25 @@ async def test_new_key_of_the_issuer_is_fetched_when_a_token_names_it(monkeypatc
         monkeypatch.setattr(verifier_module, "KEYS_SECONDS", 0.0)
         with pytest.raises(Unauthenticated, match="does not publish"):
             await verifier.verify(old)
+
+
+async def test_token_with_a_known_key_does_not_wait_for_a_fetch_that_another_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serve_issuer() as issuer:
+        verifier = make_verifier(issuer)
+        known = issuer.token()
+        await verifier.verify(known)
+        monkeypatch.setattr(verifier_module, "FETCH_SECONDS", 0.0)
+        issuer.add_key("two")
+        issuer.hold = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(verifier.verify, issuer.token(kid="two", signed_by="two"))
+            with anyio.fail_after(TIMEOUT):
+                while issuer.fetched < 2:  # noqa: ASYNC110 - no event of ours
+                    await anyio.sleep(0.01)
+            assert (await verifier.verify(known)).id == "jwt:ann"  # else it would wait for ever
+            issuer.hold.set()
 
 
 async def test_keys_from_before_are_used_while_the_issuer_is_down(monkeypatch: pytest.MonkeyPatch) -> None:

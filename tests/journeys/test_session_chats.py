@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.identity import OWNER, Principal
 from gateway.serve.mcp.request import client_chat
 
 from .clients import over_http, refusal, value
@@ -81,10 +82,12 @@ def test_clients_behind_a_proxy_do_not_share_files(listening: Listening, name: s
 
 
 def test_only_one_person_is_behind_a_loopback_address() -> None:
-    assert client_chat("local", "mcp", {}, "127.0.0.1") == client_chat("local", "mcp", {}, "::1") is not None
-    assert client_chat("local", "mcp", {}, "192.168.1.7") is None
-    assert client_chat("local", "mcp", {}, "") is None
-    ada, bob = (client_chat(principal, "mcp", {"authorization": "Bearer x"}, "192.168.1.7") for principal in "ab")
+    assert client_chat(OWNER, "mcp", {}, "127.0.0.1") == client_chat(OWNER, "mcp", {}, "::1") is not None
+    assert client_chat(OWNER, "mcp", {}, "192.168.1.7") is None
+    assert client_chat(OWNER, "mcp", {}, "") is None
+    ada, bob = (
+        client_chat(Principal(principal), "mcp", {"authorization": "Bearer x"}, "192.168.1.7") for principal in "ab"
+    )
     assert ada is not None
     assert ada != bob
 

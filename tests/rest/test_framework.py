@@ -13,7 +13,6 @@ from starlette.types import Receive
 
 from gateway import Gateway
 from gateway.identity import OWNER, Principal
-from gateway.serve.mcp.request import default_chat
 from gateway.serve.rest.endpoint import RestRequest
 
 from .conftest import SECRET, Rest, serve
@@ -183,7 +182,7 @@ def test_rest_settings_mask_secrets(rest: Rest) -> None:
     assert SECRET not in settings + shown
 
 
-@pytest.mark.parametrize(("principal", "chat"), [(OWNER, "here"), (Principal("ann"), default_chat("ann"))])
+@pytest.mark.parametrize(("principal", "chat"), [(OWNER, "here"), (Principal("ann"), Principal("ann").default_chat)])
 def test_calls_that_name_no_chat_are_in_the_same_one_as_over_mcp(principal: Principal, chat: str) -> None:
     gateway = cast(Gateway, SimpleNamespace(chat="here"))
     assert RestRequest(gateway, principal, {}, cast(Receive, None)).default_chat == chat

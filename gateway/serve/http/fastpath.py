@@ -108,7 +108,7 @@ class HttpFastPath:
             fastpath.add_traceparent(message, head.traceparent)
         if head.session_id is not None and (found := self._find_session(head)) is not None:
             return self._answer_in_session(*found, principal, message, head, send)
-        chat = connection_chat(principal.id, head.chat)
+        chat = connection_chat(principal, head.chat)
         parsed = fastpath.parse_modern(message, principal, chat, relayed=True)
         if parsed is None or not self._matches(parsed, head.headers, message):
             return None
@@ -152,7 +152,7 @@ class HttpFastPath:
         session_id = head.headers[b"mcp-session-id"]
         if session.take_reply(message):
             return _accept(send, session_id)
-        chat = connection_chat(principal.id, head.chat, session, message.get("method", ""))
+        chat = connection_chat(principal, head.chat, session, message.get("method", ""))
         parsed = fastpath.parse_in_session(message, session, chat)
         return None if parsed is None else self._call_in_session(session, transport, parsed, send, session_id)
 

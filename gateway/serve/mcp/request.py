@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any
 
-from gateway.calls import DEFAULT_CHAT, LOCAL, Caller, ClientInfo, Progress, no_progress
+from gateway.calls import LOCAL, Caller, ClientInfo, Progress, no_progress
 from gateway.errors import Invalid
 from gateway.identity import Principal
 from gateway.serve.mcp.sessions import Session
@@ -62,31 +61,20 @@ def client_name(info: Mapping[str, Any]) -> str:
     return f"{info['name']} {info['version']}"[:200]
 
 
-def connection_chat(principal: str, named: str | None, session: Session | None = None, method: str = "") -> str:
+def connection_chat(principal: Principal, named: str | None, session: Session | None = None, method: str = "") -> str:
     """Return the chat of a request that names none: the URL's or the command line's, the HTTP session's, the
     principal's default."""
-    return named or (session and session.chat_for(method)) or default_chat(principal)
+    return named or (session and session.chat_for(method)) or principal.default_chat
 
 
-@lru_cache(maxsize=4096)
-def default_chat(principal: str) -> str:
-    """Return the chat of a principal's requests that name none. Chats belong to one principal each."""
-    return DEFAULT_CHAT if principal == LOCAL else _named_chat(DEFAULT_CHAT, principal, principal)
-
-
-def client_chat(principal: str, name: str, headers: Mapping[str, str], peer: str) -> str | None:
+def client_chat(principal: Principal, name: str, headers: Mapping[str, str], peer: str) -> str | None:
     """Return the chat that a client's HTTP sessions share when they continue each other (see `Session.chat_for`).
 
     None where users cannot be told apart: `LOCAL` is one person only without a proxy or another machine in between.
     """
-    if principal == LOCAL and not (_is_loopback(peer) and _OTHER_USERS.isdisjoint(headers)):
+    if principal.id == LOCAL and not (_is_loopback(peer) and _OTHER_USERS.isdisjoint(headers)):
         return None
-    return _named_chat("client", name, f"{principal}\0{name}")
-
-
-def _named_chat(kind: str, name: str, unique: str) -> str:
-    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
-    return f"{kind}-{readable}-{sha256(unique.encode()).hexdigest()[:8]}"
+    return principal.client_chat(name)
 
 
 def _is_loopback(peer: str) -> bool:

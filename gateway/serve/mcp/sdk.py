@@ -213,7 +213,7 @@ class SdkServer(Server[Any]):
             context.params or {},
             context.protocol_version,
             _caller(context),
-            connection_chat(_principal(context).id, named or self._handlers.chat, session, context.method),
+            connection_chat(_principal(context), named or self._handlers.chat, session, context.method),
             _client_info(context, session),
             session,
             context.session.report_progress,
@@ -266,7 +266,7 @@ def _chats(context: Context) -> tuple[str | None, str | None]:
     if not isinstance(http, HttpRequest):
         return None, None
     own, name = http.headers.get("mcp-session-id"), parameters.client_info.name if parameters else ""
-    return own, client_chat(_principal(context).id, name, http.headers, http.client.host if http.client else "")
+    return own, client_chat(_principal(context), name, http.headers, http.client.host if http.client else "")
 
 
 def _client_info(context: Context, session: Session | None) -> ClientInfo:

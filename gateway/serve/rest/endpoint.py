@@ -26,7 +26,6 @@ from starlette.types import Receive, Scope
 from gateway.calls import LOCAL, Caller
 from gateway.errors import Forbidden, Invalid, Unavailable
 from gateway.identity import Principal
-from gateway.serve.mcp.request import default_chat
 from gateway.tools import Permission
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ class RestRequest:
     def default_chat(self) -> str:
         """The chat of calls that name none: the gateway's for its owner, and for anybody else the same as over MCP."""
         own = self.gateway.chat if self.principal.id == LOCAL else None
-        return own or default_chat(self.principal.id)
+        return own or self.principal.default_chat
 
     async def read_form(self) -> FormData:
         return await Request(self.scope, self.receive).form(max_files=1, max_fields=20, max_part_size=64 * 1024)
