@@ -65,6 +65,7 @@ class ServersPage {
       context.root.classList.add("page--fixed");
     }
     this.split.classList.toggle("split--open", Boolean(name) || isAdd);
+    this.split.classList.toggle("split--alone", !this.servers.length && !name && !isAdd);
     this.drawList();
     if (isAdd) this.drawAdd(context.query.get("how") ?? "form");
     else await this.drawDetail(context.query.get("tab") ?? "");

@@ -56,6 +56,7 @@ class ToolsetsPage {
       context.root.classList.add("page--fixed");
     }
     this.split.classList.toggle("split--open", Boolean(this.id) || isImport);
+    this.split.classList.toggle("split--alone", !this.toolsets.length && !this.id && !isImport);
     this.drawList();
     if (isImport) this.drawImport(context.query.get("how") ?? "zip");
     else await this.drawDetail(context.query.get("tab") ?? "tools");
