@@ -55,6 +55,7 @@ INSERT = """INSERT INTO tool_calls (id, tool_id, tool_name, principal, started_a
     VALUES (?, ?, ?, ?, ?, ?, 'c', 'web', 'mcp', '{"a":1}', '{"b":2}', 'success', 1.5)"""
 
 
+@pytest.mark.timeout(3600 if NIGHTLY else 600)
 async def test_retention_removes_half_while_calls_go_on_and_the_log_verifies(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
