@@ -18,7 +18,7 @@ from gateway.calls import Call
 from gateway.catalog import Catalog
 from gateway.config import Settings
 from gateway.config.settings import ApprovalSettings
-from gateway.db import Database
+from gateway.db import DATABASE_FILE, Database
 from gateway.db.api_keys import ApiKeys
 from gateway.db.approvals import Approvals
 from gateway.db.call_records import CallRecords
@@ -125,7 +125,7 @@ async def open_storage(settings: Settings) -> AsyncIterator[Storage]:
             "or data_dir",
             code="DATA_DIR_UNUSABLE",
         ) from None
-    db = await SqliteDatabase.open(settings.data_dir / "toolgate.db")
+    db = await SqliteDatabase.open(settings.data_dir / DATABASE_FILE)
     try:
         with closing(Instance(run_directory)) as instance:
             await settle_interrupted(db, run_directory)

@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gateway.db import DATABASE_FILE
 from gateway.db.call_log import KEY_FILE, EntryKey, Verification, open_snapshot, read_entries, verify_log
 from gateway.errors import Invalid
-
-DATABASE = "toolgate.db"
 
 
 def verify(data_dir: Path, public_keys: Sequence[str] = (), checkpoint: str | None = None) -> Verification:
@@ -23,7 +22,7 @@ def verify(data_dir: Path, public_keys: Sequence[str] = (), checkpoint: str | No
     noted = None if checkpoint is None else _parse_checkpoint(checkpoint)
     key_file = data_dir / KEY_FILE
     key = EntryKey(key_file) if key_file.exists() and not public_keys else None
-    with open_snapshot(data_dir / DATABASE) as connection:
+    with open_snapshot(data_dir / DATABASE_FILE) as connection:
         return verify_log(connection, key, public_keys or own_public_keys(data_dir), noted)
 
 
@@ -35,7 +34,7 @@ def own_public_keys(data_dir: Path) -> list[str]:
 
 def export(data_dir: Path) -> Iterator[str]:
     """Every entry of the log as a line of JSON, with the record it is about."""
-    with open_snapshot(data_dir / DATABASE) as connection:
+    with open_snapshot(data_dir / DATABASE_FILE) as connection:
         for entry in read_entries(connection):
             yield json.dumps(entry.to_dict(), ensure_ascii=False, separators=(",", ":"))
 

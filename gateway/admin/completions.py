@@ -11,6 +11,7 @@ from typing import Literal
 from gateway.admin.workspaces import short_id
 from gateway.calls import DEFAULT_CHAT
 from gateway.config import Settings
+from gateway.db import DATABASE_FILE
 from gateway.workspace.workspaces import default_chat
 
 Kind = Literal[
@@ -66,7 +67,7 @@ def find_known(settings: Settings, kind: Kind) -> Iterator[tuple[str, str]]:
 
 def _fetch(settings: Settings, query: str, parameters: tuple[str, ...]) -> list[tuple[str, str | None]]:
     try:
-        file = (settings.data_dir / "toolgate.db").absolute().as_uri()
+        file = (settings.data_dir / DATABASE_FILE).absolute().as_uri()
         with closing(sqlite3.connect(f"{file}?mode=ro", uri=True, timeout=0.2)) as connection:
             return connection.execute(query, parameters).fetchall()
     except sqlite3.Error:  # no gateway has run yet, or one of another version

@@ -19,6 +19,7 @@ from gateway.admin.token_costs import find_long_descriptions
 from gateway.admin.upstream_setup import ProbeResult, UpstreamSetup, load_setup, probe_all
 from gateway.catalog import Catalog
 from gateway.config import Settings
+from gateway.db import DATABASE_FILE
 from gateway.db.health_events import HealthEvent
 from gateway.discovery import DESCRIPTION_LIMIT
 from gateway.errors import GatewayError
@@ -130,7 +131,7 @@ def check_storage(settings: Settings) -> HealthCheck:
     directory = settings.data_dir
     chats = [path.name for path in (directory / "chats").glob("*") if path.is_dir()]
     measured, complete = sizes(directory / "chats")
-    database = sum(path.stat().st_size for path in directory.glob("toolgate.db*"))
+    database = sum(path.stat().st_size for path in directory.glob(f"{DATABASE_FILE}*"))
     total = sum(size.bytes for size in measured.values())
     largest = sorted(measured, key=lambda chat: measured[chat].bytes, reverse=True)[:_LARGEST_CHATS]
     parts = [

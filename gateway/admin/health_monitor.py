@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from gateway.db import timestamp
+from gateway.db import DATABASE_FILE, timestamp
 from gateway.db.health_events import HealthEvent, HealthEvents
 from gateway.errors import GatewayError
 from gateway.names import new_id
@@ -116,7 +116,7 @@ class HealthMonitor:
 
     async def _check_parts(self, thorough: bool) -> AsyncIterator[HealthCheck]:
         gateway = self._gateway
-        store = str(gateway.settings.data_dir / "toolgate.db")
+        store = str(gateway.settings.data_dir / DATABASE_FILE)
         try:
             async with asyncio.timeout(STORE_SECONDS):
                 await gateway.ready()

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.admin import upstreams
+from gateway.db import DATABASE_FILE
 from gateway.db.usage import BUILTIN, UNKNOWN
 from gateway.extensions.telemetry import BUCKETS, ToolMetrics
 
@@ -51,7 +52,7 @@ class _Collected(Collector):
 
 
 async def _describe_gateway(gateway: Gateway) -> list[Metric]:
-    database = gateway.settings.data_dir / "toolgate.db"
+    database = gateway.settings.data_dir / DATABASE_FILE
     waiting = await gateway.approvals.records.entries(waiting=True, limit=_APPROVALS)
     states = GaugeMetricFamily(
         "toolgate_upstream_up", "Whether an upstream server answered when it was last used.", labels=["server", "state"]

@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
+# The database in a data directory.
+DATABASE_FILE = "toolgate.db"
+
 Row = tuple[Any, ...]
 
 
