@@ -250,7 +250,8 @@ Press Ctrl-C to stop it."""
 
 def _print_address(url: str, gateway: Gateway, needs_key: bool) -> None:
     _print(f"toolgate serves {len(gateway.catalog)} tools at {url}  (data in {gateway.settings.data_dir})")
-    if click.get_current_context().params.get("log_format") == "json":
+    context = click.get_current_context(silent=True)  # None where a test serves without the command
+    if context is not None and context.params.get("log_format") == "json":
         return  # the rest is for people
     every = make_snippets(serve_command(sys.executable), url)
     shown = [snippet for snippet in every if snippet.folder.is_dir()] or every[:4]
