@@ -32,8 +32,13 @@ export const page = {
       h("div", {class: "page-body"}, strip, guide, h("div", {class: "home-columns"}, h("div", {class: "home-column"}, needs, recent), h("div", {class: "home-column"}, connect, used))),
     );
     const quiet = (promise, empty) => promise.catch((error) => { if (error.name === "AbortError") throw error; return empty; });
-    const servers = principal.admin ? await quiet(api.get("/api/upstreams", {limit: 500}), {items: []}) : {items: []};
-    const tools = await quiet(api.get("/api/tools", {limit: 1000}), {items: []});
+    const connected = drawConnect(connect, api, context);
+    const asAdmin = (path, query, empty) => principal.admin ? quiet(api.get(path, query), empty) : empty;
+    const [servers, tools, health] = await Promise.all([
+      asAdmin("/api/upstreams", {limit: 500}, {items: []}),
+      quiet(api.get("/api/tools", {limit: 1000}), {items: []}),
+      asAdmin("/api/health", {}, {checks: []}),
+    ]);
     const drawCalls = async () => {
       const [calls, usage, waiting] = await Promise.all([
         api.get("/api/calls", {limit: RECENT}),
@@ -47,11 +52,10 @@ export const page = {
       drawGuide(guide, calls.items, tools.items, servers.items);
     };
     const callCount = h("div", {class: "strip-part", "data-testid": "home.count"});
-    const parts = principal.admin ? await healthParts(api, servers.items, quiet) : [];
-    replace(strip, ...parts, callCount);
+    replace(strip, ...(principal.admin ? healthParts(health, servers.items) : []), callCount);
     await drawCalls();
     onLeave(live.onChange((event) => { if (event) drawCalls().catch(() => {}); }));
-    await drawConnect(connect, api, context);
+    await connected;
   },
 };
 
@@ -61,8 +65,7 @@ function today(days) {
 
 // The strip.
 
-async function healthParts(api, servers, quiet) {
-  const health = await quiet(api.get("/api/health"), {checks: []});
+function healthParts(health, servers) {
   const of = (...subjects) => health.checks.filter((check) => subjects.includes(check.subject));
   const bad = servers.filter((server) => server.error || server.missing.length || server.waiting);
   const store = of("store", "journal", "database", "data");
