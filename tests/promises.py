@@ -48,7 +48,12 @@ PROMISES: dict[str, Promise] = {
         "partly",
         "all of it over REST; the MCP tools manage toolsets, tools, categories and servers, and no workspaces or keys",
     ),
-    "T8": Promise("A web console, and the same viewers inside any MCP Apps host.", "built"),
+    "T8": Promise(
+        "A web console, and the same viewers inside any MCP Apps host.",
+        "partly",
+        "every page and view; code and documents are edited as plain text, without an editor that highlights, and "
+        "the console adds no servers from the public registry or from .mcpb files",
+    ),
     "T9": Promise(
         "The app-builder toolset ships, works from Claude Desktop's settings, and starts and shows what it builds.",
         "built",
@@ -61,7 +66,8 @@ PROMISES: dict[str, Promise] = {
     "B5": Promise(
         "Search ranks prefix, whole word, fuzzy, then recency.",
         "partly",
-        "the ranking under /tools over REST is another one than that of the command line, /api/search and MCP",
+        "in this order under /tools over REST, with disabled tools on request; the command line, /api/search, MCP and "
+        "the console rank tools with whole words by relevance first, and never find disabled ones",
     ),
     "B6": Promise(
         "Invoking validates arguments and output and answers {ok, value} or {ok, error}, by the one executor.",
@@ -88,7 +94,8 @@ PROMISES: dict[str, Promise] = {
     "X3": Promise(
         "Extensions stand around every call, by priority; a failing gate denies, a failing observer is passed by, "
         "and the call's record is never lost.",
-        "built",
+        "partly",
+        "all of it, with metrics for Prometheus; OpenTelemetry gets traces and no metrics",
     ),
     "X4": Promise("Shell tools get arguments as data, never spliced into a command.", "built"),
     # Core tools and approval
@@ -107,7 +114,8 @@ PROMISES: dict[str, Promise] = {
     "P1": Promise(
         "Categories with a level and a switch, set by flags and settings, and changed while the gateway runs.",
         "partly",
-        "by flags, settings, commands, REST and administration tools; the console comes later",
+        "by flags, settings, commands, REST and administration tools; the console turns categories of builtins on, "
+        "switches their tools one by one, and shows no levels or limits of categories",
     ),
     "P2": Promise(
         "A permission level is enforced: a read-only category cannot run a tool that writes.",
@@ -138,12 +146,16 @@ PROMISES: dict[str, Promise] = {
     "G8": Promise("Grows past one machine on PostgreSQL and S3, losing nothing."),
     "G9": Promise("Upstream definitions are pinned; a changed one is held back until accepted.", "built"),
     # Beyond
+    "H1": Promise("Installable where people look: package index, desktop bundle, container image, public registry."),
     "H2": Promise("stdio upstreams run inside the sandbox, with the paths and hosts they are given.", "built"),
+    "H3": Promise("Tasks are relayed; long calls and waiting approvals are tasks."),
+    "H4": Promise("Skills of toolsets and upstreams are served by the skills extension and as resources."),
     "H5": Promise(
         "The call log is tamper-evident: any edit, deletion, insertion or reordering of records is found, by the "
         "gateway and by third parties.",
         "built",
     ),
+    "H6": Promise("Starts over stdio in half the time of a minimal SDK server."),
     "H7": Promise("Code mode: one program calls many tools, each through the executor under its own name.", "built"),
     "H8": Promise(
         "The token cost of lists is shown per tool and profile; output schemas and long descriptions can be left out.",
