@@ -10,7 +10,6 @@ from typing import Any
 
 from gateway import names
 from gateway.access import FULL_LIST, AccessPolicy, ListPolicy, ToolGroup, group_of
-from gateway.calls import to_json
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.sources import Source
 from gateway.tools import Category, Permission, Tool
@@ -53,11 +52,6 @@ def _rename(name: str, tool: Tool, wire: Mapping[str, Any]) -> dict[str, Any]:
     if tool.renderer is not None:
         shape["_meta"] = {**shape.get("_meta", {}), RENDERER: tool.renderer.kind}
     return shape
-
-
-def estimate_tokens(name: str, tool: Tool) -> int:
-    """Estimate what a tool costs in a model's context: about one token for four bytes of its definition."""
-    return -(-len(to_json(mcp_tool(name, tool))) // 4)
 
 
 def openai_tool(name: str, tool: Tool) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def _describe_servers(text: str, catalog: Catalog) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Return the first sentence or lines of a text on one line, cut to a length."""
+    """Return the beginning of a text on one line."""
     return _cut_text(" ".join(text[: 4 * limit].split()), limit)
 
 

@@ -280,10 +280,6 @@ def _encode_span(span: ReadableSpan) -> bytes:
     )
 
 
-def _encode_time(nanoseconds: int | None) -> bytes:
-    return (nanoseconds or 0).to_bytes(8, "little")
-
-
 @lru_cache(maxsize=4096)
 def _encode_name(name: str, kind: SpanKind) -> bytes:
     return _field(5, name.encode()) + b"\x30" + bytes([kind.value + 1])

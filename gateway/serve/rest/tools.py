@@ -10,7 +10,8 @@ from pydantic import Field, JsonValue
 
 from gateway.admin import calls, switches, toolsets
 from gateway.calls import Call, Outcome, check_chat, to_json
-from gateway.catalog import Catalog, CatalogEntry, anthropic_tool, estimate_tokens, mcp_tool, openai_tool
+from gateway.catalog import Catalog, CatalogEntry, anthropic_tool, mcp_tool, openai_tool
+from gateway.discovery import count_tokens
 from gateway.errors import GatewayError, InputRequired
 from gateway.names import CHAT_LIMIT, wire_name
 from gateway.serve.rest.app import error_reply, make_etag
@@ -310,7 +311,6 @@ def describe_outcome(call_id: str, outcome: Outcome) -> dict[str, Any]:
 
 def summarize(name: str, tool: Tool) -> dict[str, Any]:
     """Return a tool as `ToolSummary` has it."""
-    surface = tool.meta.get("ui")
     return {
         "id": tool.id,
         "name": name,
@@ -325,8 +325,8 @@ def summarize(name: str, tool: Tool) -> dict[str, Any]:
         "tags": list(tool.tags),
         "origin": "builtin" if tool.owner is None else "server" if tool.kind == "mcp" else "toolset",
         "destructive": tool.destructive and tool.permission.value != "read-only",
-        "app_only": isinstance(surface, Mapping) and surface.get("visibility") == ["app"],
-        "tokens": estimate_tokens(name, tool),
+        "app_only": tool.app_only,
+        "tokens": count_tokens(mcp_tool(name, tool)),
     }
 
 

@@ -79,46 +79,6 @@ export function replace(node, ...children) {
   return node;
 }
 
-/** @type {WeakMap<Element, Map<string, {item: any, node: HTMLElement}>>} */
-const drawn = new WeakMap();
-
-/**
- * Show `items` as the children of `container`, reusing nodes by key. `render(item, node)` is called for new and for
- * changed items; it may update and return the old node. Focus stays in a node that is replaced.
- * @template T
- * @param {Element} container
- * @param {Iterable<T>} items
- * @param {(item: T) => string | number} key
- * @param {(item: T, node?: HTMLElement) => HTMLElement} render
- */
-export function keyed(container, items, key, render) {
-  const before = drawn.get(container) ?? new Map();
-  const after = new Map();
-  for (const item of items) {
-    const id = String(key(item));
-    const old = before.get(id);
-    const node = old && Object.is(old.item, item) ? old.node : render(item, old?.node);
-    if (old && old.node !== node && old.node.parentNode === container) swap(old.node, node);
-    after.set(id, { item, node });
-  }
-  for (const [id, { node }] of before) if (!after.has(id)) node.remove();
-  let place = container.firstElementChild;
-  for (const { node } of after.values()) {
-    if (place && node === place) place = place.nextElementSibling;
-    else container.insertBefore(node, place);
-  }
-  drawn.set(container, after);
-}
-
-/** @param {HTMLElement} old @param {HTMLElement} node */
-function swap(old, node) {
-  const focused = old.contains(document.activeElement) ? document.activeElement : null;
-  old.replaceWith(node);
-  const id = focused?.getAttribute("data-testid");
-  const place = id ? node.querySelector(`[data-testid="${CSS.escape(id)}"]`) : null;
-  if (focused) /** @type {HTMLElement} */ (place ?? node).focus();
-}
-
 /**
  * Nodes of HTML that the server sanitised or escaped, and of nothing else.
  * @param {string} html
