@@ -214,8 +214,8 @@ def _make_outcome(finished: FinishedCode, calls: int) -> Outcome:
         reason = (
             f"the program failed:\n{errors.strip()}" if killed is None else f"the program exceeded its {killed} limit"
         )
-        said = f"; before, it printed:\n{printed[-ERROR_OUTPUT:].rstrip()}" if printed else ""
-        raise ToolFailed(f"{reason}{said}", code="PROGRAM_FAILED" if killed is None else "PROGRAM_KILLED")
+        output = f"; before, it printed:\n{printed[-ERROR_OUTPUT:].rstrip()}" if printed else ""
+        raise ToolFailed(f"{reason}{output}", code="PROGRAM_FAILED" if killed is None else "PROGRAM_KILLED")
     if finished.not_awaited:
         raise ToolFailed("the program did not wait for all calls; write: await tool(...)", code="PROGRAM_FAILED")
     value = _to_plain(finished.value)

@@ -15,7 +15,7 @@ from gateway.render.pages import to_html
 from gateway.serve.web.inline import read_view
 from web.hosts import EVERYTHING, HostPage, content_frame, open_host
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("G5")]
 
 URI = "render://call-1"
 LINK = {"type": "resource_link", "uri": URI, "name": "tool"}
