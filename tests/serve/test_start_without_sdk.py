@@ -31,7 +31,7 @@ from .servers import (
     serve_on_pipes,
 )
 
-pytestmark = pytest.mark.promise("G3")
+pytestmark = pytest.mark.promise("G3", "H6")
 
 VERSIONS = [*sdk_versions.HANDSHAKE_PROTOCOL_VERSIONS, "1999-01-01", "2026-07-28"]
 
