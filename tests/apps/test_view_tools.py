@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
+from serve.servers import RecordingSource
 
 from gateway import Gateway
 from gateway.admin import toolsets
 from gateway.calls import Caller
 from gateway.serve.mcp.handlers import Handlers, McpServer
-from gateway.serve.mcp.view_tools import PLAN_META_LIMIT, RENDER
+from gateway.serve.mcp.view_tools import PLAN_META_LIMIT, RENDER, VIEW_TOOL_NAMES
 from gateway.serve.mcp.views import result_view
 from gateway.tools import Permission, Tool
 
@@ -140,6 +142,44 @@ async def test_plans_of_others_are_not_found_by_views(desk: Desk) -> None:
     for name in ("view_read_file", "view_write_file"):
         more = {"text": "x", "base_revision": "r"} if name == "view_write_file" else {}
         assert await desk.refusal(name, uri=f"render://{theirs.id}", **more) == "RENDER_NOT_FOUND"
+
+
+async def test_views_learn_nothing_of_calls_in_the_chats_of_others(desk: Desk) -> None:
+    ada = Caller(principal="ada", permission=Permission.EXECUTE)
+    await desk.gateway.call("write_file", {"path": "s.py", "content": "secret"}, chat="theirs", caller=ada)
+    await desk.gateway.call("studio__edit", {"path": "s.py"}, chat="theirs", caller=ada)
+    answers = [
+        await desk.client.call_tool("render_plan", {"tool": "studio__edit"}, meta={"dev.toolgate/chat": chat})  # type: ignore[arg-type]
+        for chat in ("theirs", "unused")
+    ]
+    assert answers[0].is_error and answers[0].content == answers[1].content
+
+
+class Namesakes(RecordingSource):
+    """Tools with the names of those for views, whose public names have this prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(more=[*VIEW_TOOL_NAMES])
+        self.prefix = prefix
+
+    async def list_tools(self) -> Sequence[Tool]:
+        return [replace(tool, prefix=self.prefix) for tool in await super().list_tools()]
+
+
+@pytest.mark.parametrize("prefix", ["stall", ""])
+async def test_no_other_tool_answers_the_calls_of_views(tmp_path: Path, prefix: str) -> None:
+    source = Namesakes(prefix)
+    async with Gateway.open({"data_dir": str(tmp_path / "data")}, sources=[source]) as gateway:
+        names = {entry.tool.id: entry.name for entry in gateway.catalog}
+        assert names["stall:render_plan"] == ("stall__render_plan" if prefix else "render_plan")
+        handlers = Handlers(gateway.executor, gateway.versions, "c", gateway.records)
+        async with Client(McpServer(handlers).sdk, cache=None, extensions=APPS) as client:
+            for name in ("render_plan", "view_read_file", "view_write_file"):
+                assert await Desk(gateway, client).refusal(name) == "INVALID_ARGUMENTS"
+        assert source.calls == []
+        async with Client(McpServer(handlers).sdk, cache=None) as client:  # shows no views
+            await client.call_tool(names["stall:render_plan"])
+        assert [call.target.id for call in source.calls] == ["stall:render_plan"]
 
 
 async def test_old_version_of_a_view_is_answered_with_the_newest_and_not_cached(desk: Desk) -> None:

@@ -256,7 +256,10 @@ class RenderResources:
     async def find_latest(self, reader: ResourceReader, tool: str) -> str:
         """Return the id of the latest call of a tool in the reader's chat that has a plan."""
         entry = self._executor.catalog.for_principal(reader.caller.access).get(tool)
-        for call in await self._list_plans(reader, reader.chat, COMPLETED):
+        is_readable = False
+        with suppress(Forbidden):  # others must not learn what was called there
+            is_readable = await self._versions.may_read(reader.chat, reader.principal)
+        for call in await self._list_plans(reader, reader.chat, COMPLETED) if is_readable else ():
             if call.name == tool or (entry is not None and call.tool_id == entry.tool.id):
                 return call.id
         raise NotFound(f"no call of {tool[:100]!r} in this chat has a render plan", code="RENDER_NOT_FOUND")

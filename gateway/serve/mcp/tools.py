@@ -104,7 +104,7 @@ class Tools:
         name, arguments, refusal = params["name"], params.get("arguments") or {}, None
         if name in CALLERS and (catalog := self._catalog.for_principal(request.caller.access)).lists.mode != "full":
             name, arguments, refusal = redirect(catalog, name, arguments)
-        elif name in VIEW_TOOL_NAMES and self._catalog.get(name) is None:
+        elif name in VIEW_TOOL_NAMES and self._is_of_views(name, request):
             return Response(await self._view_tools.call(request))
         call = Call(
             name=name,
@@ -135,6 +135,11 @@ class Tools:
             if supports_apps(request.client.capabilities):
                 result["_meta"] |= plan_meta(call.id, plan)
         return Response(result, call.id)
+
+    def _is_of_views(self, name: str, request: Request) -> bool:
+        """Return whether the name of a view's tool means that tool. Views trust its answers and send it files, so that
+        no tool of others gets their calls: neither by its name without the prefix, nor where views are shown."""
+        return name not in self._catalog.names or supports_apps(request.client.capabilities)
 
 
 def _name_chat(error: GatewayError) -> GatewayError:

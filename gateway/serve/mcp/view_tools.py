@@ -183,7 +183,7 @@ class ViewTools:
 
     async def _compare_call(self, reader: ResourceReader, call_id: str | None) -> dict[str, Any]:
         versions, chat = self.versions, reader.chat
-        is_readable = await versions.may_read(chat, reader.principal)
+        is_readable = reader.allows(READ_RESOURCE) and await versions.may_read(chat, reader.principal)
         latest = await history(versions, chat, limit=CHANGES_LIMIT) if is_readable else []
         version = next((each for each in latest if call_id in (None, each.source_ref)), None)
         if version is None:
