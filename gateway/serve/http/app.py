@@ -109,7 +109,8 @@ class HttpApp:
         parts = await self._check_parts()
         blocking = [part for part in parts if part.blocks]
         answer: dict[str, Any] = {"ok": not blocking}
-        if self._guard.allows(dict(request.scope["headers"])):  # a web page may ask under a host name of its own
+        # They name servers that a role may not see; and a web page may ask under a host name of its own.
+        if request.state.principal.admin and self._guard.allows(dict(request.scope["headers"])):
             answer["parts"] = KNOWN.mask_value([asdict(part) for part in parts])
         if blocking:
             subjects = ", ".join(dict.fromkeys(part.subject for part in blocking))
