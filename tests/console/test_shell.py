@@ -430,7 +430,7 @@ async def add_hostile_approvals(console: Console, status: str) -> list[str]:
             id=new_id(), call_id=new_id(), chat_id=f"chat {text}", principal=text, tool_id=text, via="queue",
             question="0" * 64, grounds=text, tool_digest="0" * 64, remember=True, reason=text, message=text,
             args=json.dumps({text: text, "list": [text]}), created_at=timestamp(1e9), expires_at=timestamp(9e9),
-            nonce=new_id(), changes=f"--- {text}\n+++ {text}\n@@ -1 +1 @@\n-{text}\n+{text}",
+            nonce=new_id(), changes=f"--- {text}\n+++ {text}\n@@ -1 +1 @@\n-{text}\n+{text}\u202e",
         )  # fmt: skip
         await records.ask(record, 10_000)
         if status == "denied":
@@ -455,6 +455,7 @@ async def test_hostile_texts_are_shown_as_texts_wherever_a_caller_can_put_them(c
             await page.goto(f"/console/approvals/{each}")
             await expect(page.locator(f"[data-testid=approval][data-key='{each}']")).to_be_visible()
             await assert_inert(page, each)
+            assert "\u202e" not in await page.get_by_test_id("approval.changes").inner_text()
         await page.goto("/")
         await expect(page.get_by_test_id("home.need").first).to_be_visible()
         await assert_inert(page, "home")

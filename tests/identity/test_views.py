@@ -21,9 +21,11 @@ from gateway.access import AccessPolicy, AccessRule
 from gateway.calls import Call, Outcome
 from gateway.catalog import Catalog, CatalogEntry, CatalogPolicy, Draft
 from gateway.config import ProfileSettings, RoleSettings
+from gateway.db import timestamp
+from gateway.db.approvals import ApprovalRecord
 from gateway.identity import OWNER
 from gateway.identity.roles import Roles
-from gateway.names import assign
+from gateway.names import assign, new_id
 from gateway.serve.mcp.event_streams import EventStream, Interrupt, SessionStreams
 from gateway.tools import Category, Permission, Tool
 
@@ -264,6 +266,30 @@ async def check_isolation(fixture: Guarded, ann: Person, bob: Person) -> None:
         assert "secret.txt" not in (await person.ask("completion/complete", completing)).body.decode()
 
 
+async def test_only_administrators_learn_the_parts_of_a_gateway_from_its_readiness(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as fixture:
+        for role, keys in (("user", {"ok"}), ("admin", {"ok", "parts"})):
+            person = await fixture.person(role, role)
+            answer = await Client(person.app).ask(None, person.headers, url="/readyz", method="GET")
+            assert answer.message.keys() - {"error"} == keys
+
+
+async def test_approval_page_shows_hidden_characters_of_changes(tmp_path: Path) -> None:
+    changes = "@@ -1 +1 @@\n-a\n+b\u202ec\u2028-never there\n\td"
+    record = ApprovalRecord(
+        id=new_id(), call_id=new_id(), chat_id="c", principal="ann", tool_id="write_file", via="queue",
+        question="0" * 64, grounds="rule", tool_digest="0" * 64, remember=True, reason="a rule", message="Run?",
+        args="{}", created_at=timestamp(1e9), expires_at=timestamp(9e9), nonce=new_id(), changes=changes,
+    )  # fmt: skip
+    async with guarded(tmp_path) as fixture:
+        await fixture.gateway.approvals.records.ask(record, 10)
+        admin = await fixture.person("root", "admin")
+        answer = await Client(admin.app).ask(None, admin.headers, url=f"/approve/{record.id}", method="GET")
+        page = answer.body.decode()
+        assert '<span class="add">+b\\u202ec\\u2028-never there</span>' in page and "\td" in page
+        assert page.count('<span class="del">') == 1 and "\u202e" not in page
+
+
 @pytest.mark.parametrize("era", ERAS)
 async def test_role_without_read_file_has_no_files_as_resources(tmp_path: Path, era: str) -> None:
     roles = {"writer": {"tools": {"allow": ["write_file"]}}, "user": {}}
@@ -283,6 +309,8 @@ async def test_role_without_read_file_has_no_files_as_resources(tmp_path: Path, 
         completing |= {"argument": {"name": "path", "value": ""}, "context": {"arguments": {"chat": "c"}}}
         assert (await reader.result("completion/complete", completing))["completion"]["values"] == ["a.txt"]
         assert (await writer.result("completion/complete", completing))["completion"]["values"] == []
+        assert "+text" in (await reader.value("view_changes", chat="c"))["diff"]
+        assert (await writer.value("view_changes", chat="c"))["diff"] == ""
 
 
 async def test_files_over_rest_need_the_tools_that_do_the_same(tmp_path: Path) -> None:

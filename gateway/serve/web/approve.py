@@ -144,7 +144,13 @@ def _explain(record: Mapping[str, Any], principal: Principal) -> str:
 
 
 def _show_changes(changes: str) -> str:
-    return f"<pre>{''.join(_mark_lines(changes.splitlines()))}</pre>"
+    lines = map(_show_line, changes.removesuffix("\n").split("\n"))
+    return f"<pre>{''.join(_mark_lines(lines))}</pre>"
+
+
+def _show_line(line: str) -> str:
+    """Return a line with its hidden characters written out: they could make it look like another, or like several."""
+    return "\t".join(map(escape_text, line.split("\t")))
 
 
 def _mark_lines(lines: Iterable[str]) -> Iterable[str]:

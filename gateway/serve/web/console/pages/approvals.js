@@ -153,7 +153,7 @@ function drawApproval(view, record, call) {
       title,
       h("p", {class: "approval-who"}, "Called by ", who, " in chat ", h("a", {href: `/console/chats/${encodeURIComponent(record.chat_id)}`}, record.chat_id), ". ", h("a", {href: `/console/calls/${encodeURIComponent(record.call_id)}`}, "Show the call")),
       h("div", {class: "banner banner--warn"}, icon("warn"), h("p", {"data-testid": "approval.reason"}, h("strong", {}, "Asks because "), showHidden(record.reason), ".")),
-      record.changes ? changesCard(record.changes) : null,
+      record.changes ? changesCard(showHidden(record.changes)) : null,
       argumentsCard(record),
       boundCard(record),
     ),
@@ -272,7 +272,7 @@ function findChanges(args, text) {
 /** Text with characters that one cannot see, or that turn its direction, written as escapes. @param {string} text */
 function showHidden(text) {
   return text.replace(/[\p{Cc}\p{Cf}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/gu, (character) => (
-    character === "\n" ? character : [...character].map((each) => `\\u{${each.codePointAt(0).toString(16)}}`).join("")
+    character === "\n" || character === "\t" ? character : [...character].map((each) => `\\u{${each.codePointAt(0).toString(16)}}`).join("")
   ));
 }
 
