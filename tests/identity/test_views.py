@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from gateway.catalog import Catalog, CatalogEntry, CatalogPolicy, Draft
 from gateway.config import ProfileSettings, RoleSettings
 from gateway.db import timestamp
 from gateway.db.approvals import ApprovalRecord
+from gateway.errors import Unavailable
 from gateway.identity import OWNER
 from gateway.identity.roles import Roles
 from gateway.names import assign, new_id
 from gateway.serve.mcp.event_streams import EventStream, Interrupt, SessionStreams
+from gateway.serve.rest.endpoint import STREAMS_OF_ONE, StreamSlots
 from gateway.tools import Category, Permission, Tool
 
 from .gateways import ERAS, ROADS, Guarded, Person, guarded
@@ -272,6 +274,29 @@ async def test_only_administrators_learn_the_parts_of_a_gateway_from_its_readine
             person = await fixture.person(role, role)
             answer = await Client(person.app).ask(None, person.headers, url="/readyz", method="GET")
             assert answer.message.keys() - {"error"} == keys
+
+
+async def test_nobody_but_administrators_takes_all_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b""
+
+    slots, user, admin = StreamSlots(), replace(OWNER, id="ann", admin=False), OWNER
+    streams = [slots.hold(user, endless()) for _ in range(STREAMS_OF_ONE)]
+    for stream in streams:
+        slots.require(user)
+        await anext(stream)
+    with pytest.raises(Unavailable):
+        slots.require(user)
+    slots.require(admin)
+    await streams[0].aclose()  # type: ignore[attr-defined]
+    slots.require(user)
+    monkeypatch.setattr("gateway.serve.rest.endpoint.STREAMS_OF_ONE", 0)
+    async with guarded(tmp_path) as fixture:
+        person = await fixture.person("ann")
+        for path in ("/api/events", "/api/calls/events"):
+            answer = await Client(person.app).ask(None, person.headers, url=path, method="GET")
+            assert (answer.status, answer.message["error"]["code"]) == (503, "TOO_MANY_STREAMS")
 
 
 async def test_approval_page_shows_hidden_characters_of_changes(tmp_path: Path) -> None:

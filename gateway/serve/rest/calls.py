@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from gateway.admin import approvals, calls, policy
 from gateway.approval.flow import Notify
 from gateway.calls import Call, Progress, check_chat, to_json
-from gateway.errors import GatewayError, Invalid, NotFound, Unavailable
+from gateway.errors import GatewayError, Invalid, NotFound
 from gateway.serve.mcp.event_streams import (
     PING,
     PING_SECONDS,
@@ -32,6 +32,7 @@ from gateway.serve.rest.endpoint import (
     PageQuery,
     RequestModel,
     RestRequest,
+    StreamSlots,
     decode_token,
     make_page,
     slice_page,
@@ -46,7 +47,6 @@ _EVENT_BYTES = SESSION_BYTES // 4
 # A stream of calls ends after so many seconds, so that its reader is authenticated again.
 _WATCH_SECONDS = 600
 _WATCH_INTERVAL = 1.0
-_STREAMS = 100
 # The latest calls that are compared with those a second ago, and older ones that have not ended.
 _WATCHED = 500
 _OLD_OPEN = 20
@@ -256,6 +256,9 @@ async def list_calls(request: RestRequest, query: CallQuery) -> object:
     return make_page(found, lambda call: str(call["id"]), query.room, "calls")
 
 
+_watchers = StreamSlots()
+
+
 async def watch_calls(request: RestRequest, query: CallQuery) -> object:
     """Follow calls as they begin, wait and end
 
@@ -264,10 +267,9 @@ async def watch_calls(request: RestRequest, query: CallQuery) -> object:
     """
     if request.scope["method"] == "HEAD":
         return Response(media_type=_MEDIA, headers=_HEADERS)
-    if request.gateway.executor.measuring >= _STREAMS:
-        raise Unavailable(f"{_STREAMS} browsers follow calls already; close some", code="TOO_MANY_STREAMS")
+    _watchers.require(request.principal)
     events = _measure_calls(request, _follow_calls(request, query.filters(_own(request))))
-    return StreamingResponse(events, media_type=_MEDIA, headers=_HEADERS)
+    return StreamingResponse(_watchers.hold(request.principal, events), media_type=_MEDIA, headers=_HEADERS)
 
 
 async def get_call(request: RestRequest, call_id: Id) -> object:

@@ -17,17 +17,15 @@ from gateway.admin.clients import CLIENTS, make_install_link, make_snippets, ser
 from gateway.admin.token_costs import list_costs
 from gateway.calls import LOCAL, to_json
 from gateway.config import ProfileSettings
-from gateway.errors import Unavailable
 from gateway.protocol import HTTP_PATH
 from gateway.serve.http.authentication import Origin
 from gateway.serve.mcp.event_streams import PING, PING_SECONDS, encode_event
-from gateway.serve.rest.endpoint import AnswerModel, Endpoint, ListPage, PageQuery, RestRequest, slice_page
+from gateway.serve.rest.endpoint import AnswerModel, Endpoint, ListPage, PageQuery, RestRequest, StreamSlots, slice_page
 
 _MEDIA = "text/event-stream"
 _HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
-# How often the store is asked for changes, in seconds, and for how many browsers at once.
+# How often the store is asked for changes, in seconds.
 _POLL_SECONDS = 1.0
-_STREAMS = 100
 # Calls whose state is watched, and approvals that are counted.
 _RECENT = 10
 _COUNTED = 100
@@ -189,7 +187,7 @@ class EventStreams:
     """The streams of events of one gateway, bounded in number."""
 
     def __init__(self) -> None:
-        self._open = 0
+        self._slots = StreamSlots()
         self.endpoint = Endpoint("GET", "/api/events", self.follow_events, media=_MEDIA, errors=(503,))
 
     async def follow_events(self, request: RestRequest) -> object:
@@ -201,28 +199,24 @@ class EventStreams:
         """
         if request.scope["method"] == "HEAD":
             return Response(media_type=_MEDIA, headers=_HEADERS)
-        if self._open >= _STREAMS:
-            raise Unavailable(f"{_STREAMS} browsers follow events already; close some", code="TOO_MANY_STREAMS")
-        return StreamingResponse(self._follow(request), media_type=_MEDIA, headers=_HEADERS)
+        self._slots.require(request.principal)
+        events = self._slots.hold(request.principal, self._follow(request))
+        return StreamingResponse(events, media_type=_MEDIA, headers=_HEADERS)
 
     async def _follow(self, request: RestRequest) -> AsyncIterator[bytes]:
-        self._open += 1
         seen: dict[str, Any] = {}
         silence = 0.0
-        try:
-            while True:
-                state = await _read_state(request)
-                changed = [name for name, (key, _) in state.items() if seen.get(name) != key]
-                for name in changed:
-                    seen[name] = state[name][0]
-                    yield encode_event(to_json(state[name][1]), kind=name.encode())
-                silence = 0.0 if changed else silence + _POLL_SECONDS
-                if silence >= PING_SECONDS:
-                    silence = 0.0
-                    yield PING
-                await asyncio.sleep(_POLL_SECONDS)
-        finally:
-            self._open -= 1
+        while True:
+            state = await _read_state(request)
+            changed = [name for name, (key, _) in state.items() if seen.get(name) != key]
+            for name in changed:
+                seen[name] = state[name][0]
+                yield encode_event(to_json(state[name][1]), kind=name.encode())
+            silence = 0.0 if changed else silence + _POLL_SECONDS
+            if silence >= PING_SECONDS:
+                silence = 0.0
+                yield PING
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _read_state(request: RestRequest) -> dict[str, tuple[Any, dict[str, Any]]]:

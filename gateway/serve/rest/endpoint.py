@@ -11,7 +11,8 @@ import base64
 import binascii
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 PAGE_LIMIT = 1000
+# Streams of events at once: in all, and of one principal who is no administrator.
+STREAMS, STREAMS_OF_ONE = 100, 20
 # Faults of one request that its error lists.
 _FAULTS = 20
 _SPECIAL = ("query", "body", "content", "form")
@@ -268,6 +271,28 @@ def _validate(adapter: TypeAdapter[Any], document: bytes, where: str) -> Any:
 
 def _no_json(reason: str) -> Invalid:
     return Invalid(f"the body is not JSON: {reason}", code="INVALID_JSON")
+
+
+class StreamSlots:
+    """Places for streams on which browsers wait for events. Nobody but administrators can take them all."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+
+    def require(self, principal: Principal) -> None:
+        """Refuse a stream beyond the limits."""
+        limit = STREAMS if principal.admin else STREAMS_OF_ONE
+        if self._open.total() >= STREAMS or self._open[principal.id] >= limit:
+            raise Unavailable("too many browsers follow events already; close some", code="TOO_MANY_STREAMS")
+
+    async def hold(self, principal: Principal, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The same events; meanwhile a place is taken."""
+        self._open[principal.id] += 1
+        try:
+            async for event in events:
+                yield event
+        finally:
+            self._open -= Counter({principal.id: 1})  # forgets those that have none left
 
 
 class Unprocessable(Invalid):
