@@ -33,12 +33,12 @@ class ApprovalsPage {
     this.id = context.params.id || null;
     this.shown = null;
     this.count = h("span", {class: "meta", "data-testid": "approvals.count"});
-    this.list = h("nav", {class: "split-list", "aria-label": "Approvals"});
-    this.detail = h("section", {class: "split-detail", "aria-label": "One approval"});
-    this.split = h("div", {class: "split"}, this.list, this.detail);
+    this.list = h("nav", {class: "queue-list", "aria-label": "Approvals"});
+    this.detail = h("section", {class: "queue-detail", "aria-label": "One approval"});
+    this.queue = h("div", {class: "queue"}, this.list, this.detail);
     context.root.append(
       h("header", {class: "page-head"}, h("h1", {}, "Approvals"), this.count, h("span", {class: "push"}), notifyButton(context.live)),
-      this.split,
+      this.queue,
     );
     context.onLeave(context.live.onChange((event) => { if (event && event.event === "approvals") this.load(); }));
     const timer = setInterval(() => this.tick(), 1000);
@@ -65,7 +65,7 @@ class ApprovalsPage {
     this.count.textContent = this.waiting.length ? `${this.waiting.length} waiting` : "Nothing waits";
     const isWide = matchMedia("(min-width: 900px)").matches;
     const chosen = this.id || (isWide && this.waiting.length ? this.waiting[0].id : null);
-    this.split.dataset.open = String(Boolean(this.id));
+    this.queue.dataset.open = String(Boolean(this.id));
     replace(
       this.list,
       group("Waiting", this.waiting, chosen, "Nothing waits for you. Calls that need consent appear here."),
@@ -113,9 +113,9 @@ class ApprovalsPage {
 
 function group(title, items, chosen, empty) {
   return h(
-    "div", {class: "split-group"},
-    h("h2", {class: "split-title"}, title, h("span", {class: "push meta"}, String(items.length))),
-    items.length ? items.map((item) => row(item, chosen)) : h("p", {class: "split-empty meta"}, empty),
+    "div", {class: "queue-group"},
+    h("h2", {class: "queue-title"}, title, h("span", {class: "push meta"}, String(items.length))),
+    items.length ? items.map((item) => row(item, chosen)) : h("p", {class: "queue-empty meta"}, empty),
   );
 }
 
@@ -148,7 +148,7 @@ function drawApproval(view, record, call) {
     view.detail,
     h(
       "div", {class: "approval", "data-testid": "approval", "data-key": record.id},
-      h("a", {class: "split-back", href: "/console/approvals"}, "‹ All approvals"),
+      h("a", {class: "queue-back", href: "/console/approvals"}, "‹ All approvals"),
       h("div", {class: "row row--wrap meta"}, h("span", {}, "Approval ", h("span", {class: "mono"}, record.id.slice(0, 18))), expiry),
       title,
       h("p", {class: "approval-who"}, "Called by ", who, " in chat ", h("a", {href: `/console/chats/${encodeURIComponent(record.chat_id)}`}, record.chat_id), ". ", h("a", {href: `/console/calls/${encodeURIComponent(record.call_id)}`}, "Show the call")),

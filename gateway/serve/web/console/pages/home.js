@@ -41,7 +41,7 @@ export const page = {
     ]);
     const drawCalls = async () => {
       const [calls, usage, waiting] = await Promise.all([
-        api.get("/api/calls", {limit: RECENT}),
+        api.get("/api/calls", {kind: "tools", limit: RECENT}),
         quiet(api.get("/api/usage", {by: "tool", limit: 5, since: today(-1)}), null),
         api.get("/api/approvals", {status: "waiting", limit: 50}),
       ]);

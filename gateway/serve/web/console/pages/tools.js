@@ -283,7 +283,7 @@ async function drawUsage(view, tool, body) {
       Median: formatDuration(usage.median_ms), "95 %": formatDuration(usage.p95_ms),
     }),
     h("h3", {}, "Last callers"),
-    h("div", {class: "plain-table"}, h("table", {}, h("thead", {}, h("tr", {}, ["Who", "Client", "Calls", "Last"].map((title) => h("th", {scope: "col"}, title)))),
+    h("div", {class: "wide-table"}, h("table", {}, h("thead", {}, h("tr", {}, ["Who", "Client", "Calls", "Last"].map((title) => h("th", {scope: "col"}, title)))),
       h("tbody", {}, usage.callers.map((caller) => h("tr", {}, h("td", {}, caller.principal), h("td", {}, caller.client ?? "–"), h("td", {}, formatCount(caller.calls)), h("td", {}, formatTime(caller.last_at))))))),
     h("p", {}, h("a", {href: `/console/calls?tool=${encodeURIComponent(tool.id)}`, "data-testid": "tools.calls"}, "Show its calls")),
   );

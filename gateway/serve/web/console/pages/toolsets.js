@@ -235,7 +235,7 @@ function drawDifference(difference) {
   return [
     h("h3", {}, title),
     difference.changed ? null : h("p", {}, "It is installed already, exactly like this."),
-    rows.length ? h("div", {class: "plain-table"}, h("table", {}, h("thead", {class: "visually-hidden"}, h("tr", {}, ["Change", "Tool", "Level"].map((word) => h("th", {scope: "col"}, word)))), h("tbody", {}, rows))) : h("p", {class: "meta"}, "No tool is added, changed or removed."),
+    rows.length ? h("div", {class: "wide-table"}, h("table", {}, h("thead", {class: "visually-hidden"}, h("tr", {}, ["Change", "Tool", "Level"].map((word) => h("th", {scope: "col"}, word)))), h("tbody", {}, rows))) : h("p", {class: "meta"}, "No tool is added, changed or removed."),
     facts({
       "Secrets wanted": variables.length ? h("span", {class: "mono"}, variables.join(", ")) : "none",
       Files: `${files.added.length} added, ${files.changed.length} changed, ${files.removed.length} removed`,
