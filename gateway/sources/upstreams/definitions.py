@@ -131,16 +131,17 @@ def name_of(kind: Kind, raw: Any) -> str:
 def pinned_part(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a definition that a model or a policy reads.
 
-    Of `_meta` only the visibility of a tool of MCP Apps is pinned, not the URI of its page, which changes with every
-    release. A null value counts as absent.
+    Of `_meta` only that models do not see a tool of MCP Apps is pinned. The rest is about its view, and servers leave it
+    out for clients that show none. A null value counts as absent.
     """
     pinned = {key: value for key, value in raw.items() if key not in UNPINNED and value is not None}
     if isinstance(annotations := pinned.get("annotations"), Mapping):
         pinned["annotations"] = {key: value for key, value in annotations.items() if value is not None}
     meta = raw.get("_meta")
     view = meta.get("ui") if isinstance(meta, Mapping) else None
-    if isinstance(view, Mapping) and (seen := {key: value for key, value in view.items() if key != "resourceUri"}):
-        pinned["_meta"] = {"ui": seen}
+    visibility = view.get("visibility") if isinstance(view, Mapping) else None
+    if isinstance(visibility, list) and "model" not in visibility:
+        pinned["_meta"] = {"ui": {"visibility": visibility}}
     return pinned
 
 

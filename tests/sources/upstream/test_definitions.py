@@ -117,8 +117,9 @@ def test_who_may_see_a_tool_of_an_app_is_pinned_and_the_address_of_its_view_is_n
     hidden = {**TOOL, "_meta": {"ui": {"visibility": ["app"], "resourceUri": "ui://a/1"}, "at": 1}}
     renamed = {**TOOL, "_meta": {"ui": {"visibility": ["app"], "resourceUri": "ui://a/2"}, "at": 2}}
     shown = {**TOOL, "_meta": {"ui": {"resourceUri": "ui://a/1"}}}
+    stamped = {**TOOL, "_meta": {"ui": {"resourceUri": "ui://a/1", "visibility": ["model"]}}}
     assert digest(hidden) == digest(renamed) != digest(shown)
-    assert digest(shown) == digest(TOOL)
+    assert digest(shown) == digest(stamped) == digest(TOOL)
 
 
 def test_the_kind_is_part_of_the_digest() -> None:
