@@ -131,8 +131,8 @@ def name_of(kind: Kind, raw: Any) -> str:
 def pinned_part(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a definition that a model or a policy reads.
 
-    Of `_meta` only that models do not see a tool of MCP Apps is pinned. The rest is about its view, and servers leave it
-    out for clients that show none. A null value counts as absent.
+    Of `_meta` only that models do not see a tool of MCP Apps is pinned. The rest is about its view, and servers leave
+    it out for clients that show none. A null value counts as absent.
     """
     pinned = {key: value for key, value in raw.items() if key not in UNPINNED and value is not None}
     if isinstance(annotations := pinned.get("annotations"), Mapping):
