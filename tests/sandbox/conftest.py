@@ -106,7 +106,7 @@ def _code() -> Iterator[Path]:
             (_ROOT / "tests/sandbox", "tests/sandbox"),
         ):
             shutil.copytree(source, folder / target, copy_function=_give, ignore=shutil.ignore_patterns(*_LEFT_OUT))
-        for file in ("pyproject.toml", "tests/conftest.py", "tests/eventually.py"):
+        for file in ("pyproject.toml", "tests/conftest.py", "tests/amounts.py", "tests/eventually.py"):
             _give(str(_ROOT / file), str(folder / file))
         for path, _, _ in os.walk(folder):
             os.chmod(path, 0o755)
