@@ -13,7 +13,7 @@ import anyio
 T = TypeVar("T")
 
 # Seconds until a condition counts as broken. Far above what a busy machine needs, below the suite's own timeout.
-TIMEOUT = 120.0
+TIMEOUT = 60.0
 
 # Seconds between two checks: short at first, and longer the longer it takes, since checks cost the CPU time that others
 # wait for.
