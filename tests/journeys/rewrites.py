@@ -6,6 +6,7 @@ not repeated.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ CALL_ID = "dev.toolgate/call_id"
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 # What 2026-07-28 added to results; the gateway answers for how long its lists and results may be kept.
 NEWER = ("resultType", "ttlMs", "cacheScope")
+# The first script of a view of MCP Apps, by which it uses its server's own names.
+VIEW_NAMES = re.compile(r'<script data-names="[^"]*">.*?</script>', re.DOTALL)
 
 
 def name(server: str, own: str) -> str:
@@ -80,10 +83,18 @@ def result(server: str, own: Json) -> Json:
 
 def without_own(answer: Json) -> Json:
     """A result without what each server says of itself and the gateway replaces: its name in `_meta`, how long the
-    answer may be kept, and the id of the call in the gateway's records."""
+    answer may be kept, and the id of the call in the gateway's records; and without the script in views."""
     meta = {key: value for key, value in (answer.get("_meta") or {}).items() if key not in (CALL_ID, SERVER_INFO)}
     rest = {key: value for key, value in answer.items() if key not in ("_meta", *NEWER)}
+    if "contents" in rest:
+        rest["contents"] = [_without_view_names(each) for each in rest["contents"]]
     return {**rest, "_meta": meta} if meta else rest
+
+
+def _without_view_names(content: Json) -> Json:
+    if content.get("mimeType") != "text/html;profile=mcp-app" or "text" not in content:
+        return content
+    return {**content, "text": VIEW_NAMES.sub("", content["text"], count=1)}
 
 
 def own_parts(answer: Json) -> set[str]:
