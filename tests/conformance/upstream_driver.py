@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
 import mcp_types as types
+from eventually import async_eventually
 from mcp import Client, MCPError
 from mcp.client.context import ClientRequestContext
 from oauth.world import Browser
@@ -156,9 +156,10 @@ async def _tools(client: Client) -> list[types.Tool]:
 
 
 async def _call(client: Client, name: str, arguments: dict[str, Any]) -> None:
-    with anyio.fail_after(60):  # a server that is slow to answer is listed later
-        while f"{PREFIX}{name}" not in {tool.name for tool in await _tools(client)}:
-            await anyio.sleep(0.1)
+    async def is_listed() -> bool:
+        return f"{PREFIX}{name}" in {tool.name for tool in await _tools(client)}
+
+    await async_eventually(is_listed)  # a server that is slow to answer is listed later
     result = await client.call_tool(f"{PREFIX}{name}", arguments)
     assert not result.is_error, result
 
